@@ -1,0 +1,141 @@
+"""Settings: one frozen Struct, read once from a TOML file and the environment.
+
+The file is named by `SHMSERVE_CONFIG`; every key ``a_b`` is also the environment
+variable ``SHMSERVE_A_B``, which wins. A table is a prefix: ``[client_shm] mode``
+is ``client_shm_mode``. Unknown keys are errors. Nothing else reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shmserve.errors import ConfigError
+
+PREFIX = "SHMSERVE_"
+CONFIG_VARIABLE = "SHMSERVE_CONFIG"
+_NOT_SETTINGS = {CONFIG_VARIABLE}
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+MIB = 1 << 20
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Every setting with its default. Sizes are bytes, times are seconds."""
+
+    # What is served
+    model_repository: tuple[str, ...] = ("workers",)
+    model_control: Literal["none", "explicit", "poll"] = "none"
+    load_models: tuple[str, ...] = ()
+    server_name: str = "shmserve"
+
+    # Where it listens
+    http_bind: tuple[str, ...] = ("127.0.0.1:8000",)
+    http_workers: Positive = 2
+    grpc_bind: tuple[str, ...] = ("127.0.0.1:8001",)
+    grpc_processes: NonNegative = 1
+    run_dir: str = ""  # default: $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/shmserve, /tmp/shmserve-<uid>
+
+    # Memory
+    pool_bytes: NonNegative = 0  # 0: half of what /dev/shm can hold
+    arena_bytes: Annotated[int, Meta(ge=1 * MIB)] = 32 * MIB  # first segment of each process
+    segment_idle_s: Seconds = 30.0  # an unused segment of its own is given back after this
+
+    # Limits on requests
+    max_head_bytes: Positive = 64 * 1024  # request line and header fields
+    max_json_bytes: Positive = 64 * MIB  # JSON part of a request, also after decompression
+    max_tensor_bytes: Positive = 1024 * MIB  # one tensor
+    max_request_bytes: Positive = 4096 * MIB  # a whole request, also after decompression
+    max_elements: Positive = 1 << 40  # elements of one tensor
+    max_json_nesting: Positive = 100  # depth of a JSON "data" array
+    max_chunks: Positive = 65536  # chunks of a chunked body
+    max_inputs: Positive = 256  # inputs, requested outputs or parameters of one request
+    max_connections: Positive = 1024  # per HTTP worker
+    max_queue: Positive = 256  # requests waiting for or running on one instance, per frontend
+
+    # Deadlines
+    head_timeout_s: Seconds = 10.0  # from the first byte of a head to its end
+    idle_timeout_s: Seconds = 75.0  # a kept-alive connection between requests
+    body_timeout_s: Seconds = 30.0  # a body, plus its size over min_bytes_per_s
+    send_timeout_s: Seconds = 30.0  # an answer, plus its size over min_bytes_per_s
+    min_bytes_per_s: Positive = 1 * MIB
+    request_timeout_s: Seconds = 60.0  # from admission to the executor's answer
+    execute_timeout_s: Seconds = 120.0  # an executor busy with one request longer is killed
+    load_timeout_s: Seconds = 300.0  # loading a model
+    drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted
+
+    # Client shared memory
+    client_shm_mode: Literal["map", "copy", "off"] = "map"
+
+    # Logging
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+_LISTS = {"model_repository", "load_models", "http_bind", "grpc_bind"}
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings.
+
+    Raises:
+        ConfigError: a file that cannot be read, an unknown key, a value of the wrong type.
+    """
+    environ = os.environ if environ is None else environ
+    values = _from_file(environ.get(CONFIG_VARIABLE, ""))
+    fields = set(Settings.__struct_fields__)
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS:
+            continue
+        key = variable.removeprefix(PREFIX).lower()
+        if key not in fields:
+            raise ConfigError(f"unknown setting {variable} in the environment")
+        values[key] = _split(text) if key in _LISTS else text
+    try:
+        return msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as ex:
+        raise ConfigError(f"bad setting: {ex}") from None
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    if not path:
+        return {}
+    try:
+        with open(path, "rb") as file:
+            document = tomllib.load(file)
+    except OSError as ex:
+        raise ConfigError(f"cannot read the file named by {CONFIG_VARIABLE}: {ex.strerror}") from ex
+    except tomllib.TOMLDecodeError as ex:
+        raise ConfigError(f"the file named by {CONFIG_VARIABLE} is not TOML: {ex}") from ex
+    values: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, dict):
+            values.update({f"{key}_{inner}": item for inner, item in value.items()})
+        else:
+            values[key] = value
+    for key in _LISTS & values.keys():
+        if isinstance(values[key], str):
+            values[key] = _split(values[key])
+    return values
+
+
+def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
+    """The run directory: the setting, systemd's, the user's, or one below /tmp."""
+    environ = os.environ if environ is None else environ
+    if settings.run_dir:
+        return os.path.abspath(settings.run_dir)
+    if environ.get("RUNTIME_DIRECTORY"):
+        return environ["RUNTIME_DIRECTORY"].split(":")[0]
+    if environ.get("XDG_RUNTIME_DIR"):
+        return os.path.join(environ["XDG_RUNTIME_DIR"], "shmserve")
+    return f"/tmp/shmserve-{os.getuid()}"

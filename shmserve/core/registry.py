@@ -1,0 +1,77 @@
+"""The registry's published form: what every frontend knows without asking.
+
+The coordinator alone writes it (I10). A `Snapshot` is immutable; every change makes
+a new one with a higher `generation`. How it is published: `shmserve.shm.registry_page`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from shmserve.tensor.spec import ModelSpec
+
+
+class ModelState(StrEnum):
+    """States of a model version, as the repository index names them."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+class LiveInstance(Struct, frozen=True):
+    """An instance that takes requests. `process` changes with every life of its executor."""
+
+    name: str
+    process: str
+    endpoint: str
+    pid: int
+
+
+class ModelEntry(Struct, frozen=True):
+    """One version of a model. Only instances in `instances` take requests now.
+
+    READY with no instances: its executors are being restarted; requests get a clear 503.
+    """
+
+    spec: ModelSpec
+    state: ModelState
+    instances: tuple[LiveInstance, ...] = ()
+    reason: str = ""
+
+
+class Snapshot(Struct, frozen=True):
+    """All of it at one generation.
+
+    `models`: name -> version -> entry. `expected`: names that must be READY before
+    the server is (loaded at start). `draining`: the service is about to stop.
+    """
+
+    epoch: str
+    generation: int
+    models: dict[str, dict[str, ModelEntry]] = {}
+    complete: bool = False  # every repository folder has been looked at and told below
+    failed: dict[str, str] = {}  # models that could not even be described, and why
+    draining: bool = False
+
+    def newest(self, name: str) -> ModelEntry | None:
+        """The newest READY version, else the newest of any state, else None."""
+        versions = self.models.get(name)
+        if not versions:
+            return None
+        ordered = sorted(versions.values(), key=lambda entry: int(entry.spec.version), reverse=True)
+        return next((e for e in ordered if e.state is ModelState.READY), ordered[0])
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model that should be loaded is, with an executor to run it."""
+        if not self.complete or self.draining or self.failed:
+            return False
+        return all(
+            entry.state is ModelState.READY and bool(entry.instances)
+            for versions in self.models.values()
+            for entry in versions.values()
+        )

@@ -1,0 +1,180 @@
+"""The one error tree, and the one table from errors to HTTP and gRPC statuses.
+
+Every error that may reach a client derives from `ShmserveError`. Its message is
+written for the client: it names the field and the value at fault and shows no
+path, key, address or traceback. Details for operators go to the log.
+
+HTTP statuses follow Triton's mapping (facts: HTTP surface, error mapping) except
+where a clearer status exists (405, 411, 413, 415, 504).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Code(StrEnum):
+    """What kind of failure it was; the values are gRPC status names."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    INTERNAL = "INTERNAL"
+
+
+class Statuses(NamedTuple):
+    """HTTP status code and gRPC status number of a `Code`."""
+
+    http: int
+    grpc: int
+
+
+STATUS_TABLE: dict[Code, Statuses] = {
+    Code.INVALID_ARGUMENT: Statuses(400, 3),
+    Code.NOT_FOUND: Statuses(404, 5),
+    Code.ALREADY_EXISTS: Statuses(400, 6),
+    Code.PERMISSION_DENIED: Statuses(403, 7),
+    Code.UNAVAILABLE: Statuses(503, 14),
+    Code.UNIMPLEMENTED: Statuses(501, 12),
+    Code.RESOURCE_EXHAUSTED: Statuses(503, 8),
+    Code.DEADLINE_EXCEEDED: Statuses(504, 4),
+    Code.CANCELLED: Statuses(499, 1),
+    Code.INTERNAL: Statuses(500, 13),
+}
+
+
+class ShmserveError(Exception):
+    """Base of every error with a client-visible message."""
+
+    code: Code = Code.INTERNAL
+    http: int | None = None  # a clearer HTTP status than the table's, if there is one
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    @property
+    def http_status(self) -> int:
+        return self.http if self.http is not None else STATUS_TABLE[self.code].http
+
+    @property
+    def grpc_status(self) -> int:
+        return STATUS_TABLE[self.code].grpc
+
+
+class InvalidArgument(ShmserveError):
+    """The request is malformed or disagrees with the model's configuration."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class TooLarge(InvalidArgument):
+    """A size limit was exceeded; the message names the limit's setting."""
+
+    http = 413
+
+
+class UnsupportedEncoding(InvalidArgument):
+    """A content coding that the server does not speak."""
+
+    http = 415
+
+
+class NotFound(ShmserveError):
+    code = Code.NOT_FOUND
+
+
+class AlreadyExists(ShmserveError):
+    code = Code.ALREADY_EXISTS
+
+
+class PermissionDenied(ShmserveError):
+    code = Code.PERMISSION_DENIED
+
+
+class Unavailable(ShmserveError):
+    """Not now: a model that is not ready, a full queue, a server that drains."""
+
+    code = Code.UNAVAILABLE
+
+
+class Unimplemented(ShmserveError):
+    code = Code.UNIMPLEMENTED
+
+
+class ResourceExhausted(ShmserveError):
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class ArenaExhausted(ResourceExhausted):
+    """No slot is free and the pool's budget grants no more."""
+
+
+class QueueFull(Unavailable):
+    """The bounded queue in front of an executor is full."""
+
+
+class DeadlineExceeded(ShmserveError):
+    code = Code.DEADLINE_EXCEEDED
+
+
+class Cancelled(ShmserveError):
+    code = Code.CANCELLED
+
+
+class Internal(ShmserveError):
+    code = Code.INTERNAL
+
+
+class ModelFailure(ShmserveError):
+    """An error a model raised or returned; `code` is the model's choice."""
+
+    def __init__(self, message: str, code: Code = Code.INTERNAL) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ConfigError(ShmserveError):
+    """A setting or a model configuration that cannot be used."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class ProtocolViolation(ShmserveError):
+    """A peer process sent something its protocol forbids; its channel is closed."""
+
+
+class StaleDescriptor(ProtocolViolation):
+    """A descriptor names a slot whose generation has moved on."""
+
+
+class PeerDied(ShmserveError):
+    """The process at the other end of a channel is gone."""
+
+    code = Code.UNAVAILABLE
+
+
+def from_code(code: Code, message: str) -> ShmserveError:
+    """The error a code stands for, e.g. one that came over a channel."""
+    if code in (Code.INTERNAL, Code.CANCELLED):
+        return ModelFailure(message, code)
+    for kind in (
+        InvalidArgument,
+        NotFound,
+        AlreadyExists,
+        PermissionDenied,
+        Unavailable,
+        Unimplemented,
+        ResourceExhausted,
+        DeadlineExceeded,
+    ):
+        if kind.code is code:
+            return kind(message)
+    return Internal(message)

@@ -1,0 +1,103 @@
+"""The seam between the executor's loop and what runs a model.
+
+A backend lives in `shmserve.executor.backends` and knows nothing of slots, sockets
+or messages: it gets `Request`s whose inputs are read-only views and gives each a
+response. Everything about where bytes lie is the request's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from msgspec import Struct
+
+from shmserve.errors import ShmserveError
+from shmserve.protocol.messages import Parameter
+from shmserve.tensor.spec import ModelSpec
+
+
+class InputTensor(Protocol):
+    """One input. `buffer` is a read-only view of exactly its bytes in shared memory."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    buffer: memoryview
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A read-only array of `shape`; BYTES: an object array of `bytes` (copied, then parsed)."""
+        ...
+
+
+class Request(Protocol):
+    """One request as a backend sees it."""
+
+    id: str
+    parameters: dict[str, Parameter]
+    inputs: dict[str, InputTensor]  # in the request's order
+    requested: tuple[str, ...]  # names of the wanted outputs, never empty
+    deadline_ns: int  # CLOCK_MONOTONIC, 0: none
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        ...
+
+    def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """A writable array in the output slot itself (no BYTES): what is written there is sent.
+
+        Raises:
+            ArenaExhausted: the pool has no room for it.
+        """
+        ...
+
+
+class Output(Struct, frozen=True):
+    """One output of a response. `array`: any layout; BYTES as an object array of bytes or str."""
+
+    name: str
+    datatype: str
+    array: np.ndarray[Any, Any]
+
+
+class Response(Struct, frozen=True):
+    """The answer to one request: outputs, or an error."""
+
+    outputs: tuple[Output, ...] = ()
+    error: ShmserveError | None = None
+    parameters: dict[str, Parameter] = {}
+
+
+class Context(Struct, frozen=True):
+    """What a backend is told when it loads."""
+
+    spec: ModelSpec  # inputs and outputs may be empty: the backend completes them
+    directory: str  # the model's folder; the version's folder is `directory`/`version`
+    instance: str  # e.g. "digits/1/0"
+    device: str  # "cpu" or "cuda:0"
+
+
+class Backend(Protocol):
+    """Runs one model instance, single-threaded, in a process of its own."""
+
+    def load(self, context: Context) -> ModelSpec:
+        """Load the model; returns the completed spec.
+
+        Raises:
+            ShmserveError: with a reason for the repository index; anything else is
+                reported as "<type>: <text>".
+        """
+        ...
+
+    def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
+        """Run a batch: one response per request, in order.
+
+        May raise: then every request of the batch gets that error.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give everything back; called once, also after a failed load."""
+        ...

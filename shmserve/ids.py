@@ -1,0 +1,43 @@
+"""Identifiers: epochs, process ids, instance names, request numbers.
+
+Randomness enters through arguments so that the pure layers stay deterministic.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+
+
+def new_epoch(random_bytes: Callable[[int], bytes] = os.urandom) -> str:
+    """A fresh epoch: 8 hexadecimal digits naming one life of the service's state."""
+    return random_bytes(4).hex()
+
+
+def new_process_id(role: str, pid: int, random_bytes: Callable[[int], bytes] = os.urandom) -> str:
+    """A name for one life of one process, e.g. ``http-4711-9f3a``; pids alone are reused."""
+    return f"{role}-{pid}-{random_bytes(2).hex()}"
+
+
+def instance_name(model: str, version: str, index: int) -> str:
+    """The stable name of a model instance, e.g. ``digits/1/0``."""
+    return f"{model}/{version}/{index}"
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a name can be a folder of a model repository and nothing else."""
+    return _MODEL_NAME.fullmatch(name) is not None and ".." not in name
+
+
+class RequestNumbers:
+    """Numbers for requests on channels: monotonic for the life of the process."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count(1)
+
+    def next(self) -> int:
+        return next(self._count)

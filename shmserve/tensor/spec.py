@@ -1,0 +1,49 @@
+"""What a model takes and gives: the static description every process shares."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class TensorSpec(Struct, frozen=True, omit_defaults=True):
+    """One input or output of a model.
+
+    `shape` is the full shape of the protocol: -1 marks a variable dimension, and
+    if the model batches (`ModelSpec.max_batch_size` > 0) the first dimension is
+    the batch (-1). `labels` are the class names of an output, by index
+    (classification extension). `scalar_batch` and the like belong elsewhere.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+    labels: tuple[str, ...] = ()
+
+
+class ModelSpec(Struct, frozen=True, omit_defaults=True):
+    """One version of one model, as published in the registry.
+
+    `config_json` is the ModelConfig as JSON (proto field names, enums as names,
+    int64 as numbers), the body of ``GET /v2/models/{m}/config``. `rerun` tells
+    whether a request whose executor died may be run again on another instance
+    (config.pbtxt parameter ``rerun``: "true" or "false").
+    """
+
+    name: str
+    version: str
+    platform: str
+    backend: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    decoupled: bool = False
+    rerun: bool = False
+    parameters: dict[str, str] = {}
+    config_json: str = "{}"
+
+    def input(self, name: str) -> TensorSpec | None:
+        return next((spec for spec in self.inputs if spec.name == name), None)
+
+    def output(self, name: str) -> TensorSpec | None:
+        return next((spec for spec in self.outputs if spec.name == name), None)
