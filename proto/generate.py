@@ -62,14 +62,14 @@ def main() -> int:
     names = stale(wanted)
     if arguments.check:
         if names:
-            print("stale, run proto/generate.py:", ", ".join(names))
+            sys.stderr.write(f"stale, run proto/generate.py: {', '.join(names)}\n")
         return 1 if names else 0
     for name in names:
         if name in wanted:
             (TARGET / name).write_text(wanted[name])
         else:
             (TARGET / name).unlink()
-        print("updated", name)
+        sys.stdout.write(f"updated {name}\n")
     return 0
 
 
