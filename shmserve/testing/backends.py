@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmserve import repository
+from shmserve.errors import ShmserveError
 from shmserve.executor.backend import Backend, Context, Output, Response
 from shmserve.executor.backends import create
 from shmserve.protocol.messages import Parameter
@@ -89,3 +90,9 @@ def arrays(response: Response) -> dict[str, np.ndarray[Any, Any]]:
         raise response.error
     outputs: tuple[Output, ...] = response.outputs
     return {output.name: output.array for output in outputs}
+
+
+def failure(response: Response) -> ShmserveError:
+    """The error of a response that must have one."""
+    assert response.error is not None
+    return response.error

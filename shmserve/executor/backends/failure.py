@@ -13,17 +13,18 @@ from shmserve.errors import Code, ModelFailure, ShmserveError
 
 MAX_TEXT = 500
 
-_TRACEBACK = re.compile(r"^\s*Traceback \(most recent call last\):", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last):"
 # begins at a word's start (so "and/or" stays) and has something after the slash
 _PATH = re.compile(r"(?<![\w/.])(?:~|\.{1,2}|file:/{0,2})?/[^\s'\"():,;<>]*[^\s'\"():,;<>.]")
 _WINDOWS_PATH = re.compile(r"\b[A-Za-z]:\\[^\s'\"():,;<>]+")
-_SOURCE = re.compile(r"[\w.-]+\.(?:py[cx]?|cc|cpp|cu|h|hpp|so(?:\.\d+)*)\b(?::\d+)?")
+# (the lookbehind also keeps a hostile text from being scanned once for each character)
+_SOURCE = re.compile(r"(?<![\w.-])[\w.-]+\.(?:py[cx]?|cc|cpp|cu|h|hpp|so(?:\.\d+)*)\b(?::\d+)?")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 
 
 def sanitised(text: str) -> str:
     """One line without paths, source files and addresses, at most `MAX_TEXT` characters."""
-    if _TRACEBACK.search(text):  # only its last line says what happened
+    if _TRACEBACK in text:  # only its last line says what happened
         text = text.rstrip().splitlines()[-1]
     text = text[: 8 * MAX_TEXT]  # the patterns need not see a megabyte
     for pattern, mark in (

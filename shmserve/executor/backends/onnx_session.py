@@ -28,6 +28,12 @@ _TYPES = {
     "tensor(bfloat16)": ("BF16", 16),
 }
 
+# Parameter -> option of the session
+_THREADS = {
+    "intra_op_thread_count": "intra_op_num_threads",
+    "inter_op_thread_count": "inter_op_num_threads",
+}
+
 # Parameters that are not options of the session
 _OTHER_PARAMETERS = {"rerun"}
 
@@ -74,6 +80,22 @@ def options(ort: Any, spec: ModelSpec) -> Any:
     made.log_severity_level = 3
     made.intra_op_num_threads = 1
     made.inter_op_num_threads = 1
+    choices = _choices(ort)
+    for name, text in spec.parameters.items():
+        if name in _THREADS:
+            setattr(made, _THREADS[name], _threads(spec, name, text))
+        elif name in choices:
+            attribute, values = choices[name]
+            setattr(made, attribute, _one_of(spec, name, text, values))
+        elif name not in _OTHER_PARAMETERS:
+            raise ConfigError(
+                f"model '{spec.name}': parameters.{name} is not supported by backend 'onnxruntime'"
+            )
+    return made
+
+
+def _choices(ort: Any) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Parameter -> (option of the session, text -> value)."""
     levels = ort.GraphOptimizationLevel
     named_levels = {
         "disable": levels.ORT_DISABLE_ALL,
@@ -82,25 +104,13 @@ def options(ort: Any, spec: ModelSpec) -> Any:
         "all": levels.ORT_ENABLE_ALL,
     }
     modes = {"0": ort.ExecutionMode.ORT_SEQUENTIAL, "1": ort.ExecutionMode.ORT_PARALLEL}
-    switches = {"0": False, "1": True}
-    for name, text in spec.parameters.items():
-        if name == "intra_op_thread_count":
-            made.intra_op_num_threads = _threads(spec, name, text)
-        elif name == "inter_op_thread_count":
-            made.inter_op_num_threads = _threads(spec, name, text)
-        elif name == "execution_mode":
-            made.execution_mode = _one_of(spec, name, text, modes)
-        elif name == "graph_optimization_level":
-            made.graph_optimization_level = _one_of(spec, name, text, named_levels)
-        elif name == "enable_mem_arena":
-            made.enable_cpu_mem_arena = _one_of(spec, name, text, switches)
-        elif name == "enable_mem_pattern":
-            made.enable_mem_pattern = _one_of(spec, name, text, switches)
-        elif name not in _OTHER_PARAMETERS:
-            raise ConfigError(
-                f"model '{spec.name}': parameters.{name} is not supported by backend 'onnxruntime'"
-            )
-    return made
+    switch = {"0": False, "1": True}
+    return {
+        "execution_mode": ("execution_mode", modes),
+        "graph_optimization_level": ("graph_optimization_level", named_levels),
+        "enable_mem_arena": ("enable_cpu_mem_arena", switch),
+        "enable_mem_pattern": ("enable_mem_pattern", switch),
+    }
 
 
 def _threads(spec: ModelSpec, name: str, text: str) -> int:

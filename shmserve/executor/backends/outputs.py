@@ -42,6 +42,8 @@ class OutputCheck:
             Internal: it names the output, what was wanted and what was given.
         """
         wanted = spec.shape
+        if wanted == shape:
+            return
         fits = len(wanted) == len(shape) and all(
             want in (-1, dim) for want, dim in zip(wanted, shape, strict=True)
         )

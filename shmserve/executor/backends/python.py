@@ -8,7 +8,8 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType
 from typing import Protocol
 
 import msgspec
@@ -80,13 +81,24 @@ def _import(context: Context) -> ModuleType:
         sys.path.insert(0, folder)
     name = "shmserve_model_" + re.sub(r"\W", "_", f"{spec.name}_{spec.version}")
     file = model_file(spec)
-    found = importlib.util.spec_from_file_location(name, os.path.join(folder, file))
-    if found is None or found.loader is None:
-        raise ConfigError(f"model '{spec.name}': '{file}' is not a Python file")
-    module = importlib.util.module_from_spec(found)
+    loader = _SourceLoader(name, os.path.join(folder, file))
+    module = importlib.util.module_from_spec(ModuleSpec(name, loader, origin=loader.path))
+    module.__file__ = loader.path
     sys.modules[name] = module  # dataclasses and pickling inside the model look there
-    found.loader.exec_module(module)
+    loader.exec_module(module)
     return module
+
+
+class _SourceLoader(SourceFileLoader):
+    """Always compiles: writes nothing into the repository and trusts nothing it finds there.
+
+    Cached bytecode goes by the file's time in seconds and its size, so a model replaced
+    twice within a second would be loaded in its old form.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
 
 
 def _dialect(module: ModuleType, model: str) -> Dialect:

@@ -106,8 +106,13 @@ def _kind(value: Any) -> str:
 def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
     """What `initialize` gets; every value is text."""
     kind, _, number = context.device.partition(":")
-    groups = msgspec.json.decode(spec.config_json).get("instance_group") or [{}]
-    told = groups[0].get("kind", "")
+    index = context.instance.rpartition("/")[2]
+    kinds = [
+        group["kind"]
+        for group in msgspec.json.decode(spec.config_json).get("instance_group", [])
+        for _ in range(group["count"])
+    ]
+    told = kinds[int(index)] if index.isdecimal() and int(index) < len(kinds) else ""
     return {
         "model_config": spec.config_json,
         "model_instance_kind": "MODEL" if told == "KIND_MODEL" else _instance_kind(kind),

@@ -62,12 +62,20 @@ def export(pipeline) -> onnx.ModelProto:
     for node in nodes[-2:]:
         node.input[0] = _inner(node.input[0])
         node.output[0] = node.output[0].removesuffix("_out")
+    outer = wrapped(nodes, list(graph.initializer))
+    model = helper.make_model(outer, opset_imports=list(inner.opset_import), ir_version=IR_VERSION)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def wrapped(nodes, constants) -> onnx.GraphProto:
+    """The graph with the worker's inputs and outputs."""
     shapes = {"rows_shape": [1, 64], "label_shape": [1], "probabilities_shape": [10]}
-    constants = [
+    shape_constants = [
         helper.make_tensor(name, TensorProto.INT64, [len(shape)], shape)
         for name, shape in shapes.items()
     ]
-    outer = helper.make_graph(
+    return helper.make_graph(
         nodes,
         "digits",
         [helper.make_tensor_value_info("image", TensorProto.FLOAT, [8, 8])],
@@ -75,11 +83,8 @@ def export(pipeline) -> onnx.ModelProto:
             helper.make_tensor_value_info("label", TensorProto.INT64, [1]),
             helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, [10]),
         ],
-        [*graph.initializer, *constants],
+        [*constants, *shape_constants],
     )
-    model = helper.make_model(outer, opset_imports=list(inner.opset_import), ir_version=IR_VERSION)
-    onnx.checker.check_model(model, full_check=True)
-    return model
 
 
 def _inner(name: str) -> str:
