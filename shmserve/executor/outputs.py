@@ -8,7 +8,7 @@ import numpy as np
 
 from shmserve.core.slots import Slot
 from shmserve.executor.backend import Output, Response
-from shmserve.executor.request import ExecutorRequest, Input, Offer
+from shmserve.executor.request import ExecutorRequest, Offer
 from shmserve.protocol.messages import Copied, Descriptor, WireTensor
 from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor import bytes_codec
@@ -66,10 +66,10 @@ class Placement:
         return self._sealed(output, slot, self._memory.descriptor(slot))
 
     def _encode(self, output: Output) -> WireTensor:
-        elements = output.array.ravel().tolist()
+        elements = bytes_codec.to_bytes(output.array.ravel().tolist())
         slot = self._memory.reserve(bytes_codec.encoded_size(elements))
         self.slots.append(slot)
-        bytes_codec.encode_into(elements, self._memory.view(slot))
+        bytes_codec.write(elements, self._memory.view(slot))
         self.copied_out += slot.nbytes
         return self._sealed(output, slot, self._memory.descriptor(slot))
 
@@ -122,11 +122,3 @@ def _offset_within(array: Array, base: Array) -> int | None:
         return None
     offset = int(array.ctypes.data) - int(base.ctypes.data)
     return offset if 0 <= offset <= base.nbytes - array.nbytes else None
-
-
-def inputs_of(tensors: tuple[WireTensor, ...], views: list[memoryview]) -> dict[str, Input]:
-    """The inputs of a request, in its order."""
-    return {
-        tensor.name: Input(tensor.name, tensor.datatype, tensor.shape, view)
-        for tensor, view in zip(tensors, views, strict=True)
-    }

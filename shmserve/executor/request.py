@@ -16,7 +16,7 @@ import numpy as np
 
 from shmserve.core.slots import Slot
 from shmserve.errors import Internal
-from shmserve.protocol.messages import Execute, Parameter
+from shmserve.protocol.messages import Execute, Parameter, WireTensor
 from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES, element_count
@@ -32,19 +32,22 @@ def from_bytes(view: memoryview, dtype: np.dtype[Any]) -> Array:
 class Input:
     """One input tensor; implements `backend.InputTensor`."""
 
-    __slots__ = ("_base", "buffer", "datatype", "name", "shape")
+    __slots__ = ("_base", "_model", "buffer", "datatype", "name", "shape")
 
-    def __init__(self, name: str, datatype: str, shape: tuple[int, ...], view: memoryview) -> None:
-        self.name = name
-        self.datatype = datatype
-        self.shape = shape
+    def __init__(self, tensor: WireTensor, view: memoryview, model: str) -> None:
+        self.name = tensor.name
+        self.datatype = tensor.datatype
+        self.shape = tensor.shape
         self.buffer = view
+        self._model = model
         self._base: Array | None = None
 
     def numpy(self) -> Array:
         """A read-only array on the shared bytes; BYTES elements are copied out first."""
         if self.datatype == "BYTES":
-            elements = bytes_codec.decode(bytes(self.buffer), element_count(self.shape), self.name)
+            elements = bytes_codec.decode(
+                bytes(self.buffer), element_count(self.shape), self.name, self._model
+            )
             array = np.empty(len(elements), dtype=np.object_)
             array[:] = elements
             return array.reshape(self.shape)

@@ -12,8 +12,8 @@ from shmserve.core.slots import SlotState
 from shmserve.errors import Code, Internal, ShmserveError, StaleDescriptor
 from shmserve.executor.backend import Backend, Response
 from shmserve.executor.connections import FrontendProcess
-from shmserve.executor.outputs import Placement, inputs_of
-from shmserve.executor.request import ExecutorRequest, Offer
+from shmserve.executor.outputs import Placement
+from shmserve.executor.request import ExecutorRequest, Input, Offer
 from shmserve.protocol.messages import Answer, Execute, Parameter, Timing
 from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor.spec import ModelSpec
@@ -36,6 +36,7 @@ class Runner:
     def __init__(self, backend: Backend, spec: ModelSpec, memory: ArenaMemory) -> None:
         self._backend = backend
         self._memory = memory
+        self._model = spec.name
         self._all_outputs = tuple(output.name for output in spec.outputs)
         self._let_go: list[tuple[int, int]] = []  # appended to by finalizers
 
@@ -48,9 +49,11 @@ class Runner:
             ProtocolViolation: a descriptor outside of what the frontend offered.
         """
         self._settle()
-        views = [frontend.segments.view(tensor.at) for tensor in message.inputs]
+        inputs = {
+            tensor.name: Input(tensor, frontend.segments.view(tensor.at), self._model)
+            for tensor in message.inputs
+        }
         requested = message.outputs or self._all_outputs
-        inputs = inputs_of(message.inputs, views)
         request = ExecutorRequest(message, inputs, requested, self._memory)
         placement = Placement(request, self._memory)
         infer_ns = time.monotonic_ns()
