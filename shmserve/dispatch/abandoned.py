@@ -6,6 +6,7 @@ and the lane stays busy until the answer or the executor's death (EOF) arrives h
 
 from __future__ import annotations
 
+import os
 import selectors
 import threading
 
@@ -30,6 +31,8 @@ class Abandoned:
     def __init__(self, memory: ArenaMemory) -> None:
         self._memory = memory
         self._selector = selectors.DefaultSelector()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ)
         self._lock = threading.Lock()
         self._waiting: dict[int, _Waiting] = {}
 
@@ -39,6 +42,10 @@ class Abandoned:
             fd = lane.channel.fileno()
             self._waiting[fd] = _Waiting(peer, lane, number, leases)
             self._selector.register(fd, selectors.EVENT_READ)
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return now."""
+        os.eventfd_write(self._wake_fd, 1)
 
     def poll(self, timeout_s: float) -> None:
         """Take in late answers for at most `timeout_s` seconds."""
@@ -93,3 +100,4 @@ class Abandoned:
         for item in waiting:
             item.peer.discard(item.lane)
         self._selector.close()
+        os.close(self._wake_fd)

@@ -69,6 +69,7 @@ class Dispatcher:
     def close(self) -> None:
         """Let go of everything; calls still open end with errors."""
         self._stopping.set()
+        self.abandoned.wake()
         if self._thread.is_alive():
             self._thread.join(timeout=2 * _MAINTENANCE_S)
         self.abandoned.close()

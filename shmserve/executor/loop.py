@@ -35,6 +35,7 @@ from shmserve.transport import channel as channels
 
 log = logging.getLogger(__name__)
 
+_FRESH_NS = 1_000_000
 _WAKE_S = 1.0  # idle work: trimming segments, noticing a stop
 
 
@@ -85,7 +86,7 @@ class Loop:
         """Serve until stopped and everything accepted is answered."""
         trim_at = time.monotonic() + _WAKE_S
         while True:
-            events = self._epoll.poll(0 if self._queue else _WAKE_S)
+            events = self._epoll.poll(0 if self._queue or self._stopping else _WAKE_S)
             for fd, _ in events:
                 self._ready(fd)
             if self._queue:
@@ -96,6 +97,14 @@ class Loop:
             if now >= trim_at:
                 self._memory.trim(self._idle_s)
                 trim_at = now + _WAKE_S
+
+    def close(self) -> None:
+        """Close every channel and fd of the loop; after `run` has returned."""
+        for connection in list(self._connections.values()):
+            self._close(connection)
+        self._epoll.close()
+        os.close(self._wake_r)
+        os.close(self._wake_w)
 
     # ----------------------------------------------------------------- input
 
@@ -117,16 +126,20 @@ class Loop:
 
     def _receive(self, connection: Connection) -> None:
         try:
-            received = connection.channel.receive_now()
-            if received is not None:
-                self._take(connection, *received)
+            while True:
+                received = connection.channel.receive_now()
+                if received is None:
+                    return
+                if self._take(connection, *received):
+                    return
         except PeerDied:
             self._close(connection)
         except ProtocolViolation as ex:
             log.warning("closing a channel of pid %d: %s", connection.channel.peer_pid, ex)
             self._close(connection)
 
-    def _take(self, connection: Connection, data: memoryview, fds: list[int]) -> None:
+    def _take(self, connection: Connection, data: memoryview, fds: list[int]) -> bool:
+        """Handle one message; True: no further one can be waiting behind it."""
         try:
             message = messages.decode_to_executor(data)
         except DecodeError as ex:
@@ -135,7 +148,8 @@ class Loop:
             raise ProtocolViolation(f"unreadable message: {ex}") from ex
         if isinstance(message, Execute) and connection.frontend is not None:
             self._take_request(connection, connection.frontend, message, fds)
-            return
+            # Only a request that has waited can have its cancellation behind it.
+            return time.monotonic_ns() - message.sent_ns < _FRESH_NS
         for fd in fds:
             os.close(fd)
         if isinstance(message, FrontendHello):
@@ -149,6 +163,7 @@ class Loop:
             if cancelled is not None:
                 answer = Answer(message.request, error_code="CANCELLED", error="cancelled")
                 self._send(connection, answer, [])
+        return False
 
     def _take_request(
         self, connection: Connection, frontend: FrontendProcess, message: Execute, fds: list[int]

@@ -177,6 +177,7 @@ class Hello(Message, frozen=True):
     pid: int
     held_bytes: int = 0
     loaded: Loaded | None = None
+    instance: str = ""  # executors: what they run, also before it is loaded
 
 
 class Grant(Message, frozen=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -106,7 +108,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @invariant()
     def ranges_are_disjoint(self) -> None:
         ranges = sorted((s.segment, s.offset, s.offset + s.size) for s in self.live.values())
-        for (seg_a, _, end), (seg_b, start, _) in zip(ranges, ranges[1:], strict=False):
+        for (seg_a, _, end), (seg_b, start, _) in itertools.pairwise(ranges):
             assert seg_a != seg_b or end <= start
 
     @invariant()
