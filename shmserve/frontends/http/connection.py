@@ -3,9 +3,6 @@
 The socket blocks and has no timeout. Instead the connection says in `watch` what it
 is doing and until when; the worker's main thread shuts the socket down if that passes,
 and the thread then reads an end of file or fails to send.
-
-A head is looked at before it is taken (MSG_PEEK). So a body that did not come along
-with its head entirely stays in the kernel, and is received into its place in memory.
 """
 
 from __future__ import annotations
@@ -16,28 +13,18 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any
 
-from gunicorn.http.body import ChunkedReader
-from gunicorn.http.errors import (
-    InvalidRequestLine,
-    LimitRequestHeaders,
-    LimitRequestLine,
-    NoMoreData,
-    ParseException,
-)
-from gunicorn.http.message import Request
-from gunicorn.http.unreader import Unreader
+from gunicorn.http.errors import NoMoreData, ParseException
 
 from shmserve.config import Settings
 from shmserve.frontends.http import environ as environs
-from shmserve.frontends.http.body import SCRAP, Body, ChunkedBody, LengthBody, too_large
+from shmserve.frontends.http.body import SCRAP, Body, LengthBody, too_large
+from shmserve.frontends.http.chunked import ChunkedBody
+from shmserve.frontends.http.head import Head, Heads
 from shmserve.frontends.http.refusals import refusal, status_of
 from shmserve.frontends.http.response import Buffer, Response, size_of
 
-IDLE, HEAD, SEND, LINGER = "idle", "head", "send", "linger"
+IDLE, SEND, LINGER = "idle", "send", "linger"
 
-_PEEK = 8192  # a request that fits is taken in two system calls, its body with the head
-_CACHED_HEADS = 4
-_CACHED_HEAD_BYTES = 2048
 _DRAINED = 1 << 20  # a body left unread up to this does not cost the connection
 _LINGER_S = 2.0
 _IOV_MAX = 1024
@@ -66,37 +53,11 @@ class Service:
         self.wsgi = wsgi
         self.environ = environs.process_environ(cfg)
         self.keep_alive = bool(cfg.keepalive)
-        self.proxied = cfg.proxy_protocol != "off"
         self.stopping = False
         self.access: Callable[..., None] | None = None
         self.before: Callable[[Any], None] | None = None
         self.after: Callable[[Any, dict[str, Any], Any], None] | None = None
         self.count: Callable[[], None] = lambda: None
-
-
-class Head:
-    """A parsed head, good for every request of the connection that begins with these bytes."""
-
-    __slots__ = ("chunked", "close", "environ", "expects", "length", "request", "size")
-
-    def __init__(self, request: Any, environ: dict[str, Any], size: int) -> None:
-        reader = request.body.reader
-        self.request = request
-        self.environ = environ
-        self.size = size
-        self.chunked = isinstance(reader, ChunkedReader)
-        self.length: int = 0 if self.chunked else reader.length
-        self.close: bool = request.should_close()
-        self.expects: bool = request._expected_100_continue
-
-
-class _SocketUnreader(Unreader):  # type: ignore[misc]
-    def __init__(self, sock: socket.socket) -> None:
-        super().__init__()
-        self._sock = sock
-
-    def chunk(self, size_hint: int | None = None) -> bytes:
-        return self._sock.recv(min(max(size_hint or 0, 1 << 16), 1 << 20))
 
 
 class Connection:
@@ -110,12 +71,8 @@ class Connection:
 
     __slots__ = (
         "_client",
-        "_environ",
         "_heads",
-        "_number",
-        "_peeked",
         "_service",
-        "_unreader",
         "expired",
         "settings",
         "sock",
@@ -131,18 +88,15 @@ class Connection:
     ) -> None:
         self._service = service
         self._client = client
-        self._unreader = _SocketUnreader(sock)
-        self._heads: dict[bytes, Head] = {}
-        self._number = 0
-        self._peeked = b""
         self.sock = sock
         self.settings = service.settings
         self.expired = False
-        self._environ = environs.connection_environ(service.environ, self, client, server)
+        environ = environs.connection_environ(service.environ, self, client, server)
+        self._heads = Heads(self, service.cfg, client, environ)
         self.watch: tuple[str, float] | None = None
-        self._wait(IDLE, self.settings.idle_timeout_s)
+        self.wait(IDLE, self.settings.idle_timeout_s)
 
-    def _wait(self, phase: str, seconds: float) -> None:
+    def wait(self, phase: str, seconds: float) -> None:
         self.watch = (phase, monotonic() + seconds)
 
     def alive(self) -> bool:
@@ -165,7 +119,7 @@ class Connection:
         """Answer requests until the connection ends. Closing is the caller's business."""
         try:
             while self._serve_one():
-                self._wait(IDLE, self.settings.idle_timeout_s)
+                self.wait(IDLE, self.settings.idle_timeout_s)
         except (ClientGone, OSError):
             return
 
@@ -221,11 +175,7 @@ class Connection:
 
     def _next_head(self) -> Head | None:
         try:
-            data = self._read_head()
-            if not data:
-                return None
-            head = self._heads.get(data)
-            return self._parse(data) if head is None else head
+            return self._heads.next()
         except (ParseException, NoMoreData) as ex:
             if isinstance(ex, NoMoreData) and not self.expired:
                 return None
@@ -236,61 +186,10 @@ class Connection:
             self._refuse(status, message)
             return None
 
-    def _parse(self, data: bytes) -> Head:
-        if len(data) > self.settings.max_head_bytes:
-            raise LimitRequestHeaders("head too large")
-        self._number += 1
-        self._unreader.unread(data)
-        request = Request(self._service.cfg, self._unreader, self._client, self._number)
-        head = Head(request, environs.request_environ(self._environ, request), len(data))
-        if not self._service.proxied and not head.chunked and len(data) <= _CACHED_HEAD_BYTES:
-            if len(self._heads) >= _CACHED_HEADS:
-                self._heads.clear()
-            self._heads[data] = head
-        return head
-
-    def _read_head(self) -> bytes:
-        """The bytes of the next head, its empty line included; b"" at the end.
-
-        Nothing beyond the head is taken from the kernel, except after a chunked body.
-        """
-        self._peeked = b""
-        data = self._unreader.take_buffered()
-        if self._service.proxied:  # where such a head ends only the parser can tell
-            self._wait(HEAD, self.settings.head_timeout_s)
-            return data or self._unreader.chunk()
-        if not data:
-            data = self.sock.recv(_PEEK, socket.MSG_PEEK)
-            end = data.find(b"\r\n\r\n") + 4
-            if end > 3:
-                self._peeked = data
-                return data[:end]
-            data = self._take(len(data))
-        if not data:
-            return b""
-        return self._gather_head(data)
-
-    def _gather_head(self, data: bytes) -> bytes:
-        """A head that comes in several pieces, or that had been read ahead."""
-        self._wait(HEAD, self.settings.head_timeout_s)
-        gathered = bytearray(data)
-        while (end := gathered.find(b"\r\n\r\n")) < 0:
-            _check_partial(gathered, self.settings.max_head_bytes)
-            more = self.sock.recv(_PEEK, socket.MSG_PEEK)
-            if not more:
-                raise NoMoreData(bytes(gathered))
-            edge = bytes(gathered[-3:])
-            found = (edge + more).find(b"\r\n\r\n")
-            gathered += self._take(found + 4 - len(edge) if found >= 0 else len(more))
-        self._unreader.unread(bytes(gathered[end + 4 :]))
-        return bytes(gathered[: end + 4])
-
-    def _take(self, count: int) -> bytes:
-        return self.sock.recv(count, socket.MSG_WAITALL) if count else b""
-
     def _body(self, head: Head) -> Body:
         """The body, with which the head's bytes are taken from the kernel."""
-        length, peeked, start = head.length, self._peeked, head.size
+        heads, length, start = self._heads, head.length, head.size
+        peeked = heads.peeked
         if length > self.settings.max_request_bytes:
             self._refuse(413, too_large(self.settings).message)
             raise ClientGone
@@ -299,16 +198,16 @@ class Connection:
             along = length and whole <= len(peeked)
             self.sock.recv_into(SCRAP, whole if along else start, socket.MSG_WAITALL)
             if head.chunked:
-                return ChunkedBody(self, head.request, self._unreader, head.expects)
+                return ChunkedBody(self, head.request, heads.unreader, head.expects)
             if along:
                 return Body(self, peeked[start:whole])
             return LengthBody(self, length, b"", head.expects) if length else Body(self)
         if head.chunked:
-            return ChunkedBody(self, head.request, self._unreader, head.expects)
+            return ChunkedBody(self, head.request, heads.unreader, head.expects)
         if not length:
             return Body(self)
-        ahead = self._unreader.take_buffered()
-        self._unreader.unread(ahead[length:])
+        ahead = heads.unreader.take_buffered()
+        heads.unreader.unread(ahead[length:])
         ahead = ahead[:length]
         return LengthBody(self, length - len(ahead), ahead, head.expects)
 
@@ -321,7 +220,7 @@ class Connection:
             ClientGone: it did not take them, or not in time.
         """
         settings = self.settings
-        self._wait(SEND, settings.send_timeout_s + nbytes / settings.min_bytes_per_s)
+        self.wait(SEND, settings.send_timeout_s + nbytes / settings.min_bytes_per_s)
         try:
             sent = self.sock.sendmsg(buffers[:_IOV_MAX])
             if sent < nbytes:
@@ -348,20 +247,10 @@ class Connection:
 
     def _linger(self) -> None:
         """Let the client read the last answer: closing now would reset the connection."""
-        self._wait(LINGER, _LINGER_S)
+        self.wait(LINGER, _LINGER_S)
         try:
             self.sock.shutdown(socket.SHUT_WR)
             while self.sock.recv_into(SCRAP):
                 pass
         except OSError:
             pass
-
-
-def _check_partial(data: bytearray, limit: int) -> None:
-    """Refuse what can become no head, or none within the limit."""
-    if data.count(b"\n") != data.count(b"\r\n"):
-        raise InvalidRequestLine("bare LF")
-    if len(data) >= limit:
-        if b"\r\n" in data:
-            raise LimitRequestHeaders("head too large")
-        raise LimitRequestLine(len(data), limit)
