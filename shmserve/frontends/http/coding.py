@@ -21,7 +21,7 @@ def choose(accept: str) -> str:
     for part in accept.lower().split(","):
         name, _, rest = part.partition(";")
         weights[name.strip().removeprefix("x-")] = _weight(rest)
-    known = {name: weights[name] for name in _WINDOW if weights.get(name)}
+    known = {name: weight for name, weight in weights.items() if weight and name in _WINDOW}
     if not known:
         return ""
     best = max(known.values())

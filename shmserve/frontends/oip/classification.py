@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shmserve.tensor.dtypes import DATATYPES
+from shmserve.tensor.dtypes import DATATYPES, element_count
 
 
 def top_classes(
@@ -23,8 +23,8 @@ def top_classes(
     first, the lower index first among equals, NaN last.
     """
     array = np.frombuffer(view, DATATYPES[datatype].numpy)
-    rows = shape[0] if batched and shape else 1
-    table = array.reshape(rows, array.size // rows if rows else 0)
+    rows, rest = (shape[0], shape[1:]) if batched and shape else (1, shape)
+    table = array.reshape(rows, element_count(rest))
     k = min(k, table.shape[1])
     elements = [text for row in table for text in _row(row, k, labels)]
     return elements, (rows, k) if batched else (k,)

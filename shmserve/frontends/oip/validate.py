@@ -154,10 +154,12 @@ def _check_shape(plan: ModelPlan, source: InferInput, spec: InputPlan) -> None:
             f"input '{source.name}' has no shape but model requires batch dimension for"
             f" '{plan.spec.name}'"
         )
-    if len(shape) == len(expected) and all(
-        want in (-1, got) for got, want in zip(shape, expected, strict=True)
-    ):
-        return
+    if len(shape) == len(expected):
+        for got, want in zip(shape, expected, strict=True):
+            if want != got and want != -1:
+                break
+        else:
+            return
     note = ""
     if plan.spec.max_batch_size > 0:
         note = (
