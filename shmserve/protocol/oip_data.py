@@ -1,7 +1,8 @@
 """Tensor data as JSON arrays: to elements and into a tensor's bytes.
 
 The usual case, a flat array of the right type, is one typed msgspec decode and one
-numpy assignment. Nested arrays, NaN tokens and whatever is wrong take slower ways.
+numpy assignment. Nested numbers lose their inner brackets first and then go the same
+way; nested strings, NaN tokens and whatever is wrong take slower ones.
 Strict as the protocol is: integers only for integer types, true and false only for
 BOOL, strings only for BYTES; floating point types take integers, too.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
@@ -31,7 +31,6 @@ class _Kind(Struct, frozen=True):
     """How the elements of one datatype look in JSON. Bounds are inclusive."""
 
     flat: _Decode
-    nested: _Decode  # one level more
     types: tuple[type, ...]
     what: str
     low: int | None = None
@@ -49,19 +48,12 @@ def _kind(datatype: Datatype) -> _Kind:
         if datatype.name == "UINT64":
             element = Annotated[int, Meta(ge=0)]
         what = f"an integer from {low} to {high}"
-        return _Kind(*_decoders(element), (int,), what, low, high)
+        return _Kind(msgspec.json.Decoder(list[element]).decode, (int,), what, low, high)
     if char == "b":
-        return _Kind(*_decoders(bool), (bool,), "true or false")
+        return _Kind(msgspec.json.Decoder(list[bool]).decode, (bool,), "true or false")
     if char == "f":
-        return _Kind(*_decoders(float), (float, int), "a number")
-    return _Kind(*_decoders(str), (str,), "a string")
-
-
-def _decoders(element: Any) -> tuple[_Decode, _Decode]:
-    return (
-        msgspec.json.Decoder(list[element]).decode,
-        msgspec.json.Decoder(list[list[element]]).decode,
-    )
+        return _Kind(msgspec.json.Decoder(list[float]).decode, (float, int), "a number")
+    return _Kind(msgspec.json.Decoder(list[str]).decode, (str,), "a string")
 
 
 _KINDS = {d.name: _kind(d) for d in DATATYPES.values() if d.json_ok}
@@ -129,11 +121,14 @@ def _elements(
         return kind.flat(data)
     except _MALFORMED:
         pass
-    try:
-        return list(chain.from_iterable(kind.nested(data)))
-    except _MALFORMED:
-        pass
-    document = oip_strict.loads(memoryview(data), limits)
+    text = bytes(memoryview(data))
+    if text[:1] == b"[" and str not in kind.types:
+        oip_strict.check_nesting(text, limits.max_json_nesting, 0)
+        try:
+            return kind.flat(b"[%b]" % text.translate(None, b"[]"))
+        except _MALFORMED:
+            pass  # empty lists, NaN, or an element that is wrong
+    document = oip_strict.loads(text, limits)
     if not isinstance(document, list):
         raise InvalidArgument(f"{where}.data must be an array, got {json.dumps(document)[:64]}")
     return _checked(document, kind, where, limits)

@@ -83,9 +83,12 @@ def loads(text: bytes | memoryview, limits: Settings) -> Any:
     return document
 
 
-def check_nesting(text: bytes, limit: int) -> None:
-    """Refuse text whose arrays and objects are nested too deep, before anything recurses."""
-    allowed = limit + _OUTER_LEVELS
+def check_nesting(text: bytes, limit: int, outer: int = _OUTER_LEVELS) -> None:
+    """Refuse text whose arrays and objects are nested too deep, before anything recurses.
+
+    `outer` levels are allowed beyond the limit, which counts within "data".
+    """
+    allowed = limit + outer
     if text.count(b"[") + text.count(b"{") <= allowed:
         return
     brackets = _STRINGS.sub(b"", text).translate(None, _NOT_BRACKETS)

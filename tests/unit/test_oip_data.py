@@ -111,3 +111,11 @@ def test_nesting_is_bounded() -> None:
     for depth in (deep + 1, 2000, 200_000):
         with pytest.raises(InvalidArgument, match=r"nesting depth exceeds .* \(100\)"):
             convert("[" * depth + "1" + "]" * depth, "FP32", 1)
+
+
+def test_deeply_nested_numbers_and_empty_lists() -> None:
+    cube = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
+    assert values(json.dumps(cube.tolist()), "FP32", 120) == cube.ravel().tolist()
+    assert values("[[], [1], [[]], [2]]", "INT8", 2) == [1, 2]
+    assert values("[[[true]], [false]]", "BOOL", 2) == [True, False]
+    assert convert('[["["], [["]"]]]', "BYTES", 2) == bytes_codec.encode(["[", "]"])

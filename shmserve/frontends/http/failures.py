@@ -10,6 +10,8 @@ import msgspec
 
 from shmserve.errors import (
     ArenaExhausted,
+    Code,
+    ModelFailure,
     QueueFull,
     ShmserveError,
     UnsupportedEncoding,
@@ -34,6 +36,8 @@ def on_shmserve_error(
 ) -> None:
     """An error of ours: its message was written for the client."""
     _answer(resp, ex.http_status, ex.message)
+    if ex.code is Code.INTERNAL and not isinstance(ex, ModelFailure):
+        log.error("%s %s failed", req.method, req.path, exc_info=ex)
     if isinstance(ex, QueueFull | ArenaExhausted):
         resp.set_header("Retry-After", _RETRY_AFTER_S)
     elif isinstance(ex, UnsupportedEncoding):
