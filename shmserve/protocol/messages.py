@@ -131,6 +131,8 @@ class Answer(Message, frozen=True):
     offers: tuple[SegmentOffer, ...] = ()
     dropped: tuple[int, ...] = ()
     final: bool = True
+    retained: tuple[int, ...] = ()  # inputs the model still holds: their slots stay leased
+    freed: tuple[tuple[int, int], ...] = ()  # (slot, generation) of earlier retained inputs
 
 
 class ExecutorHello(Message, frozen=True):
@@ -175,6 +177,7 @@ class Hello(Message, frozen=True):
     pid: int
     held_bytes: int = 0
     loaded: Loaded | None = None
+    instance: str = ""  # executors: what they run, also before it is loaded
 
 
 class Grant(Message, frozen=True):
