@@ -19,7 +19,7 @@ from shmserve.config import Settings
 from shmserve.frontends.http import environ as environs
 from shmserve.frontends.http.body import SCRAP, Body, LengthBody, too_large
 from shmserve.frontends.http.chunked import ChunkedBody
-from shmserve.frontends.http.head import Head, Heads
+from shmserve.frontends.http.head import Head, Heads, discard
 from shmserve.frontends.http.refusals import refusal, status_of
 from shmserve.frontends.http.response import Buffer, Response, size_of
 
@@ -196,7 +196,8 @@ class Connection:
         if peeked:
             whole = start + length
             along = length and whole <= len(peeked)
-            self.sock.recv_into(SCRAP, whole if along else start, socket.MSG_WAITALL)
+            if not discard(self.sock, whole if along else start):
+                raise ClientGone
             if head.chunked:
                 return ChunkedBody(self, head.request, heads.unreader, head.expects)
             if along:
