@@ -3,7 +3,7 @@
     python proto/generate.py          write
     python proto/generate.py --check  exit with status 1 if anything is stale
 
-Needs the grpcio-tools version that pyproject.toml pins (`pip install grpcio-tools==1.71.2`,
+Needs the grpcio-tools version that pyproject.toml pins (`pip install grpcio-tools==1.72.1`,
 best in an environment of its own, since it may want an older protobuf): its code
 runs on protobuf 6.30 and later, code of newer ones does not run on 6.x.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 PROTO = Path(__file__).resolve().parent
 TARGET = PROTO.parent / "shmserve" / "_generated"
-TOOLS_VERSION = "1.71.2"
+TOOLS_VERSION = "1.72.1"
 # protoc writes imports of sibling files as top-level modules; ours live in a package
 _SIBLING_IMPORT = re.compile(r"^import (\w+_pb2) as", re.MULTILINE)
 

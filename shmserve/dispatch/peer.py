@@ -101,7 +101,7 @@ class Peer:
             ProtocolViolation: anything else.
         """
         try:
-            message = messages.decode_to_frontend(data)
+            message: messages.ToFrontend = messages.decode_to_frontend(data)
         except DecodeError as ex:
             _close(fds)
             raise ProtocolViolation("an answer that cannot be read") from ex
