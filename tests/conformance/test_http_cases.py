@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conformance_runner import judge, load_cases, send
+
+from tests.conformance.conformance_runner import judge, load_cases, send
 
 CASES = load_cases()
 
