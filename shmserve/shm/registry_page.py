@@ -1,0 +1,157 @@
+"""The registry on shared pages: every process reads it, the coordinator alone writes it.
+
+Two files in the run directory:
+
+    registry.msgpack   the `Snapshot`, replaced as a whole (rename)
+    registry.page      4096 bytes, mapped by all
+        offset 0   u64   magic and version of this layout
+        offset 8   u64   generation of the newest snapshot; 0: none yet
+
+A change is: write the new file, rename it over the old one, then store the generation
+word. So whoever sees generation g finds a file of generation >= g, and a change whose
+publication has returned is seen by every read that begins afterwards, in any process,
+at the price of one load.
+
+INVARIANT: one writer, one aligned 8-byte word, stored through `memoryview.cast("Q")`
+(`struct.pack_into` would zero it first). The word is only ever compared for being equal;
+what is read afterwards is a file that only this user's processes can write.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+
+import msgspec
+
+from shmserve.core.registry import Snapshot
+from shmserve.errors import Unavailable
+
+PAGE_FILE = "registry.page"
+SNAPSHOT_FILE = "registry.msgpack"
+PAGE_BYTES = 4096
+MAGIC = 0x73686D7372760001  # "shmsrv", layout 1
+_MAGIC_WORD = 0
+_GENERATION_WORD = 1
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Snapshot).decode
+
+
+class RegistryWriter:
+    """The writing end; exists once, in the coordinator.
+
+    `previous` is what an earlier coordinator of the same epoch published, or None. A page
+    of another epoch is replaced by a fresh one (its readers have gone with its service).
+    """
+
+    def __init__(self, run_dir: str, epoch: str) -> None:
+        self._run_dir = run_dir
+        self._epoch = epoch
+        self.previous = self._load_previous()
+        page = os.path.join(run_dir, PAGE_FILE)
+        if self.previous is None or not _is_page(page):
+            self._make_page(page)
+        with open(page, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), PAGE_BYTES)
+        self._words = memoryview(self._map).cast("Q")
+        self._generation = self._words[_GENERATION_WORD]
+        if self.previous is not None:  # it may have died between the file and the word
+            self._generation = max(self._generation, self.previous.generation)
+
+    def publish(self, snapshot: Snapshot) -> Snapshot:
+        """Make `snapshot` the current one; returns it with the generation it got."""
+        numbered = msgspec.structs.replace(
+            snapshot, epoch=self._epoch, generation=self._generation + 1
+        )
+        path = os.path.join(self._run_dir, SNAPSHOT_FILE)
+        with open(path + ".new", "wb") as file:
+            file.write(_encode(numbered))
+        os.replace(path + ".new", path)
+        self._generation = numbered.generation
+        self._words[_GENERATION_WORD] = numbered.generation
+        return numbered
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+
+    def _load_previous(self) -> Snapshot | None:
+        try:
+            snapshot = _read(self._run_dir)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return snapshot if snapshot.epoch == self._epoch else None
+
+    def _make_page(self, path: str) -> None:
+        page = bytearray(PAGE_BYTES)
+        with memoryview(page) as view, view.cast("Q") as words:
+            words[_MAGIC_WORD] = MAGIC
+        with open(path + ".new", "wb") as file:
+            file.write(page)
+        os.replace(path + ".new", path)
+
+
+class RegistryReader:
+    """The reading end: `current()` costs one load while nothing has changed."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._run_dir = run_dir
+        self._lock = threading.Lock()
+        self._words: memoryview | None = None
+        self._cached: Snapshot | None = None
+
+    def current(self) -> Snapshot:
+        """The newest published snapshot, as of this moment. Any thread may call it.
+
+        Raises:
+            Unavailable: nothing has been published yet.
+        """
+        words, cached = self._words, self._cached
+        if (
+            cached is not None
+            and words is not None
+            and words[_GENERATION_WORD] == cached.generation
+        ):
+            return cached
+        with self._lock:
+            return self._refresh()
+
+    def _refresh(self) -> Snapshot:
+        try:
+            if self._words is None:
+                self._words = _open_page(self._run_dir)
+            generation = self._words[_GENERATION_WORD]
+            if self._cached is None or self._cached.generation < generation:
+                if generation == 0:
+                    raise Unavailable("the server is starting")
+                self._cached = _read(self._run_dir)
+        except OSError:
+            raise Unavailable("the server is starting") from None
+        return self._cached
+
+
+def _read(run_dir: str) -> Snapshot:
+    with open(os.path.join(run_dir, SNAPSHOT_FILE), "rb") as file:
+        return _decode(file.read())
+
+
+def _is_page(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            head = file.read(8)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+    return size == PAGE_BYTES and memoryview(head).cast("Q")[0] == MAGIC
+
+
+def _open_page(run_dir: str) -> memoryview:
+    """Map the page read-only; the mapping lives as long as the view."""
+    with open(os.path.join(run_dir, PAGE_FILE), "rb") as file:
+        mapping = mmap.mmap(file.fileno(), PAGE_BYTES, prot=mmap.PROT_READ)
+    words = memoryview(mapping).cast("Q")
+    if words[_MAGIC_WORD] != MAGIC:
+        raise OSError("not a registry page")
+    return words
