@@ -1,0 +1,289 @@
+"""A process's link to the coordinator: one background thread that reconnects until closed.
+
+Everything a process asks of or tells the coordinator goes through here; nothing of it is on
+a request's way. Callers never touch the socket: they append to a bounded outbox and wake
+the thread, so a slow coordinator blocks nobody (grants wait, with a deadline).
+
+After the coordinator was restarted the hello tells it what it must know: what this process
+holds of the pool and, for an executor, what it has loaded. Give-backs of the time without a
+connection are therefore dropped, and grants that are still waited for are asked again.
+
+Callbacks run on the link's thread: they must not wait for a grant.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation
+from shmserve.protocol import messages
+from shmserve.protocol.messages import (
+    AskStats,
+    FromCoordinator,
+    GiveBack,
+    Grant,
+    Granted,
+    Hello,
+    Loaded,
+    Stats,
+    Stop,
+    ToCoordinator,
+    Trim,
+    Welcome,
+)
+from shmserve.transport import rundir
+from shmserve.transport.channel import MAX_MESSAGE, Channel
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_S = 1.0
+_WELCOME_S = 5.0
+_SEND_S = 5.0
+_RETRY_FIRST_S, _RETRY_CAP_S = 0.02, 0.5
+_CLOSE_S = 2.0
+_OUTBOX = 4096
+
+
+class _Ticket:
+    """A grant that is waited for (or no longer is: `abandoned`)."""
+
+    __slots__ = ("abandoned", "answered", "granted", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.answered = threading.Event()
+        self.granted = False
+        self.abandoned = False
+
+
+class Link:
+    """See the module. `on_message` gets what no other callback is for (supervisor, cli)."""
+
+    def __init__(
+        self,
+        run_dir: str,
+        role: str,
+        process: str,
+        *,
+        on_trim: Callable[[int], None],
+        on_stats: Callable[[str], dict[str, Any]],
+        on_stop: Callable[[str], None] | None = None,
+        held_bytes: Callable[[], int],
+        loaded: Callable[[], Loaded | None] | None = None,
+        instance: str = "",
+        on_message: Callable[[FromCoordinator], None] | None = None,
+    ) -> None:
+        self._path = os.path.join(run_dir, rundir.COORDINATOR_SOCKET)
+        self._role = role
+        self._process = process
+        self._on_trim = on_trim
+        self._on_stats = on_stats
+        self._on_stop = on_stop or (lambda reason: None)
+        self._on_message = on_message or (lambda message: None)
+        self._held_bytes = held_bytes
+        self._loaded = loaded or (lambda: None)
+        self._instance = instance
+        self._lock = threading.Lock()  # guards the two below
+        self._outbox: deque[ToCoordinator] = deque(maxlen=_OUTBOX)
+        self._tickets: dict[int, _Ticket] = {}
+        self._next_ticket = 1
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="shmserve-link", daemon=True)
+        self._counting = False  # give-backs count from the moment a hello told what is held
+        self.connected = False
+        self.epoch = ""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send what is in the outbox if connected, then end the thread."""
+        self._closing.set()
+        self._wake()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_S)
+
+    def send(self, message: ToCoordinator) -> None:
+        """Queue a message; it is kept while there is no connection.
+
+        Raises:
+            ProtocolViolation: it is longer than a channel carries.
+        """
+        size = len(messages.encode(message))
+        if size > MAX_MESSAGE:  # found out while sending, it would block the outbox for good
+            raise ProtocolViolation(f"a {type(message).__name__} of {size} bytes is too long")
+        with self._lock:
+            self._outbox.append(message)
+        self._wake()
+
+    def give_back(self, nbytes: int) -> None:
+        """Return pool budget; never blocks, never fails."""
+        with self._lock:
+            if self._counting:  # else the next hello tells
+                self._outbox.append(GiveBack(nbytes))
+        self._wake()
+
+    def grant(self, nbytes: int, timeout_s: float) -> bool:
+        """Ask for pool budget; False: refused, or no answer within `timeout_s`."""
+        ticket = _Ticket(nbytes)
+        with self._lock:
+            number = self._next_ticket
+            self._next_ticket += 1
+            self._tickets[number] = ticket
+            if self.connected:
+                self._outbox.append(Grant(number, nbytes))
+        self._wake()
+        ticket.answered.wait(timeout_s)
+        with self._lock:
+            if ticket.answered.is_set():
+                return ticket.granted
+            ticket.abandoned = True  # a late grant is given back at once
+            if not self.connected:
+                self._tickets.pop(number, None)
+            return False
+
+    # ---------------------------------------------------------- the link's thread
+
+    def _run(self) -> None:
+        pause = _RETRY_FIRST_S
+        while not self._closing.is_set():
+            try:
+                channel = Channel.connect(self._path, _CONNECT_S)
+            except PeerDied:
+                self._closing.wait(pause)
+                pause = min(pause * 2, _RETRY_CAP_S)
+                continue
+            try:
+                self._serve(channel)
+                pause = _RETRY_FIRST_S
+            except PeerDied:
+                pause = _RETRY_FIRST_S if self.connected else min(pause * 2, _RETRY_CAP_S)
+            except (DeadlineExceeded, ProtocolViolation, msgspec.DecodeError) as ex:
+                _log.warning("link broken process=%s error=%s", self._process, ex)
+                pause = _RETRY_CAP_S
+            except Exception:  # whatever it was: without its link the process is lost
+                _log.exception("link broken process=%s", self._process)
+                pause = _RETRY_CAP_S
+            finally:
+                self._disconnected()
+                channel.close()
+            self._closing.wait(pause)
+
+    def _serve(self, channel: Channel) -> None:
+        self._greet(channel)
+        poll = select.poll()
+        poll.register(channel.fileno(), select.POLLIN)
+        poll.register(self._wake_fd, select.POLLIN)
+        while True:
+            self._flush(channel)
+            if self._closing.is_set():
+                return
+            for fd, _ in poll.poll(1000):
+                if fd == self._wake_fd:
+                    os.eventfd_read(self._wake_fd)
+                else:
+                    data, fds = channel.receive(_SEND_S)
+                    _close_all(fds)
+                    self._handle(messages.decode_from_coordinator(data))
+
+    def _greet(self, channel: Channel) -> None:
+        with self._lock:
+            self._counting = True
+        hello = Hello(
+            version=messages.VERSION,
+            role=self._role,
+            process=self._process,
+            pid=os.getpid(),
+            held_bytes=self._held_bytes(),
+            loaded=self._loaded(),
+            instance=self._instance,
+        )
+        self._send(channel, hello)
+        data, fds = channel.receive(_WELCOME_S)
+        _close_all(fds)
+        welcome = messages.decode_from_coordinator(data)
+        if not isinstance(welcome, Welcome) or welcome.version != messages.VERSION:
+            raise ProtocolViolation("the coordinator speaks another version")
+        with self._lock:
+            self.epoch = welcome.epoch
+            self.connected = True
+            again = [Grant(n, t.nbytes) for n, t in self._tickets.items() if not t.abandoned]
+            self._outbox.extendleft(again)
+        self._on_message(welcome)
+
+    def _flush(self, channel: Channel) -> None:
+        while True:
+            with self._lock:
+                if not self._outbox:
+                    return
+                message = self._outbox[0]
+            self._send(channel, message)
+            with self._lock:  # only now: what could not be sent stays
+                if self._outbox and self._outbox[0] is message:
+                    self._outbox.popleft()
+
+    def _send(self, channel: Channel, message: ToCoordinator) -> None:
+        poll = select.poll()
+        poll.register(channel.fileno(), select.POLLOUT)
+        if not poll.poll(_SEND_S * 1000):
+            raise DeadlineExceeded(f"the coordinator took nothing for {_SEND_S:g} s")
+        channel.send(messages.encode(message))
+
+    def _handle(self, message: FromCoordinator) -> None:
+        if isinstance(message, Granted):
+            self._answered(message)
+            return
+        try:
+            if isinstance(message, Trim):
+                self._on_trim(message.nbytes)
+            elif isinstance(message, AskStats):
+                self.send(Stats(message.ticket, self._on_stats(message.what)))
+            elif isinstance(message, Stop):
+                self._on_stop(message.reason)
+            else:
+                self._on_message(message)
+        except Exception:  # a callback's fault must not cost the process its link
+            _log.exception("link callback failed process=%s", self._process)
+
+    def _answered(self, message: Granted) -> None:
+        with self._lock:
+            ticket = self._tickets.pop(message.ticket, None)
+            if ticket is None:
+                return
+            if ticket.abandoned:
+                if message.granted:
+                    self._outbox.append(GiveBack(ticket.nbytes))
+                return
+            ticket.granted = message.granted
+            ticket.answered.set()
+        if not message.granted:
+            _log.info("pool budget refused process=%s reason=%s", self._process, message.reason)
+
+    def _disconnected(self) -> None:
+        with self._lock:
+            self.connected = self._counting = False
+            self._tickets = {n: t for n, t in self._tickets.items() if not t.abandoned}
+            # What the next hello tells, or the next coordinator asks again, is void.
+            kept = [m for m in self._outbox if not isinstance(m, GiveBack | Grant | Stats | Loaded)]
+            self._outbox.clear()
+            self._outbox.extend(kept)
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+    def __del__(self) -> None:
+        os.close(self._wake_fd)
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

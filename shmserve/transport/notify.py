@@ -1,0 +1,26 @@
+"""What systemd is told about the service (sd_notify): one datagram, no library."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+_log = logging.getLogger(__name__)
+
+
+class Notifier:
+    """Sends lines to the service manager; does nothing outside of a service."""
+
+    def __init__(self, address: str) -> None:
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+
+    def send(self, *lines: str) -> None:
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.setblocking(False)
+                sock.connect(self._address)
+                sock.send("\n".join(lines).encode())
+        except OSError as ex:
+            _log.debug("the service manager was not reached error=%s", ex)

@@ -1,0 +1,86 @@
+"""The run directory: what the files in it are called, and its life with the service.
+
+    master.lock       held by the gunicorn master for the life of the service
+    supervisor.lock   held by the supervisor
+    coordinator.lock  held by the coordinator
+    epoch             8 hexadecimal digits, written at service start
+    coordinator.sock  where every process has its link
+    <process>.sock    an executor's endpoint
+    registry.page, registry.msgpack   see shmserve.shm.registry_page
+
+Lock files stay for good (removing one would let two processes hold it); everything else
+is removed when the service starts and when it stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+from shmserve.errors import ConfigError
+from shmserve.transport.processes import FileLock
+
+COORDINATOR_SOCKET = "coordinator.sock"
+EPOCH_FILE = "epoch"
+_LONGEST_NAME = len("/executor-00000-0000.sock")
+_SOCKET_PATH_LIMIT = 107  # sun_path of a Unix-domain socket, without its NUL
+
+
+def lock(run_dir: str, role: str) -> FileLock:
+    """The lock of a role that exists once: master, supervisor, coordinator."""
+    return FileLock(os.path.join(run_dir, f"{role}.lock"))
+
+
+def prepare(run_dir: str) -> None:
+    """Make the run directory, or check that the one there is ours alone.
+
+    Raises:
+        ConfigError: it belongs to somebody else, is open to others, or its path is too long.
+    """
+    if len(os.fsencode(run_dir)) + _LONGEST_NAME > _SOCKET_PATH_LIMIT:
+        raise ConfigError("run_dir is too long a path for sockets in it: set a shorter one")
+    try:
+        os.makedirs(os.path.dirname(run_dir) or "/", exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(run_dir, 0o700)
+        info = os.lstat(run_dir)
+    except OSError as ex:
+        raise ConfigError(f"run_dir cannot be made: {ex.strerror}") from None
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise ConfigError("run_dir is not a directory of the user that runs the server")
+    if stat.S_IMODE(info.st_mode) & 0o077:
+        raise ConfigError("run_dir is open to other users: its mode must be 0700")
+
+
+def clean(run_dir: str) -> None:
+    """Remove everything of a service that has ended, except lock files."""
+    clean_sockets(run_dir)
+    for name in os.listdir(run_dir):
+        if name.endswith(".new") or name.startswith("registry.") or name == EPOCH_FILE:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(run_dir, name))
+
+
+def clean_sockets(run_dir: str) -> None:
+    """Remove the sockets of processes that have ended."""
+    for name in os.listdir(run_dir):
+        if name.endswith(".sock"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(run_dir, name))
+
+
+def write_epoch(run_dir: str, epoch: str) -> None:
+    path = os.path.join(run_dir, EPOCH_FILE)
+    with open(path + ".new", "w", encoding="ascii") as file:
+        file.write(epoch)
+    os.replace(path + ".new", path)
+
+
+def read_epoch(run_dir: str) -> str:
+    """The service's epoch; empty: no service has been started here."""
+    try:
+        with open(os.path.join(run_dir, EPOCH_FILE), encoding="ascii") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        return ""
