@@ -220,6 +220,12 @@ class Stats(Message, frozen=True):
     stats: dict[str, Any]
 
 
+class Drain(Message, frozen=True):
+    """Supervisor: the service is about to stop; tell frontends and executors."""
+
+    reason: str
+
+
 class Welcome(Message, frozen=True):
     """Reply to `Hello`."""
 
@@ -258,17 +264,29 @@ class Instance(Struct, frozen=True, array_like=True):
 
 
 class Desired(Message, frozen=True):
-    """Coordinator to supervisor: exactly these instances should run."""
+    """Coordinator to supervisor: exactly these instances should run.
+
+    A message is bounded by the socket's buffer: the list comes in parts, all but the
+    last with `more`.
+    """
 
     instances: tuple[Instance, ...]
+    more: bool = False
+
+
+class Adopt(Message, frozen=True):
+    """Coordinator to a new supervisor: executors that run already, as (instance, pid)."""
+
+    instances: tuple[tuple[str, int], ...]
 
 
 class Shown(Message, frozen=True):
-    """Reply to `Show`: rows of a table."""
+    """Reply to `Show`: rows of a table, in parts like `Desired`."""
 
     ticket: int
     rows: tuple[dict[str, Any], ...]
     error: str = ""
+    more: bool = False
 
 
 class Stop(Message, frozen=True):
@@ -277,8 +295,10 @@ class Stop(Message, frozen=True):
     reason: str
 
 
-ToCoordinator = Hello | Grant | GiveBack | Loaded | LoadFailed | Started | Exited | Show | Stats
-FromCoordinator = Welcome | Granted | Trim | AskStats | Desired | Shown | Stop
+ToCoordinator = (
+    Hello | Grant | GiveBack | Loaded | LoadFailed | Started | Exited | Show | Stats | Drain
+)
+FromCoordinator = Welcome | Granted | Trim | AskStats | Desired | Shown | Stop | Adopt
 
 encoder = msgspec.msgpack.Encoder()
 encode = encoder.encode

@@ -55,8 +55,17 @@ def prepare(run_dir: str) -> None:
 
 def clean(run_dir: str) -> None:
     """Remove everything of a service that has ended, except lock files."""
+    clean_sockets(run_dir)
     for name in os.listdir(run_dir):
-        if name.endswith((".sock", ".new")) or name.startswith("registry.") or name == EPOCH_FILE:
+        if name.endswith(".new") or name.startswith("registry.") or name == EPOCH_FILE:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(run_dir, name))
+
+
+def clean_sockets(run_dir: str) -> None:
+    """Remove the sockets of processes that have ended."""
+    for name in os.listdir(run_dir):
+        if name.endswith(".sock"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(run_dir, name))
 

@@ -1,0 +1,68 @@
+"""gunicorn's settings and hooks for shmserve. Nothing is decided here.
+
+The master process must stay empty: no shared memory, no gRPC, no CUDA, no threads. It forks
+HTTP workers from that state at any time. `kill -HUP` runs this file again and replaces the
+HTTP workers; settings are those of the start (`launch.settings` keeps them).
+"""
+
+import sys
+
+from setproctitle import setproctitle
+
+from shmserve.errors import ConfigError
+from shmserve.supervisor import guard, launch
+
+try:
+    _settings = launch.settings()
+except ConfigError as ex:
+    sys.exit(f"shmserve: {ex.message}")
+
+wsgi_app = "shmserve.app"
+proc_name = "shmserve"
+bind = list(_settings.http_bind)
+workers = _settings.http_workers
+worker_class = "shmserve.frontends.http.worker.ConnectionWorker"
+worker_connections = _settings.max_connections
+worker_tmp_dir = "/dev/shm"  # the heartbeat file, unlinked at once: a disk would stall it
+preload_app = False  # the application attaches to the service after the fork
+control_socket_disable = True  # on by default, at a path all servers of a user share
+loglevel = _settings.log_level
+timeout = 30  # a worker whose main thread gives no sign of life for so long is killed
+graceful_timeout = max(1, round(_settings.drain_timeout_s))
+keepalive = max(1, round(_settings.idle_timeout_s))
+limit_request_line = 8190  # gunicorn's largest; the head as a whole: max_head_bytes
+limit_request_field_size = min(_settings.max_head_bytes, 65536)
+
+
+def on_starting(server):
+    try:
+        launch.begin(_settings)
+    except ConfigError as ex:
+        sys.exit(f"shmserve: {ex.message}")
+
+
+def on_reload(server):
+    if launch.changed_on_disk():
+        server.log.warning("settings have changed: restart the service to apply them")
+
+
+def pre_fork(server, worker):
+    setproctitle("shmserve: master")  # here, because gunicorn sets its own after its start
+
+
+def post_fork(server, worker):
+    setproctitle(f"shmserve: http worker {worker.age}")
+
+
+def post_worker_init(worker):
+    guard.start_guard(_settings)
+
+
+def worker_exit(server, worker):
+    application = sys.modules.get("shmserve.app")  # absent if the worker could not boot
+    if application is not None:
+        application.close()
+
+
+def on_exit(server):
+    launch.end(_settings)

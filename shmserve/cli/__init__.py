@@ -1,0 +1,50 @@
+"""``shmserve serve | check | show``: the command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from shmserve import config
+from shmserve.errors import ShmserveError
+
+TABLES = ("processes", "models", "segments", "slots", "queues")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="shmserve",
+        description="A model server on a zero-copy shared-memory data plane.",
+        epilog="Settings come from the TOML file named by SHMSERVE_CONFIG and from "
+        "SHMSERVE_* variables.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="run the server (gunicorn) in the foreground")
+    serve.add_argument("gunicorn", nargs="*", help="options for gunicorn, after --")
+    commands.add_parser("check", help="check the settings and every model folder")
+    show = commands.add_parser("show", help="ask a running server what is going on")
+    show.add_argument("what", choices=TABLES)
+    show.add_argument("--json", action="store_true", help="one JSON array instead of a table")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        settings = config.load()
+        if arguments.command == "serve":
+            from shmserve.cli import serve
+
+            serve.run(arguments.gunicorn)
+        if arguments.command == "check":
+            from shmserve.cli import check
+
+            return check.run(settings)
+        from shmserve.cli import show
+
+        return show.run(settings, arguments.what, as_json=arguments.json)
+    except ShmserveError as ex:
+        print(f"shmserve: {ex.message}", file=sys.stderr)
+        return 1

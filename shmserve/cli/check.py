@@ -1,0 +1,43 @@
+"""``shmserve check``: would it serve? One line a finding, exit status 1 on a problem."""
+
+from __future__ import annotations
+
+import os
+
+from shmserve import config
+from shmserve.config import Settings
+from shmserve.coordinator import limits, wanted
+from shmserve.errors import ConfigError
+
+
+def run(settings: Settings) -> int:
+    """Check settings that were read already, memory limits and the model repository."""
+    from shmserve.repository import scan
+
+    return check(settings, scan)
+
+
+def check(settings: Settings, scan: wanted.Scanner) -> int:
+    """Print the findings; returns the exit status."""
+    print(f"ok    settings (run directory {config.run_dir(settings)})")
+    problems = 0
+    size, free = limits.shm_space()
+    pool, advice = limits.pool_size(settings.pool_bytes, size, free, limits.cgroup_limit())
+    print(f"warn  memory: {advice}" if advice else f"ok    memory: pool of {pool >> 20} MiB")
+    for path in settings.model_repository:
+        if not os.path.isdir(path):
+            print(f"FAIL  model_repository: {path!r} is not a directory")
+            problems += 1
+    if problems:
+        return 1
+    try:
+        found = wanted.choose(settings, scan)
+    except ConfigError as ex:
+        print(f"FAIL  {ex.message}")
+        return 1
+    for spec, instances in found.versions:
+        count = f"{len(instances)} instance{'' if len(instances) == 1 else 's'}"
+        print(f"ok    model {spec.name} version {spec.version}: {spec.backend}, {count}")
+    for name, reason in sorted(found.failures.items()):
+        print(f"FAIL  model {name}: {reason}")
+    return 1 if found.failures else 0

@@ -1,0 +1,33 @@
+"""``shmserve serve``: become gunicorn with our configuration file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from shmserve.errors import ConfigError
+
+_NAME = "gunicorn.conf.py"
+
+
+def conf_file() -> str:
+    """The configuration file: in a wheel inside of the package, in a checkout beside it."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for folder in (package, os.path.dirname(package)):
+        path = os.path.join(folder, _NAME)
+        if os.path.isfile(path):
+            return path
+    raise ConfigError(f"{_NAME} is missing from this installation")
+
+
+def command(extra: Sequence[str]) -> list[str]:
+    """What to exec; gunicorn's own options may follow."""
+    return [sys.executable, "-m", "gunicorn", "-c", conf_file(), *extra, "shmserve.app"]
+
+
+def run(extra: Sequence[str]) -> NoReturn:
+    """Replace this process by the gunicorn master."""
+    words = command(extra)
+    os.execv(words[0], words)

@@ -1,0 +1,93 @@
+"""``shmserve show``: rows of a running server, as a table or as JSON."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import msgspec
+
+from shmserve import config, ids
+from shmserve.config import Settings
+from shmserve.errors import DeadlineExceeded, Internal, PeerDied, Unavailable
+from shmserve.protocol import messages
+from shmserve.protocol.messages import Hello, Show, Shown
+from shmserve.transport import rundir
+from shmserve.transport.channel import Channel
+
+_WAIT_S = 3.0
+
+Row = dict[str, Any]
+
+
+def run(settings: Settings, what: str, *, as_json: bool) -> int:
+    """Ask and print; returns the exit status."""
+    rows = ask(config.run_dir(settings), what)
+    if as_json:
+        print(msgspec.json.encode(rows).decode())
+    else:
+        print(table(rows) if rows else f"no {what}")
+    return 0
+
+
+def ask(run_dir: str, what: str) -> list[Row]:
+    """The rows of a table, from the coordinator.
+
+    Raises:
+        Unavailable: no server runs with this run directory, or it does not answer.
+    """
+    try:
+        channel = Channel.connect(os.path.join(run_dir, rundir.COORDINATOR_SOCKET), _WAIT_S)
+    except PeerDied:
+        raise Unavailable("no server answers in the run directory") from None
+    try:
+        process = ids.new_process_id("cli", os.getpid())
+        channel.send(messages.encode(Hello(messages.VERSION, "cli", process, os.getpid())))
+        channel.send(messages.encode(Show(1, what)))
+        return _receive(channel)
+    except (PeerDied, DeadlineExceeded):
+        raise Unavailable("the server does not answer") from None
+    finally:
+        channel.close()
+
+
+def _receive(channel: Channel) -> list[Row]:
+    rows: list[Row] = []
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        data, fds = channel.receive(max(0.01, deadline - time.monotonic()))
+        for fd in fds:
+            os.close(fd)
+        message = messages.decode_from_coordinator(data)
+        if not isinstance(message, Shown):
+            continue
+        if message.error:
+            raise Internal(message.error)
+        rows += message.rows
+        if not message.more:
+            return rows
+
+
+def table(rows: list[Row]) -> str:
+    """Aligned columns: numbers to the right, in the order the keys first appear."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_text(row.get(column, "")) for column in columns] for row in rows]
+    widths = [
+        max(len(column), *(len(line[i]) for line in cells)) for i, column in enumerate(columns)
+    ]
+    numeric = [
+        all(isinstance(row.get(column, 0), int | float) for row in rows) for column in columns
+    ]
+    lines = [columns, *cells]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _text(value: Any) -> str:
+    return str(value).replace("\n", " ")

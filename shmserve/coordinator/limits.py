@@ -1,0 +1,79 @@
+"""How large the pool may be: /dev/shm, the cgroup's memory limit, and what was asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+SHM = "/dev/shm"
+_CGROUP = "/sys/fs/cgroup"
+
+
+def shm_space() -> tuple[int, int]:
+    """(size, free) of /dev/shm in bytes."""
+    space = os.statvfs(SHM)
+    return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+
+
+def cgroup_limit(root: str = _CGROUP, membership: str = "/proc/self/cgroup") -> int | None:
+    """The lowest memory limit of this process's cgroup and those above it; None: none."""
+    limits = []
+    for path in _limit_files(root, membership):
+        try:
+            with open(path, encoding="ascii") as file:
+                text = file.read().strip()
+        except OSError:
+            continue
+        if text.isdigit() and int(text) < 1 << 60:  # cgroup v1 writes a huge number for none
+            limits.append(int(text))
+    return min(limits, default=None)
+
+
+def _limit_files(root: str, membership: str) -> Iterator[str]:
+    try:
+        with open(membership, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = os.path.join(root, "memory"), "memory.limit_in_bytes"
+        else:
+            continue
+        while True:
+            yield os.path.join(base, path.lstrip("/"), name)
+            if path in ("", "/"):
+                break
+            path = os.path.dirname(path)
+
+
+def pool_size(wanted: int, size: int, free: int, memory: int | None) -> tuple[int, str]:
+    """(bytes of the pool, one sentence on what to change if that is too tight, or "").
+
+    Args:
+        wanted: the setting; 0: half of /dev/shm, and of the memory limit.
+        size: bytes /dev/shm can hold.
+        free: bytes /dev/shm has left.
+        memory: the cgroup's memory limit, which shared memory counts towards.
+    """
+    pool = wanted or min(size // 2, memory // 2 if memory is not None else size)
+    if pool > free:
+        return pool, (
+            f"the pool may grow to {_mib(pool)} but {SHM} has {_mib(free)} free: lower "
+            f"SHMSERVE_POOL_BYTES or enlarge {SHM} (mount -o remount,size=..., "
+            "docker --shm-size)"
+        )
+    if memory is not None and pool > memory * 3 // 4:
+        return pool, (
+            f"the pool may grow to {_mib(pool)} but this cgroup's memory limit is "
+            f"{_mib(memory)}: lower SHMSERVE_POOL_BYTES or raise the limit (MemoryMax, "
+            "docker --memory)"
+        )
+    return pool, ""
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):.0f} MiB"

@@ -1,0 +1,245 @@
+"""The coordinator's shell: one thread, one selector, non-blocking sockets.
+
+Nothing here waits for a peer: not for its messages, not for room in its socket. The wait
+that there is (the selector's) has a deadline of at most a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import selectors
+import signal
+import socket
+import time
+
+import msgspec
+
+from shmserve.config import Settings
+from shmserve.coordinator import limits, wanted
+from shmserve.coordinator.desk import Desk
+from shmserve.coordinator.peers import Peer, accept
+from shmserve.core.budget import Ledger
+from shmserve.core.fleet import Fleet
+from shmserve.errors import PeerDied, ProtocolViolation
+from shmserve.protocol import messages
+from shmserve.protocol.messages import FromCoordinator, Hello, ToCoordinator, Welcome
+from shmserve.shm import segment
+from shmserve.shm.registry_page import RegistryWriter
+from shmserve.transport import rundir
+from shmserve.transport.channel import MAX_MESSAGE, listen
+from shmserve.transport.processes import FileLock, has_ended
+
+_log = logging.getLogger(__name__)
+
+ROLES = ("http", "grpc", "executor", "supervisor", "cli")
+_PROCESS = re.compile(r"[a-z][a-z0-9-]{0,63}")
+_LOCK_WAIT_S = 2.0
+_TICK_S = 1.0
+_SOON_S = 0.05
+_AFTER_MASTER_S = 4.0  # with the master gone: for requests to end, if nobody stops us earlier
+_LEDGER_SETTLE_S = 0.2  # after a restart: holders say what they hold before more is granted
+
+
+class Coordinator:
+    """One life of the coordinator. `run` returns its exit status."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        run_dir: str,
+        process: str,
+        epoch: str,
+        master_fd: int,
+        scan: wanted.Scanner,
+    ) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._process = process
+        self._epoch = epoch
+        self._master_fd = master_fd
+        self._scan = scan
+        self._selector = selectors.DefaultSelector()
+        self._peers: dict[str, Peer] = {}
+        self._doomed: list[Peer] = []
+        self._buffer = memoryview(bytearray(MAX_MESSAGE))
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stop_at: float | None = None
+        self._desk: Desk
+
+    def run(self) -> int:
+        lock = rundir.lock(self._run_dir, "coordinator")
+        if not _acquire(lock):
+            _log.error("another coordinator runs pid=%s", lock.holder())
+            return 1
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.stop())
+        writer = RegistryWriter(self._run_dir, self._epoch)
+        try:
+            self._start(writer)
+            while self._stop_at is None or time.monotonic() < self._stop_at:
+                self._turn()
+        finally:
+            self._close()
+            writer.close()
+            lock.release()
+        return 0
+
+    def stop(self) -> None:
+        """End the loop; safe in a signal handler."""
+        self._stop_at = 0.0
+        os.eventfd_write(self._wake_fd, 1)
+
+    # --------------------------------------------------------------------- start
+
+    def _start(self, writer: RegistryWriter) -> None:
+        now = time.monotonic()
+        again = writer.previous is not None
+        if not again:
+            swept = segment.sweep()
+            if swept:
+                _log.info("removed what earlier services left segments=%d", swept)
+        ledger = Ledger(
+            self._pool_bytes(),
+            self._settings.arena_bytes,
+            now + _LEDGER_SETTLE_S if again else 0.0,
+        )
+        fleet = Fleet(ledger, self._settings.execute_timeout_s, self._settings.load_timeout_s)
+        own = (self._process, os.getpid(), now)
+        self._desk = Desk(fleet, writer, self._epoch, self._send, own)
+        listener = listen(os.path.join(self._run_dir, rundir.COORDINATOR_SOCKET))
+        listener.setblocking(False)
+        if not again:
+            writer.publish(fleet.snapshot(self._epoch))
+        self._desk.begin(wanted.choose(self._settings, self._scan), now)
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
+        self._selector.register(self._master_fd, selectors.EVENT_READ, None)
+        _log.info("ready epoch=%s again=%s pool_bytes=%d", self._epoch, again, ledger.pool_bytes)
+
+    def _pool_bytes(self) -> int:
+        size, free = limits.shm_space()
+        wanted_bytes = self._settings.pool_bytes
+        pool, advice = limits.pool_size(wanted_bytes, size, free, limits.cgroup_limit())
+        if advice:
+            _log.warning("%s", advice)
+        return pool
+
+    # ---------------------------------------------------------------------- loop
+
+    def _turn(self) -> None:
+        """Wait for events, handle them, then do what is due."""
+        for key, ready in self._selector.select(_SOON_S if self._desk.urgent else _TICK_S):
+            if isinstance(key.data, Peer):
+                self._peer_ready(key.data, ready)
+            elif key.fd == self._master_fd:
+                self._master_ended()
+            elif key.fd == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
+            elif isinstance(key.fileobj, socket.socket):
+                self._accept(key.fileobj)
+        self._desk.tick(time.monotonic())
+        self._bury()
+
+    def _accept(self, listener: socket.socket) -> None:
+        peer = accept(listener, lambda uid: _log.warning("refused a peer of another user %d", uid))
+        if peer is not None:
+            self._selector.register(peer.sock, selectors.EVENT_READ, peer)
+
+    def _peer_ready(self, peer: Peer, ready: int) -> None:
+        try:
+            if ready & selectors.EVENT_WRITE:
+                peer.flush()
+                self._watch(peer)
+            if ready & selectors.EVENT_READ:
+                for data in peer.receive(self._buffer):
+                    self._received(peer, messages.decode_to_coordinator(data))
+        except PeerDied:
+            self._doomed.append(peer)
+        except (ProtocolViolation, msgspec.DecodeError) as ex:
+            self._close_peer(peer, str(ex))
+
+    def _received(self, peer: Peer, message: ToCoordinator) -> None:
+        now = time.monotonic()
+        if peer.process:
+            self._desk.handle(peer.process, peer.role, message, now)
+            return
+        if not isinstance(message, Hello):
+            raise ProtocolViolation("the first message is not a hello")
+        if message.role not in ROLES or not _PROCESS.fullmatch(message.process):
+            raise ProtocolViolation("a hello of an unknown role or with a bad process id")
+        peer.send(Welcome(messages.VERSION, self._epoch))
+        if message.version != messages.VERSION:
+            raise ProtocolViolation(f"it speaks version {message.version}")
+        earlier = self._peers.get(message.process)
+        if earlier is not None:  # its process reconnected before we saw the old one end
+            earlier.process = ""
+            self._doomed.append(earlier)
+        peer.process, peer.role = message.process, message.role
+        self._peers[peer.process] = peer
+        self._desk.hello(message, peer.pid or message.pid, now)
+
+    def _send(self, process: str, message: FromCoordinator) -> None:
+        """To a process, if it is there; never blocks, never fails."""
+        peer = self._peers.get(process)
+        if peer is None:
+            return
+        try:
+            peer.send(message)
+            self._watch(peer)
+        except PeerDied:
+            self._doomed.append(peer)
+        except ProtocolViolation as ex:
+            self._close_peer(peer, str(ex))
+
+    def _watch(self, peer: Peer) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.backlogged else 0)
+        if self._selector.get_key(peer.sock).events != events:
+            self._selector.modify(peer.sock, events, peer)
+
+    def _master_ended(self) -> None:
+        """Stop with it: soon by ourselves, earlier if the supervisor says so."""
+        self._selector.unregister(self._master_fd)
+        self._desk.drain("the gunicorn master is gone")
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + _AFTER_MASTER_S
+
+    def _close_peer(self, peer: Peer, why: str) -> None:
+        _log.warning(
+            "link closed process=%s pid=%d reason=%s", peer.process or "unknown", peer.pid, why
+        )
+        self._doomed.append(peer)
+
+    def _bury(self) -> None:
+        """Close what must be closed; deciding about one may doom another."""
+        while self._doomed:
+            peer = self._doomed.pop()
+            if peer.sock.fileno() < 0:
+                continue
+            self._selector.unregister(peer.sock)
+            peer.close()
+            if peer.process:
+                self._peers.pop(peer.process, None)
+                self._desk.gone(peer.process, time.monotonic())
+
+    def _close(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        os.close(self._wake_fd)
+
+
+def _acquire(lock: FileLock) -> bool:
+    """Take the lock, waiting a little for a predecessor that is just ending."""
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while not lock.acquire():
+        found = lock.holder_pidfd()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        if found is not None:
+            has_ended(found[1], left)
+            os.close(found[1])
+    return True

@@ -1,0 +1,164 @@
+"""Answers to ``shmserve show``: own knowledge at once, others' numbers within a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from shmserve.core.fleet import Fleet
+from shmserve.protocol.messages import AskStats, FromCoordinator, Shown
+
+Row = dict[str, Any]
+ASKED = ("segments", "slots", "queues")  # what the processes are asked for
+OWN = ("processes", "models")  # what the coordinator knows
+_WAIT_S = 1.0
+_PART_BYTES = 64 * 1024  # rows per message, well below what a packet carries
+
+
+def process_rows(fleet: Fleet, now: float, own: tuple[str, int, float]) -> list[Row]:
+    """One row a process; `own` is the coordinator's (process id, pid, start)."""
+    name, pid, since = own
+    rows = [_process_row("coordinator", name, pid, now - since, 0, "")]
+    rows += [
+        _process_row(p.role, p.name, p.pid, now - p.since, fleet.ledger.held(p.name), p.instance)
+        for p in sorted(fleet.processes.values(), key=lambda p: (p.role, p.name))
+    ]
+    return rows
+
+
+def _process_row(role: str, name: str, pid: int, up_s: float, held: int, instance: str) -> Row:
+    return {
+        "role": role,
+        "process": name,
+        "pid": pid,
+        "up_s": round(up_s, 1),
+        "held_bytes": held,
+        "instance": instance,
+    }
+
+
+def model_rows(fleet: Fleet) -> list[Row]:
+    """One row an instance, and one for each model without any."""
+    rows: list[Row] = []
+    for (model, number), version in sorted(fleet.versions.items()):
+        state = version.entry().state.value
+        rows += [
+            _model_row(model, number, state, r.reason, r.name, r.state.value, r.pid, r.exits)
+            for r in version.instances
+        ]
+    rows += [
+        _model_row(name, "", "UNAVAILABLE", reason)
+        for name, reason in sorted(fleet.failures.items())
+    ]
+    return rows
+
+
+def _model_row(
+    model: str,
+    version: str,
+    state: str,
+    reason: str,
+    instance: str = "",
+    instance_state: str = "",
+    pid: int = 0,
+    exits: int = 0,
+) -> Row:
+    return {
+        "model": model,
+        "version": version,
+        "state": state,
+        "instance": instance,
+        "instance_state": instance_state,
+        "pid": pid,
+        "exits": exits,
+        "reason": reason,
+    }
+
+
+def parts(ticket: int, rows: Iterable[Row]) -> Iterator[Shown]:
+    """The rows in messages that fit a packet each."""
+    part: list[Row] = []
+    size = 0
+    for row in rows:
+        nbytes = len(msgspec.msgpack.encode(row))
+        if nbytes > _PART_BYTES:
+            continue
+        if part and size + nbytes > _PART_BYTES:
+            yield Shown(ticket, tuple(part), more=True)
+            part, size = [], 0
+        part.append(row)
+        size += nbytes
+    yield Shown(ticket, tuple(part))
+
+
+class Questions:
+    """Questions to all processes that are being answered, each with a deadline."""
+
+    def __init__(self, send: Callable[[str, FromCoordinator], None]) -> None:
+        self._send = send
+        self._open: dict[int, _Question] = {}
+        self._next = 1  # 0 is the watchdog's
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def ask(self, asker: str, ticket: int, what: str, of: Iterable[str], now: float) -> None:
+        """Ask processes on behalf of `asker`; at most 16 questions are open."""
+        if len(self._open) >= 16:
+            self._send(asker, Shown(ticket, (), "too many questions at once"))
+            return
+        number, self._next = self._next, self._next + 1
+        awaited = set(of) - {asker}
+        self._open[number] = _Question(asker, ticket, what, awaited, now + _WAIT_S)
+        for process in sorted(awaited):
+            self._send(process, AskStats(number, what))
+        self._finish(now)
+
+    def answered(self, process: str, number: int, stats: dict[str, Any], now: float) -> None:
+        """A process's numbers: a list under what was asked gives rows, else its scalars one."""
+        question = self._open.get(number)
+        if question is None or process not in question.awaited:
+            return  # late: the question has been closed
+        question.awaited.discard(process)
+        rows = stats.get(question.what)
+        if not isinstance(rows, list):
+            scalars = {k: v for k, v in stats.items() if isinstance(v, int | float | str)}
+            rows = [scalars] if scalars else []
+        question.rows += [{"process": process, **row} for row in rows if isinstance(row, dict)]
+        self._finish(now)
+
+    def gone(self, process: str, now: float) -> None:
+        for question in self._open.values():
+            question.awaited.discard(process)
+        self._finish(now)
+
+    def tick(self, now: float) -> None:
+        self._finish(now)
+
+    def _finish(self, now: float) -> None:
+        for number, question in list(self._open.items()):
+            if question.awaited and now < question.deadline:
+                continue
+            if self._open.pop(number, None) is None:
+                continue
+            missing = [{"process": p, "error": "no answer"} for p in sorted(question.awaited)]
+            for shown in parts(question.ticket, question.rows + missing):
+                self._send(question.asker, shown)
+
+
+class _Question:
+    """One question, who asked it, and who has not answered yet."""
+
+    __slots__ = ("asker", "awaited", "deadline", "rows", "ticket", "what")
+
+    def __init__(
+        self, asker: str, ticket: int, what: str, awaited: set[str], deadline: float
+    ) -> None:
+        self.asker = asker
+        self.ticket = ticket
+        self.what = what
+        self.awaited = awaited
+        self.deadline = deadline
+        self.rows: list[Row] = []

@@ -1,0 +1,280 @@
+"""The coordinator's decisions: events of processes in, `Effect`s out.
+
+Owner: the coordinator, and nobody else. Pure: no I/O, time is an argument (seconds of a
+monotonic clock). Invariants (tests/property/test_fleet_properties.py):
+- an instance is published exactly while its executor has loaded it and has a link
+  (or, within the grace after a coordinator restart, may still come back);
+- an instance has at most one executor; of two the supervisor's latest stays;
+- an instance whose model cannot be loaded is not started again;
+- what the supervisor should run is everything but what failed or is being stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shmserve.core.budget import Ledger
+from shmserve.core.effects import Desire, Dismiss, Effect, Publish, Report
+from shmserve.core.lifecycle import Event, State, step
+from shmserve.core.records import InstanceRecord, ProcessRecord, VersionRecord, published
+from shmserve.core.registry import ModelState, Snapshot
+from shmserve.errors import ProtocolViolation
+from shmserve.tensor.spec import ModelSpec
+
+GRACE_S = 2.0  # after a restart: how long executors have to say hello again
+
+_NOT_DESIRED = (State.FAILED, State.STOPPING)
+
+
+class Fleet:
+    """Models, instances, processes and the pool's budget."""
+
+    def __init__(self, ledger: Ledger, execute_timeout_s: float, load_timeout_s: float) -> None:
+        self.ledger = ledger
+        self._execute_timeout_s = execute_timeout_s
+        self._load_timeout_s = load_timeout_s
+        self.versions: dict[tuple[str, str], VersionRecord] = {}
+        self.instances: dict[str, InstanceRecord] = {}
+        self.processes: dict[str, ProcessRecord] = {}
+        self.failures: dict[str, str] = {}
+        self.complete = False
+        self.draining = False
+
+    # ------------------------------------------------------------ what should be
+
+    def add_version(self, spec: ModelSpec, instances: Iterable[str], now: float) -> list[Effect]:
+        """A model version that should be served by these instances."""
+        version = VersionRecord(spec)
+        for name in instances:
+            record = InstanceRecord(name, since=now)
+            version.instances.append(record)
+            self.instances[name] = record
+        self.versions[spec.name, spec.version] = version
+        return [Publish(), Desire()]
+
+    def scanned(self, failures: dict[str, str]) -> list[Effect]:
+        """Every folder of the repository has been looked at."""
+        self.failures = dict(failures)
+        self.complete = True
+        return [Publish()]
+
+    def restore(self, previous: Snapshot, now: float) -> None:
+        """After a restart: trust what was published until the grace is over."""
+        for version in self.versions.values():
+            entry = previous.models.get(version.spec.name, {}).get(version.spec.version)
+            if entry is None:
+                continue
+            if entry.state is ModelState.READY:
+                version.spec, version.loaded = entry.spec, True
+            live = {instance.name: instance for instance in entry.instances}
+            for record in version.instances:
+                known = live.get(record.name)
+                if entry.state is ModelState.UNAVAILABLE:
+                    record.state, record.reason = State.FAILED, entry.reason
+                if known is not None:
+                    record.state, record.since = State.READY, now
+                    record.pid, record.process = known.pid, known.process
+                    record.endpoint, record.awaited_until = known.endpoint, now + GRACE_S
+
+    def desired(self) -> list[str]:
+        """The instances the supervisor should run."""
+        return [r.name for r in self.instances.values() if r.state not in _NOT_DESIRED]
+
+    def running(self) -> list[tuple[str, int]]:
+        """Instances whose executor has a link, with its pid: what a new supervisor adopts."""
+        return [(r.name, r.pid) for r in self.instances.values() if r.process in self.processes]
+
+    @property
+    def awaiting(self) -> bool:
+        """Whether executors published before a restart may still say hello."""
+        return any(record.awaited_until for record in self.instances.values())
+
+    def snapshot(self, epoch: str) -> Snapshot:
+        """The registry as it should be published (the writer numbers it)."""
+        return Snapshot(
+            epoch=epoch,
+            generation=0,
+            models=published(self.versions.values()),
+            complete=self.complete,
+            failed=self.failures,
+            draining=self.draining,
+        )
+
+    # ----------------------------------------------------------- any process
+
+    def hello(
+        self, process: str, role: str, pid: int, held_bytes: int, instance: str, now: float
+    ) -> list[Effect]:
+        """A process has a link now."""
+        effects = self.gone(process, now) if process in self.processes else []
+        self.ledger.joined(process, held_bytes)
+        self.processes[process] = ProcessRecord(process, role, pid, now)
+        if role == "executor":
+            effects += self._executor_joined(process, pid, instance, now)
+        if role == "supervisor":
+            effects += self._supervisor_joined(now)
+        return effects
+
+    def gone(self, process: str, now: float) -> list[Effect]:
+        """A process's link has ended: it takes no requests and holds nothing."""
+        left = self.processes.pop(process, None)
+        if left is None:
+            return []
+        effects = self.ledger.left(process, now)
+        record = self.instances.get(left.instance)
+        if record is not None and record.process == process:
+            was_live = record.live
+            self._step(record, Event.LOST, now)
+            record.process = record.endpoint = ""
+            effects += [Publish()] if was_live else []
+        return effects
+
+    def tick(self, now: float) -> list[Effect]:
+        """What only time decides. Call it at least once a second."""
+        effects = self.ledger.expire(now)
+        for record in self.instances.values():
+            if record.awaited_until and now >= record.awaited_until:
+                self._step(record, Event.LOST, now)
+                record.forget_process()
+                effects += [Report(f"instance={record.name} did not come back"), Publish()]
+            late = record.state in (State.STARTING, State.LOADING)
+            if late and now - record.since > self._load_timeout_s:
+                record.reason = f"the model did not load within {self._load_timeout_s:g} s"
+                effects += self._stop(record, now)
+        return effects
+
+    def drain(self) -> list[Effect]:
+        """The service is about to stop: say so, and let executors finish."""
+        if self.draining:
+            return []
+        self.draining = True
+        return [
+            Publish(),
+            *(Dismiss(p.name, "drain") for p in self.processes.values() if p.role == "executor"),
+        ]
+
+    # -------------------------------------------------------- from the supervisor
+
+    def started(self, instance: str, pid: int, now: float) -> list[Effect]:
+        """The supervisor runs this process for the instance."""
+        record = self._instance(instance)
+        effects: list[Effect] = []
+        if record.pid != pid:
+            effects = self._displace(record, now)
+            record.pid = pid
+        self._step(record, Event.STARTED, now)
+        return effects
+
+    def exited(self, instance: str, pid: int, reason: str, now: float) -> list[Effect]:
+        """The process of an instance has ended; the supervisor starts it again when due."""
+        record = self._instance(instance)
+        if record.pid not in (0, pid):
+            return []  # an earlier process of it
+        was_live, was_stopping = record.live, record.state is State.STOPPING
+        self._step(record, Event.EXITED, now)
+        record.exits += 1
+        if not was_stopping and record.state is not State.FAILED:
+            record.reason = f"its executor ended: {reason}"
+        record.forget_process()
+        effects: list[Effect] = [Desire()] if was_stopping else []
+        return [*effects, Publish()] if was_live or was_stopping else effects
+
+    # --------------------------------------------------------- from the executor
+
+    def loaded(self, process: str, spec: ModelSpec, endpoint: str, now: float) -> list[Effect]:
+        """The executor takes requests; `spec` is complete now."""
+        record = self._of_executor(process)
+        if record is None:
+            return []
+        version = self.versions[spec.name, spec.version]
+        if record not in version.instances or not endpoint or "/" in endpoint:
+            raise ProtocolViolation(f"{process} loaded something else than {record.name}")
+        self._step(record, Event.LOADED, now)
+        record.endpoint, record.reason, record.awaited_until = endpoint, "", 0.0
+        version.spec, version.loaded = spec, True
+        return [Publish()]
+
+    def load_failed(self, process: str, reason: str, now: float) -> list[Effect]:
+        """The model cannot be loaded: definitive."""
+        record = self._of_executor(process)
+        if record is None:
+            return []
+        self._step(record, Event.LOAD_FAILED, now)
+        record.reason = reason
+        text = f"model cannot be loaded instance={record.name} reason={reason}"
+        return [Report(text), Publish(), Desire()]
+
+    def busy(self, process: str, busy_ms: int, now: float) -> list[Effect]:
+        """The executor has been busy with one request for so long."""
+        record = self._of_executor(process)
+        if record is None or busy_ms <= self._execute_timeout_s * 1000:
+            return []
+        if record.state not in (State.LOADING, State.READY):
+            return []
+        record.reason = f"a request ran for more than {self._execute_timeout_s:g} s"
+        return self._stop(record, now)
+
+    # ------------------------------------------------------------------- inside
+
+    def _executor_joined(self, process: str, pid: int, name: str, now: float) -> list[Effect]:
+        if not name:  # it did not say: the supervisor may have
+            name = next((r.name for r in self.instances.values() if r.pid == pid), "")
+        record = self.instances.get(name)
+        if record is None or record.state is State.FAILED or self.draining:
+            return [Dismiss(process, "not wanted")]
+        rival = record.process if record.process in self.processes else ""
+        if rival and record.pid != pid:
+            return [Dismiss(process, "another executor runs this instance")]
+        if record.process != process or record.pid != pid:
+            record.forget_process()
+            if record.state is State.READY:
+                self._step(record, Event.LOST, now)
+        self.processes[process].instance = name
+        record.process, record.pid, record.awaited_until = process, pid, 0.0
+        self._step(record, Event.CONNECTED, now)
+        return []
+
+    def _supervisor_joined(self, now: float) -> list[Effect]:
+        """A new supervisor adopts what has a link; processes of the old without one are void."""
+        effects: list[Effect] = [Desire()]
+        for record in self.instances.values():
+            linked = record.process in self.processes or record.awaited_until
+            if not linked and record.state in (State.STARTING, State.STOPPING):
+                self._step(record, Event.EXITED, now)
+                record.forget_process()
+        return effects
+
+    def _displace(self, record: InstanceRecord, now: float) -> list[Effect]:
+        """Another process takes the instance over; the one it had goes."""
+        rival, was_live = record.process, record.live
+        record.forget_process()
+        if record.state in (State.LOADING, State.READY):
+            self._step(record, Event.LOST, now)
+        effects: list[Effect] = [Publish()] if was_live else []
+        if rival in self.processes:
+            self.processes[rival].instance = ""
+            effects.append(Dismiss(rival, "another executor runs this instance"))
+        return effects
+
+    def _stop(self, record: InstanceRecord, now: float) -> list[Effect]:
+        self._step(record, Event.STOP, now)
+        text = f"stopping instance={record.name} pid={record.pid} reason={record.reason}"
+        return [Report(text), Publish(), Desire()]
+
+    def _step(self, record: InstanceRecord, event: Event, now: float) -> None:
+        after = step(record.state, event, record.name)
+        if after is not record.state:
+            record.state, record.since = after, now
+
+    def _instance(self, name: str) -> InstanceRecord:
+        record = self.instances.get(name)
+        if record is None:
+            raise ProtocolViolation(f"unknown instance {name!r}")
+        return record
+
+    def _of_executor(self, process: str) -> InstanceRecord | None:
+        """The instance an executor runs; None: it has been dismissed."""
+        known = self.processes.get(process)
+        if known is None or known.role != "executor":
+            raise ProtocolViolation(f"{process} is not an executor")
+        return self.instances.get(known.instance)

@@ -1,0 +1,48 @@
+"""``python -m shmserve.supervisor``: started by `shmserve.supervisor.launch`, never by hand."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="shmserve.supervisor")
+    parser.add_argument("--process-id", required=True)
+    parser.add_argument("--master-fd", type=int, required=True)
+    parser.add_argument("--notify-socket", default="")
+    parser.add_argument("--watchdog-usec", type=int, default=0)
+    parser.add_argument("--detach", action="store_true", help="be nobody's child")
+    arguments = parser.parse_args()
+    if arguments.detach and os.fork():
+        # Whoever started us waits for this half only: gunicorn must not reap the other.
+        os._exit(0)
+    return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from setproctitle import setproctitle  # after the fork: the half that exits is quick
+
+    from shmserve import config
+    from shmserve.observe import logs
+    from shmserve.supervisor.service import Supervisor
+    from shmserve.transport.notify import Notifier
+
+    settings = config.load()
+    setproctitle("shmserve: supervisor")
+    logs.setup("supervisor", settings.log_level)
+    return Supervisor(
+        settings,
+        config.run_dir(settings),
+        arguments.process_id,
+        arguments.master_fd,
+        coordinator=[sys.executable, "-m", "shmserve.coordinator"],
+        executor=[sys.executable, "-m", "shmserve.executor"],
+        notifier=Notifier(arguments.notify_socket),
+        watchdog_s=arguments.watchdog_usec / 1e6,
+    ).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

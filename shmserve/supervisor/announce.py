@@ -1,0 +1,71 @@
+"""What the service manager is told: readiness, a status line, the watchdog's sign of life."""
+
+from __future__ import annotations
+
+from shmserve.core.registry import ModelState, Snapshot
+from shmserve.errors import Unavailable
+from shmserve.shm.registry_page import RegistryReader
+from shmserve.transport.notify import Notifier
+
+
+class Announcer:
+    """Follows the registry. READY=1 is sent once nothing is loading any more.
+
+    A model that cannot be loaded makes the readiness endpoint say no and the status line
+    say why, but it does not keep the service from having started: the service manager
+    would kill it, and the other models with it.
+    """
+
+    def __init__(self, notifier: Notifier, reader: RegistryReader, watchdog_s: float) -> None:
+        self._notifier = notifier
+        self._reader = reader
+        self._watchdog_s = watchdog_s / 2  # twice as often as asked for
+        self._generation = -1
+        self._ready = False
+        self._alive_at = 0.0
+
+    def turn(self, now: float) -> None:
+        if self._watchdog_s and now - self._alive_at >= self._watchdog_s:
+            self._alive_at = now
+            self._notifier.send("WATCHDOG=1")
+        try:
+            snapshot = self._reader.current()
+        except Unavailable:
+            return
+        if snapshot.generation == self._generation:
+            return
+        self._generation = snapshot.generation
+        lines = [f"STATUS={status_line(snapshot)}"]
+        if not self._ready and settled(snapshot):
+            self._ready = True
+            lines.insert(0, "READY=1")
+        self._notifier.send(*lines)
+
+    def stopping(self) -> None:
+        self._notifier.send("STOPPING=1", "STATUS=draining")
+
+
+def settled(snapshot: Snapshot) -> bool:
+    """Whether every model has either come up or failed for good."""
+    entries = [entry for versions in snapshot.models.values() for entry in versions.values()]
+    return snapshot.complete and all(
+        entry.state is ModelState.UNAVAILABLE
+        or (entry.state is ModelState.READY and bool(entry.instances))
+        for entry in entries
+    )
+
+
+def status_line(snapshot: Snapshot) -> str:
+    """One line for ``systemctl status``."""
+    if snapshot.draining:
+        return "draining"
+    names = dict.fromkeys(snapshot.failed)
+    ready = loading = 0
+    for name, versions in snapshot.models.items():
+        for version, entry in versions.items():
+            ready += entry.state is ModelState.READY
+            loading += entry.state is ModelState.LOADING
+            if entry.state is ModelState.UNAVAILABLE:
+                names[f"{name}/{version}"] = None
+    line = f"{ready} ready, {loading} loading"
+    return f"{line}, unavailable: {' '.join(names)}" if names else line

@@ -1,0 +1,66 @@
+"""Processes the supervisor runs: its own children and those it adopted, both by pidfd."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import BinaryIO
+
+from shmserve.transport.processes import pidfd_open, send_signal
+
+
+class Child:
+    """One process. `name` is its instance, or what else it is.
+
+    A child of ours is reaped by its own pid alone; an adopted one by whoever inherited it.
+    """
+
+    def __init__(
+        self, name: str, pid: int, pidfd: int, popen: subprocess.Popen[bytes] | None, now: float
+    ) -> None:
+        self.name = name
+        self.pid = pid
+        self.pidfd = pidfd
+        self.started_at = now
+        self._popen = popen
+        self.kill_at: float | None = None  # it was told to stop; from then on it is killed
+
+    @classmethod
+    def of(cls, name: str, popen: subprocess.Popen[bytes], now: float) -> Child:
+        """A process just started. Not reaped yet, so its pid is certainly its own."""
+        pidfd = pidfd_open(popen.pid)
+        assert pidfd is not None
+        return cls(name, popen.pid, pidfd, popen, now)
+
+    @property
+    def stopping(self) -> bool:
+        return self.kill_at is not None
+
+    def stop(self, now: float, grace_s: float) -> None:
+        """SIGTERM now (once), SIGKILL after the grace."""
+        if self.kill_at is None:
+            self.kill_at = now + grace_s
+            send_signal(self.pidfd, signal.SIGTERM)
+
+    def enforce(self, now: float) -> None:
+        """Kill it if it was told to stop and its grace is over."""
+        if self.kill_at is not None and now >= self.kill_at:
+            self.kill()
+            self.kill_at = now + 1.0  # it may take the kernel a while
+
+    def kill(self) -> None:
+        send_signal(self.pidfd, signal.SIGKILL)
+
+    def reap(self) -> int | None:
+        """After it has ended: its status (None if it was not our child). Closes the pidfd."""
+        os.close(self.pidfd)
+        return self._popen.wait(5.0) if self._popen is not None else None
+
+
+def as_stdin(data: bytes) -> BinaryIO:
+    """A file with `data`, to be a child's standard input: unlike a pipe it never blocks us."""
+    file = os.fdopen(os.memfd_create("stdin", os.MFD_CLOEXEC), "w+b")
+    file.write(data)
+    file.seek(0)
+    return file

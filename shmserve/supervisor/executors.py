@@ -1,0 +1,149 @@
+"""Runs exactly the executors that are desired: starts, adopts, restarts, stops them.
+
+Who decides what is desired is the coordinator; who decides when a process that ended is
+started again is `core.lifecycle.Restarts`, one per instance.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+
+from shmserve import ids
+from shmserve.core.lifecycle import Restarts
+from shmserve.protocol import messages
+from shmserve.protocol.messages import Exited, Instance, Started, ToCoordinator
+from shmserve.supervisor.children import Child, as_stdin
+from shmserve.transport.processes import describe_status, pidfd_open, spawn
+
+_log = logging.getLogger(__name__)
+
+_STOP_GRACE_S = 2.0  # of an executor that is not desired any more
+
+
+class Executors:
+    """See the module.
+
+    Args:
+        run_dir: where executors have their endpoints.
+        command: what to exec; the process id and the master's pidfd are appended.
+        master_fd: the pidfd that every process watches.
+        tell: sends a message to the coordinator.
+        watch: called with each new child, so that its end is noticed.
+    """
+
+    def __init__(
+        self,
+        run_dir: str,
+        command: list[str],
+        master_fd: int,
+        tell: Callable[[ToCoordinator], None],
+        watch: Callable[[Child], None],
+    ) -> None:
+        self._run_dir = run_dir
+        self._command = command
+        self._master_fd = master_fd
+        self._tell = tell
+        self._watch = watch
+        self._desired: dict[str, Instance] = {}
+        self._restarts: dict[str, Restarts] = {}
+        self._due: dict[str, float] = {}  # instances that wait for their next start
+        self._count = 0
+        self.children: dict[str, Child] = {}  # by instance
+        self.halted = False  # draining: nothing is started any more
+
+    def desire(self, instances: Iterable[Instance], now: float) -> None:
+        """Run exactly these from now on."""
+        self._desired = {instance.name: instance for instance in instances}
+        for name in list(self._due):
+            if name not in self._desired:
+                del self._due[name]
+        for name in self._desired:
+            if name not in self.children and name not in self._due:
+                self._due[name] = now
+        self.turn(now)
+
+    def adopt(self, name: str, pid: int, now: float) -> None:
+        """Take over an executor that runs already."""
+        if name in self.children:
+            return
+        pidfd = pidfd_open(pid)
+        if pidfd is None:
+            return
+        child = Child(name, pid, pidfd, None, now)
+        self.children[name] = child
+        self._due.pop(name, None)
+        self._restart(name).started(now)
+        self._watch(child)
+        _log.info("adopted instance=%s pid=%d", name, pid)
+
+    def report(self) -> None:
+        """Tell a coordinator that may not know what runs."""
+        for child in self.children.values():
+            self._tell(Started(child.name, child.pid))
+
+    def ended(self, child: Child, now: float) -> None:
+        """The process has ended: report it, and start the instance again when due."""
+        status = child.reap()
+        reason = describe_status(status)
+        if self.children.get(child.name) is child:
+            del self.children[child.name]
+        self._tell(Exited(child.name, child.pid, reason))
+        _log.warning("executor ended instance=%s pid=%d reason=%s", child.name, child.pid, reason)
+        if self.halted or child.name not in self._desired:
+            return
+        # One that chose to exit may have told the coordinator that its model cannot be loaded.
+        at_once = child.stopping or status is None or status < 0
+        self._due[child.name] = self._restart(child.name).ended(now, at_once=at_once)
+
+    def turn(self, now: float) -> None:
+        """Do what is due."""
+        for name, child in self.children.items():
+            if name not in self._desired and not self.halted:
+                child.stop(now, _STOP_GRACE_S)
+            child.enforce(now)
+        for name, due in list(self._due.items()):
+            if now >= due and not self.halted:
+                del self._due[name]
+                self._start(self._desired[name], now)
+
+    def next_due(self) -> float | None:
+        """When `turn` has something to do next; None: not before an event."""
+        kills = [c.kill_at for c in self.children.values() if c.kill_at is not None]
+        return min([*self._due.values(), *kills], default=None)
+
+    def halt(self) -> None:
+        self.halted = True
+        self._due.clear()
+
+    def _start(self, instance: Instance, now: float) -> None:
+        process = self._new_id()
+        command = [*self._command, "--process-id", process, "--master-fd", str(self._master_fd)]
+        restart = self._restart(instance.name)
+        try:
+            with as_stdin(messages.encode(instance)) as stdin:
+                popen = spawn(command, keep=(self._master_fd,), stdin=stdin)
+        except OSError as ex:
+            _log.error("executor not started instance=%s error=%s", instance.name, ex)
+            self._due[instance.name] = restart.ended(now, at_once=False)
+            return
+        child = Child.of(instance.name, popen, now)
+        self.children[instance.name] = child
+        restart.started(now)
+        self._watch(child)
+        self._tell(Started(instance.name, child.pid))
+        _log.info(
+            "started executor instance=%s process=%s pid=%d", instance.name, process, child.pid
+        )
+
+    def _restart(self, name: str) -> Restarts:
+        return self._restarts.setdefault(name, Restarts())
+
+    def _new_id(self) -> str:
+        """A process id whose endpoint nobody has, not even an adopted executor."""
+        while True:
+            self._count += 1
+            process = ids.new_process_id("executor", self._count)
+            if not os.path.exists(os.path.join(self._run_dir, f"{process}.sock")):
+                return process

@@ -1,0 +1,168 @@
+"""The service's start and stop as the gunicorn master sees them, and starting a supervisor.
+
+Light on purpose: the master imports this and nothing else of the server. It holds no
+thread, no socket, no mapping; what it has is a lock (so that one service owns the run
+directory), a pidfd of itself (so that everybody notices its end) and this module's state,
+which a reload of gunicorn.conf.py does not touch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from shmserve import config, ids
+from shmserve.config import Settings
+from shmserve.errors import ConfigError
+from shmserve.transport import rundir
+from shmserve.transport.processes import (
+    FileLock,
+    has_ended,
+    pidfd_open,
+    send_signal,
+    spawn_role,
+)
+
+_log = logging.getLogger(__name__)
+
+_PREDECESSOR_S = 10.0  # beyond the drain: for the processes of an earlier service to end
+_LAUNCH_S = 15.0
+# Meant for the master: whoever else has them would take its sockets or speak in its name.
+_MASTER_ONLY = (
+    "LISTEN_PID",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+)
+
+
+class _State:
+    """What the master knows; its forks (HTTP workers) inherit it."""
+
+    settings: Settings | None = None
+    lock: FileLock | None = None
+    master_fd: int = -1
+    notify_socket: str = ""
+    watchdog_usec: int = 0
+
+
+_state = _State()
+
+
+def settings() -> Settings:
+    """The service's settings, read once: a reload replaces HTTP workers, nothing else."""
+    if _state.settings is None:
+        _state.settings = config.load()
+    return _state.settings
+
+
+def changed_on_disk() -> bool:
+    """Whether the settings would read differently now."""
+    try:
+        return config.load() != _state.settings
+    except ConfigError:
+        return True
+
+
+def master_fd() -> int:
+    """The master's pidfd, as inherited by its forks; -1: no service has been begun."""
+    return _state.master_fd
+
+
+def begin(settings: Settings) -> None:
+    """Start the service around this gunicorn master.
+
+    Raises:
+        ConfigError: a setting that cannot work, or another service in the run directory.
+    """
+    _check(settings)
+    run_dir = config.run_dir(settings)
+    rundir.prepare(run_dir)
+    lock = rundir.lock(run_dir, "master")
+    if not lock.acquire():
+        raise ConfigError(f"run_dir is in use by another server (pid {lock.holder()})")
+    _state.settings, _state.lock = settings, lock
+    _await_predecessors(run_dir, settings.drain_timeout_s + _PREDECESSOR_S)
+    rundir.clean(run_dir)
+    rundir.write_epoch(run_dir, ids.new_epoch())
+    # gunicorn would announce readiness before any model is loaded; the supervisor does it.
+    _state.notify_socket = os.environ.pop("NOTIFY_SOCKET", "")
+    _state.watchdog_usec = int(os.environ.pop("WATCHDOG_USEC", "") or 0)
+    own = pidfd_open(os.getpid())
+    assert own is not None
+    _state.master_fd = own
+    ensure(settings, own)
+
+
+def ensure(settings: Settings, master_pidfd: int) -> bool:
+    """Start a supervisor if none runs; whether one was started.
+
+    Two callers at once are harmless: the second supervisor finds the lock taken and exits.
+    """
+    if rundir.lock(config.run_dir(settings), "supervisor").holder() is not None:
+        return False
+    if has_ended(master_pidfd):
+        return False
+    arguments = ["--detach", "--process-id", ids.new_process_id("supervisor", os.getpid())]
+    if _state.notify_socket:
+        arguments += ["--notify-socket", _state.notify_socket]
+        arguments += ["--watchdog-usec", str(_state.watchdog_usec)]
+    environ = {k: v for k, v in os.environ.items() if k not in _MASTER_ONLY}
+    process = spawn_role(
+        "supervisor", arguments, master_fd=master_pidfd, environ=environ, new_session=True
+    )
+    try:
+        status = process.wait(_LAUNCH_S)  # of the half that detaches and exits
+    except subprocess.TimeoutExpired:
+        process.kill()
+        status = process.wait()
+    if status != 0:
+        _log.error("the supervisor could not be started status=%d", status)
+    return status == 0
+
+
+def end(settings: Settings) -> None:
+    """Stop the service: drain, then nothing is left. For the master's exit."""
+    if _state.lock is None or not _state.lock.held:
+        return  # never begun, or not by this process
+    run_dir = config.run_dir(settings)
+    limit = settings.drain_timeout_s + _PREDECESSOR_S
+    for role in ("supervisor", "coordinator"):  # the latter: if its supervisor died just now
+        found = rundir.lock(run_dir, role).holder_pidfd()
+        if found is None:
+            continue
+        pid, pidfd = found
+        send_signal(pidfd, signal.SIGTERM)
+        if not has_ended(pidfd, limit):
+            _log.error("the %s did not end within %g s, killing it pid=%d", role, limit, pid)
+            send_signal(pidfd, signal.SIGKILL)
+            has_ended(pidfd, 5.0)
+        os.close(pidfd)
+    rundir.clean(run_dir)
+
+
+def _check(settings: Settings) -> None:
+    if settings.model_control == "poll":
+        raise ConfigError("model_control: 'poll' is not supported yet, use none or explicit")
+    for path in settings.model_repository:
+        if not os.path.isdir(path):
+            raise ConfigError(f"model_repository: {path!r} is not a directory")
+
+
+def _await_predecessors(run_dir: str, limit_s: float) -> None:
+    """The processes of a service whose master was killed end by themselves: wait for them."""
+    deadline = time.monotonic() + limit_s
+    for role in ("supervisor", "coordinator"):
+        while found := rundir.lock(run_dir, role).holder_pidfd():
+            pid, pidfd = found
+            sys.stderr.write(f"shmserve: waiting for an earlier {role} to end (pid {pid})\n")
+            ended = has_ended(pidfd, deadline - time.monotonic())
+            os.close(pidfd)
+            if not ended:
+                raise ConfigError(f"run_dir: an earlier {role} does not end (pid {pid})")

@@ -1,0 +1,257 @@
+"""The supervisor's shell: runs the coordinator and the executors, and ends with the master.
+
+One thread with a selector over pidfds, and the link's thread, whose messages come in
+through a queue. Nothing is waited for without a deadline.
+
+The end, whether by SIGTERM or because the master is gone: tell the coordinator (frontends
+see `draining`), let executors finish, kill what does not, stop the coordinator, remove the
+sockets. `Supervisor.run` returns when no process of ours is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import selectors
+import signal
+import time
+from typing import Any
+
+from shmserve import ids
+from shmserve.config import Settings
+from shmserve.core.lifecycle import Restarts
+from shmserve.protocol.messages import Adopt, Desired, Drain, FromCoordinator, Instance, Welcome
+from shmserve.shm.registry_page import RegistryReader
+from shmserve.supervisor.announce import Announcer
+from shmserve.supervisor.children import Child
+from shmserve.supervisor.executors import Executors
+from shmserve.transport import rundir
+from shmserve.transport.link import Link
+from shmserve.transport.notify import Notifier
+from shmserve.transport.processes import describe_status, has_ended, spawn
+
+_log = logging.getLogger(__name__)
+
+_TURN_S = 0.25
+_TELL_S = 0.2  # between "draining" and the executors' SIGTERM
+_WITHOUT_MASTER_S = 3.0  # the drain's limit once the master is gone
+_COORDINATOR_STOP_S = 2.0
+_DEAF_S = 20.0  # a coordinator that says nothing for so long is replaced
+
+
+class Supervisor:
+    """One life of the supervisor.
+
+    Args:
+        settings: the service's settings.
+        run_dir: its run directory.
+        process: this process's id.
+        master_fd: pidfd of the gunicorn master.
+        coordinator: command of the coordinator; its arguments are appended.
+        executor: command of an executor; its arguments are appended.
+        notifier: the service manager.
+        watchdog_s: its watchdog's period, 0: none.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        run_dir: str,
+        process: str,
+        master_fd: int,
+        *,
+        coordinator: list[str],
+        executor: list[str],
+        notifier: Notifier,
+        watchdog_s: float = 0.0,
+    ) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._master_fd = master_fd
+        self._command = coordinator
+        self._epoch = rundir.read_epoch(run_dir)
+        self._selector = selectors.DefaultSelector()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._inbox: queue.SimpleQueue[FromCoordinator] = queue.SimpleQueue()
+        self._announcer = Announcer(notifier, RegistryReader(run_dir), watchdog_s)
+        self._link = Link(
+            run_dir,
+            "supervisor",
+            process,
+            on_trim=lambda nbytes: None,
+            on_stats=self._stats,
+            held_bytes=lambda: 0,
+            on_message=self._from_link,
+        )
+        self._executors = Executors(run_dir, executor, master_fd, self._link.send, self._watch)
+        self._coordinator: Child | None = None
+        self._coordinator_due = 0.0
+        self._coordinator_restarts = Restarts(base_s=0.2, cap_s=5.0)
+        self._heard_at = time.monotonic()
+        self._part: list[Instance] = []
+        self._drain_reason = ""
+        self._drain_limit_s = 0.0
+
+    def run(self) -> int:
+        """Until the service ends; 0 at once if another supervisor runs."""
+        lock = rundir.lock(self._run_dir, "supervisor")
+        if not lock.acquire():
+            _log.debug("another supervisor runs pid=%s", lock.holder())
+            return 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: self.stop(signal.Signals(number).name))
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
+        self._selector.register(self._master_fd, selectors.EVENT_READ, None)
+        self._link.start()
+        try:
+            while not self._drain_reason:
+                self._turn()
+            self._drain()
+        finally:
+            self._link.close()
+            lock.release()
+        return 0
+
+    def stop(self, reason: str) -> None:
+        """Begin the drain; safe in a signal handler."""
+        if not self._drain_reason:
+            self._drain_reason, self._drain_limit_s = reason, self._settings.drain_timeout_s
+        os.eventfd_write(self._wake_fd, 1)
+
+    # ------------------------------------------------------- on the link's thread
+
+    def _from_link(self, message: FromCoordinator) -> None:
+        self._heard_at = time.monotonic()
+        self._inbox.put(message)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _stats(self, what: str) -> dict[str, Any]:
+        self._heard_at = time.monotonic()
+        return {}
+
+    # ------------------------------------------------------------------- the loop
+
+    def _turn(self, limit_s: float = _TURN_S) -> None:
+        """Wait for events, handle them, then do what is due."""
+        now = time.monotonic()
+        due = self._executors.next_due()
+        wait = limit_s if due is None else max(0.0, min(limit_s, due - now))
+        for key, _ in self._selector.select(wait):
+            if isinstance(key.data, Child):
+                self._ended(key.data)
+            elif key.fd == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
+            elif key.fd == self._master_fd:
+                self._selector.unregister(self._master_fd)
+                if not self._drain_reason:
+                    self.stop("the gunicorn master is gone")
+                self._drain_limit_s = min(self._drain_limit_s, _WITHOUT_MASTER_S)
+        while not self._inbox.empty():
+            self._handle(self._inbox.get())
+        now = time.monotonic()
+        self._executors.turn(now)
+        self._keep_coordinator(now)
+        self._announcer.turn(now)
+
+    def _handle(self, message: FromCoordinator) -> None:
+        now = time.monotonic()
+        if isinstance(message, Welcome):
+            self._part.clear()
+            self._executors.report()
+        elif isinstance(message, Adopt):
+            for name, pid in message.instances:
+                self._executors.adopt(name, pid, now)
+        elif isinstance(message, Desired):
+            self._part += message.instances
+            if not message.more:
+                wanted, self._part = self._part, []
+                self._executors.desire(wanted, now)
+
+    def _watch(self, child: Child) -> None:
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+
+    def _ended(self, child: Child) -> None:
+        self._selector.unregister(child.pidfd)
+        now = time.monotonic()
+        if child is not self._coordinator:
+            self._executors.ended(child, now)
+            return
+        self._coordinator = None
+        reason = describe_status(child.reap())
+        self._coordinator_due = self._coordinator_restarts.ended(now)
+        _log.warning("coordinator ended pid=%d reason=%s", child.pid, reason)
+
+    # ------------------------------------------------------------ the coordinator
+
+    def _keep_coordinator(self, now: float) -> None:
+        """There is always one: ours, or one that an earlier supervisor started."""
+        child = self._coordinator
+        if child is not None:
+            if now - max(self._heard_at, child.started_at) > _DEAF_S:
+                _log.error("coordinator says nothing, killing it pid=%d", child.pid)
+                child.kill()
+                self._heard_at = now
+            return
+        if now < self._coordinator_due or self._drain_reason:
+            return
+        found = rundir.lock(self._run_dir, "coordinator").holder_pidfd()
+        if found is not None:
+            self._coordinator = Child("coordinator", found[0], found[1], None, now)
+            _log.info("adopted the coordinator pid=%d", found[0])
+        else:
+            self._coordinator = self._start_coordinator(now)
+        if self._coordinator is not None:
+            self._coordinator_restarts.started(now)
+            self._watch(self._coordinator)
+
+    def _start_coordinator(self, now: float) -> Child | None:
+        process = ids.new_process_id("coordinator", os.getpid())
+        arguments = ["--process-id", process, "--epoch", self._epoch]
+        arguments += ["--master-fd", str(self._master_fd)]
+        try:
+            popen = spawn([*self._command, *arguments], keep=(self._master_fd,))
+        except OSError as ex:
+            _log.error("coordinator not started error=%s", ex)
+            self._coordinator_due = self._coordinator_restarts.ended(now, at_once=False)
+            return None
+        _log.info("started coordinator process=%s pid=%d", process, popen.pid)
+        return Child.of("coordinator", popen, now)
+
+    # ------------------------------------------------------------------ the drain
+
+    def _drain(self) -> None:
+        _log.info("draining reason=%s limit_s=%g", self._drain_reason, self._drain_limit_s)
+        started = time.monotonic()
+        self._announcer.stopping()
+        self._executors.halt()
+        self._link.send(Drain(self._drain_reason))
+        while self._executors.children:
+            now = time.monotonic()
+            left = started + self._drain_limit_s - now
+            for child in self._executors.children.values():
+                if now - started >= _TELL_S:
+                    child.stop(now, max(0.0, left))
+                if left <= 0:  # the limit may have become shorter since it was told to stop
+                    child.kill()
+            self._turn(min(_TURN_S, _TELL_S))
+            if left < -5.0:  # killed, and still there: in the kernel, nothing helps
+                _log.error("executors do not end pids=%s", self._pids())
+                break
+        self._stop_coordinator()
+        rundir.clean_sockets(self._run_dir)
+        if has_ended(self._master_fd):
+            rundir.clean(self._run_dir)
+
+    def _stop_coordinator(self) -> None:
+        child = self._coordinator
+        if child is None:
+            return
+        child.stop(time.monotonic(), _COORDINATOR_STOP_S)
+        if not has_ended(child.pidfd, _COORDINATOR_STOP_S):
+            child.kill()
+            has_ended(child.pidfd, _COORDINATOR_STOP_S)
+        self._ended(child)
+
+    def _pids(self) -> list[int]:
+        return [child.pid for child in self._executors.children.values()]

@@ -1,0 +1,130 @@
+"""Runs the process tree with stand-ins and looks at it from outside."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from shmserve.cli import show
+from shmserve.core.registry import Snapshot
+from shmserve.errors import ShmserveError, Unavailable
+from shmserve.shm.registry_page import RegistryReader
+from shmserve.transport import rundir
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out waiting for: {what}"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+class Tree:
+    """One service in a run directory of its own."""
+
+    def __init__(self, folder: Path, models: dict, environ: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.run_dir = str(folder / "run")
+        (folder / "models.json").write_bytes(
+            msgspec.json.encode({"models": {n: {"name": n, **m} for n, m in models.items()}})
+        )
+        self.environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")},
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "SHMSERVE_RUN_DIR": self.run_dir,
+            "SHMSERVE_MODEL_REPOSITORY": str(folder),
+            "SHMSERVE_DRAIN_TIMEOUT_S": "3",
+            **(environ or {}),
+        }
+        self.reader = RegistryReader(self.run_dir)
+        self.master: subprocess.Popen[bytes]
+        self.start()
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self.master = subprocess.Popen(
+                [sys.executable, str(STAND_INS / "master.py")],
+                env=self.environ,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def snapshot(self) -> Snapshot | None:
+        try:
+            return self.reader.current()
+        except Unavailable:
+            return None
+
+    def ready(self) -> bool:
+        snapshot = self.snapshot()
+        return snapshot is not None and snapshot.ready
+
+    def wait_ready(self) -> None:
+        wait_until(self.ready, "readiness")
+
+    def live(self, model: str) -> dict[str, int]:
+        """Published instances of a model and their pids."""
+        snapshot = self.snapshot()
+        assert snapshot is not None
+        return {i.name: i.pid for i in snapshot.models[model]["1"].instances}
+
+    def rows(self, what: str = "processes") -> list[dict]:
+        try:
+            return show.ask(self.run_dir, what)
+        except ShmserveError:
+            return []
+
+    def pid(self, role: str) -> int:
+        """The pid of a process that exists once; 0: none now."""
+        return rundir.lock(self.run_dir, role).holder() or 0
+
+    def members(self) -> list[int]:
+        """Everything that runs with our run directory, stand-ins and all."""
+        wanted = f"SHMSERVE_RUN_DIR={self.run_dir}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                environ = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if wanted in environ and is_running(int(entry.name)):
+                found.append(int(entry.name))
+        return found
+
+    def kill(self, pid: int) -> None:
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+        if pid == self.master.pid:
+            self.master.wait(10)
+        wait_until(lambda: not is_running(pid), f"end of {pid}")
+
+    def close(self) -> None:
+        """End it the hard way if the test has not; nothing may be left."""
+        if self.master.poll() is None:
+            self.master.kill()
+        self.master.wait(10)
+        deadline = time.monotonic() + 10
+        while self.members() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = self.members()
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left, f"left over: {left}\n{(self.folder / 'log').read_text()}"

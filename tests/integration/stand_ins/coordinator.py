@@ -1,0 +1,62 @@
+"""The coordinator with a model repository described by one JSON file."""
+
+import argparse
+import os
+import sys
+
+import msgspec
+
+from shmserve import config, ids
+from shmserve.coordinator.service import Coordinator
+from shmserve.observe import logs
+from shmserve.protocol.messages import Instance
+from shmserve.tensor.spec import ModelSpec
+
+
+class Folder(msgspec.Struct):
+    name: str
+    count: int = 1
+    parameters: dict[str, str] = {}
+    failures: dict[str, str] = {}
+
+    @property
+    def specs(self) -> tuple[ModelSpec, ...]:
+        return (ModelSpec(self.name, "1", "", "python", 0, (), (), parameters=self.parameters),)
+
+    def instances(self) -> list[Instance]:
+        spec = self.specs[0]
+        return [
+            Instance(ids.instance_name(self.name, "1", i), spec, "/nowhere")
+            for i in range(self.count)
+        ]
+
+
+class Scan(msgspec.Struct):
+    models: dict[str, Folder]
+    failures: dict[str, str] = {}
+
+
+def scan(paths):
+    with open(os.path.join(paths[0], "models.json"), "rb") as file:
+        return msgspec.json.decode(file.read(), type=Scan)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--process-id", required=True)
+    parser.add_argument("--master-fd", type=int, required=True)
+    parser.add_argument("--epoch", required=True)
+    arguments = parser.parse_args()
+    settings = config.load()
+    logs.setup("coordinator", "info")
+    return Coordinator(
+        settings,
+        config.run_dir(settings),
+        arguments.process_id,
+        arguments.epoch,
+        arguments.master_fd,
+        scan,
+    ).run()
+
+
+sys.exit(main())

@@ -1,0 +1,36 @@
+"""What the gunicorn master and one HTTP worker do for the service, without gunicorn."""
+
+import os
+import signal
+import sys
+import threading
+
+from shmserve import config
+from shmserve.supervisor import guard, launch
+from shmserve.transport.processes import spawn
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def spawn_stand_in(role, arguments, *, master_fd, environ, new_session):
+    script = os.path.join(HERE, f"{role}.py")
+    return spawn(
+        [sys.executable, script, *arguments, "--master-fd", str(master_fd)],
+        keep=(master_fd,),
+        environ=environ,
+        new_session=new_session,
+    )
+
+
+def main() -> None:
+    launch.spawn_role = spawn_stand_in
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    settings = config.load()
+    launch.begin(settings)
+    guard.start_guard(settings)
+    stopped.wait(120)
+    launch.end(settings)
+
+
+main()

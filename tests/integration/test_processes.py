@@ -1,0 +1,185 @@
+"""Real processes, killed: who notices, who replaces whom, what is left."""
+
+import copy
+import signal
+
+import pytest
+from process_harness import Tree, is_running, wait_until
+
+from shmserve.core.registry import ModelState
+from shmserve.shm.registry_page import RegistryReader
+
+MODELS = {"alpha": {"count": 2}, "beta": {}}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    tree = Tree(tmp_path, MODELS)
+    try:
+        tree.wait_ready()
+        wait_until(lambda: len(executors(tree)) == 3, "all executors")
+        yield tree
+    finally:
+        tree.close()
+
+
+def executors(tree):
+    return {**tree.live("alpha"), **tree.live("beta")}
+
+
+def test_the_tree_comes_up_and_can_be_shown(tree):
+    roles = sorted(row["role"] for row in tree.rows())
+    assert roles == ["cli", "coordinator", "executor", "executor", "executor", "supervisor"]
+    held = {row["role"]: row["held_bytes"] for row in tree.rows()}
+    assert held["executor"] == 1000
+    models = tree.rows("models")
+    assert [row["instance"] for row in models] == ["alpha/1/0", "alpha/1/1", "beta/1/0"]
+    assert {row["state"] for row in models} == {"READY"}
+    assert len(tree.rows("queues")) == 3
+
+
+def test_a_killed_executor_is_replaced(tree):
+    before = executors(tree)
+    tree.kill(before["alpha/1/0"])
+    wait_until(lambda: executors(tree).get("alpha/1/0") != before["alpha/1/0"], "unpublication")
+    wait_until(lambda: "alpha/1/0" in executors(tree), "another executor")
+    after = executors(tree)
+    assert after["alpha/1/1"] == before["alpha/1/1"]
+    assert after["beta/1/0"] == before["beta/1/0"]
+
+
+def test_a_killed_coordinator_is_replaced_and_remembers(tree):
+    before, generation = executors(tree), tree.snapshot().generation
+    coordinator = tree.pid("coordinator")
+    tree.kill(coordinator)
+    assert executors(tree) == before  # the data path does not notice
+    wait_until(lambda: tree.pid("coordinator") not in (0, coordinator), "another coordinator")
+    wait_until(lambda: len(tree.rows()) == 6, "all links")
+    wait_until(lambda: tree.snapshot().generation > generation, "a publication")
+    assert executors(tree) == before
+    tree.kill(before["beta/1/0"])
+    wait_until(lambda: executors(tree).get("beta/1/0", 0) not in (0, before["beta/1/0"]), "restart")
+
+
+def test_a_killed_supervisor_is_replaced_and_adopts(tree):
+    before, coordinator = executors(tree), tree.pid("coordinator")
+    supervisor = tree.pid("supervisor")
+    tree.kill(supervisor)
+    wait_until(lambda: tree.pid("supervisor") not in (0, supervisor), "another supervisor")
+    wait_until(lambda: len(tree.rows()) == 6, "its link")
+    assert tree.pid("coordinator") == coordinator
+    assert executors(tree) == before
+    tree.kill(before["alpha/1/1"])  # not its child
+    wait_until(
+        lambda: executors(tree).get("alpha/1/1", 0) not in (0, before["alpha/1/1"]), "restart"
+    )
+    assert len([p for p in tree.members() if p != tree.master.pid]) == 5
+
+
+def test_supervisor_and_coordinator_killed_together(tree):
+    before = executors(tree)
+    supervisor, coordinator = tree.pid("supervisor"), tree.pid("coordinator")
+    tree.kill(supervisor)
+    tree.kill(coordinator)
+    wait_until(lambda: tree.pid("supervisor") not in (0, supervisor), "another supervisor")
+    wait_until(lambda: tree.pid("coordinator") not in (0, coordinator), "another coordinator")
+    wait_until(lambda: len(tree.rows()) == 6, "all links")
+    assert executors(tree) == before
+    tree.kill(before["beta/1/0"])
+    wait_until(lambda: executors(tree).get("beta/1/0", 0) not in (0, before["beta/1/0"]), "restart")
+
+
+def test_with_the_master_everything_ends(tree):
+    members = tree.members()
+    tree.kill(tree.master.pid)
+    wait_until(lambda: not any(is_running(pid) for pid in members), "everything's end")
+    names = {path.name for path in (tree.folder / "run").iterdir()}
+    assert names == {"master.lock", "supervisor.lock", "coordinator.lock"}
+
+
+def test_with_master_and_supervisor_everything_ends(tree):
+    members = tree.members()
+    tree.kill(tree.master.pid)
+    tree.kill(tree.pid("supervisor"))
+    wait_until(lambda: not any(is_running(pid) for pid in members), "everything's end")
+
+
+def test_a_service_can_start_where_one_was_killed(tree):
+    epoch = tree.snapshot().epoch
+    tree.kill(tree.master.pid)
+    tree.start()  # at once: it waits for the old processes to end
+
+    def another():
+        tree.reader = RegistryReader(tree.run_dir)  # a reader lives as long as its service
+        return tree.ready() and tree.snapshot().epoch != epoch
+
+    wait_until(another, "the next service")
+
+
+def test_a_clean_stop_drains_and_leaves_nothing(tree):
+    members = tree.members()
+    tree.master.send_signal(signal.SIGTERM)
+    assert tree.master.wait(20) == 0
+    assert not any(is_running(pid) for pid in members)
+    names = {path.name for path in (tree.folder / "run").iterdir()}
+    assert names == {"master.lock", "supervisor.lock", "coordinator.lock"}
+
+
+def test_a_second_service_in_the_run_directory_is_refused(tree):
+    other = copy.copy(tree)
+    other.start()
+    assert other.master.wait(20) != 0
+    assert "in use by another server" in (tree.folder / "log").read_text()
+    assert tree.ready()
+
+
+def test_an_executor_that_hangs_is_killed_and_replaced(tmp_path):
+    tree = Tree(tmp_path, {"slow": {"parameters": {"ignore_stop": "yes"}}})
+    try:
+        tree.wait_ready()
+        before = tree.live("slow")
+        flag = tmp_path / "run" / "busy-slow-1-0"
+        flag.touch()
+        wait_until(lambda: tree.live("slow") != before, "the watchdog")
+        flag.unlink()
+        wait_until(lambda: tree.live("slow").get("slow/1/0", 0) not in (0, before["slow/1/0"]), "x")
+        assert "a request ran for more than" in (tmp_path / "log").read_text()
+    finally:
+        tree.close()
+
+
+def test_a_model_that_cannot_be_loaded_is_not_tried_again(tmp_path):
+    tree = Tree(tmp_path, {"bad": {"parameters": {"load": "fail"}}, "good": {}})
+    try:
+        wait_until(lambda: tree.snapshot() and tree.snapshot().complete, "the scan")
+
+        def entry():
+            return tree.snapshot().models["bad"]["1"]
+
+        wait_until(lambda: entry().state is ModelState.UNAVAILABLE, "the failure")
+        assert entry().reason == "the model says no"
+        wait_until(lambda: tree.live("good"), "the other model")
+        tree.kill(tree.pid("coordinator"))
+        wait_until(lambda: len(tree.rows()) == 4, "another coordinator")
+        assert entry().state is ModelState.UNAVAILABLE
+        assert (tmp_path / "log").read_text().count("started executor instance=bad") == 1
+    finally:
+        tree.close()
+
+
+def test_a_model_that_never_loads_is_given_up_and_tried_again(tmp_path):
+    tree = Tree(
+        tmp_path, {"stuck": {"parameters": {"load": "hang"}}}, {"SHMSERVE_LOAD_TIMEOUT_S": "1"}
+    )
+    try:
+        wait_until(
+            lambda: (tmp_path / "log").read_text().count("started executor instance=stuck") > 1,
+            "another try",
+        )
+        entry = tree.snapshot().models["stuck"]["1"]
+        assert (entry.state, entry.reason) == (
+            ModelState.LOADING,
+            "the model did not load within 1 s",
+        )
+    finally:
+        tree.close()

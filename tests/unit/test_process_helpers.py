@@ -1,0 +1,144 @@
+"""Locks that name their holder, pidfds, the run directory, sd_notify."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from shmserve.errors import ConfigError
+from shmserve.transport import rundir
+from shmserve.transport.notify import Notifier
+from shmserve.transport.processes import (
+    FileLock,
+    describe_status,
+    has_ended,
+    pidfd_open,
+    send_signal,
+    spawn,
+)
+
+
+@pytest.fixture
+def other():
+    """Another process that takes locks on request."""
+    code = (
+        "import sys\n"
+        "from shmserve.transport.processes import FileLock\n"
+        "locks = []\n"
+        "for line in sys.stdin:\n"
+        "    locks.append(FileLock(line.strip()))\n"
+        "    print(locks[-1].acquire(), flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def acquire(process, path) -> bool:
+    process.stdin.write(f"{path}\n")
+    process.stdin.flush()
+    return process.stdout.readline() == "True\n"
+
+
+def test_a_lock_tells_who_holds_it_and_goes_with_its_process(tmp_path, other):
+    path = str(tmp_path / "a.lock")
+    assert FileLock(path).holder() is None
+    assert acquire(other, path)
+    lock = FileLock(path)
+    assert lock.holder() == other.pid
+    assert lock.acquire() is False
+    pid, pidfd = lock.holder_pidfd()
+    assert pid == other.pid
+    assert not has_ended(pidfd)
+    send_signal(pidfd, signal.SIGKILL)
+    assert has_ended(pidfd, 10.0)
+    os.close(pidfd)
+    other.wait(10)
+    assert lock.holder_pidfd() is None
+    assert lock.acquire()
+    assert lock.held
+    lock.release()
+
+
+def test_asking_does_not_take_the_lock(tmp_path, other):
+    path = str(tmp_path / "a.lock")
+    FileLock(path).acquire()  # makes the file; dropped when its descriptor goes
+    lock = FileLock(path)
+    lock.holder()
+    assert not lock.held
+
+
+def test_a_pidfd_of_nobody_is_none():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait(10)
+    assert pidfd_open(process.pid) is None
+
+
+def test_a_spawned_process_has_its_own_group_and_only_the_descriptors_kept():
+    read, write = os.pipe()
+    other, _unused = os.pipe()
+    code = f"import os; os.write({write}, b'%d %d' % (os.getpgid(0) == os.getpid(), \
+len(os.listdir('/proc/self/fd'))))"
+    process = spawn([sys.executable, "-c", code], keep=(write,))
+    assert process.wait(10) == 0
+    assert os.read(read, 100) == b"1 5"  # three standard streams, the pipe, and listdir's own
+    for fd in (read, write, other, _unused):
+        os.close(fd)
+
+
+def test_statuses_are_told_in_words():
+    assert describe_status(-9) == "signal SIGKILL"
+    assert describe_status(1) == "status 1"
+    assert describe_status(None) == "status unknown (not a child)"
+    assert describe_status(-200) == "signal 200"
+
+
+def test_the_run_directory_is_made_for_its_user_alone(tmp_path):
+    path = str(tmp_path / "a" / "run")
+    rundir.prepare(path)
+    rundir.prepare(path)
+    assert os.stat(path).st_mode & 0o777 == 0o700
+    os.chmod(path, 0o750)
+    with pytest.raises(ConfigError, match="open to other users"):
+        rundir.prepare(path)
+
+
+def test_a_run_directory_that_is_a_link_or_too_long_is_refused(tmp_path):
+    (tmp_path / "real").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(ConfigError, match="not a directory"):
+        rundir.prepare(str(tmp_path / "link"))
+    with pytest.raises(ConfigError, match="too long"):
+        rundir.prepare(str(tmp_path / ("x" * 100)))
+
+
+def test_cleaning_leaves_the_locks(tmp_path):
+    run_dir = str(tmp_path)
+    assert rundir.read_epoch(run_dir) == ""
+    rundir.write_epoch(run_dir, "12345678")
+    assert rundir.read_epoch(run_dir) == "12345678"
+    for name in ("master.lock", "a.sock", "registry.page", "registry.msgpack.new"):
+        (tmp_path / name).touch()
+    rundir.clean(run_dir)
+    assert os.listdir(run_dir) == ["master.lock"]
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_the_service_manager_is_told(tmp_path, abstract):
+    address = f"@shmserve-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(address.replace("@", "\0"))
+        sock.settimeout(10)
+        Notifier(address).send("READY=1", "STATUS=x")
+        assert sock.recv(100) == b"READY=1\nSTATUS=x"
+
+
+def test_without_a_service_manager_nothing_happens(tmp_path):
+    Notifier("").send("READY=1")
+    Notifier(str(tmp_path / "nobody")).send("READY=1")
