@@ -1,0 +1,5 @@
+"""Code that `proto/generate.py` writes from `proto/`; not edited by hand, checked by CI.
+
+Importing it registers messages of the package `inference`; tritonclient's gRPC stubs
+register the same names, so the two never live in one process.
+"""

@@ -62,6 +62,8 @@ class Snapshot(Struct, frozen=True):
         versions = self.models.get(name)
         if not versions:
             return None
+        if len(versions) == 1:  # nearly always, and on every request
+            return next(iter(versions.values()))
         ordered = sorted(versions.values(), key=lambda entry: int(entry.spec.version), reverse=True)
         return next((e for e in ordered if e.state is ModelState.READY), ordered[0])
 

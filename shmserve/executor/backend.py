@@ -7,7 +7,7 @@ response. Everything about where bytes lie is the request's business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,9 +36,13 @@ class Request(Protocol):
 
     id: str
     parameters: dict[str, Parameter]
-    inputs: dict[str, InputTensor]  # in the request's order
     requested: tuple[str, ...]  # names of the wanted outputs, never empty
     deadline_ns: int  # CLOCK_MONOTONIC, 0: none
+
+    @property
+    def inputs(self) -> Mapping[str, InputTensor]:
+        """Inputs by name, in the request's order."""
+        ...
 
     @property
     def cancelled(self) -> bool:

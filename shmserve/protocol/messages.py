@@ -131,6 +131,8 @@ class Answer(Message, frozen=True):
     offers: tuple[SegmentOffer, ...] = ()
     dropped: tuple[int, ...] = ()
     final: bool = True
+    retained: tuple[int, ...] = ()  # inputs the model still holds: their slots stay leased
+    freed: tuple[tuple[int, int], ...] = ()  # (slot, generation) of earlier retained inputs
 
 
 class ExecutorHello(Message, frozen=True):

@@ -1,8 +1,151 @@
-"""Segments (a placeholder until the data plane lands)."""
+"""Segments: POSIX shared-memory objects of our own.
+
+Every name is made in this file and removed in this file. A name lives for the few
+microseconds between `shm_open` and `shm_unlink`: peers get a read-only file
+descriptor (SCM_RIGHTS), never a name, so nothing can be found, guessed or left
+behind. What a process killed in that window leaves is removed by `sweep`.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import logging
+import mmap
+import os
+import secrets
+import stat
+
+import posix_ipc
+
+from shmserve.errors import ArenaExhausted
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "shmserve."
+_DIRECTORY = "/dev/shm"
+_POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; not in the mmap module of 3.11
+_POPULATE_WRITE = 23
+
+# The mmap module's madvise keeps the GIL; populating 256 MiB takes over 100 ms.
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Segment:
+    """A segment this process owns and writes: `view` is its memory, `size` its bytes."""
+
+    def __init__(self, epoch: str, size: int) -> None:
+        """Make, reserve and populate a segment.
+
+        Raises:
+            ArenaExhausted: the file system behind POSIX shared memory is full.
+        """
+        self.size = size
+        self.fd = _create(epoch, size)
+        try:
+            self._map = mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError):
+            os.close(self.fd)
+            raise ArenaExhausted("the server has no address space for more tensors") from None
+        self.view = memoryview(self._map)
+        _populate(self._map, size, _POPULATE_WRITE)
+
+    def reader_fd(self) -> int:
+        """A new descriptor that can be mapped for reading only; the caller closes it."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Let go; the kernel frees the memory with the last mapping."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self.view = memoryview(b"")  # the mapping goes with its last view
+
+    def free(self) -> None:
+        """Close, and free the memory at once even while readers still have it mapped.
+
+        Readers that look at it again see zeros (MADV_REMOVE keeps the object's size, so
+        nobody gets a SIGBUS); by the slot rules none does.
+        """
+        if self.fd < 0:
+            return
+        try:
+            self._map.madvise(mmap.MADV_REMOVE)
+        except OSError as ex:  # the memory then goes with its last mapping
+            log.warning("segment not freed early: %s", ex)
+        self.close()
+
+
+class Mapping:
+    """A peer's segment, mapped read-only. It is unmapped with its last view."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        """Map `size` bytes of `fd` (stays the caller's).
+
+        Raises:
+            OSError: not a mappable object, or smaller than `size`.
+        """
+        if os.fstat(fd).st_size < size:  # the peer's word is not trusted: beyond the end is SIGBUS
+            raise OSError(errno.EINVAL, "segment is smaller than announced")
+        self.size = size
+        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        self.view = memoryview(self._map)
+        _populate(self._map, size, _POPULATE_READ)
+
+
+def _create(epoch: str, size: int) -> int:
+    while True:
+        name = f"/{_PREFIX}{epoch}.{secrets.token_hex(8)}"
+        try:
+            memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+        except posix_ipc.ExistentialError:
+            continue
+        except OSError as ex:
+            raise ArenaExhausted("the server cannot make shared memory") from ex
+        break
+    fd = int(memory.fd)
+    posix_ipc.unlink_shared_memory(name)
+    try:
+        os.posix_fallocate(fd, 0, size)  # ENOSPC now instead of SIGBUS later
+    except OSError as ex:
+        os.close(fd)
+        log.error("no shared memory for a segment of %d bytes: %s", size, ex.strerror)
+        raise ArenaExhausted("the server's shared memory is full") from ex
+    return fd
+
+
+def _populate(memory: mmap.mmap, size: int, advice: int) -> None:
+    """Fill the page tables, without the GIL. Not possible on old kernels: then at first touch."""
+    array = ctypes.c_char if advice == _POPULATE_WRITE else None
+    if array is not None:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    else:
+        import numpy as np  # a read-only mapping's address; ctypes wants a writable one
+
+        address = int(np.frombuffer(memory, np.uint8, 1).ctypes.data)
+    if _libc.madvise(address, size, advice) != 0:
+        log.debug("page tables not populated: errno %d", ctypes.get_errno())
+
 
 def sweep() -> int:
-    """Remove what dead earlier epochs left; returns how many objects were removed."""
-    return 0
+    """Remove names that processes killed at birth of a segment left; returns how many.
+
+    Only our prefix, regular files and our own uid. A name never matters to a live
+    process (it holds the descriptor), so removing one that was just born is harmless.
+    """
+    removed = 0
+    try:
+        names = [n for n in os.listdir(_DIRECTORY) if n.startswith(_PREFIX)]
+    except OSError:
+        return 0
+    for name in names:
+        path = os.path.join(_DIRECTORY, name)
+        try:
+            info = os.lstat(path)
+            if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
+                posix_ipc.unlink_shared_memory("/" + name)
+                removed += 1
+        except (OSError, posix_ipc.Error):
+            continue  # somebody else removed it
+    return removed

@@ -1,0 +1,54 @@
+# Everything a developer or operator types; each target sets up what it needs in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SERVE_DEPS := $(VENV)/.serve
+DEV_DEPS := $(VENV)/.dev
+BENCH_DEPS := $(VENV)/.bench
+
+.PHONY: serve test lint proto proto-check bench drill soak clean
+
+serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
+	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
+
+test: $(DEV_DEPS)  ## set up and pass the tests
+	$(BIN)/python -m pytest
+
+lint: $(DEV_DEPS)  ## ruff, mypy strict, import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+proto: $(DEV_DEPS)  ## generate shmserve/_generated from proto/
+	$(BIN)/python proto/generate.py
+
+proto-check: $(DEV_DEPS)  ## fail if shmserve/_generated is stale
+	$(BIN)/python proto/generate.py --check
+
+bench: $(BENCH_DEPS)  ## measure, into bench/results
+	$(BIN)/python -m bench
+
+drill: $(DEV_DEPS)  ## the long kill matrix: 60 s of load, every process killed three times
+	$(BIN)/python -m tests.crash.drill --seconds 60 --kills 3
+
+soak: $(DEV_DEPS)  ## 100,000 small and 1,000 large requests, looking for growth
+	$(BIN)/python -m tests.crash.soak
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(SERVE_DEPS): $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx]'
+	@touch $@
+
+$(DEV_DEPS): $(SERVE_DEPS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx,dev]'
+	@touch $@
+
+$(BENCH_DEPS): $(DEV_DEPS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@touch $@
+
+clean:  ## remove what the targets above have made
+	rm -rf $(VENV) bench/build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

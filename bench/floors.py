@@ -1,0 +1,95 @@
+"""What the machine can do at best: the floors under every number of the report."""
+
+import os
+import socket
+import time
+
+import numpy as np
+
+MIB = 1 << 20
+
+
+def median_us(samples):
+    return round(sorted(samples)[len(samples) // 2] * 1e6, 2)
+
+
+def memcpy_16_mib(repeats=40):
+    source, target = np.ones(16 * MIB, dtype=np.uint8), np.ones(16 * MIB, dtype=np.uint8)
+    samples = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        samples.append(time.perf_counter() - start)
+    return median_us(samples)
+
+
+def _with_child(ours, theirs, serve, measure):
+    """`measure` here against `serve` in another process."""
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        try:
+            serve(theirs)
+        finally:
+            os._exit(0)
+    theirs.close()
+    try:
+        return measure(ours)
+    finally:
+        ours.close()
+        os.waitpid(pid, 0)
+
+
+def seqpacket_round_trip(repeats=3000):
+    def serve(sock):
+        while message := sock.recv(256):
+            sock.send(message)
+
+    def measure(sock):
+        samples = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            sock.send(b"x" * 64)
+            sock.recv(256)
+            samples.append(time.perf_counter() - start)
+        return median_us(samples)
+
+    return _with_child(*socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET), serve, measure)
+
+
+def tcp_16_mib(repeats=40):
+    """16 MiB over loopback and one byte back, always from and to the same memory."""
+    size = 16 * MIB
+
+    def serve(sock):
+        memory = memoryview(bytearray(size))
+        while True:
+            got = 0
+            while got < size:
+                count = sock.recv_into(memory[got:], 0, socket.MSG_WAITALL)
+                if not count:
+                    return
+                got += count
+            sock.send(b"x")
+
+    def measure(sock):
+        memory = memoryview(bytearray(b"x" * size))
+        samples = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            sock.sendall(memory)
+            sock.recv(1)
+            samples.append(time.perf_counter() - start)
+        return median_us(samples)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    return _with_child(ours, theirs, serve, measure)
+
+
+FLOORS = {
+    "memcpy of 16 MiB": memcpy_16_mib,
+    "SEQPACKET round trip, 64 bytes": seqpacket_round_trip,
+    "TCP loopback, 16 MiB one way": tcp_16_mib,
+}

@@ -1,0 +1,22 @@
+"""The WSGI entry: ``gunicorn shmserve.app``.
+
+gunicorn imports it in each HTTP worker, after the fork (`preload_app` stays off), so
+nothing that must not be forked exists before.
+"""
+
+from __future__ import annotations
+
+from shmserve import config
+from shmserve.dispatch import Dispatcher
+from shmserve.frontends.http.app import create_app
+
+_settings = config.load()
+_dispatcher = Dispatcher(_settings)
+_dispatcher.start()
+
+application = create_app(_dispatcher, _settings)
+
+
+def close() -> None:
+    """Let go of shared memory and executors; gunicorn's worker_exit hook calls it."""
+    _dispatcher.close()

@@ -1,0 +1,76 @@
+"""A buddy allocator over one segment: powers of two, naturally aligned, lazy merging.
+
+Freed blocks stay at their size until a larger one is wanted, because a server asks
+for the same few sizes again and again; merging at each free would split again at
+the next request.
+"""
+
+from __future__ import annotations
+
+MIN_BLOCK = 256  # bytes; blocks are aligned to their size, so from 4 KiB up to pages
+
+
+def order_of(nbytes: int) -> int:
+    """The smallest order whose block (`MIN_BLOCK` << order) holds `nbytes`."""
+    return max(0, (max(nbytes, 1) - 1).bit_length() - (MIN_BLOCK.bit_length() - 1))
+
+
+class Buddy:
+    """Allocates blocks of ``MIN_BLOCK << order`` bytes, order 0 to `max_order`."""
+
+    def __init__(self, size: int, max_order: int) -> None:
+        self.max_order = max_order
+        top = MIN_BLOCK << max_order
+        if size % top:
+            raise ValueError(f"size {size} is not a multiple of the largest block {top}")
+        self.size = size
+        self.used = 0
+        self._free: list[list[int]] = [[] for _ in range(max_order + 1)]
+        self._free[max_order] = list(range(size - top, -1, -top))
+        self._mergeable = False
+
+    def allocate(self, order: int) -> int | None:
+        """Offset of a free block of this order, or None if there is none."""
+        offset = self._take(order)
+        if offset is None and self._mergeable:
+            self._merge()
+            offset = self._take(order)
+        if offset is not None:
+            self.used += MIN_BLOCK << order
+        return offset
+
+    def free(self, offset: int, order: int) -> None:
+        """Give a block back; the caller remembers its order."""
+        self._free[order].append(offset)
+        self._mergeable = True
+        self.used -= MIN_BLOCK << order
+
+    def _take(self, order: int) -> int | None:
+        for level in range(order, self.max_order + 1):
+            if self._free[level]:
+                offset = self._free[level].pop()
+                while level > order:  # keep the lower half, put the upper one aside
+                    level -= 1
+                    self._free[level].append(offset + (MIN_BLOCK << level))
+                return offset
+        return None
+
+    def _merge(self) -> None:
+        for level in range(self.max_order):
+            size = MIN_BLOCK << level
+            blocks = set(self._free[level])
+            alone: list[int] = []
+            while blocks:
+                offset = blocks.pop()
+                buddy = offset ^ size
+                if buddy in blocks:
+                    blocks.remove(buddy)
+                    self._free[level + 1].append(min(offset, buddy))
+                else:
+                    alone.append(offset)
+            self._free[level] = alone
+        self._mergeable = False
+
+    def free_blocks(self) -> list[tuple[int, int]]:
+        """(offset, size) of every free block: for tests and `shmserve show`."""
+        return sorted((o, MIN_BLOCK << k) for k, level in enumerate(self._free) for o in level)

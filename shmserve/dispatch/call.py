@@ -1,0 +1,264 @@
+"""One request through the data plane.
+
+Life: `reserve` and `add_input` per tensor, `execute` once, `close` after the last byte
+of the answer was sent. `close` gives every slot back on every path; a call that was
+abandoned leaves that to the `Abandoned` keeper, because the executor may still read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from shmserve.core.registry import ModelEntry
+from shmserve.core.slots import Slot, SlotState
+from shmserve.dispatch.peer import Lane, Peer, wire_execute
+from shmserve.dispatch.receipt import Receipt
+from shmserve.errors import (
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    PeerDied,
+    ProtocolViolation,
+    StaleDescriptor,
+    TooLarge,
+    Unavailable,
+    from_code,
+)
+from shmserve.protocol import messages
+from shmserve.protocol.messages import Answer, Cancel, Execute, Parameter, WireTensor
+
+if TYPE_CHECKING:
+    from shmserve.dispatch.dispatcher import Dispatcher
+
+_TICK_S = 1.0  # how often a waiting request looks whether its client is still there
+_ATTEMPTS = 2  # runs of one request; a request that kills executors must not go round
+
+
+class Reservation:
+    """A slot being written. `view`: exactly the bytes asked for."""
+
+    __slots__ = ("slot", "view")
+
+    def __init__(self, slot: Slot, view: memoryview) -> None:
+        self.slot = slot
+        self.view = view
+
+
+class OutputTensor(Struct, frozen=True):
+    """One output; `view` are its bytes in shared memory, valid until `Call.close`."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    view: memoryview
+
+
+class Outcome(Struct, frozen=True):
+    """A successful answer."""
+
+    outputs: tuple[OutputTensor, ...]
+    parameters: dict[str, Parameter]
+
+
+class Call:
+    """One request. A context manager; not for use by two threads at a time."""
+
+    def __init__(self, dispatcher: Dispatcher, entry: ModelEntry, timeout_s: float) -> None:
+        self.receipt = Receipt()
+        self.entry = entry
+        self._dispatcher = dispatcher
+        self._memory = dispatcher.memory
+        self._deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+        self._timeout_s = timeout_s
+        self._slots: list[Slot] = []
+        self._inputs: list[WireTensor] = []
+        self._retained: tuple[int, ...] = ()
+        self._held: list[tuple[int, int]] = []  # output slots
+        self._held_bytes = 0
+        self._peer: Peer | None = None
+
+    def reserve(self, nbytes: int) -> Reservation:
+        """Room for a tensor of `nbytes` bytes in this process's arena.
+
+        Raises:
+            ArenaExhausted: the pool is used up.
+        """
+        slot = self._memory.reserve(nbytes)
+        self._slots.append(slot)
+        return Reservation(slot, self._memory.view(slot))
+
+    def add_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], reservation: Reservation
+    ) -> None:
+        """The reservation is written: seal it as an input. Inputs keep this order."""
+        self._memory.seal(reservation.slot)
+        at = self._memory.descriptor(reservation.slot)
+        self._inputs.append(WireTensor(name, datatype, shape, at))
+
+    def execute(
+        self,
+        request_id: str = "",
+        outputs: tuple[str, ...] = (),
+        parameters: dict[str, Parameter] | None = None,
+        on_wait: Callable[[], bool] | None = None,
+    ) -> Outcome:
+        """Run it and wait for the answer.
+
+        `on_wait` is called about once a second meanwhile; when it returns False nobody
+        wants the answer any more.
+
+        Raises:
+            ModelFailure: the model's own error.
+            Unavailable, QueueFull: no executor could run it.
+            DeadlineExceeded, Cancelled: it was abandoned.
+        """
+        message = Execute(
+            self._dispatcher.numbers.next(),
+            request_id,
+            tuple(self._inputs),
+            outputs,
+            parameters or {},
+            time.monotonic_ns(),
+            self._deadline_ns,
+        )
+        for slot in self._slots:
+            self._memory.lease(slot)
+        answer = self._run(message, on_wait)
+        if answer.error_code:
+            raise from_code(Code(answer.error_code), answer.error)
+        return Outcome(tuple(self._output(tensor) for tensor in answer.outputs), answer.parameters)
+
+    def _run(self, message: Execute, on_wait: Callable[[], bool] | None) -> Answer:
+        entry = self.entry
+        tried: set[str] = set()
+        for attempt in range(1, _ATTEMPTS + 1):
+            peer, lane = self._dispatcher.lane(entry, tried)
+            try:
+                return self._exchange(peer, lane, message, on_wait)
+            except (PeerDied, ProtocolViolation) as ex:
+                peer.discard(lane)
+                tried.add(peer.instance.process)
+                self._dispatcher.lost(peer, ex)
+                if attempt == _ATTEMPTS or not entry.spec.rerun:
+                    raise Unavailable(
+                        f"the executor of model '{entry.spec.name}' died while it had the "
+                        "request; it is being restarted"
+                    ) from ex
+                entry = self._dispatcher.refreshed(entry)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _exchange(
+        self, peer: Peer, lane: Lane, message: Execute, on_wait: Callable[[], bool] | None
+    ) -> Answer:
+        try:
+            wire_execute(peer, lane, self._memory, message)
+        except TooLarge:  # nothing was sent, but the lane's books may be ahead of its peer's
+            peer.discard(lane)
+            raise
+        try:
+            answer = self._wait(peer, lane, message.request, on_wait)
+        except (PeerDied, ProtocolViolation, DeadlineExceeded, Cancelled):
+            raise
+        except BaseException:  # the executor may still read: never just let go
+            self._abandon(peer, lane, message.request)
+            raise
+        peer.give(lane)
+        return answer
+
+    def _wait(
+        self, peer: Peer, lane: Lane, number: int, on_wait: Callable[[], bool] | None
+    ) -> Answer:
+        while True:
+            remaining = (self._deadline_ns - time.monotonic_ns()) / 1e9
+            if remaining <= 0:
+                self._abandon(peer, lane, number)
+                raise DeadlineExceeded(
+                    f"model '{self.entry.spec.name}' gave no answer within {self._timeout_s:g} s"
+                )
+            try:
+                data, fds = lane.channel.receive(min(_TICK_S, max(remaining, 0.001)))
+            except DeadlineExceeded:
+                if on_wait is not None and not on_wait():
+                    self._abandon(peer, lane, number)
+                    raise Cancelled("the client has gone") from None
+                continue
+            answer = peer.take(data, fds)
+            if answer is not None:
+                return self._accept(peer, answer, number)
+
+    def _accept(self, peer: Peer, answer: Answer, number: int) -> Answer:
+        if answer.request != number:
+            raise ProtocolViolation("an answer to something that was not asked")
+        self._peer = peer
+        self._retained = answer.retained
+        for tensor in answer.outputs:
+            if tensor.alias < 0:
+                self._held.append((tensor.at.slot, tensor.at.generation))
+                self._held_bytes += tensor.at.nbytes
+        receipt = self.receipt
+        receipt.executor = peer.instance.name
+        receipt.queue_ns = answer.timing.queue
+        receipt.compute_ns = answer.timing.input + answer.timing.infer + answer.timing.output
+        receipt.copied_batch, receipt.copied_out, receipt.copied_device = (
+            answer.copied.batch,
+            answer.copied.out,
+            answer.copied.device,
+        )
+        return answer
+
+    def _output(self, tensor: WireTensor) -> OutputTensor:
+        at = tensor.at
+        if tensor.alias < 0:
+            assert self._peer is not None
+            view = self._peer.segments.view(at)
+        else:  # bytes of our own input, named relative to its start
+            if tensor.alias >= len(self._slots) or at.offset < 0 or at.nbytes < 0:
+                raise ProtocolViolation("an output aliases an input that is not there")
+            own = self._memory.view(self._slots[tensor.alias]).toreadonly()
+            view = own[at.offset : at.offset + at.nbytes]
+            if len(view) != at.nbytes:
+                raise ProtocolViolation("an output reaches outside of the input it aliases")
+        return OutputTensor(tensor.name, tensor.datatype, tensor.shape, view)
+
+    def _abandon(self, peer: Peer, lane: Lane, number: int) -> None:
+        """Nobody waits any more: the slots wait for the late answer instead."""
+        try:
+            lane.channel.send(messages.encode(Cancel(number)))
+        except PeerDied:
+            pass  # then its EOF is what the keeper will see
+        slots, self._slots = self._slots, []
+        leases = [(slot.number, slot.generation) for slot in slots]
+        self._dispatcher.abandoned.keep(peer, lane, number, leases)
+
+    def close(self) -> None:
+        """Give every slot back. Idempotent; views of outputs are void afterwards."""
+        slots, self._slots = self._slots, []
+        kept: list[tuple[int, int]] = []
+        for index, slot in enumerate(slots):
+            if slot.state is not SlotState.LEASED:
+                self._memory.reclaim(slot)
+            elif index in self._retained:
+                kept.append((slot.number, slot.generation))
+            else:
+                try:
+                    self._memory.release(slot.number, slot.generation)
+                except StaleDescriptor:
+                    continue
+        if self._peer is not None:
+            if kept:
+                self._peer.retain(kept)
+            if self._held:
+                self._peer.release(self._held, self._held_bytes)
+            self._peer = None
+            self._held = []
+            self._dispatcher.count(self.receipt)
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

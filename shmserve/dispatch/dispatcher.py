@@ -1,0 +1,256 @@
+"""What a frontend process has one of: its arena, its peers, its view of the registry."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+from shmserve import config, ids
+from shmserve.config import Settings
+from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.dispatch.abandoned import Abandoned
+from shmserve.dispatch.call import Call
+from shmserve.dispatch.peer import Lane, Peer
+from shmserve.dispatch.receipt import Receipt
+from shmserve.errors import (
+    ArenaExhausted,
+    NotFound,
+    PeerDied,
+    ProtocolViolation,
+    QueueFull,
+    ShmserveError,
+    Unavailable,
+)
+from shmserve.shm.arena import ArenaMemory
+from shmserve.shm.registry_page import RegistryReader
+from shmserve.transport.link import Link
+
+log = logging.getLogger(__name__)
+
+_MAINTENANCE_S = 1.0
+
+
+class Dispatcher:
+    """Start it after fork; one per process."""
+
+    def __init__(self, settings: Settings, role: str = "http") -> None:
+        self.settings = settings
+        self.process = ids.new_process_id(role, os.getpid())
+        self.numbers = ids.RequestNumbers()
+        self._run_dir = config.run_dir(settings)
+        self._registry = RegistryReader(self._run_dir)
+        self.memory: ArenaMemory
+        self._link = Link(
+            self._run_dir,
+            role,
+            self.process,
+            on_trim=self._trim,
+            on_stats=self._stats,
+            held_bytes=lambda: self.memory.held_bytes,
+        )
+        self.memory = ArenaMemory(self._link, self._epoch, settings.arena_bytes)
+        self.abandoned = Abandoned(self.memory)
+        self._peers: dict[str, Peer] = {}
+        self._pruned_at = -1
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._copied = dict.fromkeys(("in", "batch", "out", "device"), 0)
+        self._requests = 0
+        self._thread = threading.Thread(target=self._maintain, name="maintenance", daemon=True)
+
+    def start(self) -> None:
+        """Connect in the background; never blocks."""
+        self._link.start()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let go of everything; calls still open end with errors."""
+        self._stopping.set()
+        self.abandoned.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2 * _MAINTENANCE_S)
+        self.abandoned.close()
+        with self._lock:
+            peers, self._peers = list(self._peers.values()), {}
+        for peer in peers:
+            peer.close()
+        self._link.close()
+        self.memory.close()
+
+    # ------------------------------------------------------------- registry
+
+    def snapshot(self) -> Snapshot:
+        """The registry as of this moment.
+
+        Raises:
+            Unavailable: nothing was published yet.
+        """
+        return self._registry.current()
+
+    def model(self, name: str, version: str = "") -> ModelEntry:
+        """The entry of a model, in any state; without a version the newest that is ready.
+
+        Raises:
+            NotFound: no such model, or no such version of it.
+        """
+        snapshot = self.snapshot()
+        versions = snapshot.models.get(name)
+        if not versions:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        if not version:
+            entry = snapshot.newest(name)
+            assert entry is not None
+            return entry
+        found = versions.get(version)
+        if found is None:
+            raise NotFound(f"Request for unknown model: '{name}' version {version} is not found")
+        return found
+
+    def ready_model(self, name: str, version: str = "") -> ModelEntry:
+        """As `model`, for use.
+
+        Raises:
+            NotFound: as `model`, or no version of it can be used.
+            Unavailable: the version is not ready (now).
+        """
+        entry = self.model(name, version)
+        if entry.state is not ModelState.READY:
+            raise Unavailable(
+                f"Request for unknown model: '{name}' version {entry.spec.version} "
+                "is not at ready state"
+            )
+        return entry
+
+    def refreshed(self, entry: ModelEntry) -> ModelEntry:
+        """The same version as it is now."""
+        return self.ready_model(entry.spec.name, entry.spec.version)
+
+    # ------------------------------------------------------------- requests
+
+    def call(self, entry: ModelEntry, timeout_s: float | None = None) -> Call:
+        """A new request for a model version; close it on every path."""
+        return Call(self, entry, timeout_s or self.settings.request_timeout_s)
+
+    def lane(self, entry: ModelEntry, tried: set[str]) -> tuple[Peer, Lane]:
+        """A lane to the least loaded instance that is not in `tried`.
+
+        Raises:
+            Unavailable: no instance takes requests now.
+            QueueFull: all that do have full queues.
+        """
+        full: QueueFull | None = None
+        candidates = [self._peer(i) for i in entry.instances if i.process not in tried]
+        if len(candidates) > 1:
+            candidates.sort(key=lambda peer: peer.load)
+        for peer in candidates:
+            try:
+                return peer, peer.acquire()
+            except QueueFull as ex:
+                full = ex
+            except (PeerDied, ProtocolViolation) as ex:
+                tried.add(peer.instance.process)
+                self.lost(peer, ex)
+        if full is not None:
+            raise full
+        raise Unavailable(
+            f"no executor of model '{entry.spec.name}' is running now; it is being restarted"
+        )
+
+    def _peer(self, instance: LiveInstance) -> Peer:
+        peer = self._peers.get(instance.process)
+        if peer is None:
+            path = os.path.join(self._run_dir, instance.endpoint)
+            with self._lock:
+                peer = self._peers.setdefault(
+                    instance.process,
+                    Peer(instance, path, self.process, self.memory, self.settings.max_queue),
+                )
+        return peer
+
+    def lost(self, peer: Peer, ex: ShmserveError) -> None:
+        """A peer's channel failed: what it held comes back; a live one is met again later."""
+        log.warning("executor %s lost: %s", peer.instance.process, ex)
+        with self._lock:
+            if self._peers.get(peer.instance.process) is peer:
+                del self._peers[peer.instance.process]
+        peer.close()
+
+    def count(self, receipt: Receipt) -> None:
+        """Add a finished request to this process's totals."""
+        with self._lock:
+            self._requests += 1
+            self._copied["in"] += receipt.copied_in
+            self._copied["batch"] += receipt.copied_batch
+            self._copied["out"] += receipt.copied_out
+            self._copied["device"] += receipt.copied_device
+
+    # ---------------------------------------------------------- maintenance
+
+    def _epoch(self) -> str:
+        return self.snapshot().epoch
+
+    def _maintain(self) -> None:
+        prepared = False
+        while not self._stopping.is_set():
+            try:
+                self.abandoned.poll(_MAINTENANCE_S)
+                prepared = prepared or self._prepare()
+                for peer in list(self._peers.values()):
+                    peer.flush()
+                self._prune()
+                self.memory.trim(self.settings.segment_idle_s)
+            except Exception:
+                log.exception("maintenance failed; it goes on")
+                time.sleep(_MAINTENANCE_S)
+
+    def _prepare(self) -> bool:
+        try:
+            self.memory.prepare()
+        except (ArenaExhausted, Unavailable) as ex:
+            log.info("no arena yet: %s", ex)
+            return False
+        return True
+
+    def _prune(self) -> None:
+        """Forget executors that the registry does not name any more."""
+        try:
+            snapshot = self.snapshot()
+        except Unavailable:
+            return
+        if snapshot.generation == self._pruned_at:
+            return
+        self._pruned_at = snapshot.generation
+        live = {
+            instance.process
+            for versions in snapshot.models.values()
+            for entry in versions.values()
+            for instance in entry.instances
+        }
+        with self._lock:
+            gone = [p for name, p in self._peers.items() if name not in live and not p.in_flight]
+            for peer in gone:
+                del self._peers[peer.instance.process]
+        for peer in gone:
+            peer.close()
+
+    def _trim(self, nbytes: int) -> None:
+        self.memory.trim(0.0, nbytes)
+
+    def _stats(self, what: str) -> dict[str, Any]:
+        arena = self.memory.stats()
+        stats: dict[str, Any] = {
+            "requests": self._requests,
+            "copied_bytes": dict(self._copied),
+            "abandoned": len(self.abandoned),
+            "arena": {name: getattr(arena, name) for name in arena.__struct_fields__},
+        }
+        if what == "segments":
+            stats["segments"] = self.memory.segments()
+        elif what == "slots":
+            stats["slots"] = self.memory.slots()
+        elif what == "queues":
+            stats["queues"] = {p.instance.name: p.in_flight for p in self._peers.values()}
+        return stats

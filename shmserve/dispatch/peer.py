@@ -1,0 +1,257 @@
+"""One executor process as a frontend sees it: its lanes, its memory, what it holds of ours.
+
+A *lane* is a data channel with at most one request in flight, taken from this pool
+as a database connection is. Everything a peer holds comes back when it dies.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from msgspec import DecodeError
+
+from shmserve.core.registry import LiveInstance
+from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, StaleDescriptor, TooLarge
+from shmserve.protocol import messages
+from shmserve.protocol.messages import Answer, Execute, ExecutorHello, FrontendHello, Release
+from shmserve.shm.arena import ArenaMemory
+from shmserve.shm.peer_segments import PeerSegments
+from shmserve.shm.status_page import StatusView
+from shmserve.transport.channel import Channel
+
+_CONNECT_TIMEOUT_S = 2.0
+RELEASE_AT_ONCE = 64 * 1024  # bytes; smaller outputs are released with the next request
+
+
+class Lane:
+    """A channel and which of our segments were already offered on it."""
+
+    __slots__ = ("channel", "known")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.known: set[int] = set()
+
+
+class Peer:
+    """One life of one executor."""
+
+    def __init__(
+        self, instance: LiveInstance, path: str, process: str, memory: ArenaMemory, limit: int
+    ) -> None:
+        self.instance = instance
+        self.segments = PeerSegments()
+        self.in_flight = 0
+        self._path = path
+        self._process = process
+        self._memory = memory
+        self._limit = limit
+        self._idle: list[Lane] = []
+        self._pending: list[tuple[int, int]] = []  # output slots to release, small ones
+        self._retained: set[tuple[int, int]] = set()  # our slots that its model still holds
+        self._control: Lane | None = None  # for releases that cannot wait for a request
+        self._status: StatusView | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def load(self) -> int:
+        """Requests that wait for or run on it, as far as one can see from here."""
+        depth = self._status.depth if self._status is not None else 0
+        return max(depth, self.in_flight)
+
+    def acquire(self) -> Lane:
+        """A lane for one request; give it back with `give`, or `discard` it.
+
+        Raises:
+            QueueFull: `max_queue` requests of this frontend are with it already.
+            PeerDied: it cannot be reached.
+        """
+        with self._lock:
+            if self._closed:
+                raise PeerDied("the executor is gone")
+            if self.in_flight >= self._limit:
+                raise QueueFull("the queue of the model is full (max_queue)")
+            self.in_flight += 1
+            if self._idle:
+                return self._idle.pop()
+        try:
+            return self._connect()
+        except PeerDied:
+            with self._lock:
+                self.in_flight -= 1
+            raise
+
+    def _connect(self) -> Lane:
+        """A new lane. The executor's hello comes ahead of its first answer: a model that
+        runs for long would keep us waiting for it beyond any deadline."""
+        channel = Channel.connect(self._path, _CONNECT_TIMEOUT_S)
+        try:
+            channel.send(messages.encode(FrontendHello(messages.VERSION, self._process)))
+        except PeerDied:
+            channel.close()
+            raise
+        return Lane(channel)
+
+    def take(self, data: memoryview, fds: list[int]) -> Answer | None:
+        """Read a message of a lane: an answer, or None if it was only the hello.
+
+        Raises:
+            ProtocolViolation: anything else.
+        """
+        try:
+            message: messages.ToFrontend = messages.decode_to_frontend(data)
+        except DecodeError as ex:
+            _close(fds)
+            raise ProtocolViolation("an answer that cannot be read") from ex
+        if isinstance(message, ExecutorHello):
+            self._welcome(message, fds)
+            return None
+        if message.offers or fds:
+            self.segments.accept(message.offers, fds)
+        if message.dropped:
+            self.segments.drop(message.dropped)
+        if message.freed:
+            self._freed(message.freed)
+        return message
+
+    def _welcome(self, hello: ExecutorHello, fds: list[int]) -> None:
+        try:
+            if hello.version != messages.VERSION or len(fds) != 1:
+                raise ProtocolViolation("the executor speaks another version")
+            if self._status is None:
+                self._status = StatusView(fds[0])
+        except OSError as ex:
+            raise ProtocolViolation("the executor's status page cannot be mapped") from ex
+        finally:
+            _close(fds)
+
+    def give(self, lane: Lane) -> None:
+        """A lane whose request was answered comes back."""
+        with self._lock:
+            self.in_flight -= 1
+            if not self._closed:
+                self._idle.append(lane)
+                return
+        lane.channel.close()
+
+    def discard(self, lane: Lane) -> None:
+        """A lane that is of no use any more."""
+        with self._lock:
+            self.in_flight -= 1
+        lane.channel.close()
+
+    def dropped(self, lane: Lane) -> tuple[int, ...]:
+        """Our segments that this lane's peer may forget."""
+        gone = tuple(number for number in lane.known if not self._memory.alive(number))
+        lane.known.difference_update(gone)
+        return gone
+
+    def release(self, slots: list[tuple[int, int]], nbytes: int) -> None:
+        """We are done with output slots of `nbytes` bytes in total."""
+        with self._lock:
+            self._pending.extend(slots)
+            if nbytes < RELEASE_AT_ONCE and len(self._pending) < 256:
+                return
+        self.flush()
+
+    def take_pending(self) -> tuple[tuple[int, int], ...]:
+        """Releases to send along with a request."""
+        if not self._pending:
+            return ()
+        with self._lock:
+            slots, self._pending = self._pending, []
+        return tuple(slots)
+
+    def flush(self) -> None:
+        """Send releases that found no request to ride on. A dead peer needs none."""
+        with self._lock:
+            if not self._pending or self._closed:
+                return
+            slots, self._pending = self._pending, []
+            try:
+                if self._control is None:
+                    self._control = self._connect()
+                for start in range(0, len(slots), 1024):
+                    part = tuple(slots[start : start + 1024])
+                    self._control.channel.send(messages.encode(Release(part)))
+            except PeerDied:
+                pass  # its death gives everything back
+
+    def retain(self, slots: list[tuple[int, int]]) -> None:
+        """The executor's model still holds these slots of ours."""
+        with self._lock:
+            if not self._closed:
+                self._retained.update(slots)
+                return
+        self._give_back(slots)
+
+    def _freed(self, slots: tuple[tuple[int, int], ...]) -> None:
+        """The model has let go of retained slots."""
+        with self._lock:
+            mine = [slot for slot in slots if slot in self._retained]
+            self._retained.difference_update(mine)
+        self._give_back(mine)
+
+    def _give_back(self, slots: list[tuple[int, int]]) -> None:
+        for number, generation in slots:
+            try:
+                self._memory.release(number, generation)
+            except StaleDescriptor:
+                continue
+
+    def close(self) -> None:
+        """It is gone or not wanted any more: close idle lanes, take back what it held."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            lanes, self._idle = self._idle, []
+            if self._control is not None:
+                lanes.append(self._control)
+            retained, self._retained = list(self._retained), set()
+        for lane in lanes:
+            lane.channel.close()
+        self._give_back(retained)
+        self.segments.clear()
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def wire_execute(peer: Peer, lane: Lane, memory: ArenaMemory, message: Execute) -> None:
+    """Send a request on a lane, with fds of segments the peer does not know yet.
+
+    Raises:
+        PeerDied: it was not taken.
+        TooLarge: its names and parameters are too long to pass on; nothing was sent.
+    """
+    needed = {tensor.at.segment for tensor in message.inputs}
+    offers, fds = memory.offers(needed, lane.known) if needed - lane.known else ([], [])
+    pending = peer.take_pending()
+    try:
+        lane.channel.send(
+            messages.encode(
+                Execute(
+                    message.request,
+                    message.id,
+                    message.inputs,
+                    message.outputs,
+                    message.parameters,
+                    message.sent_ns,
+                    message.deadline_ns,
+                    pending,
+                    tuple(offers),
+                    peer.dropped(lane) if len(lane.known) > 1 else (),
+                )
+            ),
+            fds,
+        )
+    except TooLarge:
+        peer.release(list(pending), 0)
+        raise
+    finally:
+        _close(fds)

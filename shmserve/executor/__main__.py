@@ -1,0 +1,175 @@
+"""An executor process: one model instance. Started by the supervisor, never forked.
+
+Reads one `messages.Instance` from stdin, loads the model, tells the coordinator, serves
+until it is told to stop or its frontends' master is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import msgspec
+from setproctitle import setproctitle
+
+from shmserve import config
+from shmserve.errors import ShmserveError
+from shmserve.executor import backends
+from shmserve.executor.backend import Backend, Context
+from shmserve.executor.loop import Loop
+from shmserve.protocol.messages import Instance, Loaded, LoadFailed
+from shmserve.shm.arena import ArenaMemory
+from shmserve.shm.status_page import StatusPage
+from shmserve.tensor.spec import ModelSpec
+from shmserve.transport import channel as channels
+from shmserve.transport.link import Link
+
+log = logging.getLogger("shmserve.executor")
+
+_LINK_TIMEOUT_S = 5.0
+
+
+class Executor:
+    """The parts of one executor process and the order in which they come to life."""
+
+    def __init__(self, instance: Instance, process: str, settings: config.Settings) -> None:
+        self.instance = instance
+        self.process = process
+        self.settings = settings
+        self.run_dir = config.run_dir(settings)
+        self.endpoint = f"{process}.sock"
+        self.loaded: Loaded | None = None
+        self.loop: Loop | None = None
+        self.status: StatusPage | None = None
+        self.stopping = False
+        self.link = Link(
+            self.run_dir,
+            "executor",
+            process,
+            on_trim=lambda nbytes: self.memory.trim(0.0, nbytes),
+            on_stats=self.stats,
+            on_stop=self.stop,
+            held_bytes=lambda: self.memory.held_bytes,
+            loaded=lambda: self.loaded,
+        )
+        epoch = process.rsplit("-", 1)[-1]
+        self.memory = ArenaMemory(self.link, lambda: epoch, settings.arena_bytes)
+        self.epoch = epoch
+
+    def run(self) -> int:
+        """Load, serve, stop; the exit status."""
+        self.link.start()
+        backend: Backend | None = None
+        try:
+            backend = backends.create(self.instance.spec)
+            spec = self._load(backend)
+            if spec is None:
+                return 1
+            self._serve(backend, spec)
+        finally:
+            if backend is not None:
+                backend.close()
+            self.link.close()
+            try:
+                os.unlink(os.path.join(self.run_dir, self.endpoint))
+            except FileNotFoundError:
+                pass
+        return 0
+
+    def _load(self, backend: Backend) -> ModelSpec | None:
+        context = Context(
+            self.instance.spec, self.instance.directory, self.instance.name, self.instance.device
+        )
+        started = time.monotonic()
+        try:
+            spec = backend.load(context)
+        except ShmserveError as ex:
+            reason = ex.message
+            log.error("model not loaded: %s", reason)
+        except Exception as ex:
+            log.exception("model not loaded")
+            reason = f"{type(ex).__name__}: {ex}"
+        else:
+            log.info("loaded in %.2f s", time.monotonic() - started)
+            return spec
+        self.link.send(LoadFailed(self.instance.name, reason))
+        return None
+
+    def _serve(self, backend: Backend, spec: ModelSpec) -> None:
+        listener = channels.listen(os.path.join(self.run_dir, self.endpoint))
+        self.status = StatusPage(self.epoch)
+        self.memory.prepare()
+        self.loop = Loop(
+            process=self.process,
+            instance=self.instance.name,
+            listener=listener,
+            backend=backend,
+            spec=spec,
+            memory=self.memory,
+            status=self.status,
+            segment_idle_s=self.settings.segment_idle_s,
+        )
+        gc.collect()
+        gc.freeze()  # what a model keeps for life need not be looked at again and again
+        if self.stopping:
+            return
+        self.loaded = Loaded(self.instance.name, spec, self.endpoint)
+        self.link.send(self.loaded)
+        self.loop.run()
+
+    def stop(self, reason: str) -> None:
+        """Finish what was accepted and exit."""
+        log.info("stopping: %s", reason)
+        self.stopping = True
+        if self.loop is not None:
+            self.loop.stop()
+
+    def stats(self, what: str) -> dict[str, Any]:
+        """Numbers for the coordinator; asked on the link's thread even while a model runs."""
+        since = self.status.busy_since if self.status is not None else 0
+        stats: dict[str, Any] = {
+            "busy_ms": (time.monotonic_ns() - since) // 1_000_000 if since else 0,
+            "queued": self.loop.queued if self.loop is not None else 0,
+            "executed": self.loop.executed if self.loop is not None else 0,
+        }
+        if what == "segments":
+            stats["segments"] = self.memory.segments()
+        elif what == "slots":
+            stats["slots"] = self.memory.slots()
+        if what != "busy":
+            arena = self.memory.stats()
+            stats["arena"] = {name: getattr(arena, name) for name in arena.__struct_fields__}
+        return stats
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="shmserve.executor")
+    parser.add_argument("--process-id", required=True)
+    parser.add_argument("--master-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    settings = config.load()
+    instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
+    sys.stdin.close()
+    setproctitle(f"shmserve: executor {instance.name}")
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format=f"%(asctime)s %(levelname)s executor {instance.name} %(name)s: %(message)s",
+    )
+    executor = Executor(instance, arguments.process_id, settings)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
+    signal.signal(signal.SIGTERM, lambda *_: executor.stop("SIGTERM"))
+    status = executor.run()
+    logging.shutdown()
+    # Threads of a model's libraries must not keep a finished executor from ending.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""numpy arrays on memory that somebody else owns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class _Memory:
+    """Lends memory to numpy; arrays made of it keep it, and it keeps the owner."""
+
+    def __init__(self, interface: dict[str, Any], owner: object) -> None:
+        self.__array_interface__ = interface
+        self._owner = owner
+
+
+def array_at(
+    address: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    owner: object,
+    strides: tuple[int, ...] | None = None,
+) -> np.ndarray[Any, Any]:
+    """An array at an address, without a copy.
+
+    Args:
+        address: of the first element; ignored if there are no elements.
+        shape: in elements.
+        dtype: of fixed size.
+        owner: kept alive as long as the array or a view of it.
+        strides: in bytes; None for row-major.
+    """
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    interface = {
+        "version": 3,
+        "shape": shape,
+        "typestr": f"|V{dtype.itemsize}",  # numpy has no type string for BF16
+        "data": (address, False),
+        "strides": strides,
+    }
+    return np.asarray(_Memory(interface, owner)).view(dtype)

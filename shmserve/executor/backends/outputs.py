@@ -1,0 +1,90 @@
+"""Checks what a model answers against its configuration before a client sees it.
+
+A wrong type or shape is the model's mistake, told as one: the client's request was
+right, and bytes of another type would be read as garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from shmserve.errors import Internal
+from shmserve.executor.backend import Output
+from shmserve.tensor.dtypes import DATATYPES, from_numpy
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+
+
+class OutputCheck:
+    """Knows a model's outputs; makes `Output`s of a model's arrays."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._model = spec.name
+        self._specs = {output.name: output for output in spec.outputs}
+
+    def spec(self, name: str) -> TensorSpec:
+        """The description of an output.
+
+        Raises:
+            Internal: the model has no such output.
+        """
+        found = self._specs.get(name)
+        if found is None:
+            raise Internal(f"model '{self._model}' gave an unknown output '{name}'")
+        return found
+
+    def check_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
+        """Check a shape against the configured dimensions.
+
+        Raises:
+            Internal: it names the output, what was wanted and what was given.
+        """
+        wanted = spec.shape
+        if wanted == shape:
+            return
+        fits = len(wanted) == len(shape) and all(
+            want in (-1, dim) for want, dim in zip(wanted, shape, strict=True)
+        )
+        if not fits:
+            raise Internal(
+                f"model '{self._model}': output '{spec.name}' must have shape "
+                f"{list(wanted)}, got {list(shape)}"
+            )
+
+    def answer(
+        self, requested: tuple[str, ...], pairs: Iterable[tuple[str, Any]]
+    ) -> tuple[Output, ...]:
+        """The requested outputs, in the request's order; others the model gave are dropped.
+
+        Raises:
+            Internal: an output is unknown, given twice, missing, or of a wrong type or shape.
+        """
+        given: dict[str, Output] = {}
+        for name, array in pairs:
+            if name in given:
+                raise Internal(f"model '{self._model}' gave output '{name}' twice")
+            given[name] = self._output(self.spec(name), array)
+        missing = [name for name in requested if name not in given]
+        if missing:
+            raise Internal(f"model '{self._model}' gave no output '{missing[0]}'")
+        return tuple(given[name] for name in requested)
+
+    def _output(self, spec: TensorSpec, array: Any) -> Output:
+        if isinstance(array, np.generic):
+            array = np.asarray(array)
+        if not isinstance(array, np.ndarray):
+            raise Internal(
+                f"model '{self._model}': output '{spec.name}' must be a numpy array, "
+                f"got {type(array).__name__}"
+            )
+        if from_numpy(array.dtype) is not DATATYPES[spec.datatype]:
+            raise Internal(
+                f"model '{self._model}': output '{spec.name}' must have datatype "
+                f"{spec.datatype} ({DATATYPES[spec.datatype].numpy}), got {array.dtype}"
+            )
+        self.check_shape(spec, array.shape)
+        if array.dtype.kind in "SU":
+            array = array.astype(object)
+        return Output(spec.name, spec.datatype, array)

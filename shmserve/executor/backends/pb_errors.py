@@ -1,0 +1,53 @@
+"""`pb_utils.TritonError` and `TritonModelException`, and what they mean here."""
+
+from __future__ import annotations
+
+from shmserve.errors import Code
+
+
+class TritonModelException(Exception):
+    """Raised by models, and by this module when a model uses it wrongly."""
+
+
+class TritonError:
+    """An error a model answers one request with."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+    __slots__ = ("_code", "_message")
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message = str(message)
+        self._code = code
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> int:
+        return self._code
+
+    def __str__(self) -> str:
+        return self._message
+
+
+# UNKNOWN has no code of its own here; anything a model makes up is its own failure too
+_CODES = {
+    TritonError.NOT_FOUND: Code.NOT_FOUND,
+    TritonError.INVALID_ARG: Code.INVALID_ARGUMENT,
+    TritonError.UNAVAILABLE: Code.UNAVAILABLE,
+    TritonError.UNSUPPORTED: Code.UNIMPLEMENTED,
+    TritonError.ALREADY_EXISTS: Code.ALREADY_EXISTS,
+    TritonError.CANCELLED: Code.CANCELLED,
+}
+
+
+def to_code(code: int) -> Code:
+    """The error kind of a TritonError's code."""
+    return _CODES.get(code, Code.INTERNAL)

@@ -1,0 +1,91 @@
+"""`pb_utils.Tensor`: a named array as models of the Triton dialect know it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shmserve.executor.backend import InputTensor
+from shmserve.executor.backends import dlpack
+from shmserve.executor.backends.pb_errors import TritonModelException
+from shmserve.tensor.dtypes import from_numpy
+
+
+class Tensor:
+    """A tensor with a name; never copies what it is given.
+
+    An input's array is a read-only view of shared memory (BYTES: parsed when first asked
+    for). DLPack cannot say "read-only": do not write into what `to_dlpack` of an input gives.
+    """
+
+    __slots__ = ("_array", "_name", "_source")
+
+    def __init__(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        if not isinstance(array, np.ndarray):
+            raise TritonModelException(
+                f"Tensor '{name}' needs a numpy array, got {type(array).__name__}"
+            )
+        if from_numpy(array.dtype) is None:
+            raise TritonModelException(f"Tensor '{name}': no datatype for {array.dtype}")
+        self._name = name
+        self._array: np.ndarray[Any, Any] | None = array
+        self._source: InputTensor | None = None
+
+    @classmethod
+    def of_input(cls, source: InputTensor) -> Tensor:
+        """The tensor of a request's input (for the server, not for models)."""
+        tensor = cls.__new__(cls)
+        tensor._name = source.name
+        tensor._array = None
+        tensor._source = source
+        return tensor
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: object) -> Tensor:
+        """A tensor on the memory of a DLPack capsule, or of an object with `__dlpack__`."""
+        # numpy would refuse to export a read-only array, such as an input's
+        if isinstance(tensor, np.ndarray):
+            return Tensor(name, tensor)
+        try:
+            return Tensor(name, dlpack.take(tensor))
+        except (TypeError, ValueError) as ex:
+            raise TritonModelException(f"Tensor '{name}': {ex}") from ex
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> np.ndarray[Any, Any]:
+        """The array itself. BYTES: an object array of `bytes`; BF16: of `ml_dtypes.bfloat16`."""
+        if self._array is None:
+            assert self._source is not None
+            self._array = self._source.numpy()
+        return self._array
+
+    def shape(self) -> list[int]:
+        return list(self._source.shape if self._source is not None else self.as_numpy().shape)
+
+    def triton_dtype(self) -> str:
+        """The protocol's name of the datatype, e.g. "FP32"."""
+        if self._source is not None:
+            return self._source.datatype
+        found = from_numpy(self.as_numpy().dtype)
+        return found.name if found is not None else ""
+
+    def is_cpu(self) -> bool:
+        return True
+
+    def to_dlpack(self) -> object:
+        """A DLPack capsule on the tensor's memory."""
+        if self.triton_dtype() == "BYTES":
+            raise TritonModelException(f"Tensor '{self._name}': DLPack has no BYTES")
+        try:
+            return dlpack.export(self.as_numpy())
+        except TypeError as ex:
+            raise TritonModelException(f"Tensor '{self._name}': {ex}") from ex
+
+    def __dlpack__(self, **_options: object) -> object:
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CPU

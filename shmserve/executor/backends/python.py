@@ -1,0 +1,115 @@
+"""The `python` backend: loads model.py and finds out which dialect it speaks."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Protocol
+
+import msgspec
+
+from shmserve.errors import ConfigError, Internal
+from shmserve.executor.backend import Context, Request, Response
+from shmserve.executor.backends.failure import from_exception
+from shmserve.protocol.model_config import MODEL_FILES
+from shmserve.tensor.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+
+
+class Dialect(Protocol):
+    """One way to write a model.py."""
+
+    def start(self, context: Context) -> ModelSpec: ...
+
+    def execute(self, requests: Sequence[Request]) -> Sequence[Response]: ...
+
+    def close(self) -> None: ...
+
+
+class PythonBackend:
+    """Runs `TritonPythonModel` or `Model` of a model.py."""
+
+    def __init__(self) -> None:
+        self._dialect: Dialect | None = None
+
+    def load(self, context: Context) -> ModelSpec:
+        spec = context.spec
+        try:
+            self._dialect = _dialect(_import(context), spec.name)
+            return self._dialect.start(context)
+        except (Exception, SystemExit) as ex:
+            raise from_exception(ex, _log, f"loading {context.instance} failed") from ex
+
+    def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
+        if self._dialect is None:
+            raise Internal("the model is not loaded")
+        return self._dialect.execute(requests)
+
+    def close(self) -> None:
+        dialect, self._dialect = self._dialect, None
+        if dialect is None:
+            return
+        try:
+            dialect.close()
+        except (Exception, SystemExit) as ex:  # it goes away all the same
+            _log.warning("a model failed to close: %s", type(ex).__name__, exc_info=ex)
+
+
+def model_file(spec: ModelSpec) -> str:
+    """The name of the file in the version's folder."""
+    config = msgspec.json.decode(spec.config_json)
+    return config.get("default_model_filename") or MODEL_FILES[spec.backend]
+
+
+def _import(context: Context) -> ModuleType:
+    """Load the model's file under a name of its own, with its folder importable."""
+    # the Triton dialect imports this by name; harmless for the other one
+    from shmserve.executor.backends import pb_utils
+
+    for alias in ("triton_python_backend_utils", "c_python_backend_utils"):
+        sys.modules.setdefault(alias, pb_utils)
+    spec = context.spec
+    folder = os.path.join(context.directory, spec.version)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = "shmserve_model_" + re.sub(r"\W", "_", f"{spec.name}_{spec.version}")
+    file = model_file(spec)
+    loader = _SourceLoader(name, os.path.join(folder, file))
+    module = importlib.util.module_from_spec(ModuleSpec(name, loader, origin=loader.path))
+    module.__file__ = loader.path
+    sys.modules[name] = module  # dataclasses and pickling inside the model look there
+    loader.exec_module(module)
+    return module
+
+
+class _SourceLoader(SourceFileLoader):
+    """Always compiles: writes nothing into the repository and trusts nothing it finds there.
+
+    Cached bytecode goes by the file's time in seconds and its size, so a model replaced
+    twice within a second would be loaded in its old form.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
+def _dialect(module: ModuleType, model: str) -> Dialect:
+    triton = getattr(module, "TritonPythonModel", None)
+    native = getattr(module, "Model", None)
+    if isinstance(triton, type):
+        from shmserve.executor.backends.triton import TritonDialect
+
+        return TritonDialect(triton)
+    if isinstance(native, type):
+        from shmserve.executor.backends.native import NativeDialect
+
+        return NativeDialect(native)
+    raise ConfigError(f"model '{model}' has neither a class TritonPythonModel nor a class Model")

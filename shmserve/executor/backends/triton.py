@@ -1,0 +1,142 @@
+"""The Triton dialect of model.py: a class `TritonPythonModel`, unmodified."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError, Unimplemented
+from shmserve.executor.backend import Context, Request, Response
+from shmserve.executor.backends.failure import from_exception, sanitised
+from shmserve.executor.backends.outputs import OutputCheck
+from shmserve.executor.backends.pb_config import AutoCompleteConfig
+from shmserve.executor.backends.pb_errors import TritonError, to_code
+from shmserve.executor.backends.pb_request import InferenceRequest, InferenceResponse
+from shmserve.protocol import model_config
+from shmserve.tensor.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+
+
+class TritonDialect:
+    """Runs a class `TritonPythonModel`."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self._kind = kind
+        self._model: Any = None
+
+    def start(self, context: Context) -> ModelSpec:
+        spec = context.spec
+        if hasattr(self._kind, "auto_complete_config"):
+            spec = _auto_completed(self._kind, spec)
+        if not spec.inputs or not spec.outputs:
+            raise ConfigError(
+                f"model '{spec.name}': neither config.pbtxt nor auto_complete_config tells "
+                "input and output"
+            )
+        if not callable(getattr(self._kind, "execute", None)):
+            raise ConfigError(f"model '{spec.name}': class TritonPythonModel has no execute")
+        self._spec = spec
+        self._check = OutputCheck(spec)
+        model = self._kind()
+        if hasattr(model, "initialize"):
+            model.initialize(_arguments(context, spec))
+        self._model = model
+        return spec
+
+    def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
+        if self._spec.decoupled:
+            refused = Unimplemented(f"model '{self._spec.name}' is decoupled and needs a stream")
+            return [Response(error=refused) for _ in requests]
+        try:
+            answers = self._model.execute(
+                [InferenceRequest.received(request, decoupled=False) for request in requests]
+            )
+        except (Exception, SystemExit) as ex:
+            error = from_exception(ex, _log, "execute failed")
+            return [Response(error=error) for _ in requests]
+        if not isinstance(answers, list | tuple) or len(answers) != len(requests):
+            got = f"{len(answers)}" if isinstance(answers, list | tuple) else _kind(answers)
+            wrong = Internal(
+                f"model '{self._spec.name}': execute must return a list of "
+                f"{len(requests)} responses, got {got}"
+            )
+            return [Response(error=wrong) for _ in requests]
+        return [self._response(*pair) for pair in zip(requests, answers, strict=True)]
+
+    def close(self) -> None:
+        model, self._model = self._model, None
+        if model is not None and hasattr(model, "finalize"):
+            model.finalize()
+
+    def _response(self, request: Request, answer: Any) -> Response:
+        if not isinstance(answer, InferenceResponse):
+            return Response(
+                error=Internal(
+                    f"model '{self._spec.name}': execute must return InferenceResponse "
+                    f"objects, got {_kind(answer)}"
+                )
+            )
+        error = answer.error()
+        if error is not None:
+            return Response(error=_returned(error))
+        pairs = ((tensor.name(), tensor.as_numpy()) for tensor in answer.output_tensors())
+        try:
+            outputs = self._check.answer(request.requested, pairs)
+        except ShmserveError as ex:
+            return Response(error=ex)
+        return Response(outputs=outputs, parameters=answer.plain_parameters)
+
+
+def _returned(error: TritonError) -> ModelFailure:
+    text = error.message()
+    shown = sanitised(text)
+    if shown != text:
+        _log.error("a model returned an error: %s", text)
+    return ModelFailure(shown or "the model returned an error", to_code(error.code()))
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
+    """What `initialize` gets; every value is text."""
+    kind, _, number = context.device.partition(":")
+    index = context.instance.rpartition("/")[2]
+    kinds = [
+        group["kind"]
+        for group in msgspec.json.decode(spec.config_json).get("instance_group", [])
+        for _ in range(group["count"])
+    ]
+    told = kinds[int(index)] if index.isdecimal() and int(index) < len(kinds) else ""
+    return {
+        "model_config": spec.config_json,
+        "model_instance_kind": "MODEL" if told == "KIND_MODEL" else _instance_kind(kind),
+        "model_instance_name": context.instance.replace("/", "_"),
+        "model_instance_device_id": number or "0",
+        "model_repository": context.directory,
+        "model_version": spec.version,
+        "model_name": spec.name,
+    }
+
+
+def _instance_kind(device: str) -> str:
+    return "GPU" if device == "cuda" else "CPU"
+
+
+def _auto_completed(kind: type[Any], spec: ModelSpec) -> ModelSpec:
+    """The spec after the model's own `auto_complete_config`, checked like a configuration."""
+    config = AutoCompleteConfig(spec.config_json)
+    result = kind.auto_complete_config(config)
+    if not isinstance(result, AutoCompleteConfig):
+        raise ConfigError(
+            f"model '{spec.name}': auto_complete_config must return the configuration it got, "
+            f"got {_kind(result)}"
+        )
+    complete = model_config.parse_json(result.json(), spec.name, spec.backend)
+    labels = {output.name: output.labels for output in spec.outputs}
+    return complete.spec(spec.version, labels)

@@ -1,0 +1,273 @@
+"""The executor's loop: take requests in, run them one after the other, answer.
+
+One thread does everything a request needs: epoll, receive, run, send. A peer that
+breaks the protocol loses its channel and nothing else happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import time
+
+from msgspec import DecodeError
+
+from shmserve.core.queue import RequestQueue
+from shmserve.errors import PeerDied, ProtocolViolation, ShmserveError
+from shmserve.executor.backend import Backend
+from shmserve.executor.connections import Connection, FrontendProcess
+from shmserve.executor.run import Runner, late
+from shmserve.protocol import messages
+from shmserve.protocol.messages import (
+    Answer,
+    Cancel,
+    Execute,
+    ExecutorHello,
+    FrontendHello,
+    Release,
+)
+from shmserve.shm.arena import ArenaMemory
+from shmserve.shm.status_page import StatusPage
+from shmserve.tensor.spec import ModelSpec
+from shmserve.transport import channel as channels
+
+log = logging.getLogger(__name__)
+
+_FRESH_NS = 1_000_000
+_WAKE_S = 1.0  # idle work: trimming segments, noticing a stop
+
+
+class Loop:
+    """Serves one loaded backend on one listener until `stop` is called."""
+
+    def __init__(
+        self,
+        *,
+        process: str,
+        instance: str,
+        listener: socket.socket,
+        backend: Backend,
+        spec: ModelSpec,
+        memory: ArenaMemory,
+        status: StatusPage,
+        segment_idle_s: float,
+    ) -> None:
+        self._hello = messages.encode(ExecutorHello(messages.VERSION, process, instance))
+        self._listener = listener
+        self._memory = memory
+        self._status = status
+        self._idle_s = segment_idle_s
+        self._runner = Runner(backend, spec, memory)
+        self._queue: RequestQueue[tuple[int, int], tuple[Connection, Execute]] = RequestQueue()
+        self._connections: dict[int, Connection] = {}
+        self._frontends: dict[tuple[str, int], FrontendProcess] = {}
+        self._epoll = select.epoll()
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._epoll.register(self._wake_r, select.EPOLLIN)
+        self._stopping = False
+        self.executed = 0
+
+    def stop(self) -> None:
+        """Finish what was accepted, then return from `run`. Safe from any thread or signal."""
+        self._stopping = True
+        try:
+            os.write(self._wake_w, b"s")
+        except BlockingIOError:
+            pass
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def run(self) -> None:
+        """Serve until stopped and everything accepted is answered."""
+        trim_at = time.monotonic() + _WAKE_S
+        while True:
+            events = self._epoll.poll(0 if self._queue or self._stopping else _WAKE_S)
+            for fd, _ in events:
+                self._ready(fd)
+            if self._queue:
+                self._next()
+            elif self._stopping and not events:
+                return
+            now = time.monotonic()
+            if now >= trim_at:
+                self._memory.trim(self._idle_s)
+                trim_at = now + _WAKE_S
+
+    def close(self) -> None:
+        """Close every channel and fd of the loop; after `run` has returned."""
+        for connection in list(self._connections.values()):
+            self._close(connection)
+        self._epoll.close()
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+
+    # ----------------------------------------------------------------- input
+
+    def _ready(self, fd: int) -> None:
+        connection = self._connections.get(fd)
+        if connection is not None:
+            self._receive(connection)
+        elif fd == self._listener.fileno():
+            channel = channels.accept(self._listener)
+            if channel is not None:
+                connection = Connection(channel)
+                self._connections[connection.fd] = connection
+                self._epoll.register(connection.fd, select.EPOLLIN)
+        else:
+            try:
+                os.read(self._wake_r, 64)
+            except BlockingIOError:
+                pass
+
+    def _receive(self, connection: Connection) -> None:
+        try:
+            while True:
+                received = connection.channel.receive_now()
+                if received is None:
+                    return
+                if self._take(connection, *received):
+                    return
+        except PeerDied:
+            self._close(connection)
+        except ProtocolViolation as ex:
+            log.warning("closing a channel of pid %d: %s", connection.channel.peer_pid, ex)
+            self._close(connection)
+
+    def _take(self, connection: Connection, data: memoryview, fds: list[int]) -> bool:
+        """Handle one message; True: no further one can be waiting behind it."""
+        try:
+            message = messages.decode_to_executor(data)
+        except DecodeError as ex:
+            for fd in fds:
+                os.close(fd)
+            raise ProtocolViolation(f"unreadable message: {ex}") from ex
+        if isinstance(message, Execute) and connection.frontend is not None:
+            self._take_request(connection, connection.frontend, message, fds)
+            # Only a request that has waited can have its cancellation behind it.
+            return time.monotonic_ns() - message.sent_ns < _FRESH_NS
+        for fd in fds:
+            os.close(fd)
+        if isinstance(message, FrontendHello):
+            self._welcome(connection, message)
+        elif connection.frontend is None:
+            raise ProtocolViolation("no hello before the first request")
+        elif isinstance(message, Release):
+            connection.frontend.release(self._memory, message.slots)
+        elif isinstance(message, Cancel):
+            cancelled = self._queue.cancel((connection.fd, message.request))
+            if cancelled is not None:
+                answer = Answer(message.request, error_code="CANCELLED", error="cancelled")
+                self._send(connection, answer, [])
+        return False
+
+    def _take_request(
+        self, connection: Connection, frontend: FrontendProcess, message: Execute, fds: list[int]
+    ) -> None:
+        if message.offers or fds:
+            frontend.segments.accept(message.offers, fds)
+        if message.dropped:
+            frontend.segments.drop(message.dropped)
+        if message.release:
+            frontend.release(self._memory, message.release)
+        key = (connection.fd, message.request)
+        self._queue.push(key, (connection, message), message.deadline_ns)
+        self._status.set_depth(len(self._queue))
+
+    def _welcome(self, connection: Connection, hello: FrontendHello) -> None:
+        if hello.version != messages.VERSION or connection.frontend is not None:
+            raise ProtocolViolation(f"hello of version {hello.version}")
+        key = (hello.process, connection.channel.peer_pid)
+        frontend = self._frontends.setdefault(key, FrontendProcess(hello.process))
+        frontend.connections += 1
+        connection.frontend = frontend
+        fd = self._status.segment.reader_fd()
+        try:
+            connection.channel.send(self._hello, [fd])
+        finally:
+            os.close(fd)
+
+    def _close(self, connection: Connection) -> None:
+        self._connections.pop(connection.fd, None)
+        self._epoll.unregister(connection.fd)
+        connection.channel.close()
+        self._queue.drop_where(lambda key: key[0] == connection.fd)
+        frontend = connection.frontend
+        if frontend is not None:
+            frontend.connections -= 1
+            if not frontend.connections:
+                frontend.close(self._memory)
+                self._frontends.pop((frontend.name, connection.channel.peer_pid), None)
+
+    # ------------------------------------------------------------------- run
+
+    def _next(self) -> None:
+        now = time.monotonic_ns()
+        popped = self._queue.pop(now)
+        if popped is None:
+            return
+        (connection, message), in_time = popped
+        frontend = connection.frontend
+        assert frontend is not None
+        self._status.set_depth(len(self._queue) + 1)
+        if in_time:
+            self._status.set_busy(now)
+            try:
+                answer, segments = self._runner.run(frontend, message, now)
+            except ProtocolViolation as ex:
+                log.warning("closing a channel of pid %d: %s", connection.channel.peer_pid, ex)
+                self._close(connection)
+                return
+            finally:
+                self._status.set_busy(0)
+                self._status.set_depth(len(self._queue))
+            self.executed += 1
+        else:
+            answer, segments = late(message.request), []
+        self._send(connection, answer, segments)
+
+    def _send(self, connection: Connection, answer: Answer, segments: list[int]) -> None:
+        frontend = connection.frontend
+        assert frontend is not None
+        fds: list[int] = []
+        try:
+            new = set(segments) - connection.known
+            if new or len(connection.known) > 1 or frontend.freed:
+                offers, fds = self._memory.offers(new, connection.known)
+                answer = self._with_extras(connection, answer, tuple(offers))
+            connection.channel.send(messages.encode(answer), fds)
+        except PeerDied:
+            self._close(connection)
+        except ShmserveError as ex:  # too long to send: tell that instead
+            held = tuple((t.at.slot, t.at.generation) for t in answer.outputs if t.alias < 0)
+            frontend.release(self._memory, held)
+            connection.known.difference_update(segments)
+            self._send(connection, Answer(answer.request, (), ex.code, ex.message), [])
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _with_extras(
+        self, connection: Connection, answer: Answer, offers: tuple[messages.SegmentOffer, ...]
+    ) -> Answer:
+        gone = tuple(n for n in connection.known if not self._memory.alive(n))
+        connection.known.difference_update(gone)
+        assert connection.frontend is not None
+        return Answer(
+            answer.request,
+            answer.outputs,
+            answer.error_code,
+            answer.error,
+            answer.parameters,
+            answer.timing,
+            answer.copied,
+            offers,
+            gone,
+            answer.final,
+            answer.retained,
+            connection.frontend.take_freed(),
+        )

@@ -1,0 +1,124 @@
+"""Where the bytes of a response go: into the descriptor of a slot, copied only if needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shmserve.core.slots import Slot
+from shmserve.executor.backend import Output, Response
+from shmserve.executor.request import ExecutorRequest, Offer
+from shmserve.protocol.messages import Copied, Descriptor, WireTensor
+from shmserve.shm.arena import ArenaMemory
+from shmserve.tensor import bytes_codec
+
+Array = np.ndarray[Any, Any]
+
+_LOOK_AT = 4096  # bytes; finding out where smaller arrays lie costs more than copying them
+
+
+class Placement:
+    """The outputs of one response, placed.
+
+    `tensors` go into the answer, `slots` (sealed, not leased yet) hold those that are
+    not aliases of inputs, `offers` are those slots a model may have kept an array of.
+    On an error `undo` gives everything back.
+    """
+
+    def __init__(self, request: ExecutorRequest, memory: ArenaMemory) -> None:
+        self.tensors: list[WireTensor] = []
+        self.slots: list[Slot] = []
+        self.offers: list[Offer] = []
+        self.copied_out = 0
+        self._request = request
+        self._memory = memory
+
+    def place(self, response: Response) -> None:
+        """Place the requested outputs in the requested order; others are dropped.
+
+        Raises:
+            ArenaExhausted: the pool has no room.
+        """
+        by_name = {output.name: output for output in response.outputs}
+        for name in self._request.requested:
+            output = by_name.get(name)
+            if output is not None:
+                self.tensors.append(self._place(output))
+
+    @property
+    def copied(self) -> Copied:
+        return Copied(out=self.copied_out)
+
+    def _place(self, output: Output) -> WireTensor:
+        array = output.array
+        if output.datatype == "BYTES":
+            return self._encode(output)
+        found = self._in_offer(output) or self._in_input(output)
+        if found is not None:
+            return found
+        slot = self._memory.reserve(array.nbytes)
+        self.slots.append(slot)
+        if array.nbytes:
+            target = np.frombuffer(self._memory.view(slot), array.dtype).reshape(array.shape)
+            np.copyto(target, array)
+            self.copied_out += array.nbytes
+        return self._sealed(output, slot, self._memory.descriptor(slot))
+
+    def _encode(self, output: Output) -> WireTensor:
+        elements = bytes_codec.to_bytes(output.array.ravel().tolist())
+        slot = self._memory.reserve(bytes_codec.encoded_size(elements))
+        self.slots.append(slot)
+        bytes_codec.write(elements, self._memory.view(slot))
+        self.copied_out += slot.nbytes
+        return self._sealed(output, slot, self._memory.descriptor(slot))
+
+    def _in_offer(self, output: Output) -> WireTensor | None:
+        offer = self._request.offers.get(output.name)
+        if offer is None:
+            return None
+        offset = _offset_within(output.array, offer.base)
+        if offset is None:
+            return None
+        del self._request.offers[output.name]
+        slot = offer.slot
+        self.slots.append(slot)
+        self.offers.append(offer)
+        whole = self._memory.descriptor(slot)
+        at = Descriptor(
+            whole.segment, whole.slot, whole.generation, whole.offset + offset, output.array.nbytes
+        )
+        return self._sealed(output, slot, at)
+
+    def _in_input(self, output: Output) -> WireTensor | None:
+        """A model that returns (a part of) its input needs no copy: the frontend has it."""
+        for index, tensor in enumerate(self._request.inputs.values()):
+            if tensor.base is not None:
+                offset = _offset_within(output.array, tensor.base)
+                if offset is not None:
+                    at = Descriptor(0, 0, 0, offset, output.array.nbytes)
+                    shape = output.array.shape
+                    return WireTensor(output.name, output.datatype, shape, at, alias=index)
+        return None
+
+    def _sealed(self, output: Output, slot: Slot, at: Descriptor) -> WireTensor:
+        self._memory.seal(slot)
+        return WireTensor(output.name, output.datatype, output.array.shape, at)
+
+    def undo(self) -> None:
+        for slot in self.slots:
+            self._memory.reclaim(slot)
+        self.slots.clear()
+        self.offers.clear()
+
+
+def _offset_within(array: Array, base: Array) -> int | None:
+    """Offset in bytes of a contiguous array inside of `base`'s memory, None if it is not."""
+    if not array.flags.c_contiguous:
+        return None
+    if array.base is base and array.nbytes == base.nbytes:
+        return 0
+    if array.nbytes < _LOOK_AT:
+        return None
+    offset = int(array.ctypes.data) - int(base.ctypes.data)
+    return offset if 0 <= offset <= base.nbytes - array.nbytes else None

@@ -1,0 +1,131 @@
+"""A request as a backend sees it, over the frontend's read-only memory and our own slots.
+
+Views carry the danger that a model keeps them after its answer. So each array handed
+out is based on one `numpy.frombuffer` array of ours: if that one is still referenced
+when the answer is made, the slot behind it stays leased until it is collected (I3).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shmserve.core.slots import Slot
+from shmserve.errors import Internal
+from shmserve.protocol.messages import Execute, Parameter, WireTensor
+from shmserve.shm.arena import ArenaMemory
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.dtypes import DATATYPES, element_count
+
+Array = np.ndarray[Any, Any]
+
+
+def from_bytes(view: memoryview, dtype: np.dtype[Any]) -> Array:
+    """A one-dimensional array on `view`; numpy refuses empty buffers."""
+    return np.frombuffer(view, dtype) if len(view) else np.empty(0, dtype)
+
+
+class Input:
+    """One input tensor; implements `backend.InputTensor`."""
+
+    __slots__ = ("_base", "_model", "buffer", "datatype", "name", "shape")
+
+    def __init__(self, tensor: WireTensor, view: memoryview, model: str) -> None:
+        self.name = tensor.name
+        self.datatype = tensor.datatype
+        self.shape = tensor.shape
+        self.buffer = view
+        self._model = model
+        self._base: Array | None = None
+
+    def numpy(self) -> Array:
+        """A read-only array on the shared bytes; BYTES elements are copied out first."""
+        if self.datatype == "BYTES":
+            elements = bytes_codec.decode(
+                bytes(self.buffer), element_count(self.shape), self.name, self._model
+            )
+            array = np.empty(len(elements), dtype=np.object_)
+            array[:] = elements
+            return array.reshape(self.shape)
+        if self._base is None:
+            self._base = from_bytes(self.buffer, DATATYPES[self.datatype].numpy)
+        return self._base.reshape(self.shape)
+
+    @property
+    def base(self) -> Array | None:
+        """The array all views of this input are based on, if one was made."""
+        return self._base
+
+    def still_held(self) -> bool:
+        """Whether anybody else holds a view of it."""
+        return self._base is not None and sys.getrefcount(self._base) > _UNSHARED
+
+    def when_let_go(
+        self, append: Callable[[tuple[int, int]], None], lease: tuple[int, int]
+    ) -> None:
+        """Append the lease once the last view is gone. Our own reference goes now."""
+        if self._base is not None:
+            weakref.finalize(self._base, append, lease)
+            self._base = None
+
+
+class Offer:
+    """An output slot that the model may write to directly."""
+
+    __slots__ = ("base", "slot")
+
+    def __init__(self, slot: Slot, base: Array) -> None:
+        self.slot = slot
+        self.base = base
+
+    def still_held(self) -> bool:
+        """Whether anybody else holds a view of it."""
+        return sys.getrefcount(self.base) > _UNSHARED
+
+
+# What sys.getrefcount says of an array that only an attribute holds (it differs by version).
+_probe = Offer(Slot(0), np.empty(1))
+_UNSHARED = sys.getrefcount(_probe.base)
+
+
+class ExecutorRequest:
+    """One request; implements `backend.Request`."""
+
+    __slots__ = ("_memory", "deadline_ns", "id", "inputs", "offers", "parameters", "requested")
+
+    def __init__(
+        self,
+        wire: Execute,
+        inputs: dict[str, Input],
+        requested: tuple[str, ...],
+        memory: ArenaMemory,
+    ) -> None:
+        self.id = wire.id
+        self.parameters: dict[str, Parameter] = wire.parameters
+        self.deadline_ns = wire.deadline_ns
+        self.inputs = inputs
+        self.requested = requested
+        self.offers: dict[str, Offer] = {}
+        self._memory = memory
+
+    @property
+    def cancelled(self) -> bool:
+        """Requests are cancelled before they start or not at all: this one has started."""
+        return False
+
+    def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
+        """A writable array in the output slot of `name`; asking again replaces the offer."""
+        kind = DATATYPES[datatype]
+        if not kind.itemsize:
+            raise Internal(f"output '{name}': BYTES tensors have no size before they are written")
+        earlier = self.offers.pop(name, None)
+        if earlier is not None:
+            self._memory.reclaim(earlier.slot)
+        slot = self._memory.reserve(element_count(shape) * kind.itemsize)
+        base = from_bytes(self._memory.view(slot), kind.numpy)
+        self.offers[name] = Offer(slot, base)
+        return base.reshape(shape)

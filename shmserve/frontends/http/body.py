@@ -1,0 +1,259 @@
+"""Request bodies: what the application finds as ``wsgi.input``.
+
+Beyond what WSGI asks for, a body has `readinto`, which receives from the socket
+straight into the caller's memory, and `copied`, the bytes for which that was not
+possible: those that had come with the head, and every byte of a chunked body.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from time import monotonic
+from typing import Protocol
+
+from shmserve.config import Settings
+from shmserve.errors import InvalidArgument, TooLarge
+
+BODY = "body"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+# recv() allocates what it is asked for, so a reader that asks for everything at
+# once must not make us allocate more than one piece ahead of what has arrived.
+_PIECE = 1 << 20
+
+# Only ever written: bytes nobody wants land here, from all threads at once.
+SCRAP = bytearray(256 * 1024)
+
+
+class Source(Protocol):
+    """What a body needs of its connection."""
+
+    sock: socket.socket
+    settings: Settings
+    watch: tuple[str, float] | None
+    expired: bool
+
+
+class Body:
+    """A body of no bytes, and what all bodies have in common.
+
+    Attributes:
+        copied: bytes that `readinto` copied in user space.
+        failed: the client stopped early or broke the framing; the connection is lost.
+    """
+
+    __slots__ = ("_expects", "_offset", "_piece", "_source", "_until", "copied", "failed")
+
+    def __init__(self, source: Source, piece: bytes = b"", expects: bool = False) -> None:
+        self._source = source
+        self._piece = piece
+        self._offset = 0
+        self._expects = expects
+        self._until = 0.0
+        self.copied = 0
+        self.failed = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing of this body is left on the connection."""
+        return not self.failed
+
+    def _receive(self, want: int) -> bytes:
+        """The next bytes from the connection, b"" at the end; `want` is a hint."""
+        return b""
+
+    def _begin(self, nbytes: int) -> None:
+        """Before the first look at the socket: start the clock, ask the client to go on."""
+        settings = self._source.settings
+        self._until = monotonic() + settings.body_timeout_s + nbytes / settings.min_bytes_per_s
+        if self._expects:
+            self._expects = False
+            try:
+                self._source.sock.sendall(CONTINUE)
+            except OSError:
+                self._fail()
+
+    def _fail(self) -> None:
+        self.failed = True
+        self._source.expired = True
+
+    def _next(self, want: int) -> bytes:
+        piece, offset = self._piece, self._offset
+        if offset < len(piece):
+            rest = piece[offset:] if offset else piece
+            self._piece, self._offset = b"", 0
+            return rest
+        return self._receive(want)
+
+    def _put_back(self, data: bytes) -> None:
+        # Only called with the tail of what _next() returned.
+        self._piece, self._offset = data, 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            size = sys.maxsize
+        offset, piece = self._offset, self._piece
+        if len(piece) - offset >= size:
+            self._offset = offset + size
+            return piece[offset : offset + size]
+        pieces: list[bytes] = []
+        while size > 0:
+            data = self._next(size)
+            if not data:
+                break
+            if len(data) > size:
+                self._put_back(data[size:])
+                data = data[:size]
+            pieces.append(data)
+            size -= len(data)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            size = sys.maxsize
+        pieces: list[bytes] = []
+        while size > 0:
+            data = self._next(min(size, 8192))
+            if not data:
+                break
+            end = data.find(b"\n", 0, size) + 1 or min(len(data), size)
+            pieces.append(data[:end])
+            size -= end
+            if end < len(data):
+                self._put_back(data[end:])
+            if pieces[-1].endswith(b"\n"):
+                break
+        return b"".join(pieces)
+
+    def readlines(self, hint: int | None = -1) -> list[bytes]:
+        lines, total = [], 0
+        for line in self:
+            lines.append(line)
+            total += len(line)
+            if hint is not None and 0 < hint <= total:
+                break
+        return lines
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.readline, b"")
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill the whole view; fewer bytes mean that the body or the client ended."""
+        return self._copy_into(_as_bytes(view))
+
+    def _copy_into(self, view: memoryview) -> int:
+        filled, size = 0, len(view)
+        while filled < size:
+            data = self._next(size - filled)
+            if not data:
+                break
+            take = min(len(data), size - filled)
+            view[filled : filled + take] = data[:take] if take < len(data) else data
+            if take < len(data):
+                self._put_back(data[take:])
+            filled += take
+        self.copied += filled
+        return filled
+
+    def drain(self, limit: int) -> bool:
+        """Discard what the application left unread; False if the connection must close."""
+        if self._expects:  # the client may or may not send it: nobody can know
+            return self.finished
+        try:
+            while limit > 0 and not self.finished and not self.failed:
+                limit -= self._discard()
+        except InvalidArgument:
+            return False
+        return self.finished
+
+    def _discard(self) -> int:
+        return len(self._receive(_PIECE)) or sys.maxsize
+
+
+class LengthBody(Body):
+    """A body of known length.
+
+    Args:
+        source: the connection.
+        length: bytes still to be received, not counting `piece`.
+        piece: the body's first bytes, if they were received along with the head.
+        expects: the client waits for ``100 Continue``.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(
+        self, source: Source, length: int, piece: bytes = b"", expects: bool = False
+    ) -> None:
+        super().__init__(source, piece, expects)
+        self._left = length
+
+    @property
+    def finished(self) -> bool:
+        return self._left == 0
+
+    def _receive(self, want: int) -> bytes:
+        size = min(want, self._left, _PIECE)
+        if size == 0 or not self._ready():
+            return b""
+        try:
+            data = self._source.sock.recv(size, socket.MSG_WAITALL)
+        except OSError:
+            data = b""
+        self._source.watch = None
+        self._left -= len(data)
+        if not data:
+            self._fail()
+        return data
+
+    def _ready(self) -> bool:
+        if not self._until:
+            self._begin(self._left)
+        if self.failed:
+            return False
+        self._source.watch = (BODY, self._until)
+        return True
+
+    def readinto(self, view: memoryview) -> int:
+        view = _as_bytes(view)
+        filled = 0
+        if self._offset < len(self._piece):
+            filled = self._copy_into(view[: len(self._piece) - self._offset])
+        end = min(len(view), filled + self._left)
+        if filled < end and self._ready():
+            filled = self._receive_into(view, filled, end)
+        return filled
+
+    def _receive_into(self, view: memoryview, filled: int, end: int) -> int:
+        receive = self._source.sock.recv_into
+        start = filled
+        try:
+            while filled < end:
+                count = receive(view[filled:end], 0, socket.MSG_WAITALL)
+                if not count:
+                    self._fail()
+                    break
+                filled += count
+        except OSError:
+            self._fail()
+        self._source.watch = None
+        self._left -= filled - start
+        return filled
+
+    def _discard(self) -> int:
+        size = min(self._left, len(SCRAP))
+        return self.readinto(memoryview(SCRAP)[:size]) or sys.maxsize
+
+
+def too_large(settings: Settings) -> TooLarge:
+    return TooLarge(
+        f"the request body is larger than {settings.max_request_bytes} bytes (max_request_bytes)"
+    )
+
+
+def _as_bytes(view: memoryview) -> memoryview:
+    if type(view) is memoryview and view.format == "B" and view.ndim == 1:
+        return view
+    return memoryview(view).cast("B")

@@ -1,0 +1,81 @@
+"""The WSGI environment, built once per connection and head and then only copied."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gunicorn import util
+from gunicorn.http import wsgi
+from gunicorn.http.errors import ConfigurationProblem
+
+Address = str | bytes | tuple[Any, ...]
+
+
+def process_environ(cfg: Any) -> dict[str, Any]:
+    """What is the same for every request of this process."""
+    environ: dict[str, Any] = wsgi.base_environ(cfg)
+    environ["wsgi.multithread"] = True
+    return environ
+
+
+def connection_environ(
+    base: dict[str, Any], connection: Any, client: Address, server: Address
+) -> dict[str, Any]:
+    """`base` and what is the same for every request of one connection."""
+    environ = base.copy()
+    environ["gunicorn.socket"] = connection.sock
+    environ["shmserve.connection"] = connection
+    if isinstance(client, tuple):
+        environ["REMOTE_ADDR"] = client[0]
+        environ["REMOTE_PORT"] = str(client[1])
+    else:
+        environ["REMOTE_ADDR"] = client.decode() if isinstance(client, bytes) else client
+    if isinstance(server, tuple):
+        environ["SERVER_NAME"] = server[0]
+        environ["SERVER_PORT"] = str(server[1])
+    return environ
+
+
+def request_environ(base: dict[str, Any], request: Any) -> dict[str, Any]:
+    """`base` and what a head says; everything but ``wsgi.input``.
+
+    Raises:
+        ConfigurationProblem: the path lies outside SCRIPT_NAME.
+    """
+    environ = base.copy()
+    environ["REQUEST_METHOD"] = request.method
+    environ["QUERY_STRING"] = request.query
+    environ["RAW_URI"] = request.uri
+    environ["SERVER_PROTOCOL"] = "HTTP/{}.{}".format(*request.version)
+    environ["wsgi.url_scheme"] = request.scheme
+    script_name = os.environ.get("SCRIPT_NAME", "")
+    for name, value in request.headers:
+        if name == "CONTENT-TYPE":
+            environ["CONTENT_TYPE"] = value
+            continue
+        if name == "CONTENT-LENGTH":
+            environ["CONTENT_LENGTH"] = value
+            continue
+        if name == "SCRIPT_NAME":  # the parser lets it through from trusted proxies only
+            script_name = value
+        key = "HTTP_" + name.replace("-", "_")
+        environ[key] = f"{environ[key]},{value}" if key in environ else value
+    path = request.path
+    if script_name:
+        if not path.startswith(script_name):
+            raise ConfigurationProblem("the request path does not start with SCRIPT_NAME")
+        path = path[len(script_name) :]
+    environ["PATH_INFO"] = util.unquote_to_wsgi_str(path)
+    environ["SCRIPT_NAME"] = script_name
+    if "SERVER_NAME" not in environ:
+        _name_unix_server(environ)
+    environ.update(wsgi.proxy_environ(request))
+    return environ
+
+
+def _name_unix_server(environ: dict[str, Any]) -> None:
+    # A Unix socket has no name and port; the Host field is all there is.
+    name, _, port = environ.get("HTTP_HOST", "").partition(":")
+    environ["SERVER_NAME"] = name
+    environ["SERVER_PORT"] = port or ("443" if environ["wsgi.url_scheme"] == "https" else "80")

@@ -1,0 +1,63 @@
+"""Every error as ``{"error": "..."}``, with the status of the one table in `errors`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import falcon
+import msgspec
+
+from shmserve.errors import (
+    ArenaExhausted,
+    Code,
+    ModelFailure,
+    QueueFull,
+    ShmserveError,
+    UnsupportedEncoding,
+)
+
+log = logging.getLogger("shmserve.http")
+
+_encode = msgspec.json.Encoder().encode
+_RETRY_AFTER_S = "1"
+_GENERIC = "internal server error"
+
+
+def _answer(resp: falcon.Response, status: int, message: str) -> None:
+    resp.status = status
+    resp.content_type = "application/json"
+    resp.stream = None
+    resp.data = _encode({"error": message or _GENERIC})
+
+
+def on_shmserve_error(
+    req: falcon.Request, resp: falcon.Response, ex: ShmserveError, params: dict[str, Any]
+) -> None:
+    """An error of ours: its message was written for the client."""
+    _answer(resp, ex.http_status, ex.message)
+    if ex.code is Code.INTERNAL and not isinstance(ex, ModelFailure):
+        log.error("%s %s failed", req.method, req.path, exc_info=ex)
+    if isinstance(ex, QueueFull | ArenaExhausted):
+        resp.set_header("Retry-After", _RETRY_AFTER_S)
+    elif isinstance(ex, UnsupportedEncoding):
+        resp.set_header("Accept-Encoding", "gzip, deflate")
+
+
+def on_http_error(
+    req: falcon.Request, resp: falcon.Response, ex: falcon.HTTPError, params: dict[str, Any]
+) -> None:
+    """An error of Falcon's: no such path, no such method."""
+    if ex.headers:
+        resp.set_headers(ex.headers)
+    status = falcon.http_status_to_code(ex.status)
+    reason = falcon.code_to_http_status(status).partition(" ")[2]
+    _answer(resp, status, reason)
+
+
+def on_unexpected(
+    req: falcon.Request, resp: falcon.Response, ex: Exception, params: dict[str, Any]
+) -> None:
+    """A defect: the client learns that there is one, the log what it is."""
+    log.error("unexpected error in %s %s", req.method, req.path, exc_info=ex)
+    _answer(resp, 500, _GENERIC)

@@ -1,0 +1,279 @@
+"""Request bodies as the inference resource reads them: in order, in exact amounts.
+
+A body of known length is read straight from ``wsgi.input``, tensors with `readinto`
+into their slots where the server offers it (our worker class does). A chunked or
+compressed body has no length beforehand: it is read piece by piece, never further
+than the part that is being filled, so that a decompression bomb meets a limit first.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from shmserve.config import Settings
+from shmserve.errors import InvalidArgument, TooLarge, UnsupportedEncoding
+
+_PIECE = 1 << 16  # compressed bytes read and bytes inflated at a time
+_COPY = 1 << 20  # largest temporary of the copying fallback
+
+Environ = dict[str, Any]
+
+
+class Intake(Protocol):
+    """The body of one request. `remaining` is None where its length is not known."""
+
+    remaining: int | None
+
+    def read(self, size: int) -> bytes:
+        """Exactly `size` bytes; raises `InvalidArgument` if the body ends before."""
+        ...
+
+    def read_rest(self, limit: int) -> bytes:
+        """All that is left; raises `TooLarge` if that is more than `limit` bytes."""
+        ...
+
+    def fill(self, view: memoryview) -> int:
+        """Fill all of `view`, as `read`; returns the bytes that were copied to do it."""
+        ...
+
+    def at_end(self) -> bool:
+        """Whether nothing is left."""
+        ...
+
+
+class KnownIntake:
+    """A body whose Content-Length counts."""
+
+    __slots__ = ("_stream", "remaining")
+
+    def __init__(self, stream: Any, length: int) -> None:
+        self._stream = stream
+        self.remaining: int | None = length
+
+    def read(self, size: int) -> bytes:
+        assert self.remaining is not None
+        if size > self.remaining:
+            raise _short(size, self.remaining)
+        data: bytes = self._stream.read(size)
+        if len(data) != size:
+            raise _short(size, len(data))
+        self.remaining -= size
+        return data
+
+    def read_rest(self, limit: int) -> bytes:
+        assert self.remaining is not None
+        if self.remaining > limit:
+            raise _too_large(self.remaining, limit)
+        return self.read(self.remaining)
+
+    def fill(self, view: memoryview) -> int:
+        assert self.remaining is not None
+        size = len(view)
+        if size > self.remaining:
+            raise _short(size, self.remaining)
+        readinto = getattr(self._stream, "readinto", None)
+        if readinto is None:
+            for start in range(0, size, _COPY):
+                part = view[start : start + _COPY]
+                part[:] = self.read(len(part))
+            return size
+        before = getattr(self._stream, "copied", 0)
+        count = readinto(view) if size else 0
+        if count != size:
+            raise _short(size, count)
+        self.remaining -= size
+        copied: int = getattr(self._stream, "copied", 0) - before
+        return copied
+
+    def at_end(self) -> bool:
+        return self.remaining == 0
+
+
+class PieceIntake:
+    """A body that comes in pieces, mostly with no length known beforehand."""
+
+    __slots__ = ("_left", "_limit", "_piece", "_pieces", "remaining")
+
+    def __init__(self, pieces: Iterator[bytes], limit: int, length: int | None = None) -> None:
+        self._pieces = pieces
+        self._piece = memoryview(b"")
+        self._limit = self._left = limit
+        self.remaining = length
+
+    def read(self, size: int) -> bytes:
+        parts = []
+        missing = size
+        while missing and (part := self._next(missing)):
+            parts.append(part)
+            missing -= len(part)
+        if missing:
+            raise _short(size, size - missing)
+        return b"".join(parts)
+
+    def read_rest(self, limit: int) -> bytes:
+        parts = []
+        total = 0
+        while part := self._next(_COPY):
+            parts.append(part)
+            total += len(part)
+            if total > limit:
+                raise _too_large(None, limit)
+        return b"".join(parts)
+
+    def fill(self, view: memoryview) -> int:
+        position, size = 0, len(view)
+        while position < size and (part := self._next(size - position)):
+            view[position : position + len(part)] = part
+            position += len(part)
+        if position < size:
+            raise _short(size, position)
+        return size
+
+    def at_end(self) -> bool:
+        if not self._piece:
+            self._piece = memoryview(next(self._pieces, b""))
+        return not self._piece
+
+    def _next(self, size: int) -> memoryview:
+        if self.at_end():
+            return self._piece
+        part, self._piece = self._piece[:size], self._piece[size:]
+        self._left -= len(part)
+        if self._left < 0:
+            raise _too_large(None, self._limit)
+        if self.remaining is not None:
+            self.remaining -= len(part)
+        return part
+
+
+def held(data: bytes) -> Intake:
+    """A body that has been read already."""
+    return PieceIntake(iter((data,)), len(data), len(data))
+
+
+def open_intake(environ: Environ, limits: Settings) -> Intake:
+    """The body of the request that `environ` describes.
+
+    Raises:
+        InvalidArgument: there is no body, or its length is no number.
+        TooLarge: Content-Length exceeds `max_request_bytes`.
+        UnsupportedEncoding: a Content-Encoding other than gzip and deflate.
+    """
+    stream = environ["wsgi.input"]
+    told = environ.get("CONTENT_LENGTH")
+    coding = environ.get("HTTP_CONTENT_ENCODING")
+    chunked = "HTTP_TRANSFER_ENCODING" in environ
+    if chunked:
+        pieces = iter(lambda: stream.read(_PIECE), b"")
+        if not coding:
+            return PieceIntake(pieces, limits.max_request_bytes)
+    else:
+        length = _length(told, limits)
+        if not coding:
+            return KnownIntake(stream, length)
+        pieces = _bounded(stream, length)
+    inflate = _inflater(coding or "")
+    if inflate is not None:
+        pieces = inflate(pieces)
+    return PieceIntake(pieces, limits.max_request_bytes)
+
+
+def header_length(environ: Environ, intake: Intake) -> int | None:
+    """`Inference-Header-Content-Length`: None if all of the body is JSON, 0 if none.
+
+    Raises:
+        InvalidArgument: no integer, or outside of the body.
+    """
+    text: str | None = environ.get("HTTP_INFERENCE_HEADER_CONTENT_LENGTH")
+    if text is None:
+        return None
+    digits = text.strip()
+    if not (digits.removeprefix("-").isdecimal() and digits.isascii()):
+        # A field that was sent twice is joined with a comma and ends here, too.
+        raise InvalidArgument(f"Unable to parse Inference-Header-Content-Length, got: {text[:64]}")
+    value = int(digits) if len(digits) < 20 else -1
+    total = intake.remaining
+    if value < 0 or (total is not None and value > total):
+        raise InvalidArgument(
+            f"inference header size should be in range (0, {total}), got: {digits[:64]}"
+            if total is not None
+            else f"inference header size should not be negative, got: {digits[:64]}"
+        )
+    return value
+
+
+def _length(told: str | None, limits: Settings) -> int:
+    if told is None or told == "":
+        raise InvalidArgument("the request has no body")
+    if not (told.isdecimal() and told.isascii()) or len(told) > 19:
+        raise InvalidArgument(f"Content-Length must be a number, got {told[:64]}")
+    length = int(told)
+    if length > limits.max_request_bytes:
+        raise TooLarge(
+            f"the request body of {length} bytes is larger than {limits.max_request_bytes} bytes"
+            " (setting max_request_bytes)"
+        )
+    return length
+
+
+def _bounded(stream: Any, length: int) -> Iterator[bytes]:
+    while length > 0:
+        data = stream.read(min(length, _PIECE))
+        if not data:
+            raise _short(length, 0)
+        length -= len(data)
+        yield data
+
+
+def _inflater(header: str) -> Callable[[Iterator[bytes]], Iterator[bytes]] | None:
+    """What undoes a Content-Encoding; None for identity."""
+    coding = header.strip().lower()
+    if coding in ("", "identity"):
+        return None
+    if coding in ("gzip", "x-gzip"):
+        return lambda pieces: _inflate(pieces, "gzip")
+    if coding == "deflate":
+        return lambda pieces: _inflate(pieces, "deflate")
+    raise UnsupportedEncoding(
+        f"Unsupported compression type '{header[:64]}': use one of gzip, deflate"
+    )
+
+
+def _inflate(pieces: Iterator[bytes], coding: str) -> Iterator[bytes]:
+    """Inflate piece by piece, at most `_PIECE` bytes at a time.
+
+    "deflate" is the zlib format; the bare deflate data that some clients send instead
+    is told by its first byte (zlib's has a fixed low half, 8).
+    """
+    inflater: Any = None
+    try:
+        for piece in pieces:
+            if inflater is None:
+                bare = coding == "deflate" and piece[0] & 0x0F != 8
+                inflater = zlib.decompressobj(31 if coding == "gzip" else -15 if bare else 15)
+            elif inflater.eof:
+                raise InvalidArgument(f"the request body goes on after its {coding} data")
+            data = inflater.decompress(piece, _PIECE)
+            while data:
+                yield data
+                data = inflater.decompress(inflater.unconsumed_tail, _PIECE)
+            if inflater.unused_data:
+                raise InvalidArgument(f"the request body goes on after its {coding} data")
+    except zlib.error:
+        raise InvalidArgument(f"the request body is not valid {coding} data") from None
+    if inflater is None or not inflater.eof:
+        raise InvalidArgument(f"the request body's {coding} data is cut off")
+
+
+def _short(expected: int, got: int) -> InvalidArgument:
+    return InvalidArgument(f"the request body ended early: expected {expected} bytes, got {got}")
+
+
+def _too_large(size: int | None, limit: int) -> TooLarge:
+    shown = "" if size is None else f" of {size} bytes"
+    return TooLarge(
+        f"this part of the request body{shown} exceeds the maximum allowed size of {limit} bytes"
+        " (settings max_json_bytes, max_tensor_bytes, max_request_bytes)"
+    )

@@ -1,0 +1,255 @@
+"""Responses: from what a WSGI application returns to bytes on the socket."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from time import time
+from types import TracebackType
+from typing import Protocol
+
+from gunicorn.http.message import TOKEN_RE
+from gunicorn.http.wsgi import HEADER_VALUE_RE, STATUS_RE
+from gunicorn.util import http_date
+
+from shmserve.frontends.http.buffers import BufferBody
+
+Buffer = bytes | memoryview
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
+
+_ORDINARY, _LENGTH, _DROPPED, _CLOSE = range(4)
+_HOP_BY_HOP = {
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailers",
+    "transfer-encoding",
+    "upgrade",
+}
+_OURS = {"server", "date"}
+_DIGITS = re.compile(r"[0-9]{1,18}")
+_CACHE_SIZE = 1024
+_CACHED_CHARACTERS = 200
+
+
+class Sink(Protocol):
+    """What a response needs of its connection."""
+
+    def send(self, buffers: Sequence[Buffer], nbytes: int) -> None: ...
+
+    def lasting(self) -> bool: ...
+
+
+class FramingError(Exception):
+    """The application's answer is not what its Content-Length promised."""
+
+
+_lines: dict[tuple[str, str], tuple[int, bytes]] = {}
+_statuses: dict[str, tuple[int, bytes]] = {}
+_date: tuple[int, bytes] = (0, b"")
+
+
+def _line(name: str, value: str) -> tuple[int, bytes]:
+    """What kind of field this is, and its encoded line. Refuses header injection."""
+    if not TOKEN_RE.fullmatch(name):
+        raise ValueError("a response header's name is no token")
+    if not HEADER_VALUE_RE.fullmatch(value):
+        raise ValueError(f"the value of response header {name} has forbidden characters")
+    kind, lower = _ORDINARY, name.lower()
+    if lower == "content-length":
+        kind = _LENGTH
+        if not _DIGITS.fullmatch(value):
+            raise ValueError("the response's Content-Length is no number")
+    elif lower == "connection" and value.strip().lower() == "close":
+        kind = _CLOSE
+    elif lower in _HOP_BY_HOP or lower in _OURS:
+        kind = _DROPPED
+    found = kind, f"{name}: {value}\r\n".encode("latin-1")
+    if len(value) <= _CACHED_CHARACTERS:
+        if len(_lines) >= _CACHE_SIZE:
+            _lines.clear()
+        _lines[name, value] = found
+    return found
+
+
+def _status_line(status: str) -> tuple[int, bytes]:
+    if not STATUS_RE.fullmatch(status):
+        raise ValueError("the response's status is malformed")
+    found = int(status[:3]), f"HTTP/1.1 {status}\r\nServer: shmserve\r\n".encode("latin-1")
+    if len(_statuses) >= _CACHE_SIZE:
+        _statuses.clear()
+    _statuses[status] = found
+    return found
+
+
+def _date_line() -> bytes:
+    global _date
+    now = int(time())
+    second, line = _date
+    if second != now:
+        line = f"Date: {http_date(now)}\r\n".encode()
+        _date = now, line
+    return line
+
+
+def size_of(buffer: Buffer) -> int:
+    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+
+
+class Response:
+    """One answer: collects what the application says and sends it.
+
+    Args:
+        sink: the connection.
+        method: the request's method.
+        version: the request's HTTP version.
+        keep_alive: whether the connection stays open afterwards, if nothing else forbids it.
+
+    Attributes:
+        keep_alive: after sending: whether the connection may be used again.
+        begun: whether anything has been sent.
+        sent: bytes of the body that were sent.
+        status, headers: for the access log.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_length",
+        "_omit",
+        "_sink",
+        "begun",
+        "headers",
+        "keep_alive",
+        "method",
+        "sent",
+        "status",
+        "version",
+    )
+
+    def __init__(self, sink: Sink, method: str, version: tuple[int, int], keep_alive: bool) -> None:
+        self._sink = sink
+        self.method = method
+        self.version = version
+        self.keep_alive = keep_alive
+        self.begun = False
+        self.sent = 0
+        self.status = ""
+        self.headers: Sequence[tuple[str, str]] = ()
+        self._length: int | None = None
+        self._chunked = False
+        self._omit = False
+
+    def start_response(
+        self,
+        status: str,
+        headers: list[tuple[str, str]],
+        exc_info: ExcInfo | None = None,
+    ) -> Callable[[bytes], None]:
+        if exc_info is not None:
+            if self.begun:
+                raise exc_info[1].with_traceback(exc_info[2])
+        elif self.status:
+            raise AssertionError("the application started its response twice")
+        self.status = status
+        self.headers = headers
+        return self._write
+
+    def send(self, result: Iterable[bytes]) -> None:
+        """Send all that the application returned; its `close` is the caller's business."""
+        if not self.begun and self.status and isinstance(result, (BufferBody, list, tuple)):
+            buffers = result.buffers if type(result) is BufferBody else result
+            self._send_whole(buffers)  # type: ignore[arg-type]
+            return
+        for piece in result:
+            if piece:
+                self._write(piece)
+        if not self.begun:
+            head = self._head(0)
+            self.begun = True
+            self._sink.send([head], len(head))
+        elif self._chunked:
+            self._sink.send([b"0\r\n\r\n"], 5)
+        self._check_length()
+
+    def _send_whole(self, buffers: Sequence[Buffer]) -> None:
+        total = 0
+        for buffer in buffers:
+            total += size_of(buffer)
+        head = self._head(total)
+        if self._omit:
+            self.begun = True
+            self._sink.send([head], len(head))
+            return
+        if self._length is not None and total > self._length:
+            raise FramingError(f"the body has {total} bytes, Content-Length says {self._length}")
+        self.sent = total
+        self.begun = True
+        self._sink.send([head, *buffers], len(head) + total)
+        self._check_length()
+
+    def _write(self, piece: bytes) -> None:
+        buffers: list[Buffer] = []
+        if not self.begun:
+            buffers.append(self._head(None))
+            self.begun = True
+        if self._omit:
+            piece = b""
+        elif self._length is not None:
+            piece = piece[: self._length - self.sent]
+        self.sent += len(piece)
+        if piece and self._chunked:
+            buffers += [b"%x\r\n" % len(piece), piece, b"\r\n"]
+        elif piece:
+            buffers.append(piece)
+        if buffers:
+            self._sink.send(buffers, sum(map(len, buffers)))
+
+    def _check_length(self) -> None:
+        if self._length is not None and not self._omit and self.sent != self._length:
+            self.keep_alive = False
+            raise FramingError(
+                f"the body has {self.sent} bytes, Content-Length says {self._length}"
+            )
+
+    def _head(self, total: int | None) -> bytes:
+        """The encoded head; `total` is the body's length where it is known."""
+        if not self.status:
+            raise AssertionError("the application returned without calling start_response")
+        code, line = _statuses.get(self.status) or _status_line(self.status)
+        bodiless = code in (204, 304) or code < 200
+        self._omit = bodiless or self.method == "HEAD"
+        parts = [line, _date_line()]
+        for pair in self.headers:
+            kind, line = _lines.get(pair) or _line(*pair)
+            if kind == _LENGTH:
+                if code == 204 or code < 200:
+                    continue
+                self._length = int(pair[1])
+            elif kind:
+                if kind == _CLOSE:
+                    self.keep_alive = False
+                continue
+            parts.append(line)
+        parts.append(self._frame(total))
+        return b"".join(parts)
+
+    def _frame(self, total: int | None) -> bytes:
+        """The fields that say where the body ends and what becomes of the connection."""
+        framing = b""
+        if self._length is None and not self._omit:
+            if total is not None:
+                self._length = total
+                framing = b"Content-Length: %d\r\n" % total
+            elif self.version >= (1, 1):
+                self._chunked = True
+                framing = b"Transfer-Encoding: chunked\r\n"
+            else:
+                self.keep_alive = False
+        self.keep_alive = self.keep_alive and self._sink.lasting()
+        if not self.keep_alive:
+            return framing + b"Connection: close\r\n\r\n"
+        if self.version < (1, 1):
+            return framing + b"Connection: keep-alive\r\n\r\n"
+        return framing + b"\r\n"

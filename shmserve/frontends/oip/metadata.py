@@ -1,0 +1,65 @@
+"""What the server and its models say about themselves, as plain values."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+import shmserve
+from shmserve.config import Settings
+from shmserve.core.registry import ModelEntry, ModelState, Snapshot
+from shmserve.tensor.spec import TensorSpec
+
+# Only what is there, in Triton's order
+EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters")
+
+
+class ServerMetadata(Struct, frozen=True):
+    """Answer of the server metadata API."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...] = EXTENSIONS
+
+
+class TensorMetadata(Struct, frozen=True):
+    """One input or output; -1 is a variable dimension."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class ModelMetadata(Struct, frozen=True):
+    """Answer of the model metadata API."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+def server_metadata(settings: Settings) -> ServerMetadata:
+    """Name, version and extensions of this server."""
+    return ServerMetadata(settings.server_name, shmserve.__version__)
+
+
+def model_metadata(entry: ModelEntry, snapshot: Snapshot) -> ModelMetadata:
+    """A model version's metadata; `versions` are the ones that can be used."""
+    spec = entry.spec
+    ready = [
+        version
+        for version, other in snapshot.models.get(spec.name, {}).items()
+        if other.state is ModelState.READY
+    ]
+    return ModelMetadata(
+        spec.name,
+        tuple(sorted(ready or [spec.version], key=int)),
+        spec.platform or spec.backend,
+        tuple(_tensor(tensor) for tensor in spec.inputs),
+        tuple(_tensor(tensor) for tensor in spec.outputs),
+    )
+
+
+def _tensor(spec: TensorSpec) -> TensorMetadata:
+    return TensorMetadata(spec.name, spec.datatype, spec.shape)

@@ -1,0 +1,78 @@
+"""An outcome as the client asked for it: JSON part and binary parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from shmserve.frontends.oip.classification import top_classes
+from shmserve.frontends.oip.plan import ModelPlan
+from shmserve.frontends.oip.seam import Outcome, OutputTensor, Receipt
+from shmserve.protocol.oip import InferOutput, InferRequest
+from shmserve.protocol.oip_answer import AnswerOutput, BinarySize, encode_answer, json_data
+from shmserve.tensor import bytes_codec
+
+
+class Result(Struct, frozen=True):
+    """A response's body. `buffers` are views of shared memory, in the order of the JSON part."""
+
+    head: bytes
+    buffers: list[memoryview | bytes]
+    binary_bytes: int
+
+
+def make_result(
+    plan: ModelPlan,
+    request: InferRequest,
+    wanted: Sequence[InferOutput],
+    outcome: Outcome,
+    receipt: Receipt,
+) -> Result:
+    """Put the answer together; what is converted to JSON counts as copied.
+
+    Outputs come in the order of `wanted`. One that the model did not give is left out.
+
+    Raises:
+        InvalidArgument: an output has no JSON form but was wanted as JSON.
+    """
+    spec = plan.spec
+    given = {tensor.name: tensor for tensor in outcome.outputs}
+    outputs: list[AnswerOutput] = []
+    buffers: list[memoryview | bytes] = []
+    total = 0
+    for want in wanted:
+        tensor = given.get(want.name)
+        if tensor is None:
+            continue
+        name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
+        data: memoryview | bytes = tensor.view
+        if want.classification:
+            datatype, shape, data = _classify(plan, want, tensor)
+        if request.binary_output if want.binary is None else want.binary:
+            size = len(data)
+            outputs.append(AnswerOutput(name, datatype, shape, BinarySize(size)))
+            if size:
+                buffers.append(data)
+                total += size
+        else:
+            elements = json_data(data, datatype, shape, name, spec.name)
+            receipt.copied_out += len(tensor.view)
+            outputs.append(AnswerOutput(name, datatype, shape, data=elements))
+    head = encode_answer(spec.name, spec.version, request.id, outputs, outcome.parameters)
+    return Result(head, buffers, total)
+
+
+def _classify(
+    plan: ModelPlan, want: InferOutput, tensor: OutputTensor
+) -> tuple[str, tuple[int, ...], bytes]:
+    known = plan.outputs.get(want.name)
+    elements, shape = top_classes(
+        tensor.view,
+        tensor.datatype,
+        tensor.shape,
+        want.classification,
+        known.labels if known is not None else (),
+        plan.spec.max_batch_size > 0,
+    )
+    return "BYTES", shape, bytes_codec.encode(elements)

@@ -1,0 +1,83 @@
+"""What the frontends need of `shmserve.dispatch`, as protocols.
+
+They let the frontends be tested with `shmserve.testing.fake_dispatch`, without
+shared memory or processes; `shmserve.dispatch.Dispatcher` is the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.protocol.messages import Parameter
+
+
+class Receipt(Protocol):
+    """What one request copied and how long it took, in bytes and nanoseconds."""
+
+    copied_in: int
+    copied_out: int
+    receive_ns: int
+    queue_ns: int
+    compute_ns: int
+    send_ns: int
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+class OutputTensor(Protocol):
+    """One output; `view` are its bytes, valid until the call is closed."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def datatype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def view(self) -> memoryview: ...
+
+
+class Outcome(Protocol):
+    """A successful answer."""
+
+    @property
+    def outputs(self) -> Sequence[OutputTensor]: ...
+    @property
+    def parameters(self) -> dict[str, Parameter]: ...
+
+
+class Call(Protocol):
+    """One request; closing it gives every slot back."""
+
+    @property
+    def receipt(self) -> Receipt: ...
+
+    def reserve(self, nbytes: int) -> Any:
+        """Room for a tensor: an object whose `view` is writable memory of that size."""
+        ...
+
+    def add_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], reservation: Any
+    ) -> None: ...
+
+    def execute(
+        self,
+        request_id: str = "",
+        outputs: tuple[str, ...] = (),
+        parameters: dict[str, Parameter] | None = None,
+        on_wait: Callable[[], bool] | None = None,
+    ) -> Outcome: ...
+
+    def close(self) -> None: ...
+
+
+class Dispatcher(Protocol):
+    """The way to the models."""
+
+    def snapshot(self) -> Snapshot: ...
+    def model(self, name: str, version: str = "") -> ModelEntry: ...
+    def ready_model(self, name: str, version: str = "") -> ModelEntry: ...
+    def call(self, entry: ModelEntry, timeout_s: float | None = None) -> Call: ...
+    def close(self) -> None: ...

@@ -1,0 +1,80 @@
+"""All repository paths together: which models there are, and which names are taken twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from shmserve import ids
+from shmserve.errors import ConfigError, NotFound
+from shmserve.repository.files import is_folder, printable
+from shmserve.repository.folder import ModelFolder, read_folder
+
+
+class ScanResult(Struct, frozen=True):
+    """What the repository holds: every folder is in exactly one of the two.
+
+    `failures`: folder name -> reason fit for clients.
+    """
+
+    models: dict[str, ModelFolder]
+    failures: dict[str, str]
+
+
+def scan(paths: Sequence[str]) -> ScanResult:
+    """Look at every model of the repository.
+
+    Raises:
+        ConfigError: a path of the repository itself is not a readable folder.
+    """
+    models: dict[str, ModelFolder] = {}
+    failures: dict[str, str] = {}
+    for name, directories in sorted(_folders(paths).items()):
+        try:
+            models[name] = _read(name, directories)
+        except ConfigError as ex:
+            failures[printable(name)] = ex.message
+    return ScanResult(models, failures)
+
+
+def find(paths: Sequence[str], name: str, override: str | None = None) -> ModelFolder:
+    """Look at one model, as the load request does; `override` is its configuration as JSON.
+
+    Raises:
+        NotFound: there is no such folder.
+        ConfigError: it cannot be served.
+    """
+    directories = _folders(paths).get(name) if ids.is_model_name(name) else None
+    if not directories:
+        raise NotFound(f"model '{name}' is not in the repository")
+    return _read(name, directories, override)
+
+
+def _read(name: str, directories: list[str], override: str | None = None) -> ModelFolder:
+    if len(directories) > 1:
+        raise ConfigError(f"model '{name}' is in {len(directories)} paths of the repository")
+    return read_folder(directories[0], override)
+
+
+def _folders(paths: Sequence[str]) -> dict[str, list[str]]:
+    """Folder name -> where it is, in the order of the paths; hidden ones are left out."""
+    found: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in seen:  # the same folder named twice is no duplicate of its models
+            continue
+        seen.add(real)
+        try:
+            with os.scandir(real) as entries:
+                names = [e.name for e in entries if not e.name.startswith(".") and is_folder(e)]
+        except OSError as ex:
+            # for the operator, who wrote this path: raised when the service starts
+            raise ConfigError(
+                f"model_repository: '{path}' is not a readable folder ({ex.strerror})"
+            ) from None
+        for name in names:
+            found.setdefault(name, []).append(os.path.join(real, name))
+    return found

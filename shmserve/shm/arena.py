@@ -1,0 +1,187 @@
+"""The arena of this process: `core.arena`'s bookkeeping with memory behind it.
+
+The one writer (I1) of its segments. Thread-safe: every decision runs under one lock,
+making and mapping segments does not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from shmserve.core.arena import Arena, ArenaStats, NeedSegment
+from shmserve.core.slots import Slot, SlotEvent
+from shmserve.errors import ArenaExhausted
+from shmserve.protocol.messages import Descriptor, SegmentOffer
+from shmserve.shm.segment import Segment
+
+_GRANT_TIMEOUT_S = 2.0  # a restarted coordinator is back by then
+
+
+class Budget(Protocol):
+    """Who grants the pool's bytes: the coordinator, through the process's link."""
+
+    def grant(self, nbytes: int, timeout_s: float) -> bool: ...
+
+    def give_back(self, nbytes: int) -> None: ...
+
+
+class ArenaMemory:
+    """Slots one can write to. `epoch` goes into segment names."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        epoch: Callable[[], str],
+        shared_size: int,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._budget = budget
+        self._epoch = epoch
+        self._arena = Arena(shared_size)
+        self._segments: dict[int, Segment] = {}
+        self._lock = threading.Lock()
+        self._growing = threading.Lock()
+        self._next_segment = 1
+        self._now = now
+        self._held = 0
+
+    def prepare(self) -> None:
+        """Make the first segment now, so that no request pays for it.
+
+        Raises:
+            ArenaExhausted: no budget, or no shared memory.
+        """
+        self.reclaim(self.reserve(1))
+
+    def reserve(self, nbytes: int) -> Slot:
+        """A slot to write to.
+
+        Raises:
+            ArenaExhausted: the pool's budget or the shared memory is used up. Waits for
+                nothing but the coordinator's word, and for that a bounded time.
+        """
+        with self._lock:
+            found = self._arena.reserve(nbytes)
+        while isinstance(found, NeedSegment):
+            with self._growing:  # one thread makes the shared segment all are waiting for
+                with self._lock:
+                    found = self._arena.reserve(nbytes)
+                if isinstance(found, NeedSegment):
+                    self._grow(found)
+                    with self._lock:
+                        found = self._arena.reserve(nbytes)
+        return found
+
+    def _grow(self, need: NeedSegment) -> None:
+        if not self._budget.grant(need.size, _GRANT_TIMEOUT_S):
+            raise ArenaExhausted(
+                f"no room for {need.size} more bytes of tensors in the pool (pool_bytes)"
+            )
+        try:
+            segment = Segment(self._epoch(), need.size)
+        except ArenaExhausted:
+            self._budget.give_back(need.size)
+            raise
+        with self._lock:
+            number = self._next_segment
+            self._next_segment += 1  # never reused: a peer may still map an old one
+            self._segments[number] = segment
+            self._held += need.size
+            self._arena.add_segment(number, need.size, need.shared, self._now())
+
+    def view(self, slot: Slot) -> memoryview:
+        """The writable bytes of a slot, exactly as many as were asked for."""
+        return self._segments[slot.segment].view[slot.offset : slot.offset + slot.nbytes]
+
+    def descriptor(self, slot: Slot) -> Descriptor:
+        """What a peer needs to read the slot."""
+        return Descriptor(slot.segment, slot.number, slot.generation, slot.offset, slot.nbytes)
+
+    def seal(self, slot: Slot) -> None:
+        """Writing is over (I2)."""
+        slot.apply(SlotEvent.SEAL)
+
+    def lease(self, slot: Slot) -> None:
+        """One more reader has the right to the slot."""
+        with self._lock:
+            slot.lease()
+
+    def release(self, number: int, generation: int) -> None:
+        """A lease comes back.
+
+        Raises:
+            StaleDescriptor: there is no such lease.
+        """
+        with self._lock:
+            self._arena.release(number, generation, self._now())
+
+    def reclaim(self, slot: Slot) -> None:
+        """Take back a slot that no reader was given."""
+        with self._lock:
+            self._arena.reclaim(slot, self._now())
+
+    def offers(
+        self, segments: Iterable[int], known: set[int]
+    ) -> tuple[list[SegmentOffer], list[int]]:
+        """Offers and read-only fds of the segments a peer does not know; updates `known`.
+
+        The caller closes the fds once they are sent.
+        """
+        offers: list[SegmentOffer] = []
+        fds: list[int] = []
+        for number in segments:
+            if number not in known:
+                segment = self._segments[number]
+                fds.append(segment.reader_fd())
+                offers.append(SegmentOffer(number, segment.size))
+                known.add(number)
+        return offers, fds
+
+    def alive(self, segment: int) -> bool:
+        """Whether a segment is still in use (False: it was given back)."""
+        return segment in self._segments
+
+    def trim(self, idle_s: float = 0.0, nbytes: int | None = None) -> None:
+        """Free segments nobody used for `idle_s` seconds, at most until `nbytes` are found."""
+        with self._lock:
+            numbers = self._arena.idle(self._now() - idle_s, nbytes)
+            segments = [self._segments.pop(number) for number in numbers]
+            freed = sum(segment.size for segment in segments)
+            self._held -= freed
+        for segment in segments:
+            segment.free()
+        if freed:
+            self._budget.give_back(freed)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of segments this process holds."""
+        return self._held
+
+    def stats(self) -> ArenaStats:
+        with self._lock:
+            return self._arena.stats()
+
+    def slots(self) -> list[tuple[int, int, str, int, int, int, int]]:
+        """(number, generation, state, leases, segment, offset, size) of every slot in use."""
+        with self._lock:
+            return [
+                (s.number, s.generation, s.state.value, s.leases, s.segment, s.offset, s.size)
+                for s in self._arena.slots()
+            ]
+
+    def segments(self) -> list[tuple[int, int]]:
+        """(number, size) of every segment."""
+        with self._lock:
+            return [(number, segment.size) for number, segment in self._segments.items()]
+
+    def close(self) -> None:
+        """Let go of everything; what peers still read lives until they are done."""
+        with self._lock:
+            segments = list(self._segments.values())
+            self._segments.clear()
+        for segment in segments:
+            segment.close()

@@ -1,0 +1,68 @@
+"""The segments of peers that this process has mapped, and views into them.
+
+Keyed by the peer process: a mapping is made once, whichever channel brought the fd.
+Descriptors are checked against what was announced, never against shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+
+from shmserve.errors import ProtocolViolation
+from shmserve.protocol.messages import Descriptor, SegmentOffer
+from shmserve.shm.segment import Mapping
+
+
+class PeerSegments:
+    """Segments of one peer process."""
+
+    def __init__(self) -> None:
+        self._mappings: dict[int, Mapping] = {}
+        self._lock = threading.Lock()
+
+    def accept(self, offers: Sequence[SegmentOffer], fds: Sequence[int]) -> None:
+        """Map what a message offered; the fds are closed in any case.
+
+        Raises:
+            ProtocolViolation: fds and offers do not match, or an fd cannot be mapped.
+        """
+        try:
+            if len(offers) != len(fds):
+                raise ProtocolViolation(f"{len(offers)} segments offered with {len(fds)} fds")
+            for offer, fd in zip(offers, fds, strict=True):
+                with self._lock:
+                    if offer.segment not in self._mappings:
+                        self._mappings[offer.segment] = Mapping(fd, offer.size)
+        except OSError as ex:
+            raise ProtocolViolation(f"an offered segment cannot be mapped: {ex.strerror}") from ex
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def drop(self, segments: Iterable[int]) -> None:
+        """Forget segments their owner gave back; the memory goes with the last view."""
+        with self._lock:
+            for number in segments:
+                self._mappings.pop(number, None)
+
+    def view(self, at: Descriptor) -> memoryview:
+        """A read-only view of exactly the bytes a descriptor names.
+
+        Raises:
+            ProtocolViolation: an unknown segment, or bytes outside of it.
+        """
+        mapping = self._mappings.get(at.segment)
+        if mapping is None:
+            raise ProtocolViolation(f"descriptor names unknown segment {at.segment}")
+        if at.offset < 0 or at.nbytes < 0 or at.offset + at.nbytes > mapping.size:
+            raise ProtocolViolation(f"descriptor {at} reaches outside of its segment")
+        return mapping.view[at.offset : at.offset + at.nbytes]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._mappings.clear()
+
+    def __len__(self) -> int:
+        return len(self._mappings)

@@ -1,0 +1,122 @@
+"""The framing of BYTES tensors: each element is a 4-byte little-endian length and its bytes.
+
+Source: binary tensor data extension. All arithmetic is in exact integers, every
+length is checked against what is really there before it is used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+from shmserve.errors import InvalidArgument
+
+_LENGTH = struct.Struct("<I")
+LENGTH_BYTES = _LENGTH.size
+MAX_ELEMENT_BYTES = (1 << 32) - 1
+
+
+def to_bytes(elements: Iterable[bytes | str]) -> list[bytes]:
+    """Elements as bytes; text travels as UTF-8.
+
+    Raises:
+        InvalidArgument: an element longer than its length field can tell, or text
+            that is no Unicode (a lone surrogate).
+    """
+    encoded: list[bytes] = []
+    for index, element in enumerate(elements):
+        if isinstance(element, str):
+            try:
+                element = element.encode()
+            except UnicodeEncodeError:
+                raise InvalidArgument(f"string element {index} is not valid Unicode") from None
+        if len(element) > MAX_ELEMENT_BYTES:
+            raise InvalidArgument(
+                f"string element {index} has {len(element)} bytes, at most {MAX_ELEMENT_BYTES}"
+                " are allowed"
+            )
+        encoded.append(element)
+    return encoded
+
+
+def encoded_size(elements: Sequence[bytes]) -> int:
+    """Bytes that `write` needs for these elements."""
+    return LENGTH_BYTES * len(elements) + sum(map(len, elements))
+
+
+def write(elements: Iterable[bytes], view: memoryview) -> int:
+    """Write the framed elements to the start of `view`; returns the bytes written.
+
+    Raises:
+        ValueError: `view` is too small.
+    """
+    position = 0
+    pack = _LENGTH.pack
+    for element in elements:
+        start = position + LENGTH_BYTES
+        end = start + len(element)
+        view[position:start] = pack(len(element))
+        view[start:end] = element
+        position = end
+    return position
+
+
+def encode(elements: Iterable[bytes | str]) -> bytes:
+    """The framed elements as one bytes object."""
+    pack = _LENGTH.pack
+    return b"".join(part for e in to_bytes(elements) for part in (pack(len(e)), e))
+
+
+def decode(
+    data: memoryview | bytes, count: int, name: str, model: str, kind: str = "input"
+) -> list[bytes]:
+    """The elements, copied out of `data`, which must hold exactly `count` of them.
+
+    Args:
+        name: the tensor's name, for the message of an error.
+        model: the model's name, likewise.
+        kind: "input" or "output", likewise.
+
+    Raises:
+        InvalidArgument: a cut-off length or element, too few elements or too many.
+    """
+    view = memoryview(data)
+    return [bytes(view[start:end]) for start, end in _spans(view, count, name, model, kind)]
+
+
+def check(data: memoryview | bytes, count: int, name: str, model: str) -> None:
+    """Check that `data` is exactly `count` framed elements; raises like `decode`."""
+    for _ in _spans(memoryview(data), count, name, model, "input"):
+        pass
+
+
+def _spans(
+    view: memoryview, count: int, name: str, model: str, kind: str
+) -> Iterable[tuple[int, int]]:
+    """Start and end of each element, checked one by one."""
+    position, found, total = 0, 0, view.nbytes
+    unpack = _LENGTH.unpack_from
+    where = f"for inference {kind} '{name}' for model '{model}'"
+    while position < total:
+        if found == count:
+            raise InvalidArgument(
+                f"unexpected number of string elements {count + 1} {where}, expecting {count}"
+            )
+        start = position + LENGTH_BYTES
+        if start > total:
+            raise InvalidArgument(
+                f"incomplete string length indicator {where}, expecting {LENGTH_BYTES} bytes"
+                f" but only {total - position} bytes available"
+            )
+        (length,) = unpack(view, position)
+        end = start + length
+        if end > total:
+            raise InvalidArgument(
+                f"incomplete string data {where}, expecting string of length {length}"
+                f" but only {total - start} bytes available"
+            )
+        yield start, end
+        position = end
+        found += 1
+    if found != count:
+        raise InvalidArgument(f"expected {count} string elements {where}, got {found}")

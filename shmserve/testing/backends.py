@@ -1,0 +1,98 @@
+"""Run a backend without an executor: requests over plain numpy memory.
+
+backend, spec = load(ModelFolder_or_directory)
+response = ask(backend, spec, INPUT0=np.zeros(4, np.float32))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shmserve import repository
+from shmserve.errors import ShmserveError
+from shmserve.executor.backend import Backend, Context, Output, Response
+from shmserve.executor.backends import create
+from shmserve.protocol.messages import Parameter
+from shmserve.tensor.dtypes import DATATYPES, from_numpy
+from shmserve.tensor.spec import ModelSpec
+
+
+class FakeInput:
+    """An input on read-only memory."""
+
+    def __init__(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        found = from_numpy(array.dtype)
+        assert found is not None
+        self.name = name
+        self.datatype = found.name
+        self.shape = tuple(array.shape)
+        if found.itemsize:
+            self.memory = array.copy()
+            self.memory.flags.writeable = False
+            self.buffer = self.memory.reshape(-1).view(np.uint8).data
+        else:
+            self.memory = array
+            self.buffer = memoryview(b"")
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return self.memory.view() if DATATYPES[self.datatype].itemsize else self.memory.copy()
+
+
+class FakeRequest:
+    """A request whose offered outputs are ordinary arrays, kept in `offered`."""
+
+    def __init__(
+        self,
+        requested: tuple[str, ...],
+        parameters: dict[str, Parameter] | None = None,
+        **arrays: np.ndarray[Any, Any],
+    ) -> None:
+        self.id = "request-1"
+        self.parameters: dict[str, Parameter] = parameters or {}
+        self.inputs: dict[str, Any] = {n: FakeInput(n, a) for n, a in arrays.items()}
+        self.requested = requested
+        self.deadline_ns = 0
+        self.cancelled = False
+        self.offered: dict[str, np.ndarray[Any, Any]] = {}
+
+    def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        assert name not in self.offered, "offered twice"
+        self.offered[name] = np.full(shape, 77, DATATYPES[datatype].numpy)
+        return self.offered[name]
+
+
+def load(directory: str) -> tuple[Backend, ModelSpec]:
+    """Load the newest version of a model's folder as an executor would."""
+    folder = repository.read_folder(directory)
+    spec = folder.specs[-1]
+    backend = create(spec)
+    context = Context(spec, folder.directory, f"{spec.name}/{spec.version}/0", "cpu")
+    return backend, backend.load(context)
+
+
+def ask(
+    backend: Backend,
+    spec: ModelSpec,
+    requested: tuple[str, ...] = (),
+    parameters: dict[str, Parameter] | None = None,
+    **arrays: np.ndarray[Any, Any],
+) -> Response:
+    """Run one request; all outputs are requested unless told otherwise."""
+    names = requested or tuple(output.name for output in spec.outputs)
+    return backend.execute([FakeRequest(names, parameters, **arrays)])[0]
+
+
+def arrays(response: Response) -> dict[str, np.ndarray[Any, Any]]:
+    """A good response's outputs by name; raises a failed one's error."""
+    if response.error is not None:
+        raise response.error
+    outputs: tuple[Output, ...] = response.outputs
+    return {output.name: output.array for output in outputs}
+
+
+def failure(response: Response) -> ShmserveError:
+    """The error of a response that must have one."""
+    assert response.error is not None
+    return response.error

@@ -1,0 +1,188 @@
+"""A dispatcher without shared memory and processes: models are plain functions.
+
+For tests of the frontends. It keeps the contract of `shmserve.dispatch.Dispatcher` as
+far as they see it, and counts what they must give back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.errors import ArenaExhausted, NotFound, Unavailable
+from shmserve.protocol.messages import Parameter
+from shmserve.tensor.spec import ModelSpec
+
+
+class FakeTensor(Struct, frozen=True):
+    """An input or an output of a fake model."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    view: memoryview
+
+
+class FakeRequest(Struct, frozen=True):
+    """What a fake model is given."""
+
+    id: str
+    inputs: dict[str, FakeTensor]
+    requested: tuple[str, ...]
+    parameters: dict[str, Parameter]
+
+
+class FakeOutcome(Struct, frozen=True):
+    """What a fake model gives."""
+
+    outputs: tuple[FakeTensor, ...] = ()
+    parameters: dict[str, Parameter] = {}
+
+
+Function = Callable[[FakeRequest], FakeOutcome]
+
+
+class FakeReservation:
+    """A slot made of a bytearray."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.view = memoryview(bytearray(nbytes))
+        self.sealed = False
+
+
+class FakeReceipt:
+    """Counts of one request."""
+
+    def __init__(self) -> None:
+        self.copied_in = 0
+        self.copied_out = 0
+        self.receive_ns = 0
+        self.queue_ns = 0
+        self.compute_ns = 0
+        self.send_ns = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The receipt as clients see it."""
+        return {
+            "copied_bytes": {"in": self.copied_in, "batch": 0, "out": self.copied_out, "device": 0},
+            "ns": {
+                "receive": self.receive_ns,
+                "queue": self.queue_ns,
+                "compute": self.compute_ns,
+                "send": self.send_ns,
+            },
+            "executor": "fake/1/0",
+        }
+
+
+class FakeCall:
+    """One request; `closed` counts the calls of `close`."""
+
+    def __init__(self, dispatcher: FakeDispatcher, entry: ModelEntry) -> None:
+        self.receipt = FakeReceipt()
+        self.entry = entry
+        self.reserved: list[FakeReservation] = []
+        self.request: FakeRequest | None = None
+        self.closed = 0
+        self._dispatcher = dispatcher
+        self._inputs: dict[str, FakeTensor] = {}
+
+    def reserve(self, nbytes: int) -> FakeReservation:
+        """Room for a tensor, within the fake's budget."""
+        budget = self._dispatcher.budget
+        if budget is not None and nbytes + sum(len(r.view) for r in self.reserved) > budget:
+            raise ArenaExhausted(f"no slot of {nbytes} bytes is free")
+        reservation = FakeReservation(nbytes)
+        self.reserved.append(reservation)
+        return reservation
+
+    def add_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], reservation: FakeReservation
+    ) -> None:
+        """Seal a reservation as an input."""
+        assert not reservation.sealed, "a reservation is sealed once"
+        assert not self.closed, "the call is closed"
+        reservation.sealed = True
+        view = reservation.view.toreadonly()
+        self._inputs[name] = FakeTensor(name, datatype, shape, view)
+
+    def execute(
+        self,
+        request_id: str = "",
+        outputs: tuple[str, ...] = (),
+        parameters: dict[str, Parameter] | None = None,
+        on_wait: Callable[[], bool] | None = None,
+    ) -> FakeOutcome:
+        """Run the model's function in place."""
+        assert all(reservation.sealed for reservation in self.reserved), "an input is not sealed"
+        self.request = FakeRequest(request_id, self._inputs, outputs, parameters or {})
+        return self._dispatcher.functions[self.entry.spec.name](self.request)
+
+    def close(self) -> None:
+        """Count."""
+        self.closed += 1
+
+
+class FakeDispatcher:
+    """Models by name; `calls` are all calls ever made, `budget` bounds each one's bytes."""
+
+    def __init__(
+        self, models: Iterable[tuple[ModelSpec, Function]], budget: int | None = None
+    ) -> None:
+        self.functions: dict[str, Function] = {}
+        self.entries: dict[str, dict[str, ModelEntry]] = {}
+        self.calls: list[FakeCall] = []
+        self.budget = budget
+        self.published = True
+        self.draining = False
+        for spec, function in models:
+            self.functions[spec.name] = function
+            self.put(spec, ModelState.READY)
+
+    def put(self, spec: ModelSpec, state: ModelState) -> None:
+        """Publish a version of a model in a state."""
+        name = f"{spec.name}/{spec.version}/0"
+        live = (LiveInstance(name, "fake", "fake", 1),) if state is ModelState.READY else ()
+        self.entries.setdefault(spec.name, {})[spec.version] = ModelEntry(spec, state, live)
+
+    def snapshot(self) -> Snapshot:
+        """The registry."""
+        if not self.published:
+            raise Unavailable("the server is starting")
+        return Snapshot("fake", 1, self.entries, complete=True, draining=self.draining)
+
+    def model(self, name: str, version: str = "") -> ModelEntry:
+        """An entry in any state."""
+        entry = self.snapshot().newest(name)
+        if entry is None:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        if version:
+            found = self.entries[name].get(version)
+            if found is None:
+                raise NotFound(
+                    f"Request for unknown model: '{name}' version {version} is not found"
+                )
+            return found
+        return entry
+
+    def ready_model(self, name: str, version: str = "") -> ModelEntry:
+        """An entry that can be used."""
+        entry = self.model(name, version)
+        if entry.state is not ModelState.READY:
+            raise Unavailable(f"Request for unknown model: '{name}' is not at ready state")
+        return entry
+
+    def call(self, entry: ModelEntry, timeout_s: float | None = None) -> FakeCall:
+        """A new request."""
+        call = FakeCall(self, entry)
+        self.calls.append(call)
+        return call
+
+    def start(self) -> None:
+        """Nothing to connect to."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,235 @@
+"""A real shmserve for tests: gunicorn, coordinator, supervisor, executors, and what is left.
+
+    with RunningServer(repository=path) as server:
+        requests.get(server.url("/v2"))
+    assert server.leaks() == []
+
+Every process of a server is found by the run directory in its environment, so that a
+leak is told from what other servers on the machine do.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+WATCHDOG_S = 90.0
+ROOT = Path(__file__).parents[2]
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WATCHDOG_S) -> None:
+    """Poll until `condition` holds; a watchdog, not an assertion about speed.
+
+    Raises:
+        TimeoutError: it never did; says what.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:g} s in vain: {what}")
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that nobody listens on right now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class RunningServer:
+    """One service in a run directory of its own. `settings` are keys of `config.Settings`."""
+
+    def __init__(
+        self,
+        repository: str | Path = ROOT / "workers",
+        environ: Mapping[str, str] | None = None,
+        gunicorn: tuple[str, ...] = (),
+        **settings: object,
+    ) -> None:
+        self.run_dir = tempfile.mkdtemp(prefix="shmserve-")
+        self.http_host = "127.0.0.1"
+        self.http_port = free_port()
+        self.unix_path = os.path.join(self.run_dir, "http.sock")
+        self.log_path = Path(self.run_dir) / "log"
+        self._gunicorn = gunicorn
+        self._environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
+        values: dict[str, object] = {
+            "run_dir": self.run_dir,
+            "model_repository": repository,
+            "http_bind": f"{self.http_host}:{self.http_port},unix:{self.unix_path}",
+            "drain_timeout_s": 10,
+            **settings,
+        }
+        self._environ.update({f"SHMSERVE_{k.upper()}": str(v) for k, v in values.items()})
+        self._environ.update(environ or {})
+        self.master: subprocess.Popen[bytes] | None = None
+
+    # ------------------------------------------------------------------ life
+
+    def start(self, wait_ready: bool = True) -> None:
+        """Run the command of the README; returns when every model is loaded."""
+        with self.log_path.open("ab") as log:
+            self.master = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn.conf.py")),
+                    *self._gunicorn,
+                    "shmserve.app",
+                ],
+                cwd=ROOT,
+                env=self._environ,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        if wait_ready:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until the readiness endpoint says so.
+
+        Raises:
+            TimeoutError: it never did; the log's end is in the message.
+        """
+        try:
+            wait_until(self.ready, "the server is not ready")
+        except TimeoutError as ex:
+            raise TimeoutError(f"{ex}\n{self.log()[-6000:]}") from None
+
+    def ready(self) -> bool:
+        if self.master is not None and self.master.poll() is not None:
+            raise RuntimeError(f"the server has ended: {self.master.returncode}\n{self.log()}")
+        try:
+            return self.get("/v2/health/ready")[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def stop(self) -> int:
+        """SIGTERM, and wait for the master to end; its exit status."""
+        assert self.master is not None
+        if self.master.poll() is None:
+            self.master.send_signal(signal.SIGTERM)
+        status = self.master.wait(WATCHDOG_S)
+        wait_until(lambda: not self.processes(), f"processes are left: {self.processes()}")
+        return status
+
+    def kill_all(self) -> None:
+        """SIGKILL for everything of this server; for tests that failed."""
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if self.master is not None:
+            self.master.wait(WATCHDOG_S)
+
+    def __enter__(self) -> RunningServer:
+        try:
+            self.start()
+        except BaseException:
+            self.kill_all()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop()
+        finally:
+            self.kill_all()
+
+    # ------------------------------------------------------------- requests
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = WATCHDOG_S,
+    ) -> tuple[int, dict[str, str], bytes]:
+        """One request on a connection of its own: status, headers (lower case), body."""
+        connection = http.client.HTTPConnection(self.http_host, self.http_port, timeout_s)
+        try:
+            connection.request(method, path, body, dict(headers or {}))
+            answer = connection.getresponse()
+            fields = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, fields, answer.read()
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """Status and JSON of a GET."""
+        status, _, body = self.request("GET", path)
+        return status, json.loads(body) if body else None
+
+    def infer(self, model: str, document: Any, **headers: str) -> tuple[int, Any]:
+        """Status and JSON of an inference with JSON tensors."""
+        body = json.dumps(document).encode()
+        status, _, answer = self.request("POST", f"/v2/models/{model}/infer", body, headers)
+        return status, json.loads(answer)
+
+    @property
+    def base_url(self) -> str:
+        return f"http://{self.http_host}:{self.http_port}"
+
+    # ------------------------------------------------------------ inspection
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def processes(self) -> dict[int, str]:
+        """Live processes of this server: pid to title."""
+        mark = f"SHMSERVE_RUN_DIR={self.run_dir}".encode()
+        found: dict[int, str] = {}
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit() or int(entry) == os.getpid():
+                continue
+            try:
+                if mark not in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    continue
+                title = Path(f"/proc/{entry}/cmdline").read_bytes()
+                state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if state != "Z":
+                found[int(entry)] = title.replace(b"\0", b" ").decode(errors="replace").strip()
+        return found
+
+    def pids(self, title: str) -> list[int]:
+        """Pids of the processes whose title starts with ``shmserve: <title>``."""
+        wanted = f"shmserve: {title}"
+        return sorted(pid for pid, name in self.processes().items() if name.startswith(wanted))
+
+    def leaks(self) -> list[str]:
+        """What a stopped server left behind: names in /dev/shm, processes, sockets."""
+        left = [f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "shmserve." in name]
+        left += [f"process {pid}: {title}" for pid, title in self.processes().items()]
+        left += [
+            f"{self.run_dir}/{name}"
+            for name in os.listdir(self.run_dir)
+            if name.endswith(".sock") and name != "http.sock"
+        ]
+        return left
+
+
+def open_fds(pid: int) -> int:
+    """How many file descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process that is its own: anonymous pages, without shared memory."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0

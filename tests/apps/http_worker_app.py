@@ -1,0 +1,146 @@
+"""A WSGI application that shows what the connection worker does; started by its tests."""
+
+import hashlib
+import json
+import os
+import threading
+import time
+
+from shmserve.frontends.http.buffers import BufferBody
+
+_lock = threading.Lock()
+_closed = 0
+
+
+def application(environ, start_response):
+    handler = ROUTES.get(environ["PATH_INFO"], echo)
+    return handler(environ, start_response)
+
+
+def answer(start_response, body, *headers, status="200 OK"):
+    start_response(status, [("Content-Length", str(len(body))), *headers])
+    return [body]
+
+
+def echo(environ, start_response):
+    return answer(start_response, environ["wsgi.input"].read())
+
+
+def digest(environ, start_response):
+    """Receives with readinto and tells what arrived."""
+    body = environ["wsgi.input"]
+    size = int(environ.get("CONTENT_LENGTH") or environ["HTTP_X_SIZE"])
+    first = int(environ.get("HTTP_X_FIRST", "0"))
+    head = body.read(first)
+    memory = bytearray(size - first)
+    got = body.readinto(memoryview(memory))
+    told = {
+        "got": first + got,
+        "copied": body.copied,
+        "failed": body.failed,
+        "sha": hashlib.sha256(head + memory[:got]).hexdigest(),
+    }
+    return answer(start_response, json.dumps(told).encode())
+
+
+def big(environ, start_response):
+    """A body of buffers; counts how often it was closed."""
+    size = int(environ["QUERY_STRING"])
+    parts = [b"head", memoryview(bytearray(b"x" * size)), memoryview(b"tail")]
+    start_response("200 OK", [("Content-Length", str(size + 8))])
+    return BufferBody(parts, count_close)
+
+
+def count_close():
+    global _closed
+    with _lock:
+        _closed += 1
+
+
+def closed(environ, start_response):
+    return answer(start_response, str(_closed).encode())
+
+
+class Stream:
+    def __init__(self, pieces, pause=0.0):
+        self.pieces = pieces
+        self.pause = pause
+
+    def __iter__(self):
+        for piece in self.pieces:
+            yield piece
+            time.sleep(self.pause)
+
+    def close(self):
+        count_close()
+
+
+def stream(environ, start_response):
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return Stream([b"one", b"", b"two", b"three"])
+
+
+def endless(environ, start_response):
+    start_response("200 OK", [])
+    return Stream([b"x" * 65536] * 100_000)
+
+
+def ignore(environ, start_response):
+    return answer(start_response, b"ignored")
+
+
+def slow(environ, start_response):
+    time.sleep(float(environ["QUERY_STRING"] or "1"))
+    return answer(start_response, b"slow")
+
+
+def broken(environ, start_response):
+    raise RuntimeError("secret detail")
+
+
+def inject(environ, start_response):
+    return answer(start_response, b"", ("X-Evil", "a\r\nX-Injected: 1"))
+
+
+def short(environ, start_response):
+    start_response("200 OK", [("Content-Length", "10")])
+    return [b"four"]
+
+
+def nothing(environ, start_response):
+    start_response("204 No Content", [])
+    return []
+
+
+def info(environ, start_response):
+    told = {k: v for k, v in environ.items() if isinstance(v, str | int | bool)}
+    told["alive"] = environ["shmserve.connection"].alive()
+    told["fds"] = len(os.listdir("/proc/self/fd"))
+    told["threads"] = threading.active_count()
+    told["pid"] = os.getpid()
+    return answer(start_response, json.dumps(told).encode())
+
+
+def gone(environ, start_response):
+    """Waits until the client has gone."""
+    while environ["shmserve.connection"].alive():
+        time.sleep(0.02)
+    count_close()
+    return answer(start_response, b"too late")
+
+
+ROUTES = {
+    "/digest": digest,
+    "/big": big,
+    "/closed": closed,
+    "/stream": stream,
+    "/endless": endless,
+    "/ignore": ignore,
+    "/slow": slow,
+    "/broken": broken,
+    "/inject": inject,
+    "/short": short,
+    "/nothing": nothing,
+    "/info": info,
+    "/gone": gone,
+}

@@ -1,0 +1,39 @@
+"""Servers for the tests, and the leak probe after each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmserve.testing.server import RunningServer
+
+HERE = Path(__file__).parent
+
+
+def _serve(server: RunningServer) -> Iterator[RunningServer]:
+    with server:
+        yield server
+    assert server.leaks() == []
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RunningServer]:
+    """A server with the shipped workers, shared by tests that do not hurt it."""
+    yield from _serve(RunningServer())
+
+
+@pytest.fixture(scope="session")
+def conformance_server() -> Iterator[RunningServer]:
+    """A server with the models of the recorded cases."""
+    repository = HERE / "conformance" / "models"
+    yield from _serve(
+        RunningServer(repository, model_control="explicit", load_models="*", http_workers=2)
+    )
+
+
+@pytest.fixture
+def own_server() -> Iterator[RunningServer]:
+    """A server of the test's own, to be treated badly; must leave nothing all the same."""
+    yield from _serve(RunningServer(HERE / "models"))

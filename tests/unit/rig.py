@@ -1,0 +1,175 @@
+"""A data plane in one process: real sockets and shared memory, an executor in a thread.
+
+The coordinator is a stand-in that grants what it is asked for (up to `budget`).
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from shmserve import config
+from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.dispatch import Dispatcher
+from shmserve.executor.backend import Context, Request, Response
+from shmserve.executor.loop import Loop
+from shmserve.protocol import messages
+from shmserve.shm.arena import ArenaMemory
+from shmserve.shm.registry_page import RegistryWriter
+from shmserve.shm.status_page import StatusPage
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+from shmserve.transport import channel as channels
+
+Model = Callable[[Request], Response]
+
+SPEC = ModelSpec(
+    name="m",
+    version="1",
+    platform="python",
+    backend="python",
+    max_batch_size=0,
+    inputs=(TensorSpec("IN", "FP32", (-1,)),),
+    outputs=(TensorSpec("OUT", "FP32", (-1,)),),
+)
+
+
+class Coordinator:
+    """Grants budget, says welcome; nothing else."""
+
+    def __init__(self, run_dir: Path, budget: int) -> None:
+        self.budget = budget
+        self._listener = channels.listen(str(run_dir / "coordinator.sock"))
+        self._stop_r, self._stop_w = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        clients: dict[int, channels.Channel] = {}
+        while True:
+            ready, _, _ = select.select([self._listener, self._stop_r, *clients], [], [])
+            for fd in ready:
+                if fd is self._stop_r:
+                    for client in clients.values():
+                        client.close()
+                    return
+                if fd is self._listener:
+                    client = channels.accept(self._listener)
+                    assert client is not None
+                    clients[client.fileno()] = client
+                else:
+                    try:
+                        self._serve(clients[fd])
+                    except Exception:
+                        clients.pop(fd).close()
+
+    def _serve(self, client: channels.Channel) -> None:
+        data, _ = client.receive()
+        message = messages.decode_to_coordinator(data)
+        if isinstance(message, messages.Hello):
+            client.send(messages.encode(messages.Welcome(messages.VERSION, "cafe0123")))
+        elif isinstance(message, messages.Grant):
+            granted = message.nbytes <= self.budget
+            self.budget -= message.nbytes if granted else 0
+            client.send(messages.encode(messages.Granted(message.ticket, granted)))
+        elif isinstance(message, messages.GiveBack):
+            self.budget += message.nbytes
+
+    def close(self) -> None:
+        self._stop_w.send(b"x")
+        self._thread.join()
+        for sock in (self._listener, self._stop_r, self._stop_w):
+            sock.close()
+
+
+class FunctionBackend:
+    """A backend that is one function."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def load(self, context: Context) -> ModelSpec:
+        return context.spec
+
+    def execute(self, requests: Sequence[Request]) -> list[Response]:
+        return [self.model(request) for request in requests]
+
+    def close(self) -> None:
+        pass
+
+
+class Unlimited:
+    def grant(self, nbytes: int, timeout_s: float) -> bool:
+        return True
+
+    def give_back(self, nbytes: int) -> None:
+        pass
+
+
+class ThreadExecutor:
+    """An executor's loop in a thread."""
+
+    def __init__(self, run_dir: Path, name: str, model: Model, spec: ModelSpec) -> None:
+        self.instance = LiveInstance(f"{spec.name}/1/0", name, f"{name}.sock", 1)
+        self.memory = ArenaMemory(Unlimited(), lambda: "cafe0123", 1 << 20)
+        self.status = StatusPage("cafe0123")
+        self.listener = channels.listen(str(run_dir / f"{name}.sock"))
+        self.loop = Loop(
+            process=name,
+            instance=self.instance.name,
+            listener=self.listener,
+            backend=FunctionBackend(model),
+            spec=spec,
+            memory=self.memory,
+            status=self.status,
+            segment_idle_s=60.0,
+        )
+        self.thread = threading.Thread(target=self.loop.run, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.loop.stop()
+        self.thread.join(30)
+        self.loop.close()
+        self.listener.close()
+        self.status.close()
+        self.memory.close()
+
+
+class Rig:
+    """Dispatcher, stand-in coordinator and executors in one place."""
+
+    def __init__(self, run_dir: Path, budget: int = 1 << 30, **settings: object) -> None:
+        self.run_dir = run_dir
+        self.coordinator = Coordinator(run_dir, budget)
+        self.executors: list[ThreadExecutor] = []
+        self.writer = RegistryWriter(str(run_dir), "cafe0123")
+        self.settings = msgspec.convert(
+            {"run_dir": str(run_dir), "arena_bytes": 1 << 20, **settings}, config.Settings
+        )
+        self.dispatcher = Dispatcher(self.settings)
+        self.dispatcher.start()
+
+    def serve(self, *models: Model, spec: ModelSpec = SPEC) -> ModelEntry:
+        """One executor per model function; published as instances of one model."""
+        started = [
+            ThreadExecutor(self.run_dir, f"x{len(self.executors) + i}", model, spec)
+            for i, model in enumerate(models)
+        ]
+        self.executors += started
+        entry = ModelEntry(spec, ModelState.READY, tuple(e.instance for e in started))
+        self.writer.publish(
+            Snapshot("cafe0123", 0, models={spec.name: {spec.version: entry}}, complete=True)
+        )
+        return entry
+
+    def close(self) -> None:
+        self.dispatcher.close()
+        for executor in self.executors:
+            executor.close()
+        self.coordinator.close()
+        self.writer.close()

@@ -1,0 +1,112 @@
+"""Channels over real Unix sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, TooLarge
+from shmserve.transport.channel import MAX_FDS, MAX_MESSAGE, Channel, accept, listen
+
+Pair = tuple[Channel, Channel]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channels = Channel(left), Channel(right)
+    yield channels
+    for channel in channels:
+        channel.close()
+
+
+def test_messages_keep_their_borders(pair: Pair) -> None:
+    pair[0].send(b"one")
+    pair[0].send(b"two" * 1000)
+    assert bytes(pair[1].receive()[0]) == b"one"
+    assert bytes(pair[1].receive()[0]) == b"two" * 1000
+    assert pair[1].receive_now() is None
+
+
+def test_fds_ride_along_and_are_not_inherited(pair: Pair) -> None:
+    read, write = os.pipe()
+    pair[0].send(b"x", [read, write])
+    os.close(read)
+    os.close(write)
+    _, fds = pair[1].receive()
+    assert len(fds) == 2
+    assert not any(os.get_inheritable(fd) for fd in fds)
+    os.write(fds[1], b"hi")
+    assert os.read(fds[0], 2) == b"hi"
+    for fd in fds:
+        os.close(fd)
+
+
+def test_the_largest_message_passes_and_one_more_byte_does_not(pair: Pair) -> None:
+    pair[0].send(b"x" * MAX_MESSAGE)
+    assert len(pair[1].receive()[0]) == MAX_MESSAGE
+    with pytest.raises(TooLarge):
+        pair[0].send(b"x" * (MAX_MESSAGE + 1))
+
+
+def test_an_overlong_message_of_a_peer_is_refused() -> None:
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = Channel(right)
+    left.send(b"x" * (MAX_MESSAGE + 1))
+    with pytest.raises(ProtocolViolation):
+        channel.receive()
+    left.close()
+    channel.close()
+
+
+def test_too_many_fds_are_refused_and_none_leaks(pair: Pair) -> None:
+    read, write = os.pipe()
+    before = len(os.listdir("/proc/self/fd"))
+    pair[0].send(b"x", [read] * (MAX_FDS + 2))
+    with pytest.raises(ProtocolViolation):
+        pair[1].receive()
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(read)
+    os.close(write)
+
+
+def test_waiting_has_a_deadline(pair: Pair) -> None:
+    with pytest.raises(DeadlineExceeded):
+        pair[0].receive(0.05)
+    threading.Timer(0.05, pair[1].send, [b"late"]).start()
+    assert bytes(pair[0].receive(30.0)[0]) == b"late"
+
+
+def test_death_is_noticed_by_both_ways(pair: Pair) -> None:
+    pair[1].close()
+    with pytest.raises(PeerDied):
+        pair[0].receive()
+    with pytest.raises(PeerDied):
+        pair[0].send(b"x")
+
+
+def test_connect_and_accept_know_who_is_there(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    listener = listen(path)
+    assert accept(listener) is None
+    client = Channel.connect(path)
+    server = accept(listener)
+    assert server is not None
+    assert server.peer_pid == os.getpid()
+    assert server.peer_uid == os.getuid()
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    for thing in (client, server, listener):
+        thing.close()
+    with pytest.raises(PeerDied):
+        Channel.connect(path)
+    listen(path).close()  # replaces the stale file
+
+
+def test_a_path_too_long_for_a_socket_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="too long"):
+        listen(str(tmp_path / ("x" * 120)))

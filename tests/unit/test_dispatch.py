@@ -1,0 +1,318 @@
+"""A request's way from reserve to release, through real sockets and shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shmserve.core.registry import ModelEntry
+from shmserve.dispatch import Call
+from shmserve.errors import (
+    ArenaExhausted,
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    ModelFailure,
+    QueueFull,
+    Unavailable,
+)
+from shmserve.executor.backend import Output, Request, Response
+from tests.unit.rig import SPEC, Rig
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def feed(call: Call, array: Array) -> None:
+    reservation = call.reserve(array.nbytes)
+    reservation.view[:] = memoryview(array).cast("B")
+    call.add_input("IN", "FP32", array.shape, reservation)
+
+
+def slots_in_use(rig: Rig) -> int:
+    stats = rig.dispatcher.memory.stats()
+    return stats.slots - stats.free
+
+
+def run(rig: Rig, entry: ModelEntry, array: Array) -> Array:
+    with rig.dispatcher.call(entry) as call:
+        feed(call, array)
+        (output,) = call.execute().outputs
+        return np.frombuffer(bytes(output.view), np.float32).reshape(output.shape)
+
+
+def into_offer(request: Request) -> Response:
+    source = request.inputs["IN"].numpy()
+    target = request.offer("OUT", "FP32", source.shape)
+    np.copyto(target, source)
+    return Response((Output("OUT", "FP32", target),))
+
+
+def own_array(request: Request) -> Response:
+    return Response((Output("OUT", "FP32", request.inputs["IN"].numpy() + 1),))
+
+
+def its_input(request: Request) -> Response:
+    return Response((Output("OUT", "FP32", request.inputs["IN"].numpy()),))
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 5000, 1 << 18, (1 << 20) + 3])
+@pytest.mark.parametrize(
+    ("model", "plus", "copied"),
+    [(into_offer, 0, False), (own_array, 1, True), (its_input, 0, None)],
+)
+def test_every_size_arrives_and_every_slot_comes_back(
+    rig: Rig, size: int, model: Callable[[Request], Response], plus: int, copied: bool | None
+) -> None:
+    entry = rig.serve(model)
+    array = np.arange(size, dtype=np.float32)
+    with rig.dispatcher.call(entry) as call:
+        feed(call, array)
+        (output,) = call.execute("id").outputs
+        np.testing.assert_array_equal(np.frombuffer(output.view, np.float32), array + plus)
+        if copied is not None:
+            assert call.receipt.copied_out == (array.nbytes if copied else 0)
+        elif array.nbytes >= 4096:
+            assert call.receipt.copied_out == 0  # an input given back is not copied
+    assert slots_in_use(rig) == 0
+    rig.dispatcher._peers["x0"].flush()
+    until(lambda: not rig.executors[0].memory.slots(), "output slots were not released")
+
+
+def test_many_threads_each_get_their_own_answer(rig: Rig) -> None:
+    entry = rig.serve(own_array, into_offer)
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        for i in range(60):
+            array = np.full((seed * 97 + i * 13) % 3000 + 1, seed * 1000 + i, np.float32)
+            answer = run(rig, entry, array)
+            if not (np.array_equal(answer, array) or np.array_equal(answer, array + 1)):
+                wrong.append((seed, i))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert slots_in_use(rig) == 0
+
+
+def test_a_models_errors_keep_their_code(rig: Rig) -> None:
+    def failing(request: Request) -> Response:
+        return Response(error=ModelFailure("boom", Code.INVALID_ARGUMENT))
+
+    entry = rig.serve(failing)
+    with pytest.raises(InvalidArgument, match="boom"):
+        run(rig, entry, np.ones(4, np.float32))
+    assert slots_in_use(rig) == 0
+
+
+@pytest.mark.parametrize("error", [ValueError("/etc/secret"), MemoryError(), SystemExit(3)])
+def test_what_a_backend_raises_is_told_without_its_secrets(rig: Rig, error: BaseException) -> None:
+    def raising(request: Request) -> Response:
+        request.offer("OUT", "FP32", (1000,))
+        raise error
+
+    entry = rig.serve(raising)
+    with pytest.raises((ModelFailure, Internal)) as caught:
+        run(rig, entry, np.ones(4, np.float32))
+    assert "secret" not in caught.value.message
+    assert slots_in_use(rig) == 0
+    assert rig.executors[0].memory.slots() == []
+
+
+def test_a_view_the_model_keeps_keeps_its_slot(rig: Rig) -> None:
+    kept: list[Array] = []
+
+    def keeper(request: Request) -> Response:
+        kept.append(request.inputs["IN"].numpy()[1:])
+        return into_offer(request)
+
+    entry = rig.serve(keeper)
+    run(rig, entry, np.full(2000, 7, np.float32))
+    for value in range(5):
+        run(rig, entry, np.full(2000, value, np.float32))
+        assert (kept[0] == 7).all()  # nobody wrote over what the model still looks at
+    assert slots_in_use(rig) == 6
+    kept.clear()
+    gc.collect()
+    run(rig, entry, np.ones(1, np.float32))  # its answer tells
+    kept.clear()
+    run(rig, entry, np.ones(1, np.float32))
+    kept.clear()
+    run(rig, entry, np.ones(1, np.float32))
+    assert slots_in_use(rig) <= 2
+
+
+def test_an_output_the_model_keeps_is_not_written_over(rig: Rig) -> None:
+    kept: list[Array] = []
+
+    def keeper(request: Request) -> Response:
+        target = request.offer("OUT", "FP32", request.inputs["IN"].shape)
+        kept.append(target)
+        np.copyto(target, request.inputs["IN"].numpy())
+        return Response((Output("OUT", "FP32", target),))
+
+    entry = rig.serve(keeper)
+    for value in range(4):
+        answer = run(rig, entry, np.full(1000, value, np.float32))
+        assert (answer == value).all()
+        kept[0][:] = -1  # a model that writes after its answer hurts itself at most
+    assert len(rig.executors[0].memory.slots()) >= 4
+    kept.clear()
+    gc.collect()
+    run(rig, entry, np.ones(1, np.float32))
+
+
+def test_a_deadline_frees_the_waiter_and_the_late_answer_frees_the_slots(rig: Rig) -> None:
+    gate = threading.Event()
+
+    def slow(request: Request) -> Response:
+        gate.wait(30)
+        return own_array(request)
+
+    entry = rig.serve(slow)
+    with rig.dispatcher.call(entry, timeout_s=0.2) as call:
+        feed(call, np.ones(5000, np.float32))
+        with pytest.raises(DeadlineExceeded):
+            call.execute()
+    assert slots_in_use(rig) == 1  # the executor may still read it
+    gate.set()
+    until(lambda: slots_in_use(rig) == 0, "the late answer did not free the input")
+    assert (run(rig, entry, np.zeros(3, np.float32)) == 1).all()
+
+
+def test_a_cancelled_request_that_has_not_started_never_runs(rig: Rig) -> None:
+    gate = threading.Event()
+    ran: list[str] = []
+
+    def slow(request: Request) -> Response:
+        ran.append(request.id)
+        gate.wait(30)
+        return own_array(request)
+
+    entry = rig.serve(slow)
+    first = threading.Thread(target=run, args=(rig, entry, np.ones(3, np.float32)))
+    first.start()
+    until(lambda: len(ran) == 1, "the first request did not start")
+    with rig.dispatcher.call(entry) as call:
+        feed(call, np.ones(3, np.float32))
+        with pytest.raises(Cancelled):
+            call.execute("second", on_wait=lambda: False)
+    gate.set()
+    first.join()
+    until(lambda: slots_in_use(rig) == 0, "the cancelled request's slot was not freed")
+    assert "second" not in ran
+
+
+def test_an_executors_death_is_told_at_once(rig: Rig) -> None:
+    entry = rig.serve(into_offer)
+    run(rig, entry, np.ones(3, np.float32))
+    rig.executors[0].close()
+    with pytest.raises(Unavailable):
+        run(rig, entry, np.ones(3, np.float32))
+    assert slots_in_use(rig) == 0
+    rig.executors.clear()
+
+
+def test_a_request_runs_again_elsewhere_where_the_model_allows(rig: Rig) -> None:
+    victim: list[Any] = []
+
+    def dies(request: Request) -> Response:
+        for connection in list(victim[0].loop._connections.values()):
+            connection.channel._socket.shutdown(2)
+        return own_array(request)
+
+    spec = msgspec.structs.replace(SPEC, rerun=True)
+    entry = rig.serve(dies, own_array, spec=spec)
+    victim.append(rig.executors[0])
+    for _ in range(4):
+        assert (run(rig, entry, np.ones(3, np.float32)) == 2).all()
+    assert slots_in_use(rig) == 0
+
+
+def test_the_queue_is_bounded(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_queue=2)
+    gate = threading.Event()
+
+    def slow(request: Request) -> Response:
+        gate.wait(30)
+        return own_array(request)
+
+    entry = rig.serve(slow)
+    threads = [
+        threading.Thread(target=run, args=(rig, entry, np.ones(3, np.float32))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    peer = rig.dispatcher._peer(entry.instances[0])
+    until(lambda: peer.in_flight == 2, "requests not in flight")
+    with pytest.raises(QueueFull):
+        run(rig, entry, np.ones(3, np.float32))
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert slots_in_use(rig) == 0
+    rig.close()
+
+
+def test_the_pool_is_bounded_and_recovers(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, budget=6 << 20)
+    entry = rig.serve(into_offer)
+    with rig.dispatcher.call(entry) as call:
+        call.reserve(4 << 20)
+        with pytest.raises(ArenaExhausted):
+            call.reserve(4 << 20)
+    rig.dispatcher.memory.trim()
+    with rig.dispatcher.call(entry) as call:
+        call.reserve(5 << 20)
+    rig.close()
+
+
+def test_parameters_too_long_to_pass_on_are_refused_and_nothing_leaks(rig: Rig) -> None:
+    entry = rig.serve(into_offer)
+    with rig.dispatcher.call(entry) as call:
+        feed(call, np.ones(3, np.float32))
+        with pytest.raises(InvalidArgument):
+            call.execute(parameters={"p": "x" * 200_000})
+    assert slots_in_use(rig) == 0
+    assert len(run(rig, entry, np.ones(3, np.float32))) == 3
+
+
+def test_nothing_is_left_open(tmp_path: Path) -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        rig = Rig(tmp_path)
+        entry = rig.serve(own_array)
+        for size in (10, 5000, 2 << 20):
+            run(rig, entry, np.ones(size, np.float32))
+        rig.close()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 3  # the links' wake-up fds go with them

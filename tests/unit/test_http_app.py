@@ -1,0 +1,169 @@
+"""Health, metadata, paths and errors over the fake dispatcher."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from shmserve.config import Settings
+from shmserve.core.registry import ModelState
+from shmserve.errors import QueueFull
+from shmserve.tensor import bytes_codec
+from shmserve.testing import fake_models
+from shmserve.testing.fake_dispatch import FakeOutcome, FakeRequest
+from tests.unit.http_client import (
+    BINARY,
+    BINARY_OUT,
+    INFER,
+    VALUES,
+    Client,
+    as_binary,
+    as_json,
+    error_of,
+)
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+def test_server_metadata(client: Client) -> None:
+    answer = client.get("/v2")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json["name"] == "shmserve"
+    assert "binary_tensor_data" in answer.json["extensions"]
+    named = Client(Settings(server_name="triton"))
+    assert named.get("/v2").json["name"] == "triton"
+
+
+def test_model_metadata_and_config(client: Client) -> None:
+    for path in ("/v2/models/batched", "/v2/models/batched/versions/1"):
+        assert client.get(path).json == {
+            "name": "batched",
+            "versions": ["1"],
+            "platform": "python",
+            "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, 4]}],
+            "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [-1, 4]}],
+        }
+        assert client.get(f"{path}/config").json["max_batch_size"] == 8
+        assert client.get(f"{path}/ready").json == {"name": "batched", "ready": True}
+
+
+def test_health(client: Client) -> None:
+    assert client.get("/v2/health/live").json == {"live": True}
+    assert client.get("/v2/health/ready").json == {"ready": True}
+    assert client.ask("HEAD", "/v2/health/ready").status == 200
+    client.dispatcher.draining = True
+    error_of(client.get("/v2/health/ready"), 503)
+    client.dispatcher.published = False
+    error_of(client.get("/v2/health/ready"), 503)
+    assert client.get("/v2/health/live").status == 200
+
+
+def test_a_model_that_is_not_ready(client: Client) -> None:
+    client.dispatcher.put(fake_models.spec("identity", "FP32", (-1,)), ModelState.LOADING)
+    error_of(client.get("/v2/models/identity/ready"), 503)
+    assert "not at ready state" in error_of(client.infer({"inputs": []}), 503)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v1",
+        "/v2/",
+        "/v2/health",
+        "/v2/nosuch",
+        "/v2/models",
+        "/v2/models/",
+        "/v2/models/identity/",
+        "/v2/models/nosuch",
+        "/v2/models/nosuch/config",
+        "/v2/models/nosuch/ready",
+        "/v2/models/identity/versions/7/ready",
+        "/v2/models/identity/versions/x",
+        "/v2/models/identity/versions/-1",
+        "/v2/models/identity/versions/1.0/config",
+        "/v2/models/identity/versions/" + "9" * 5000,
+        "/v2/models/identity/versions/\u00b2",
+        "/v2/models/a/b/infer",
+    ],
+)
+def test_paths_that_lead_nowhere(client: Client, path: str) -> None:
+    error_of(client.get(path), 404)
+
+
+def test_errors_of_the_routes_read_like_tritons(client: Client) -> None:
+    assert error_of(client.get("/v2/nosuch"), 404) == "Not Found"
+    assert error_of(client.get(INFER), 405) == "Method Not Allowed"
+    for method, path in (("PUT", INFER), ("POST", "/v2/health/live"), ("DELETE", "/v2")):
+        answer = client.ask(method, path)
+        error_of(answer, 405)
+        assert answer.headers["allow"]
+
+
+def test_unknown_models_and_decoupled_ones(client: Client) -> None:
+    document = {"inputs": [as_json([1])]}
+    text = error_of(client.infer(document, "/v2/models/nosuch/infer"), 404)
+    assert text.startswith("Request for unknown model")
+    error_of(client.infer(document, "/v2/models/identity/versions/9/infer"), 404)
+    assert client.infer(document, "/v2/models/identity/versions/1/infer").status == 200
+    error_of(client.infer(document, "/v2/models/decoupled/infer"), 501)
+
+
+def test_errors_of_models(client: Client) -> None:
+    path = "/v2/models/failing/infer"
+    assert "boom raised" in error_of(client.infer({"inputs": [as_json([1])]}, path), 500)
+    assert "boom returned" in error_of(client.infer({"inputs": [as_json([2])]}, path), 400)
+
+
+def test_unexpected_errors_show_nothing(client: Client, caplog: Any) -> None:
+    with caplog.at_level(logging.ERROR):
+        answer = client.infer({"inputs": [as_json([5])]}, "/v2/models/failing/infer")
+    assert error_of(answer, 500) == "internal server error"
+    assert "a secret of" in caplog.text
+
+
+def test_a_full_server_says_when_to_come_back(client: Client) -> None:
+    client.dispatcher.budget = 10
+    answer = client.infer(BINARY, tail=VALUES)
+    error_of(answer, 503)
+    assert answer.headers["retry-after"] == "1"
+    client.dispatcher.budget = None
+
+    def full(request: FakeRequest) -> FakeOutcome:
+        raise QueueFull("the queue is full")
+
+    client.dispatcher.functions["identity"] = full
+    assert client.infer(BINARY, tail=VALUES).headers["retry-after"] == "1"
+
+
+def test_regions_are_recognised_and_not_found(client: Client) -> None:
+    parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
+    source = {"name": "INPUT0", "shape": [4], "datatype": "FP32", "parameters": parameters}
+    assert "'r'" in error_of(client.infer({"inputs": [source]}), 404)
+    outputs = [{"name": "OUTPUT0", "parameters": parameters}]
+    error_of(client.infer({"inputs": [as_json([1])], "outputs": outputs}), 404)
+    outputs = [{"name": "OUTPUT0", "parameters": {**parameters, "classification": 1}}]
+    error_of(client.infer({"inputs": [as_json([1])], "outputs": outputs}), 400)
+
+
+def test_strings_without_a_json_form_must_be_asked_for_in_binary(client: Client) -> None:
+    data = bytes_codec.encode([b"\xff"])
+    document: dict[str, Any] = {"inputs": [as_binary(len(data), [1], "BYTES")]}
+    path = "/v2/models/identity_bytes/infer"
+    assert "binary data format" in error_of(client.infer(document, path, data), 400)
+    document["outputs"] = BINARY_OUT
+    assert client.infer(document, path, data).tail == data
+
+
+def test_json_tokens_survive(client: Client) -> None:
+    text = b'{"inputs":[{"name":"INPUT0","shape":[3],"datatype":"FP32","data":[NaN,Infinity,1]}]}'
+    answer = client.infer(text)
+    assert b'"data":[NaN,Infinity,1.0]' in answer.body
+    with pytest.raises(msgspec.DecodeError):
+        msgspec.json.decode(answer.body)
