@@ -4,10 +4,10 @@ import copy
 import signal
 
 import pytest
-from process_harness import Tree, is_running, wait_until
 
 from shmserve.core.registry import ModelState
 from shmserve.shm.registry_page import RegistryReader
+from tests.integration.process_harness import Tree, is_running, wait_until
 
 MODELS = {"alpha": {"count": 2}, "beta": {}}
 
