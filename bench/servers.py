@@ -49,7 +49,13 @@ class Server:
             environ["SHMSERVE_MODEL_REPOSITORY"] = str(ROOT / "workers")
             command += ["-c", "gunicorn.conf.py", "shmserve.app"]
         else:
-            command += ["--no-control-socket", "-b", f"127.0.0.1:{self.port}"]
+            command += [
+                "-c",
+                "bench/rivals/gunicorn.conf.py",
+                "--no-control-socket",
+                "-b",
+                f"127.0.0.1:{self.port}",
+            ]
             command += ["--workers", str(workers), "--keep-alive", "75", *RIVALS[name]]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)

@@ -240,17 +240,18 @@ class Dispatcher:
         self.memory.trim(0.0, nbytes)
 
     def _stats(self, what: str) -> dict[str, Any]:
+        if what == "queues":
+            return {
+                "queues": [
+                    {"instance": p.instance.name, "in_flight": p.in_flight}
+                    for p in list(self._peers.values())
+                ]
+            }
         arena = self.memory.stats()
-        stats: dict[str, Any] = {
+        return {
             "requests": self._requests,
             "copied_bytes": dict(self._copied),
             "abandoned": len(self.abandoned),
             "arena": {name: getattr(arena, name) for name in arena.__struct_fields__},
+            what: self.memory.rows(what),
         }
-        if what == "segments":
-            stats["segments"] = self.memory.segments()
-        elif what == "slots":
-            stats["slots"] = self.memory.slots()
-        elif what == "queues":
-            stats["queues"] = {p.instance.name: p.in_flight for p in self._peers.values()}
-        return stats

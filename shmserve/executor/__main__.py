@@ -136,17 +136,13 @@ class Executor:
         """Numbers for the coordinator; asked on the link's thread even while a model runs."""
         since = self.status.busy_since if self.status is not None else 0
         stats: dict[str, Any] = {
+            "instance": self.instance.name,
             "busy_ms": (time.monotonic_ns() - since) // 1_000_000 if since else 0,
             "queued": self.loop.queued if self.loop is not None else 0,
             "executed": self.loop.executed if self.loop is not None else 0,
         }
-        if what == "segments":
-            stats["segments"] = self.memory.segments()
-        elif what == "slots":
-            stats["slots"] = self.memory.slots()
-        if what != "busy":
-            arena = self.memory.stats()
-            stats["arena"] = {name: getattr(arena, name) for name in arena.__struct_fields__}
+        if what in ("segments", "slots"):
+            stats[what] = self.memory.rows(what)
         return stats
 
 

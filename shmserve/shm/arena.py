@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from shmserve.core.arena import Arena, ArenaStats, NeedSegment
 from shmserve.core.slots import Slot, SlotEvent
@@ -165,18 +165,25 @@ class ArenaMemory:
         with self._lock:
             return self._arena.stats()
 
-    def slots(self) -> list[tuple[int, int, str, int, int, int, int]]:
-        """(number, generation, state, leases, segment, offset, size) of every slot in use."""
+    def rows(self, what: str) -> list[dict[str, Any]]:
+        """Rows for `shmserve show segments` and `show slots`; none for anything else."""
         with self._lock:
-            return [
-                (s.number, s.generation, s.state.value, s.leases, s.segment, s.offset, s.size)
-                for s in self._arena.slots()
-            ]
-
-    def segments(self) -> list[tuple[int, int]]:
-        """(number, size) of every segment."""
-        with self._lock:
-            return [(number, segment.size) for number, segment in self._segments.items()]
+            if what == "segments":
+                return [{"segment": n, "bytes": s.size} for n, s in self._segments.items()]
+            if what == "slots":
+                return [
+                    {
+                        "segment": slot.segment,
+                        "slot": slot.number,
+                        "generation": slot.generation,
+                        "state": slot.state.value,
+                        "leases": slot.leases,
+                        "offset": slot.offset,
+                        "bytes": slot.nbytes,
+                    }
+                    for slot in self._arena.slots()
+                ]
+        return []
 
     def close(self) -> None:
         """Let go of everything; what peers still read lives until they are done."""

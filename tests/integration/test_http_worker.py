@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+NO_SETTINGS = str(ROOT / "tests/apps/gunicorn.conf.py")
 WORKER = "shmserve.frontends.http.worker.ConnectionWorker"
 WATCHDOG_S = 60.0
 GET = b"GET %s HTTP/1.1\r\nHost: test\r\n\r\n"
@@ -34,7 +35,8 @@ class Server:
         self.log = directory / "log"
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
         environ |= {f"SHMSERVE_{name.upper()}": value for name, value in settings.items()}
-        command = [sys.executable, "-m", "gunicorn", "--no-control-socket", "-k", WORKER]
+        command = [sys.executable, "-m", "gunicorn", "-c", NO_SETTINGS]
+        command += ["--no-control-socket", "-k", WORKER]
         command += ["-b", f"unix:{self.path}", "-b", f"127.0.0.1:{self.port}"]
         command += ["--chdir", str(ROOT), "--pythonpath", str(ROOT / "tests/apps")]
         with self.log.open("wb") as log:
@@ -611,7 +613,8 @@ def test_access_log(start: Callable[..., Server], tmp_path: Path) -> None:
 def test_tls_is_refused_with_a_reason(tmp_path: Path) -> None:
     for name in ("key", "cert"):
         (tmp_path / name).touch()
-    command = [sys.executable, "-m", "gunicorn", "--no-control-socket", "-k", WORKER]
+    command = [sys.executable, "-m", "gunicorn", "-c", NO_SETTINGS]
+    command += ["--no-control-socket", "-k", WORKER]
     command += ["-b", "127.0.0.1:0", "--keyfile", str(tmp_path / "key")]
     command += ["--certfile", str(tmp_path / "cert"), "--chdir", str(ROOT)]
     command += ["--pythonpath", str(ROOT / "tests/apps"), "http_worker_app"]

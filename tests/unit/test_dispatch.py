@@ -100,7 +100,7 @@ def test_every_size_arrives_and_every_slot_comes_back(
             assert call.receipt.copied_out == 0  # an input given back is not copied
     assert slots_in_use(rig) == 0
     rig.dispatcher._peers["x0"].flush()
-    until(lambda: not rig.executors[0].memory.slots(), "output slots were not released")
+    until(lambda: not rig.executors[0].memory.rows("slots"), "output slots were not released")
 
 
 def test_many_threads_each_get_their_own_answer(rig: Rig) -> None:
@@ -144,7 +144,7 @@ def test_what_a_backend_raises_is_told_without_its_secrets(rig: Rig, error: Base
         run(rig, entry, np.ones(4, np.float32))
     assert "secret" not in caught.value.message
     assert slots_in_use(rig) == 0
-    assert rig.executors[0].memory.slots() == []
+    assert rig.executors[0].memory.rows("slots") == []
 
 
 def test_a_view_the_model_keeps_keeps_its_slot(rig: Rig) -> None:
@@ -184,7 +184,7 @@ def test_an_output_the_model_keeps_is_not_written_over(rig: Rig) -> None:
         answer = run(rig, entry, np.full(1000, value, np.float32))
         assert (answer == value).all()
         kept[0][:] = -1  # a model that writes after its answer hurts itself at most
-    assert len(rig.executors[0].memory.slots()) >= 4
+    assert len(rig.executors[0].memory.rows("slots")) >= 4
     kept.clear()
     gc.collect()
     run(rig, entry, np.ones(1, np.float32))
