@@ -29,6 +29,7 @@ from shmserve.shm.status_page import StatusPage
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import channel as channels
 from shmserve.transport.link import Link
+from shmserve.transport.processes import follow
 
 log = logging.getLogger("shmserve.executor")
 
@@ -57,6 +58,7 @@ class Executor:
             on_stop=self.stop,
             held_bytes=lambda: self.memory.held_bytes,
             loaded=lambda: self.loaded,
+            instance=instance.name,
         )
         epoch = process.rsplit("-", 1)[-1]
         self.memory = ArenaMemory(self.link, lambda: epoch, settings.arena_bytes)
@@ -161,6 +163,7 @@ def main() -> int:
     executor = Executor(instance, arguments.process_id, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: executor.stop("SIGTERM"))
+    follow(arguments.master_fd, lambda: executor.stop("the gunicorn master is gone"))
     status = executor.run()
     logging.shutdown()
     # Threads of a model's libraries must not keep a finished executor from ending.

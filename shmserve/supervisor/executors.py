@@ -90,8 +90,15 @@ class Executors:
         if self.children.get(child.name) is child:
             del self.children[child.name]
         self._tell(Exited(child.name, child.pid, reason))
-        _log.warning("executor ended instance=%s pid=%d reason=%s", child.name, child.pid, reason)
-        if self.halted or child.name not in self._desired:
+        expected = self.halted or child.name not in self._desired
+        _log.log(
+            logging.INFO if expected else logging.WARNING,
+            "executor ended instance=%s pid=%d reason=%s",
+            child.name,
+            child.pid,
+            reason,
+        )
+        if expected:
             return
         # One that chose to exit may have told the coordinator that its model cannot be loaded.
         at_once = child.stopping or status is None or status < 0
