@@ -72,6 +72,8 @@ class RunningServer:
             **settings,
         }
         self.environ.update({f"SHMSERVE_{k.upper()}": str(v) for k, v in values.items()})
+        # A process that sets its title may write it over its environment, by which we find it.
+        self.environ["SPT_NOENV"] = "1"
         self.environ.update(environ or {})
         self.master: subprocess.Popen[bytes] | None = None
 
@@ -183,6 +185,26 @@ class RunningServer:
         return f"http://{self.http_host}:{self.http_port}"
 
     # ------------------------------------------------------------ inspection
+
+    def show(self, what: str) -> list[dict[str, Any]]:
+        """Rows of ``shmserve show <what>``."""
+        done = subprocess.run(
+            [sys.executable, "-m", "shmserve.cli", "show", what, "--json"],
+            capture_output=True,
+            text=True,
+            timeout=WATCHDOG_S,
+            env=self.environ,
+            check=True,
+        )
+        rows: list[dict[str, Any]] = json.loads(done.stdout)
+        return rows
+
+    def wait_instances(self) -> None:
+        """Until every instance of every model runs; readiness waits for one of each."""
+        wait_until(
+            lambda: all(row["instance_state"] == "READY" for row in self.show("models")),
+            "instances are not ready",
+        )
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")

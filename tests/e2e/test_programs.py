@@ -91,25 +91,16 @@ def test_the_receipt_of_a_large_request_shows_no_copy(server: RunningServer, mib
 
 
 def test_show_tells_of_the_running_server(server: RunningServer) -> None:
-    def show(what: str) -> list[dict[str, object]]:
-        done = subprocess.run(
-            [sys.executable, "-m", "shmserve.cli", "show", what, "--json"],
-            capture_output=True,
-            text=True,
-            timeout=WATCHDOG_S,
-            env=server.environ,
-            check=True,
-        )
-        rows: list[dict[str, object]] = json.loads(done.stdout)
-        return rows
-
-    roles = [row["role"] for row in show("processes")]
+    roles = [row["role"] for row in server.show("processes")]
     assert roles.count("http") == 2
     assert roles.count("coordinator") == roles.count("supervisor") == 1
-    assert {row["model"] for row in show("models") if row["state"] == "READY"} >= {"digits", "noop"}
-    assert sum(int(str(row["bytes"])) for row in show("segments")) > 0
-    assert isinstance(show("slots"), list)
-    assert show("queues")
+    assert {row["model"] for row in server.show("models") if row["state"] == "READY"} >= {
+        "digits",
+        "noop",
+    }
+    assert sum(int(str(row["bytes"])) for row in server.show("segments")) > 0
+    assert isinstance(server.show("slots"), list)
+    assert any(row.get("instance") == "digits/1/0" for row in server.show("queues"))
 
 
 def test_check_finds_the_shipped_workers_in_order_and_a_bad_one_not(tmp_path: Path) -> None:
