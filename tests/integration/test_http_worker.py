@@ -629,3 +629,17 @@ def test_proxy_protocol(start: Callable[..., Server]) -> None:
             sock.sendall(preface + GET % b"/info" + post(b"/digest", b"x" * 100_000))
             assert json.loads(receive(sock).body)["REMOTE_ADDR"] == "1.2.3.4"
             assert json.loads(receive(sock).body)["got"] == 100_000
+
+
+def test_connections_are_spread_over_the_workers(start: Callable[..., Server]) -> None:
+    server = start("--workers", "2")
+    wait_until(lambda: len({server.info()["pid"] for _ in range(5)}) == 2)
+    held = [server.connect() for _ in range(8)]
+    pids = []
+    for sock in held:
+        sock.sendall(GET % b"/info")
+        pids.append(json.loads(receive(sock).body)["pid"])
+    for sock in held:
+        sock.close()
+    assert min(pids.count(pid) for pid in set(pids)) >= 2
+    assert len(set(pids)) == 2
