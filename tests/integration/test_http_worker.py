@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -652,3 +653,35 @@ def test_connections_are_spread_over_the_workers(start: Callable[..., Server]) -
         fewest.append(8 - max(pids.count(pid) for pid in pids))
         time.sleep(0.1)
     assert sorted(fewest)[4] >= 2, fewest  # by chance alone the median would be about one
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_requests_in_any_pieces(server: Server, seed: int) -> None:
+    dice = random.Random(seed)
+    bodies = [dice.randbytes(dice.choice([0, 3, 200, 7900, 8192, 30_000])) for _ in range(25)]
+    stream = b"".join(as_request(dice, body) for body in bodies)
+    with server.connect() as sock:
+        sender = threading.Thread(target=send_in_pieces, args=(dice, sock, stream))
+        sender.start()
+        answers = [receive(sock).body for _ in bodies]
+        sender.join(WATCHDOG_S)
+    assert answers == bodies
+
+
+def as_request(dice: random.Random, body: bytes) -> bytes:
+    padding = b"X-Padding: " + b"p" * dice.choice([1, 50, 3000, 8000])
+    if dice.random() < 0.6:
+        return post(b"/", body, padding)
+    lines = [b"POST / HTTP/1.1", b"Host: x", padding, b"Transfer-Encoding: chunked", b"", b""]
+    half = len(body) // 2
+    chunks = [b"%x\r\n%s\r\n" % (len(c), c) for c in (body[:half], body[half:]) if c]
+    return b"\r\n".join(lines) + b"".join(chunks) + b"0\r\n\r\n"
+
+
+def send_in_pieces(dice: random.Random, sock: socket.socket, stream: bytes) -> None:
+    while stream:
+        size = dice.choice([1, 2, 5, 100, 1000, 8192, 50_000])
+        sock.sendall(stream[:size])
+        stream = stream[size:]
+        if dice.random() < 0.3:
+            time.sleep(0.001)
