@@ -113,6 +113,12 @@ class Connection:
         service = self._service
         return service.keep_alive and not (service.stopping or self.expired)
 
+    def _has_unread(self) -> bool:
+        try:
+            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except OSError:
+            return False
+
     # Serving
 
     def serve(self) -> None:
@@ -146,8 +152,11 @@ class Connection:
                 service.access(response, head.request, environ, elapsed)
             if service.after:
                 service.after(head.request, environ, response)
-        if body.finished or (response.keep_alive and body.drain(_DRAINED)):
-            return answered and response.keep_alive
+        keep = answered and response.keep_alive
+        if body.finished or (keep and body.drain(_DRAINED)):
+            if not keep and self._has_unread():
+                self._linger()
+            return keep
         self._linger()
         return False
 
@@ -162,14 +171,14 @@ class Connection:
         except Exception:
             uri = environ["RAW_URI"]
             self._service.log.exception("Error handling request %s %s", response.method, uri)
-            if not response.begun:
-                response.status = "500"
-                self._refuse(500, "internal error")
-            return False
         finally:
             close = getattr(result, "close", None)
             if close is not None:
                 close()
+        if not response.begun:
+            response.status = "500"
+            self._refuse(500, "internal error")
+        return False
 
     # Heads
 
@@ -184,6 +193,7 @@ class Connection:
                 status, message = status_of(ex)
             self._service.log.info("Refused a request from %s: %s", self._client, message)
             self._refuse(status, message)
+            self._linger()
             return None
 
     def _body(self, head: Head) -> Body:
@@ -192,6 +202,7 @@ class Connection:
         peeked = heads.peeked
         if length > self.settings.max_request_bytes:
             self._refuse(413, too_large(self.settings).message)
+            self._linger()
             raise ClientGone
         if peeked:
             whole = start + length
@@ -244,7 +255,6 @@ class Connection:
     def _refuse(self, status: int, message: str) -> None:
         answer = refusal(status, message)
         self.send([answer], len(answer))
-        self._linger()
 
     def _linger(self) -> None:
         """Let the client read the last answer: closing now would reset the connection."""
