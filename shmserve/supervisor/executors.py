@@ -47,6 +47,7 @@ class Executors:
         self._tell = tell
         self._watch = watch
         self._desired: dict[str, Instance] = {}
+        self._told = False  # what is desired; before that an adopted executor is left alone
         self._restarts: dict[str, Restarts] = {}
         self._due: dict[str, float] = {}  # instances that wait for their next start
         self._count = 0
@@ -56,6 +57,7 @@ class Executors:
     def desire(self, instances: Iterable[Instance], now: float) -> None:
         """Run exactly these from now on."""
         self._desired = {instance.name: instance for instance in instances}
+        self._told = True
         for name in list(self._due):
             if name not in self._desired:
                 del self._due[name]
@@ -107,7 +109,7 @@ class Executors:
     def turn(self, now: float) -> None:
         """Do what is due."""
         for name, child in self.children.items():
-            if name not in self._desired and not self.halted:
+            if self._told and name not in self._desired and not self.halted:
                 child.stop(now, _STOP_GRACE_S)
             child.enforce(now)
         for name, due in list(self._due.items()):

@@ -21,6 +21,7 @@ class Verdict:
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # s between two right answers of a client
 
 
@@ -97,7 +98,8 @@ class Client(threading.Thread):
             self.connection.request("POST", f"/v2/models/{model}/infer", body, headers)
             answer = self.connection.getresponse()
             data = answer.read()
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException) as ex:
+            self.verdict.closed.append(repr(ex))
             if self.connection is not None:
                 self.connection.close()
             self.connection = None
