@@ -72,6 +72,8 @@ class RunningServer:
             **settings,
         }
         self._environ.update({f"SHMSERVE_{k.upper()}": str(v) for k, v in values.items()})
+        # Titles are else written over the environment by which processes are found.
+        self._environ["SPT_NOENV"] = "1"
         self._environ.update(environ or {})
         self.master: subprocess.Popen[bytes] | None = None
 
