@@ -80,9 +80,10 @@ class Fleet:
         """The instances the supervisor should run."""
         return [r.name for r in self.instances.values() if r.state not in _NOT_DESIRED]
 
-    def running(self) -> list[tuple[str, int]]:
-        """Instances whose executor has a link, with its pid: what a new supervisor adopts."""
-        return [(r.name, r.pid) for r in self.instances.values() if r.process in self.processes]
+    def running(self) -> list[tuple[str, int, str]]:
+        """Instances whose executor has a link, with pid and id: what a new supervisor adopts."""
+        linked = [r for r in self.instances.values() if r.process in self.processes]
+        return [(r.name, r.pid, r.process) for r in linked]
 
     @property
     def awaiting(self) -> bool:

@@ -160,8 +160,8 @@ class Supervisor:
             self._part.clear()
             self._executors.report()
         elif isinstance(message, Adopt):
-            for name, pid in message.instances:
-                self._executors.adopt(name, pid, now)
+            for name, pid, process in message.instances:
+                self._executors.adopt(name, pid, process, now)
         elif isinstance(message, Desired):
             self._part += message.instances
             if not message.more:

@@ -171,7 +171,7 @@ def test_a_new_supervisor_adopts_what_has_a_link_and_forgets_the_rest():
     bring_up(fleet)
     fleet.started("m/1/1", 11, 1.0)  # by a supervisor that died before its executor said hello
     assert Desire() in fleet.hello("supervisor-2-aa", "supervisor", 5, 0, "", 3.0)
-    assert fleet.running() == [("m/1/0", 10)]
+    assert fleet.running() == [("m/1/0", 10, "executor-1-aa")]
     assert fleet.instances["m/1/1"].pid == 0
 
 
