@@ -180,7 +180,8 @@ class Supervisor:
         self._coordinator = None
         reason = describe_status(child.reap())
         self._coordinator_due = self._coordinator_restarts.ended(now)
-        _log.warning("coordinator ended pid=%d reason=%s", child.pid, reason)
+        level = logging.INFO if self._drain_reason else logging.WARNING
+        _log.log(level, "coordinator ended pid=%d reason=%s", child.pid, reason)
 
     # ------------------------------------------------------------ the coordinator
 
