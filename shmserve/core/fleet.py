@@ -213,7 +213,9 @@ class Fleet:
             return []
         if record.state not in (State.LOADING, State.READY):
             return []
-        record.reason = f"a request ran for more than {self._execute_timeout_s:g} s"
+        record.reason = (
+            f"a request ran longer than execute_timeout_s ({self._execute_timeout_s:g} s)"
+        )
         return self._stop(record, now)
 
     # ------------------------------------------------------------------- inside

@@ -63,7 +63,7 @@ class RunningServer:
         self.unix_path = os.path.join(self.run_dir, "http.sock")
         self.log_path = Path(self.run_dir) / "log"
         self._gunicorn = gunicorn
-        self._environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
+        self.environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
         values: dict[str, object] = {
             "run_dir": self.run_dir,
             "model_repository": repository,
@@ -71,10 +71,10 @@ class RunningServer:
             "drain_timeout_s": 10,
             **settings,
         }
-        self._environ.update({f"SHMSERVE_{k.upper()}": str(v) for k, v in values.items()})
+        self.environ.update({f"SHMSERVE_{k.upper()}": str(v) for k, v in values.items()})
         # Titles are else written over the environment by which processes are found.
-        self._environ["SPT_NOENV"] = "1"
-        self._environ.update(environ or {})
+        self.environ["SPT_NOENV"] = "1"
+        self.environ.update(environ or {})
         self.master: subprocess.Popen[bytes] | None = None
 
     # ------------------------------------------------------------------ life
@@ -89,7 +89,7 @@ class RunningServer:
                     "shmserve.app",
                 ],
                 cwd=ROOT,
-                env=self._environ,
+                env=self.environ,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -100,7 +100,7 @@ def test_systemd_may_hold_the_listening_socket(tmp_path):
                 *("bash", "-c", f"exec 3<&{saved}; {script}", "bash"),
                 *(sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py", "shmserve.app"),
             ],
-            env=server._environ,
+            env=server.environ,
             pass_fds=[saved],
             stdout=log,
             stderr=log,
