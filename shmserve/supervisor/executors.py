@@ -15,6 +15,7 @@ from shmserve.core.lifecycle import Restarts
 from shmserve.protocol import messages
 from shmserve.protocol.messages import Exited, Instance, Started, ToCoordinator
 from shmserve.supervisor.children import Child, as_stdin
+from shmserve.transport import rundir
 from shmserve.transport.processes import describe_status, pidfd_open, spawn
 
 _log = logging.getLogger(__name__)
@@ -66,14 +67,14 @@ class Executors:
                 self._due[name] = now
         self.turn(now)
 
-    def adopt(self, name: str, pid: int, now: float) -> None:
+    def adopt(self, name: str, pid: int, process: str, now: float) -> None:
         """Take over an executor that runs already."""
         if name in self.children:
             return
         pidfd = pidfd_open(pid)
         if pidfd is None:
             return
-        child = Child(name, pid, pidfd, None, now)
+        child = Child(name, pid, pidfd, None, now, process)
         self.children[name] = child
         self._due.pop(name, None)
         self._restart(name).started(now)
@@ -91,6 +92,7 @@ class Executors:
         reason = describe_status(status)
         if self.children.get(child.name) is child:
             del self.children[child.name]
+        rundir.clean_endpoint(self._run_dir, child.process)
         self._tell(Exited(child.name, child.pid, reason))
         expected = self.halted or child.name not in self._desired
         _log.log(
@@ -137,7 +139,7 @@ class Executors:
             _log.error("executor not started instance=%s error=%s", instance.name, ex)
             self._due[instance.name] = restart.ended(now, at_once=False)
             return
-        child = Child.of(instance.name, popen, now)
+        child = Child.of(instance.name, popen, now, process)
         self.children[instance.name] = child
         restart.started(now)
         self._watch(child)
@@ -154,5 +156,5 @@ class Executors:
         while True:
             self._count += 1
             process = ids.new_process_id("executor", self._count)
-            if not os.path.exists(os.path.join(self._run_dir, f"{process}.sock")):
+            if not os.path.exists(rundir.endpoint(self._run_dir, process)):
                 return process
