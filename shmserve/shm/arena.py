@@ -78,7 +78,7 @@ class ArenaMemory:
     def _grow(self, need: NeedSegment) -> None:
         if not self._budget.grant(need.size, _GRANT_TIMEOUT_S):
             raise ArenaExhausted(
-                f"no room for {need.size} more bytes of tensors in the pool (pool_bytes)"
+                f"the pool (pool_bytes) has no {need.size} bytes more for tensors right now"
             )
         try:
             segment = Segment(self._epoch(), need.size)

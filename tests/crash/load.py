@@ -14,6 +14,8 @@ import numpy as np
 
 from shmserve.testing.server import RunningServer
 
+SIZES = (10, 1000, 300_000)  # floats; the last ones take a segment of their own
+
 
 @dataclass
 class Verdict:
@@ -21,6 +23,7 @@ class Verdict:
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # s between two right answers of a client
 
@@ -59,7 +62,7 @@ class Client(threading.Thread):
 
     def __init__(
         self, server: RunningServer, number: int, stop: threading.Event, verdict: Verdict,
-        sizes: tuple[int, ...] = (10, 1000, 300_000),
+        sizes: tuple[int, ...],
     ) -> None:  # fmt: skip
         super().__init__(daemon=True)
         self.server = server
@@ -105,7 +108,9 @@ class Client(threading.Thread):
             self.connection = None
             return "closed"
         if answer.status == 503:
-            return "503" if json.loads(data).get("error") else self._wrong("503 without a reason")
+            reason = json.loads(data).get("error")
+            self.verdict.refused.append(reason)
+            return "503" if reason else self._wrong("503 without a reason")
         if answer.status != 200:
             return self._wrong(f"{answer.status} {data[:200]!r}")
         length = int(answer.headers["Inference-Header-Content-Length"])
@@ -123,10 +128,12 @@ class Client(threading.Thread):
 class Load:
     """A number of clients in the background."""
 
-    def __init__(self, server: RunningServer, clients: int = 8) -> None:
+    def __init__(
+        self, server: RunningServer, clients: int = 8, sizes: tuple[int, ...] = SIZES
+    ) -> None:
         self.verdict = Verdict()
         self._stop = threading.Event()
-        self._clients = [Client(server, n, self._stop, self.verdict) for n in range(clients)]
+        self._clients = [Client(server, n, self._stop, self.verdict, sizes) for n in range(clients)]
 
     def __enter__(self) -> Verdict:
         for client in self._clients:

@@ -617,6 +617,23 @@ def test_access_log(start: Callable[..., Server], tmp_path: Path) -> None:
     wait_until(lambda: '"GET /big?100 HTTP/1.1" 200 108' in path.read_text())
 
 
+def test_an_early_answer_to_a_large_body_says_that_it_closes(server: Server) -> None:
+    with server.connect() as sock:
+        sock.sendall(
+            b"POST /big?10 HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n" + b"x" * 10
+        )
+        answer = receive(sock)
+        assert answer.status == 200
+        assert answer.fields["connection"] == "close"
+    with server.connect() as sock:
+        sock.sendall(
+            b"POST /big?10 HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n" + b"x" * 20000
+        )
+        assert "connection" not in receive(sock).fields
+        sock.sendall(GET % b"/big?10")
+        assert receive(sock).status == 200
+
+
 def test_tls_is_refused_with_a_reason(tmp_path: Path) -> None:
     for name in ("key", "cert"):
         (tmp_path / name).touch()

@@ -70,6 +70,7 @@ class Connection:
     """
 
     __slots__ = (
+        "_body",
         "_client",
         "_heads",
         "_service",
@@ -91,6 +92,7 @@ class Connection:
         self.sock = sock
         self.settings = service.settings
         self.expired = False
+        self._body: Body | None = None
         environ = environs.connection_environ(service.environ, self, client, server)
         self._heads = Heads(self, service.cfg, client, environ)
         self.watch: tuple[str, float] | None = None
@@ -111,7 +113,9 @@ class Connection:
     def lasting(self) -> bool:
         """Whether there may be another request after this one."""
         service = self._service
-        return service.keep_alive and not (service.stopping or self.expired)
+        if not service.keep_alive or service.stopping or self.expired:
+            return False
+        return self._body is None or self._body.skippable(_DRAINED)
 
     def _has_unread(self) -> bool:
         try:
@@ -133,7 +137,7 @@ class Connection:
         head = self._next_head()
         if head is None:
             return False
-        body = self._body(head)
+        body = self._body = self._open_body(head)
         self.watch = None
         service = self._service
         service.count()
@@ -196,7 +200,7 @@ class Connection:
             self._linger()
             return None
 
-    def _body(self, head: Head) -> Body:
+    def _open_body(self, head: Head) -> Body:
         """The body, with which the head's bytes are taken from the kernel."""
         heads, length, start = self._heads, head.length, head.size
         peeked = heads.peeked
