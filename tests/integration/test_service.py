@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from shmserve.cli import show
-from shmserve.testing.server import RunningServer, wait_until
+from shmserve.testing.server import ROOT, RunningServer, wait_until
 from shmserve.transport import rundir
 
 
@@ -50,6 +50,24 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
         server.stop()
         hear(manager, "STOPPING=1")
     assert server.leaks() == []
+
+
+def test_systemd_hears_of_no_readiness_while_a_model_is_missing(tmp_path, manager):
+    (tmp_path / "models/broken/1").mkdir(parents=True)
+    (tmp_path / "models/broken/1/model.py").write_text("import nothing_of_that_name")
+    config = (ROOT / "tests/models/echo/config.pbtxt").read_text()
+    (tmp_path / "models/broken/config.pbtxt").write_text(config)
+    server = RunningServer(tmp_path / "models", environ={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    try:
+        server.start(wait_ready=False)
+        said = hear(manager, "STATUS=0 ready, 0 loading, unavailable: broken/1")
+        assert "EXTEND_TIMEOUT_USEC=60000000" in said
+        assert "READY=1" not in said
+        server.stop()
+        assert "READY=1" not in hear(manager, "STOPPING=1")
+        assert server.leaks() == []
+    finally:
+        server.kill_all()
 
 
 def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
