@@ -131,7 +131,7 @@ def test_a_restarted_executor_is_told_of_by_the_next_kill(own_server: RunningSer
 def test_nothing_grows() -> None:
     server = RunningServer(MODELS)
     with server:
-        samples = soak(server, small=2000, large=24, rounds=2)
+        samples = soak(server, small=4000, large=48, rounds=4)
     assert grown(samples) == []
     assert samples[-1]["slots"] == 0
     assert server.leaks() == []
