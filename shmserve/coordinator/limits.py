@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 SHM = "/dev/shm"
+_STEP = 1 << 20
 _CGROUP = "/sys/fs/cgroup"
 
 
@@ -73,6 +74,20 @@ def pool_size(wanted: int, size: int, free: int, memory: int | None) -> tuple[in
             "docker --memory)"
         )
     return pool, ""
+
+
+def arena_size(pool: int, processes: int, wanted: int) -> tuple[int, str]:
+    """(bytes of each process's first segment, one sentence on what to change, or "").
+
+    Half of the pool at most goes into first segments; the rest is for large tensors.
+    """
+    share = pool // (2 * processes) // _STEP * _STEP
+    if share < _STEP:
+        return _STEP, (
+            f"the pool of {_mib(pool)} is too small for {processes} processes: set "
+            f"SHMSERVE_POOL_BYTES to {2 * processes * _STEP} or more"
+        )
+    return min(wanted, share), ""
 
 
 def _mib(nbytes: int) -> str:

@@ -101,11 +101,10 @@ class Coordinator:
             swept = segment.sweep()
             if swept:
                 _log.info("removed what earlier services left segments=%d", swept)
-        ledger = Ledger(
-            self._pool_bytes(),
-            self._settings.arena_bytes,
-            now + _LEDGER_SETTLE_S if again else 0.0,
-        )
+        chosen = wanted.choose(self._settings, self._scan)
+        pool = self._pool_bytes()
+        self._arena_bytes = self._arena_size(pool, chosen)
+        ledger = Ledger(pool, self._arena_bytes, now + _LEDGER_SETTLE_S if again else 0.0)
         fleet = Fleet(ledger, self._settings.execute_timeout_s, self._settings.load_timeout_s)
         own = (self._process, os.getpid(), now)
         self._desk = Desk(fleet, writer, self._epoch, self._send, own)
@@ -113,7 +112,7 @@ class Coordinator:
         listener.setblocking(False)
         if not again:
             writer.publish(fleet.snapshot(self._epoch))
-        self._desk.begin(wanted.choose(self._settings, self._scan), now)
+        self._desk.begin(chosen, now)
         self._selector.register(listener, selectors.EVENT_READ, None)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
         self._selector.register(self._master_fd, selectors.EVENT_READ, None)
@@ -126,6 +125,14 @@ class Coordinator:
         if advice:
             _log.warning("%s", advice)
         return pool
+
+    def _arena_size(self, pool: int, chosen: wanted.Wanted) -> int:
+        instances = sum(len(instances) for _, instances in chosen.versions)
+        processes = self._settings.http_workers + instances
+        size, advice = limits.arena_size(pool, processes, self._settings.arena_bytes)
+        if advice:
+            _log.warning("%s", advice)
+        return size
 
     # ---------------------------------------------------------------------- loop
 
@@ -170,7 +177,7 @@ class Coordinator:
             raise ProtocolViolation("the first message is not a hello")
         if message.role not in ROLES or not _PROCESS.fullmatch(message.process):
             raise ProtocolViolation("a hello of an unknown role or with a bad process id")
-        peer.send(Welcome(messages.VERSION, self._epoch))
+        peer.send(Welcome(messages.VERSION, self._epoch, self._arena_bytes))
         if message.version != messages.VERSION:
             raise ProtocolViolation(f"it speaks version {message.version}")
         earlier = self._peers.get(message.process)

@@ -20,7 +20,7 @@ _MAX_WASTE = 2  # a cached segment may be this many times larger than the tensor
 
 
 class NeedSegment(Struct, frozen=True):
-    """No room: add a segment of `size` bytes (`shared` or for one tensor) and ask again."""
+    """No room: add a segment of at least `size` bytes (`shared` or for one tensor), ask again."""
 
     size: int
     shared: bool
@@ -59,9 +59,7 @@ def own_segment_size(nbytes: int) -> int:
 class Arena:
     """Slots, their segments and their states. Not thread-safe: the owner locks."""
 
-    def __init__(self, shared_size: int) -> None:
-        block = MAX_SHARED
-        self._shared_size = max(block, shared_size // block * block)
+    def __init__(self) -> None:
         self._segments: dict[int, _Segment] = {}
         self._shared: list[_Segment] = []
         self._cached: list[_Segment] = []  # own segments without a slot
@@ -69,7 +67,10 @@ class Arena:
         self._free_numbers: list[int] = []
 
     def add_segment(self, number: int, size: int, shared: bool, now: float) -> None:
-        """Take a new segment into use. `now` starts its idle time."""
+        """Take a new segment into use. `now` starts its idle time.
+
+        A shared one is a multiple of `MAX_SHARED` bytes.
+        """
         segment = _Segment(number, size, shared)
         segment.freed_at = now
         self._segments[number] = segment
@@ -85,7 +86,7 @@ class Arena:
                     slot = self._occupy(segment, offset, MIN_BLOCK << order, nbytes)
                     slot.order = order
                     return slot
-            return NeedSegment(self._shared_size, True)
+            return NeedSegment(MAX_SHARED, True)
         fitting = [s for s in self._cached if nbytes <= s.size <= nbytes * _MAX_WASTE]
         if not fitting:
             return NeedSegment(own_segment_size(nbytes), False)

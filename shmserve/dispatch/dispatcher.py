@@ -52,7 +52,7 @@ class Dispatcher:
             on_stats=self._stats,
             held_bytes=lambda: self.memory.held_bytes,
         )
-        self.memory = ArenaMemory(self._link, self._epoch, settings.arena_bytes)
+        self.memory = ArenaMemory(self._link, self._epoch, self._link.arena_bytes)
         self.abandoned = Abandoned(self.memory)
         self._peers: dict[str, Peer] = {}
         self._pruned_at = -1

@@ -19,7 +19,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from shmserve import config
-from shmserve.errors import ShmserveError
+from shmserve.errors import ArenaExhausted, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import Backend, Context
 from shmserve.executor.loop import Loop
@@ -61,7 +61,7 @@ class Executor:
             instance=instance.name,
         )
         epoch = process.rsplit("-", 1)[-1]
-        self.memory = ArenaMemory(self.link, lambda: epoch, settings.arena_bytes)
+        self.memory = ArenaMemory(self.link, lambda: epoch, self.link.arena_bytes)
         self.epoch = epoch
 
     def run(self) -> int:
@@ -106,7 +106,10 @@ class Executor:
     def _serve(self, backend: Backend, spec: ModelSpec) -> None:
         listener = channels.listen(os.path.join(self.run_dir, self.endpoint))
         self.status = StatusPage(self.epoch)
-        self.memory.prepare()
+        try:
+            self.memory.prepare()
+        except ArenaExhausted as ex:  # then the first request asks again
+            log.warning("no first segment yet: %s", ex)
         self.loop = Loop(
             process=self.process,
             instance=self.instance.name,

@@ -227,10 +227,11 @@ class Drain(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Reply to `Hello`."""
+    """Reply to `Hello`. `arena_bytes`: what the first segment of an arena should have."""
 
     version: int
     epoch: str
+    arena_bytes: int = 0
 
 
 class Granted(Message, frozen=True):

@@ -29,18 +29,26 @@ class Budget(Protocol):
 
 
 class ArenaMemory:
-    """Slots one can write to. `epoch` goes into segment names."""
+    """Slots one can write to.
+
+    Args:
+        budget: who grants bytes.
+        epoch: goes into segment names.
+        shared_size: bytes of a shared segment, asked for when one is made.
+        now: the clock, seconds.
+    """
 
     def __init__(
         self,
         budget: Budget,
         epoch: Callable[[], str],
-        shared_size: int,
+        shared_size: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._budget = budget
         self._epoch = epoch
-        self._arena = Arena(shared_size)
+        self._shared_size = shared_size
+        self._arena = Arena()
         self._segments: dict[int, Segment] = {}
         self._lock = threading.Lock()
         self._growing = threading.Lock()
@@ -77,21 +85,24 @@ class ArenaMemory:
         return found
 
     def _grow(self, need: NeedSegment) -> None:
-        if not self._budget.grant(need.size, _GRANT_TIMEOUT_S):
+        size = need.size
+        if need.shared:
+            size = max(size, self._shared_size() // size * size)
+        if not self._budget.grant(size, _GRANT_TIMEOUT_S):
             raise ArenaExhausted(
-                f"the pool (pool_bytes) has no {need.size} bytes more for tensors right now"
+                f"the pool (pool_bytes) has no {size} bytes more for tensors right now"
             )
         try:
-            segment = Segment(self._epoch(), need.size)
+            segment = Segment(self._epoch(), size)
         except ArenaExhausted:
-            self._budget.give_back(need.size)
+            self._budget.give_back(size)
             raise
         with self._lock:
             number = self._next_segment
             self._next_segment += 1  # never reused: a peer may still map an old one
             self._segments[number] = segment
-            self._held += need.size
-            self._arena.add_segment(number, need.size, need.shared, self._now())
+            self._held += size
+            self._arena.add_segment(number, size, need.shared, self._now())
 
     def view(self, slot: Slot) -> memoryview:
         """The writable bytes of a slot, exactly as many as were asked for."""

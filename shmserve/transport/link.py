@@ -50,6 +50,7 @@ _SEND_S = 5.0
 _RETRY_FIRST_S, _RETRY_CAP_S = 0.02, 0.5
 _CLOSE_S = 2.0
 _OUTBOX = 4096
+ARENA_WAIT_S = 2.0
 
 
 class _Ticket:
@@ -101,6 +102,8 @@ class Link:
         self._counting = False  # give-backs count from the moment a hello told what is held
         self.connected = False
         self.epoch = ""
+        self._arena_bytes = 0
+        self._welcomed = threading.Event()
 
     def start(self) -> None:
         self._thread.start()
@@ -150,6 +153,14 @@ class Link:
             if not self.connected:
                 self._tickets.pop(number, None)
             return False
+
+    def arena_bytes(self) -> int:
+        """How large an arena's first segment should be: the coordinator's word.
+
+        Waits for the first welcome, at most `ARENA_WAIT_S`; 0: there was none.
+        """
+        self._welcomed.wait(ARENA_WAIT_S)
+        return self._arena_bytes
 
     # ---------------------------------------------------------- the link's thread
 
@@ -214,7 +225,8 @@ class Link:
         if not isinstance(welcome, Welcome) or welcome.version != messages.VERSION:
             raise ProtocolViolation("the coordinator speaks another version")
         with self._lock:
-            self.epoch = welcome.epoch
+            self.epoch, self._arena_bytes = welcome.epoch, welcome.arena_bytes
+            self._welcomed.set()
             self.connected = True
             again = [Grant(n, t.nbytes) for n, t in self._tickets.items() if not t.abandoned]
             self._outbox.extendleft(again)

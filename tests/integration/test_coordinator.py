@@ -79,7 +79,9 @@ class Peer:
 
     def hello(self, role: str, process: str, **fields) -> "Peer":
         self.send(Hello(messages.VERSION, role, process, os.getpid(), **fields))
-        assert self.receive() == Welcome(messages.VERSION, "e1")
+        welcome = self.receive()
+        assert isinstance(welcome, Welcome)
+        assert (welcome.version, welcome.epoch) == (messages.VERSION, "e1")
         return self
 
     def closed(self) -> bool:

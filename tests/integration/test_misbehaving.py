@@ -157,3 +157,36 @@ def test_a_model_that_does_not_load_is_told_and_others_serve(tmp_path: Path) -> 
         assert server.leaks() == []
     finally:
         server.kill_all()
+
+
+def test_a_small_pool_serves_what_fits_and_says_what_does_not() -> None:
+    with RunningServer(MODELS, pool_bytes=32 << 20) as server:
+        echo(server)
+        size = 48 << 18  # floats: 48 MiB
+        body = bytes(4 * size)
+        status, _, answer = server.request(
+            "POST", "/v2/models/echo/infer", body, {"Inference-Header-Content-Length": "0"}
+        )
+        assert status == 503
+        assert "pool_bytes" in json.loads(answer)["error"]
+        for _ in range(3):
+            status, _, answer = server.request(
+                "POST",
+                "/v2/models/echo/infer",
+                bytes(4 << 20),
+                {"Inference-Header-Content-Length": "0"},
+            )
+            assert status == 200
+        echo(server)
+    assert server.leaks() == []
+
+
+def test_a_pool_too_small_for_its_processes_is_told_in_one_sentence() -> None:
+    server = RunningServer(MODELS, pool_bytes=3 << 20)
+    try:
+        server.start(wait_ready=False)
+        wait_until(lambda: "SHMSERVE_POOL_BYTES to 12582912 or more" in server.log(), "not told")
+    finally:
+        server.stop()
+        server.kill_all()
+    assert server.leaks() == []

@@ -29,7 +29,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.arena = Arena(2 * MAX_SHARED)
+        self.arena = Arena()
         self.segments: dict[int, int] = {}
         self.next_segment = 1
         self.live: dict[int, Slot] = {}
@@ -40,8 +40,9 @@ class ArenaMachine(RuleBasedStateMachine):
     def reserve(self, nbytes: int) -> Slot:
         found = self.arena.reserve(nbytes)
         if isinstance(found, NeedSegment):
-            self.arena.add_segment(self.next_segment, found.size, found.shared, self.clock)
-            self.segments[self.next_segment] = found.size
+            size = found.size * 2 if found.shared else found.size
+            self.arena.add_segment(self.next_segment, size, found.shared, self.clock)
+            self.segments[self.next_segment] = size
             self.next_segment += 1
             found = self.arena.reserve(nbytes)
         assert isinstance(found, Slot)
@@ -193,7 +194,7 @@ def test_own_segments_waste_at_most_a_quarter(nbytes: int) -> None:
 
 
 def test_own_segments_are_reused_for_like_sizes_only() -> None:
-    arena = Arena(MAX_SHARED)
+    arena = Arena()
     need = arena.reserve(16 << 20)
     assert need == NeedSegment(16 << 20, False)
     arena.add_segment(1, 16 << 20, False, 0.0)
@@ -205,7 +206,7 @@ def test_own_segments_are_reused_for_like_sizes_only() -> None:
 
 
 def test_trim_keeps_the_first_shared_segment_and_respects_the_amount() -> None:
-    arena = Arena(MAX_SHARED)
+    arena = Arena()
     for number in (1, 2):
         arena.add_segment(number, MAX_SHARED, True, 0.0)
     for number in (3, 4, 5):

@@ -115,7 +115,7 @@ class ThreadExecutor:
 
     def __init__(self, run_dir: Path, name: str, model: Model, spec: ModelSpec) -> None:
         self.instance = LiveInstance(f"{spec.name}/1/0", name, f"{name}.sock", 1)
-        self.memory = ArenaMemory(Unlimited(), lambda: "cafe0123", 1 << 20)
+        self.memory = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
         self.status = StatusPage("cafe0123")
         self.listener = channels.listen(str(run_dir / f"{name}.sock"))
         self.loop = Loop(

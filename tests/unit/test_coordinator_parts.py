@@ -162,3 +162,18 @@ def test_long_tables_come_in_parts():
     assert len(parts) > 1
     assert [part.more for part in parts] == [True] * (len(parts) - 1) + [False]
     assert [row for part in parts for row in part.rows] == rows
+
+
+@pytest.mark.parametrize(
+    ("pool", "processes", "wanted", "size", "told"),
+    [
+        (1 << 30, 4, 32 << 20, 32 << 20, False),
+        (64 << 20, 7, 32 << 20, 4 << 20, False),
+        (32 << 20, 7, 32 << 20, 2 << 20, False),
+        (8 << 20, 7, 32 << 20, 1 << 20, True),
+    ],
+)
+def test_first_segments_take_half_of_the_pool_at_most(pool, processes, wanted, size, told):
+    got, advice = limits.arena_size(pool, processes, wanted)
+    assert got == size
+    assert bool(advice) is told
