@@ -11,7 +11,7 @@ from shmserve.frontends.oip.classification import top_classes
 from shmserve.frontends.oip.plan import ModelPlan, make_plan, plan_of
 from shmserve.frontends.oip.raw import deduce
 from shmserve.frontends.oip.validate import check_inputs, check_outputs, refuse_decoupled
-from shmserve.protocol.oip import InferInput, InferOutput, InferRequest, RegionRef
+from shmserve.protocol.oip import InferInput, InferOutput, InferRequest, RegionWindow
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from shmserve.testing.fake_models import spec
 
@@ -119,10 +119,10 @@ def test_optional_inputs_may_be_left_out() -> None:
 
 
 def test_regions_are_not_found() -> None:
-    source = InferInput("INPUT0", (1,), "FP32", "inputs[0]", region=RegionRef("r", 0, 4))
+    source = InferInput("INPUT0", (1,), "FP32", "inputs[0]", region=RegionWindow("r", 0, 4))
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
         check(IDENTITY, source)
-    request = InferRequest((), (InferOutput("OUTPUT0", region=RegionRef("r", 0, 4)),))
+    request = InferRequest((), (InferOutput("OUTPUT0", region=RegionWindow("r", 0, 4)),))
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
         check_outputs(IDENTITY, request)
 
