@@ -151,7 +151,7 @@ def kill(server: RunningServer, *roles: str) -> None:
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     wait_until(
-        lambda: all(server.pids(r) and server.pids(r)[0] not in victims for r in roles),
+        lambda: all(set(server.pids(role)) - set(victims) for role in roles),
         f"other {roles}",
         10,
     )
