@@ -72,13 +72,26 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted
 
     # Client shared memory
-    client_shm_mode: Literal["map", "copy", "off"] = "map"
+    client_shm_mode: Literal["map", "copy", "off"] = "map"  # a model may choose copy or off
+    client_shm_isolation: Literal["owner", "shared"] = "owner"  # shared: one namespace for all
+    client_shm_allow_remote: bool = False  # remote callers count as the server's own user
+    client_shm_allowed_uids: tuple[NonNegative, ...] = ()  # may register what is not theirs
+    client_shm_reap_dead_owners: bool = True  # where the registering process is known
+    client_shm_max_regions: Positive = 1024  # per owner
+    client_shm_max_region_bytes: Positive = 1 << 40  # one region
+    client_shm_max_total_bytes: Positive = 1 << 42  # all regions of one owner
 
     # Logging
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-_LISTS = {"model_repository", "load_models", "http_bind", "grpc_bind"}
+_LISTS = {
+    "model_repository",
+    "load_models",
+    "http_bind",
+    "grpc_bind",
+    "client_shm_allowed_uids",
+}
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:

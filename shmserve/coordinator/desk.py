@@ -10,7 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from shmserve.coordinator import shows
+from shmserve.coordinator.regions import Regions
 from shmserve.coordinator.wanted import Wanted
 from shmserve.core.effects import (
     AnswerGrant,
@@ -46,7 +49,16 @@ from shmserve.protocol.messages import (
     ToCoordinator,
     Trim,
 )
+from shmserve.protocol.region_messages import (
+    DropRegions,
+    NeedRegion,
+    RegionShrunk,
+    RegisterRegion,
+    StoredRegions,
+    UnregisterRegions,
+)
 from shmserve.shm.registry_page import RegistryWriter
+from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +79,10 @@ class Desk:
         epoch: str,
         send: Send,
         own: tuple[str, int, float],
+        regions: Regions,
     ) -> None:
         self.fleet = fleet
+        self.regions = regions
         self._writer = writer
         self._epoch = epoch
         self._send = send
@@ -97,6 +111,7 @@ class Desk:
         effects += self.fleet.scanned(wanted.failures)
         if self._writer.previous is not None:
             self.fleet.restore(self._writer.previous, now)
+            self.regions.restore(self._writer.previous, now)
             self._hold_until = now + SETTLE_S
         for name, reason in wanted.failures.items():
             _log.error("model cannot be served model=%s reason=%s", name, reason)
@@ -114,6 +129,7 @@ class Desk:
             )
         if message.role == "supervisor":
             self._supervisor, self._adopted = message.process, False
+            self.regions.store_all(message.process)
         self._perform(effects)
 
     def gone(self, process: str, now: float) -> None:
@@ -122,13 +138,22 @@ class Desk:
         self._perform(self.fleet.gone(process, now))
         self._questions.gone(process, now)
 
-    def handle(self, process: str, role: str, message: ToCoordinator, now: float) -> None:
-        """One message of a process that has said hello.
+    def handle(
+        self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
+    ) -> None:
+        """One message of a process that has said hello, with its fds.
 
         Raises:
             ProtocolViolation: not a message for a process of this role in this state.
         """
+        if isinstance(message, StoredRegions) and role == "supervisor":
+            useless = self.regions.stored(message.numbers, fds, message.more, now)
+            if useless:
+                self._send(process, DropRegions(tuple(useless)))
+            return
+        close_all(fds)  # no other message comes with any
         fleet = self.fleet
+        effects: list[Effect] = []
         match message, role:
             case Grant(), _:
                 effects = fleet.ledger.grant(process, message.ticket, message.nbytes, now)
@@ -144,7 +169,14 @@ class Desk:
                 effects = self._from_supervisor(message, now)
             case Show(), "cli":
                 self._show(process, message, now)
-                effects = []
+            case RegisterRegion(), ("http" | "grpc"):
+                self.regions.register(process, message, self._supervisor)
+            case UnregisterRegions(), ("http" | "grpc"):
+                self.regions.unregister(process, message, now)
+            case NeedRegion(), "executor":
+                self.regions.need(process, message, now)
+            case RegionShrunk(), "executor":
+                self.regions.shrunk(message.number)
             case _:
                 raise ProtocolViolation(f"{type(message).__name__} from a process of role {role}")
         self._perform(effects)
@@ -153,6 +185,8 @@ class Desk:
         """What is due: timeouts, questions, the watchdog, a supervisor to be told."""
         self._perform(self.fleet.tick(now))
         self._questions.tick(now)
+        self.regions.tick(now)
+        self.regions.settle(self._publish, self._supervisor)
         if now - self._asked_at >= _WATCHDOG_S:
             self._asked_at = now
             for record in list(self.fleet.processes.values()):
@@ -176,6 +210,7 @@ class Desk:
             return []  # of a model that is no longer served
         if isinstance(message, Started):
             return self.fleet.started(message.instance, message.pid, now)
+        self.regions.executor_ended()
         return self.fleet.exited(message.instance, message.pid, message.reason, now)
 
     def _stats(self, process: str, role: str, message: Stats, now: float) -> list[Effect]:
@@ -196,6 +231,8 @@ class Desk:
             rows = shows.process_rows(self.fleet, now, self._own)
         elif message.what == "models":
             rows = shows.model_rows(self.fleet)
+        elif message.what == "regions":
+            rows = shows.region_rows(self.regions.book)
         else:
             self._send(asker, Shown(message.ticket, (), f"nothing is called {message.what!r}"))
             return
@@ -205,7 +242,7 @@ class Desk:
     def _perform(self, effects: list[Effect]) -> None:
         # What was decided together is published together, and before anyone hears of it.
         if any(isinstance(effect, Publish) for effect in effects):
-            self._writer.publish(self.fleet.snapshot(self._epoch))
+            self._publish()
         for effect in effects:
             match effect:
                 case AnswerGrant():
@@ -222,6 +259,17 @@ class Desk:
                     _log.warning("%s", effect.text)
         if self._desire and self._supervisor:
             self._tell_supervisor()
+
+    def _publish(self) -> None:
+        book = self.regions.book
+        self.regions.changed = False
+        self._writer.publish(
+            msgspec.structs.replace(
+                self.fleet.snapshot(self._epoch),
+                regions=book.regions,
+                next_region=book.next_number,
+            )
+        )
 
     def _tell_supervisor(self) -> None:
         """What runs already (once), and what should run.

@@ -6,16 +6,17 @@ next hello. A peer that sends what the protocol forbids is closed as well, alone
 
 from __future__ import annotations
 
+import array
 import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from shmserve.errors import PeerDied, ProtocolViolation
 from shmserve.protocol import messages
 from shmserve.protocol.messages import FromCoordinator
-from shmserve.transport.channel import MAX_MESSAGE
+from shmserve.transport.channel import ANCILLARY, MAX_MESSAGE, received_fds
 
 _MAX_QUEUED = 1024  # messages a peer may leave unread beyond its socket's buffer
 _BURST = 64  # messages taken from one peer before others get their turn
@@ -31,14 +32,14 @@ class Peer:
         self.pid, self.uid, _ = struct.unpack("3i", raw)
         self.process = ""
         self.role = ""
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[tuple[bytes, list[int]]] = deque()
 
     @property
     def backlogged(self) -> bool:
         return bool(self._queue)
 
-    def send(self, message: FromCoordinator) -> None:
-        """Send now or queue.
+    def send(self, message: FromCoordinator, fds: Sequence[int] = ()) -> None:
+        """Send now or queue; of fds copies ride along.
 
         Raises:
             PeerDied: the peer is gone.
@@ -49,7 +50,7 @@ class Peer:
             raise ProtocolViolation(f"a {type(message).__name__} of {len(data)} bytes is too long")
         if len(self._queue) >= _MAX_QUEUED:
             raise ProtocolViolation("it does not read its messages")
-        self._queue.append(data)
+        self._queue.append((data, [os.dup(fd) for fd in fds]))
         self.flush()
 
     def flush(self) -> None:
@@ -59,16 +60,23 @@ class Peer:
             PeerDied: the peer is gone.
         """
         while self._queue:
+            data, fds = self._queue[0]
             try:
-                self.sock.send(self._queue[0])
+                if fds:
+                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+                    self.sock.sendmsg([data], [rights])
+                else:
+                    self.sock.send(data)
             except BlockingIOError:
                 return
             except OSError as ex:
                 raise PeerDied(f"the peer is gone: {ex.strerror}") from ex
             self._queue.popleft()
+            for fd in fds:
+                os.close(fd)
 
-    def receive(self, buffer: memoryview) -> Iterator[memoryview]:
-        """The messages that are there, each valid until the next; fds are refused by the kernel.
+    def receive(self, buffer: memoryview) -> Iterator[tuple[memoryview, list[int]]]:
+        """The messages that are there, each valid until the next, with fds to be closed.
 
         Raises:
             PeerDied: EOF.
@@ -76,19 +84,27 @@ class Peer:
         """
         for _ in range(_BURST):
             try:
-                size, _, flags, _ = self.sock.recvmsg_into([buffer])
+                size, ancillary, flags, _ = self.sock.recvmsg_into(
+                    [buffer], ANCILLARY, socket.MSG_CMSG_CLOEXEC
+                )
             except BlockingIOError:
                 return
             except OSError as ex:
                 raise PeerDied(f"the peer is gone: {ex.strerror}") from ex
-            if size == 0:
-                raise PeerDied("the peer has closed its link")
-            if flags & socket.MSG_TRUNC:
-                raise ProtocolViolation("a message was too long")
-            yield buffer[:size]
+            fds = received_fds(ancillary) if ancillary else []
+            if size == 0 or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                for fd in fds:
+                    os.close(fd)
+                if size == 0:
+                    raise PeerDied("the peer has closed its link")
+                raise ProtocolViolation("a message was too long or carried too many fds")
+            yield buffer[:size], fds
 
     def close(self) -> None:
         self.sock.close()
+        while self._queue:
+            for fd in self._queue.popleft()[1]:
+                os.close(fd)
 
 
 def accept(listener: socket.socket, refused: Callable[[int], None]) -> Peer | None:

@@ -19,7 +19,9 @@ import msgspec
 from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
 from shmserve.coordinator.desk import Desk
+from shmserve.coordinator.owners import Owners, Process
 from shmserve.coordinator.peers import Peer, accept
+from shmserve.coordinator.regions import Regions
 from shmserve.core.budget import Ledger
 from shmserve.core.fleet import Fleet
 from shmserve.errors import PeerDied, ProtocolViolation
@@ -29,7 +31,8 @@ from shmserve.shm import segment
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.transport import rundir
 from shmserve.transport.channel import MAX_MESSAGE, listen
-from shmserve.transport.processes import FileLock, has_ended
+from shmserve.transport.processes import FileLock, has_ended, raise_fd_limit
+from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ class Coordinator:
             return 1
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.stop())
+        raise_fd_limit()  # a region is a descriptor
         writer = RegistryWriter(self._run_dir, self._epoch)
         try:
             self._start(writer)
@@ -107,7 +111,11 @@ class Coordinator:
         ledger = Ledger(pool, self._arena_bytes, now + _LEDGER_SETTLE_S if again else 0.0)
         fleet = Fleet(ledger, self._settings.execute_timeout_s, self._settings.load_timeout_s)
         own = (self._process, os.getpid(), now)
-        self._desk = Desk(fleet, writer, self._epoch, self._send, own)
+        owners = Owners(
+            self._watch_owner, self._unwatch_owner, self._settings.client_shm_reap_dead_owners
+        )
+        regions = Regions(self._settings, self._run_dir, fleet, self._send, owners)
+        self._desk = Desk(fleet, writer, self._epoch, self._send, own, regions)
         listener = listen(os.path.join(self._run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
         if not again:
@@ -145,6 +153,9 @@ class Coordinator:
                 self._master_ended()
             elif key.fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
+            elif isinstance(key.data, tuple):
+                pid, started = key.data
+                self._desk.regions.process_ended(pid, started, time.monotonic())
             elif isinstance(key.fileobj, socket.socket):
                 self._accept(key.fileobj)
         self._desk.tick(time.monotonic())
@@ -161,18 +172,24 @@ class Coordinator:
                 peer.flush()
                 self._watch(peer)
             if ready & selectors.EVENT_READ:
-                for data in peer.receive(self._buffer):
-                    self._received(peer, messages.decode_to_coordinator(data))
+                for data, fds in peer.receive(self._buffer):
+                    try:
+                        message = messages.decode_to_coordinator(data)
+                    except msgspec.DecodeError:
+                        close_all(fds)
+                        raise
+                    self._received(peer, message, fds)
         except PeerDied:
             self._doomed.append(peer)
         except (ProtocolViolation, msgspec.DecodeError) as ex:
             self._close_peer(peer, str(ex))
 
-    def _received(self, peer: Peer, message: ToCoordinator) -> None:
+    def _received(self, peer: Peer, message: ToCoordinator, fds: list[int]) -> None:
         now = time.monotonic()
         if peer.process:
-            self._desk.handle(peer.process, peer.role, message, now)
+            self._desk.handle(peer.process, peer.role, message, fds, now)
             return
+        close_all(fds)
         if not isinstance(message, Hello):
             raise ProtocolViolation("the first message is not a hello")
         if message.role not in ROLES or not _PROCESS.fullmatch(message.process):
@@ -188,13 +205,13 @@ class Coordinator:
         self._peers[peer.process] = peer
         self._desk.hello(message, peer.pid or message.pid, now)
 
-    def _send(self, process: str, message: FromCoordinator) -> None:
+    def _send(self, process: str, message: FromCoordinator, fds: tuple[int, ...] = ()) -> None:
         """To a process, if it is there; never blocks, never fails."""
         peer = self._peers.get(process)
         if peer is None:
             return
         try:
-            peer.send(message)
+            peer.send(message, fds)
             self._watch(peer)
         except PeerDied:
             self._doomed.append(peer)
@@ -205,6 +222,12 @@ class Coordinator:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.backlogged else 0)
         if self._selector.get_key(peer.sock).events != events:
             self._selector.modify(peer.sock, events, peer)
+
+    def _watch_owner(self, pidfd: int, process: Process) -> None:
+        self._selector.register(pidfd, selectors.EVENT_READ, process)
+
+    def _unwatch_owner(self, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
 
     def _master_ended(self) -> None:
         """Stop with it: soon by ourselves, earlier if the supervisor says so."""

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from shmserve.core.fleet import Fleet
+from shmserve.core.regions import RegionBook
 from shmserve.protocol.messages import AskStats, FromCoordinator, Shown
 
 Row = dict[str, Any]
@@ -57,6 +58,25 @@ def model_rows(fleet: Fleet) -> list[Row]:
         for name, reason in sorted(fleet.failures.items())
     ]
     return rows
+
+
+def region_rows(book: RegionBook) -> list[Row]:
+    """One row a region of client memory."""
+    return [
+        {
+            "region": region.name,
+            "number": region.number,
+            "kind": region.kind,
+            "key": region.key,
+            "offset": region.offset,
+            "bytes": region.byte_size,
+            "uid": region.uid,
+            "pid": region.pid,
+            "copy": region.copy,
+            "quarantined": region.quarantined,
+        }
+        for region in sorted(book.regions.values(), key=lambda r: (r.uid, r.name))
+    ]
 
 
 def _model_row(

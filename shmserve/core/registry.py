@@ -43,11 +43,45 @@ class ModelEntry(Struct, frozen=True):
     reason: str = ""
 
 
+class Region(Struct, frozen=True):
+    """Client memory registered under a name: `byte_size` bytes from `offset` of an object.
+
+    Attributes:
+        number: what processes call it; never used again within an epoch.
+        uid: who registered it (-1: a remote caller); `pid` and `started` (its start in clock
+            ticks since boot) name the process, 0: not known.
+        device, inode, object_bytes: the object as it was when it was registered.
+        copy: reached by copying only, never mapped (its owner has pulled memory away before).
+        quarantined: why it cannot be used any more; empty: it can.
+    """
+
+    name: str
+    number: int
+    key: str
+    offset: int
+    byte_size: int
+    uid: int
+    pid: int = 0
+    started: int = 0
+    device: int = 0
+    inode: int = 0
+    object_bytes: int = 0
+    kind: str = "system"
+    copy: bool = False
+    quarantined: str = ""
+
+    @property
+    def end(self) -> int:
+        """Where it ends in its object: the size that the object must keep."""
+        return self.offset + self.byte_size
+
+
 class Snapshot(Struct, frozen=True):
     """All of it at one generation.
 
     `models`: name -> version -> entry. `expected`: names that must be READY before
-    the server is (loaded at start). `draining`: the service is about to stop.
+    the server is (loaded at start). `draining`: the service is about to stop. `regions`:
+    by `core.regions.region_key`; `next_region`: the number the next one gets.
     """
 
     epoch: str
@@ -56,6 +90,8 @@ class Snapshot(Struct, frozen=True):
     complete: bool = False  # every repository folder has been looked at and told below
     failed: dict[str, str] = {}  # models that could not even be described, and why
     draining: bool = False
+    regions: dict[str, Region] = {}
+    next_region: int = 1
 
     def newest(self, name: str) -> ModelEntry | None:
         """The newest READY version, else the newest of any state, else None."""

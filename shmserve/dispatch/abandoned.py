@@ -12,6 +12,7 @@ import threading
 
 from shmserve.dispatch.peer import Lane, Peer
 from shmserve.errors import PeerDied, ProtocolViolation, StaleDescriptor
+from shmserve.protocol.messages import leases
 from shmserve.shm.arena import ArenaMemory
 
 
@@ -67,8 +68,7 @@ class Abandoned:
                 raise ProtocolViolation("an answer to something that was not asked")
             self._forget(fd)
             self._return_inputs(waiting, answer.retained)
-            outputs = [(t.at.slot, t.at.generation) for t in answer.outputs if t.alias < 0]
-            waiting.peer.release(outputs, sum(t.at.nbytes for t in answer.outputs))
+            waiting.peer.release(leases(answer.outputs), sum(t.at.nbytes for t in answer.outputs))
             waiting.peer.give(waiting.lane)
         except (PeerDied, ProtocolViolation):
             self._forget(fd)

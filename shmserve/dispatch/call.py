@@ -29,13 +29,26 @@ from shmserve.errors import (
     from_code,
 )
 from shmserve.protocol import messages
-from shmserve.protocol.messages import Answer, Cancel, Execute, Parameter, WireTensor
+from shmserve.protocol.messages import (
+    Answer,
+    Cancel,
+    Descriptor,
+    Execute,
+    OutputPlace,
+    Parameter,
+    RegionRef,
+    WireTensor,
+)
 
 if TYPE_CHECKING:
     from shmserve.dispatch.dispatcher import Dispatcher
 
 _TICK_S = 1.0  # how often a waiting request looks whether its client is still there
+_QUARANTINE_S = 0.5  # how long to wait for the coordinator's word on what killed an executor
 _ATTEMPTS = 2  # runs of one request; a request that kills executors must not go round
+
+
+_EMPTY = memoryview(b"")
 
 
 class Reservation:
@@ -49,7 +62,10 @@ class Reservation:
 
 
 class OutputTensor(Struct, frozen=True):
-    """One output; `view` are its bytes in shared memory, valid until `Call.close`."""
+    """One output; `view` are its bytes in shared memory, valid until `Call.close`.
+
+    An output that went into client memory has an empty view.
+    """
 
     name: str
     datatype: str
@@ -99,12 +115,19 @@ class Call:
         at = self._memory.descriptor(reservation.slot)
         self._inputs.append(WireTensor(name, datatype, shape, at))
 
+    def add_region_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
+    ) -> None:
+        """An input that lies in client memory. Inputs keep this order."""
+        self._inputs.append(WireTensor(name, datatype, shape, at))
+
     def execute(
         self,
         request_id: str = "",
         outputs: tuple[str, ...] = (),
         parameters: dict[str, Parameter] | None = None,
         on_wait: Callable[[], bool] | None = None,
+        places: tuple[OutputPlace, ...] = (),
     ) -> Outcome:
         """Run it and wait for the answer.
 
@@ -124,6 +147,7 @@ class Call:
             parameters or {},
             time.monotonic_ns(),
             self._deadline_ns,
+            places=places,
         )
         for slot in self._slots:
             self._memory.lease(slot)
@@ -143,6 +167,10 @@ class Call:
                 peer.discard(lane)
                 tried.add(peer.instance.process)
                 self._dispatcher.lost(peer, ex)
+                regions = _regions_of(message)
+                if regions:  # was it one of them? Whatever it was: not a second time
+                    self._dispatcher.explain(regions, _QUARANTINE_S)
+                    attempt = _ATTEMPTS
                 if attempt == _ATTEMPTS or not entry.spec.rerun:
                     raise Unavailable(
                         f"the executor of model '{entry.spec.name}' died while it had the "
@@ -196,7 +224,7 @@ class Call:
         self._peer = peer
         self._retained = answer.retained
         for tensor in answer.outputs:
-            if tensor.alias < 0:
+            if tensor.alias < 0 and isinstance(tensor.at, Descriptor):
                 self._held.append((tensor.at.slot, tensor.at.generation))
                 self._held_bytes += tensor.at.nbytes
         receipt = self.receipt
@@ -208,10 +236,13 @@ class Call:
             answer.copied.out,
             answer.copied.device,
         )
+        receipt.copied_in += answer.copied.inputs
         return answer
 
     def _output(self, tensor: WireTensor) -> OutputTensor:
         at = tensor.at
+        if isinstance(at, RegionRef):
+            return OutputTensor(tensor.name, tensor.datatype, tensor.shape, _EMPTY)
         if tensor.alias < 0:
             assert self._peer is not None
             view = self._peer.segments.view(at)
@@ -262,3 +293,9 @@ class Call:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _regions_of(message: Execute) -> set[int]:
+    """Numbers of the client regions a request touches."""
+    inputs = {t.at.region for t in message.inputs if isinstance(t.at, RegionRef)}
+    return inputs | {place.at.region for place in message.places}

@@ -15,8 +15,10 @@ from shmserve.dispatch.abandoned import Abandoned
 from shmserve.dispatch.call import Call
 from shmserve.dispatch.peer import Lane, Peer
 from shmserve.dispatch.receipt import Receipt
+from shmserve.dispatch.regions import RegionDesk
 from shmserve.errors import (
     ArenaExhausted,
+    InvalidArgument,
     NotFound,
     PeerDied,
     ProtocolViolation,
@@ -53,6 +55,7 @@ class Dispatcher:
             held_bytes=lambda: self.memory.held_bytes,
         )
         self.memory = ArenaMemory(self._link, self._epoch, self._link.arena_bytes)
+        self.regions = RegionDesk(self._link)
         self.abandoned = Abandoned(self.memory)
         self._peers: dict[str, Peer] = {}
         self._pruned_at = -1
@@ -178,6 +181,24 @@ class Dispatcher:
             if self._peers.get(peer.instance.process) is peer:
                 del self._peers[peer.instance.process]
         peer.close()
+
+    def explain(self, regions: set[int], wait_s: float) -> None:
+        """An executor died of a request with these regions: say so if it was their fault.
+
+        Raises:
+            InvalidArgument: one of them is in quarantine (now).
+        """
+        deadline = time.monotonic() + wait_s
+        while True:
+            for region in self.snapshot().regions.values():
+                if region.number in regions and region.quarantined:
+                    raise InvalidArgument(
+                        f"the executor died on shared memory region '{region.name}':"
+                        f" {region.quarantined}"
+                    )
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(0.02)
 
     def count(self, receipt: Receipt) -> None:
         """Add a finished request to this process's totals."""

@@ -15,7 +15,14 @@ from msgspec import DecodeError
 from shmserve.core.registry import LiveInstance
 from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, StaleDescriptor, TooLarge
 from shmserve.protocol import messages
-from shmserve.protocol.messages import Answer, Execute, ExecutorHello, FrontendHello, Release
+from shmserve.protocol.messages import (
+    Answer,
+    Descriptor,
+    Execute,
+    ExecutorHello,
+    FrontendHello,
+    Release,
+)
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.peer_segments import PeerSegments
 from shmserve.shm.status_page import StatusView
@@ -225,7 +232,7 @@ def wire_execute(peer: Peer, lane: Lane, memory: ArenaMemory, request: Execute) 
         PeerDied: it was not taken.
         TooLarge: its names and parameters are too long to pass on; nothing was sent.
     """
-    needed = {tensor.at.segment for tensor in request.inputs}
+    needed = {t.at.segment for t in request.inputs if isinstance(t.at, Descriptor)}
     offers, fds = memory.offers(needed, lane.known) if needed - lane.known else ((), [])
     pending = peer.take_pending()
     dropped: tuple[int, ...] = ()

@@ -23,7 +23,9 @@ from shmserve.errors import ArenaExhausted, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import Backend, Context
 from shmserve.executor.loop import Loop
-from shmserve.protocol.messages import Instance, Loaded, LoadFailed
+from shmserve.executor.regions import ClientRegions
+from shmserve.protocol.messages import FromCoordinator, Instance, Loaded, LoadFailed, Welcome
+from shmserve.protocol.region_messages import RegionsGone
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.status_page import StatusPage
 from shmserve.tensor.spec import ModelSpec
@@ -58,8 +60,11 @@ class Executor:
             on_stop=self.stop,
             held_bytes=lambda: self.memory.held_bytes,
             loaded=lambda: self.loaded,
+            on_message=self._on_message,
             instance=instance.name,
         )
+        mode = instance.spec.parameters.get("client_shm_mode", settings.client_shm_mode)
+        self.regions = ClientRegions(self.link, copy=mode == "copy")
         epoch = process.rsplit("-", 1)[-1]
         self.memory = ArenaMemory(self.link, lambda: epoch, self.link.arena_bytes)
         self.epoch = epoch
@@ -119,6 +124,7 @@ class Executor:
             memory=self.memory,
             status=self.status,
             segment_idle_s=self.settings.segment_idle_s,
+            regions=self.regions,
         )
         gc.collect()
         gc.freeze()  # what a model keeps for life need not be looked at again and again
@@ -134,6 +140,12 @@ class Executor:
         self.stopping = True
         if self.loop is not None:
             self.loop.stop()
+
+    def _on_message(self, message: FromCoordinator) -> None:
+        if isinstance(message, RegionsGone):
+            self.regions.forget(message.numbers)
+        elif isinstance(message, Welcome):
+            self.regions.clear()
 
     def stats(self, what: str) -> dict[str, Any]:
         """Numbers for the coordinator; asked on the link's thread even while a model runs."""

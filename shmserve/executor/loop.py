@@ -19,6 +19,7 @@ from shmserve.core.queue import RequestQueue
 from shmserve.errors import PeerDied, ProtocolViolation, ShmserveError
 from shmserve.executor.backend import Backend
 from shmserve.executor.connections import Connection, FrontendProcess
+from shmserve.executor.regions import ClientRegions
 from shmserve.executor.run import Runner, late
 from shmserve.protocol import messages
 from shmserve.protocol.messages import (
@@ -54,13 +55,14 @@ class Loop:
         memory: ArenaMemory,
         status: StatusPage,
         segment_idle_s: float,
+        regions: ClientRegions,
     ) -> None:
         self._hello = messages.encode(ExecutorHello(messages.VERSION, process, instance))
         self._listener = listener
         self._memory = memory
         self._status = status
         self._idle_s = segment_idle_s
-        self._runner = Runner(backend, spec, memory)
+        self._runner = Runner(backend, spec, memory, regions)
         self._queue: RequestQueue[tuple[int, int], tuple[Connection, Execute]] = RequestQueue()
         self._connections: dict[int, Connection] = {}
         self._frontends: dict[tuple[str, int], FrontendProcess] = {}
@@ -244,7 +246,7 @@ class Loop:
         except PeerDied:
             self._close(connection)
         except ShmserveError as ex:  # too long to send: tell that instead
-            held = tuple((t.at.slot, t.at.generation) for t in answer.outputs if t.alias < 0)
+            held = tuple(messages.leases(answer.outputs))
             frontend.release(self._memory, held)
             connection.known.difference_update(segments)
             self._send(connection, Answer(answer.request, (), ex.code, ex.message), [])

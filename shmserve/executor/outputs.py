@@ -9,7 +9,7 @@ import numpy as np
 from shmserve.core.slots import Slot
 from shmserve.executor.backend import Output, Response
 from shmserve.executor.request import ExecutorRequest, Offer
-from shmserve.protocol.messages import Copied, Descriptor, WireTensor
+from shmserve.protocol.messages import Descriptor, WireTensor
 from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor import bytes_codec
 
@@ -41,14 +41,18 @@ class Placement:
             ArenaExhausted: the pool has no room.
         """
         by_name = {output.name: output for output in response.outputs}
+        places = self._request.places
+        # Sizes first: where one output does not fit, no client's memory is written at all.
+        sizes = {name: places[name].size_of(by_name[name]) for name in places if name in by_name}
         for name in self._request.requested:
             output = by_name.get(name)
-            if output is not None:
+            if output is None:
+                continue
+            if name in sizes:
+                self.tensors.append(places[name].put(output, sizes[name]))
+                self.copied_out += places[name].copied
+            else:
                 self.tensors.append(self._place(output))
-
-    @property
-    def copied(self) -> Copied:
-        return Copied(out=self.copied_out)
 
     def _place(self, output: Output) -> WireTensor:
         array = output.array
@@ -92,7 +96,8 @@ class Placement:
 
     def _in_input(self, output: Output) -> WireTensor | None:
         """A model that returns (a part of) its input needs no copy: the frontend has it."""
-        for index, tensor in enumerate(self._request.inputs.values()):
+        in_slots = [tensor for tensor in self._request.inputs.values() if tensor.slot]
+        for index, tensor in enumerate(in_slots):
             if tensor.base is not None:
                 offset = _offset_within(output.array, tensor.base)
                 if offset is not None:

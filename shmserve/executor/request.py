@@ -16,6 +16,7 @@ import numpy as np
 
 from shmserve.core.slots import Slot
 from shmserve.errors import Internal
+from shmserve.executor.places import Place
 from shmserve.protocol.messages import Execute, Parameter, WireTensor
 from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor import bytes_codec
@@ -32,9 +33,10 @@ def from_bytes(view: memoryview, dtype: np.dtype[Any]) -> Array:
 class Input:
     """One input tensor; implements `backend.InputTensor`."""
 
-    __slots__ = ("_base", "_model", "buffer", "datatype", "name", "shape")
+    __slots__ = ("_base", "_model", "buffer", "datatype", "name", "shape", "slot")
 
-    def __init__(self, tensor: WireTensor, view: memoryview, model: str) -> None:
+    def __init__(self, tensor: WireTensor, view: memoryview, model: str, slot: bool = True) -> None:
+        self.slot = slot  # its bytes are in a slot of the frontend, not in client memory
         self.name = tensor.name
         self.datatype = tensor.datatype
         self.shape = tensor.shape
@@ -95,7 +97,16 @@ _UNSHARED = sys.getrefcount(_probe.base)
 class ExecutorRequest:
     """One request; implements `backend.Request`."""
 
-    __slots__ = ("_memory", "deadline_ns", "id", "inputs", "offers", "parameters", "requested")
+    __slots__ = (
+        "_memory",
+        "deadline_ns",
+        "id",
+        "inputs",
+        "offers",
+        "parameters",
+        "places",
+        "requested",
+    )
 
     def __init__(
         self,
@@ -103,7 +114,9 @@ class ExecutorRequest:
         inputs: dict[str, Input],
         requested: tuple[str, ...],
         memory: ArenaMemory,
+        places: dict[str, Place] | None = None,
     ) -> None:
+        self.places = places or {}
         self.id = wire.id
         self.parameters: dict[str, Parameter] = wire.parameters
         self.deadline_ns = wire.deadline_ns
@@ -122,6 +135,8 @@ class ExecutorRequest:
         kind = DATATYPES[datatype]
         if not kind.itemsize:
             raise Internal(f"output '{name}': BYTES tensors have no size before they are written")
+        if name in self.places:
+            return self.places[name].offer(shape, kind.numpy, element_count(shape) * kind.itemsize)
         earlier = self.offers.pop(name, None)
         if earlier is not None:
             self._memory.reclaim(earlier.slot)

@@ -9,13 +9,27 @@ import weakref
 from msgspec import Struct
 
 from shmserve.core.slots import SlotState
-from shmserve.errors import Code, Internal, ShmserveError, StaleDescriptor
+from shmserve.errors import Code, Internal, ProtocolViolation, ShmserveError, StaleDescriptor
 from shmserve.executor.backend import Backend, Response
 from shmserve.executor.connections import FrontendProcess
 from shmserve.executor.outputs import Placement
+from shmserve.executor.places import Place
+from shmserve.executor.regions import ClientRegions
 from shmserve.executor.request import ExecutorRequest, Input, Offer
-from shmserve.protocol.messages import Answer, Execute, Parameter, Timing
+from shmserve.protocol.messages import (
+    Answer,
+    Copied,
+    Descriptor,
+    Execute,
+    Parameter,
+    RegionRef,
+    Timing,
+    WireTensor,
+)
 from shmserve.shm.arena import ArenaMemory
+from shmserve.shm.client_region import Shrunk
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.dtypes import DATATYPES, element_count
 from shmserve.tensor.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -33,8 +47,11 @@ class _Result(Struct, frozen=True):
 class Runner:
     """Runs requests on the backend; every error becomes an answer."""
 
-    def __init__(self, backend: Backend, spec: ModelSpec, memory: ArenaMemory) -> None:
+    def __init__(
+        self, backend: Backend, spec: ModelSpec, memory: ArenaMemory, regions: ClientRegions
+    ) -> None:
         self._backend = backend
+        self._regions = regions
         self._memory = memory
         self._model = spec.name
         self._all_outputs = tuple(output.name for output in spec.outputs)
@@ -49,12 +66,16 @@ class Runner:
             ProtocolViolation: a descriptor outside of what the frontend offered.
         """
         self._settle()
-        inputs = {
-            tensor.name: Input(tensor, frontend.segments.view(tensor.at), self._model)
-            for tensor in message.inputs
-        }
+        self._copied_in = 0
+        try:
+            inputs = {tensor.name: self._input(frontend, tensor) for tensor in message.inputs}
+            places = self._places(message) if message.places else None
+        except ShmserveError as ex:
+            if isinstance(ex, ProtocolViolation):
+                raise
+            return Answer(message.request, error_code=ex.code, error=ex.message), []
         requested = message.outputs or self._all_outputs
-        request = ExecutorRequest(message, inputs, requested, self._memory)
+        request = ExecutorRequest(message, inputs, requested, self._memory, places)
         placement = Placement(request, self._memory)
         infer_ns = time.monotonic_ns()
         result = self._infer(request, placement)
@@ -79,10 +100,39 @@ class Runner:
             result.error,
             result.parameters,
             timing,
-            placement.copied,
+            Copied(out=placement.copied_out, inputs=self._copied_in),
             retained=retained,
         )
         return answer, segments
+
+    # ------------------------------------------------------- client memory
+
+    def _input(self, frontend: FrontendProcess, tensor: WireTensor) -> Input:
+        at = tensor.at
+        if isinstance(at, Descriptor):
+            return Input(tensor, frontend.segments.view(at), self._model)
+        kind = DATATYPES[tensor.datatype]
+        region = self._regions.use(at.region)
+        try:
+            view = region.read(at) if region.copy else region.view(at).toreadonly()
+        except Shrunk as ex:
+            self._regions.shrunk(ex)
+            raise
+        if region.copy:
+            self._copied_in += at.nbytes
+        elif not kind.itemsize or (region.region.offset + at.offset) % kind.numpy.alignment:
+            # What is parsed must not change meanwhile; what is not aligned is not for everyone.
+            view = memoryview(bytes(view))
+            self._copied_in += at.nbytes
+        if not kind.itemsize:
+            bytes_codec.check(view, element_count(tensor.shape), tensor.name, self._model)
+        return Input(tensor, view, self._model, slot=False)
+
+    def _places(self, message: Execute) -> dict[str, Place]:
+        return {
+            place.name: Place(place.name, place.at, self._regions.use(place.at.region))
+            for place in message.places
+        }
 
     def _infer(self, request: ExecutorRequest, placement: Placement) -> _Result:
         try:
@@ -92,6 +142,9 @@ class Runner:
                 raise response.error
             placement.place(response)
             return _Result(inferred_ns, response.parameters)
+        except Shrunk as ex:
+            self._regions.shrunk(ex)
+            return _Result(time.monotonic_ns(), {}, ex.code, ex.message)
         except ShmserveError as ex:
             return _Result(time.monotonic_ns(), {}, ex.code, ex.message)
 
@@ -151,10 +204,14 @@ class Runner:
     ) -> tuple[int, ...]:
         """Indices of inputs that the model kept views of; `freed` tells when they are gone."""
         kept: list[int] = []
-        for index, tensor in enumerate(request.inputs.values()):
+        index = -1  # among those in slots
+        for tensor, wire in zip(request.inputs.values(), message.inputs, strict=True):
+            at = wire.at
+            if isinstance(at, RegionRef):
+                continue  # a view keeps the mapping, and that is all there is to keep
+            index += 1
             if tensor.still_held():
                 kept.append(index)
-                at = message.inputs[index].at
                 lease = (at.slot, at.generation)
                 tensor.when_let_go(frontend.freed.append, lease)
         return tuple(kept)

@@ -12,11 +12,25 @@ Two kinds of channel:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from shmserve.protocol.message import Message
+from shmserve.protocol.region_messages import (
+    DropRegions,
+    NeedRegion,
+    RegionAnswer,
+    RegionGiven,
+    RegionsGone,
+    RegionShrunk,
+    RegisterRegion,
+    StoredRegions,
+    StoreRegions,
+    UnregisterRegions,
+)
 from shmserve.tensor.spec import ModelSpec
 
 VERSION = 1
@@ -25,14 +39,10 @@ VERSION = 1
 Parameter = bool | int | float | str
 
 
-class Message(Struct, frozen=True, array_like=True, gc=False, tag=True):
-    """Base: tagged by class name, encoded as an array."""
-
-
 # ---------------------------------------------------------------- data channel
 
 
-class Descriptor(Struct, frozen=True, array_like=True, gc=False):
+class Descriptor(Struct, frozen=True, array_like=True, gc=False, tag=0):
     """A tensor's bytes in an arena: `segment` is an id of the arena's owner.
 
     `offset` and `nbytes` are bytes within the segment; `slot` and `generation`
@@ -42,6 +52,14 @@ class Descriptor(Struct, frozen=True, array_like=True, gc=False):
     segment: int
     slot: int
     generation: int
+    offset: int
+    nbytes: int
+
+
+class RegionRef(Struct, frozen=True, array_like=True, gc=False, tag=1):
+    """A tensor's bytes in client memory: `offset` from the start of region number `region`."""
+
+    region: int
     offset: int
     nbytes: int
 
@@ -57,14 +75,23 @@ class WireTensor(Struct, frozen=True, array_like=True, gc=False):
     """A tensor of a request or an answer.
 
     `alias` >= 0 (answers only): the bytes are those of the request's input of that
-    index, at `at.offset` from its start; the frontend reads its own arena.
+    index (among the inputs that lie in slots), at `at.offset` from its start; the frontend
+    reads its own arena. In an answer a `RegionRef` says that the output lies in the client's
+    memory already.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    at: Descriptor
+    at: Descriptor | RegionRef
     alias: int = -1
+
+
+class OutputPlace(Struct, frozen=True, array_like=True, gc=False):
+    """Where the client wants an output: at most `at.nbytes` bytes of its region."""
+
+    name: str
+    at: RegionRef
 
 
 class Execute(Message, frozen=True):
@@ -80,6 +107,7 @@ class Execute(Message, frozen=True):
     release: tuple[tuple[int, int], ...] = ()  # (slot, generation) of earlier outputs
     offers: tuple[SegmentOffer, ...] = ()
     dropped: tuple[int, ...] = ()  # segments of the sender that are no more
+    places: tuple[OutputPlace, ...] = ()  # outputs that go into client memory
 
 
 class Cancel(Message, frozen=True):
@@ -116,6 +144,7 @@ class Copied(Struct, frozen=True, array_like=True, gc=False):
     batch: int = 0
     out: int = 0
     device: int = 0
+    inputs: int = 0
 
 
 class Answer(Message, frozen=True):
@@ -125,13 +154,13 @@ class Answer(Message, frozen=True):
     outputs: tuple[WireTensor, ...] = ()
     error_code: str = ""
     error: str = ""
-    parameters: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}  # noqa: RUF012 (msgspec makes a new one each time)
     timing: Timing = Timing()
     copied: Copied = Copied()
     offers: tuple[SegmentOffer, ...] = ()
     dropped: tuple[int, ...] = ()
     final: bool = True
-    retained: tuple[int, ...] = ()  # inputs the model still holds: their slots stay leased
+    retained: tuple[int, ...] = ()  # inputs (as for alias) the model holds: they stay leased
     freed: tuple[tuple[int, int], ...] = ()  # (slot, generation) of earlier retained inputs
 
 
@@ -141,6 +170,15 @@ class ExecutorHello(Message, frozen=True):
     version: int
     process: str
     instance: str
+
+
+def leases(outputs: Iterable[WireTensor]) -> list[tuple[int, int]]:
+    """(slot, generation) of the outputs that lie in slots of the executor."""
+    return [
+        (tensor.at.slot, tensor.at.generation)
+        for tensor in outputs
+        if tensor.alias < 0 and isinstance(tensor.at, Descriptor)
+    ]
 
 
 ToExecutor = FrontendHello | Execute | Cancel | Release
@@ -301,8 +339,12 @@ class Stop(Message, frozen=True):
 
 ToCoordinator = (
     Hello | Grant | GiveBack | Loaded | LoadFailed | Started | Exited | Show | Stats | Drain
-)
-FromCoordinator = Welcome | Granted | Trim | AskStats | Desired | Shown | Stop | Adopt
+    | RegisterRegion | UnregisterRegions | NeedRegion | RegionShrunk | StoredRegions
+)  # fmt: skip
+FromCoordinator = (
+    Welcome | Granted | Trim | AskStats | Desired | Shown | Stop | Adopt
+    | RegionAnswer | RegionGiven | RegionsGone | StoreRegions | DropRegions
+)  # fmt: skip
 
 encoder = msgspec.msgpack.Encoder()
 encode = encoder.encode

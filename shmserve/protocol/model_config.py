@@ -174,7 +174,13 @@ def _parameters(message: Any, model: str, backend: str) -> dict[str, str]:
     for name in _REFUSED_PARAMETERS[backend]:
         if name in message.parameters:
             raise ConfigError(f"model '{model}': parameters.{name} is not supported")
-    return {name: value.string_value for name, value in sorted(message.parameters.items())}
+    found = {name: value.string_value for name, value in sorted(message.parameters.items())}
+    mode = found.get("client_shm_mode", "map")
+    if mode not in ("map", "copy", "off"):
+        raise ConfigError(
+            f"model '{model}': parameters.client_shm_mode is '{mode}', not map, copy or off"
+        )
+    return found
 
 
 def _rerun(parameters: dict[str, str], model: str) -> bool:

@@ -41,7 +41,7 @@ class OutputParameters(Struct, frozen=True, gc=False):
     shared_memory_byte_size: UInt | UnsetType = UNSET
 
 
-class RegionRef(Struct, frozen=True, gc=False):
+class RegionWindow(Struct, frozen=True, gc=False):
     """A window of a registered shared-memory region."""
 
     region: str
@@ -62,7 +62,7 @@ class InferInput(Struct, frozen=True):
     where: str
     data: msgspec.Raw | list[Any] | None = None
     binary_size: int | None = None
-    region: RegionRef | None = None
+    region: RegionWindow | None = None
 
 
 class InferOutput(Struct, frozen=True, gc=False):
@@ -71,7 +71,7 @@ class InferOutput(Struct, frozen=True, gc=False):
     name: str
     classification: int = 0
     binary: bool | None = None
-    region: RegionRef | None = None
+    region: RegionWindow | None = None
 
 
 class InferRequest(Struct, frozen=True):
@@ -174,7 +174,7 @@ def _input(wire: WireInput, index: int) -> InferInput:
         raise InvalidArgument(
             f"{where}.parameters: 'shared_memory_region' needs 'shared_memory_byte_size'"
         )
-    region = RegionRef(name, parameters.shared_memory_offset, nbytes)
+    region = RegionWindow(name, parameters.shared_memory_offset, nbytes)
     return InferInput(wire.name, wire.shape, wire.datatype, where, region=region)
 
 
@@ -215,7 +215,9 @@ def _output(wire: WireOutput, index: int) -> InferOutput:
         raise InvalidArgument(
             f"{where}.parameters: 'shared_memory_region' needs 'shared_memory_byte_size'"
         )
-    return InferOutput(wire.name, 0, None, RegionRef(name, parameters.shared_memory_offset, nbytes))
+    return InferOutput(
+        wire.name, 0, None, RegionWindow(name, parameters.shared_memory_offset, nbytes)
+    )
 
 
 def _refuse_duplicates(kind: str, names: list[str]) -> None:

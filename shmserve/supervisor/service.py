@@ -22,14 +22,17 @@ from shmserve import ids
 from shmserve.config import Settings
 from shmserve.core.lifecycle import Restarts
 from shmserve.protocol.messages import Adopt, Desired, Drain, FromCoordinator, Instance, Welcome
+from shmserve.protocol.region_messages import DropRegions, StoreRegions
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.supervisor.announce import Announcer
 from shmserve.supervisor.children import Child
 from shmserve.supervisor.executors import Executors
+from shmserve.supervisor.fd_store import FdStore
 from shmserve.transport import rundir
 from shmserve.transport.link import Link
 from shmserve.transport.notify import Notifier
-from shmserve.transport.processes import describe_status, has_ended, spawn
+from shmserve.transport.processes import describe_status, has_ended, raise_fd_limit, spawn
+from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +86,9 @@ class Supervisor:
             on_stats=self._stats,
             held_bytes=lambda: 0,
             on_message=self._from_link,
+            on_fds=self._fds_from_link,
         )
+        self._store = FdStore()
         self._executors = Executors(run_dir, executor, master_fd, self._link.send, self._watch)
         self._coordinator: Child | None = None
         self._coordinator_due = 0.0
@@ -99,6 +104,7 @@ class Supervisor:
         if not lock.acquire():
             _log.debug("another supervisor runs pid=%s", lock.holder())
             return 0
+        raise_fd_limit()  # a region is a descriptor: here, in the coordinator, in executors
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: self.stop(signal.Signals(number).name))
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
@@ -123,8 +129,19 @@ class Supervisor:
 
     def _from_link(self, message: FromCoordinator) -> None:
         self._heard_at = time.monotonic()
+        if isinstance(message, Welcome):
+            self._store.hand_over(self._link)
+        elif isinstance(message, DropRegions):
+            self._store.drop(message.numbers)
+            return
         self._inbox.put(message)
         os.eventfd_write(self._wake_fd, 1)
+
+    def _fds_from_link(self, message: FromCoordinator, fds: list[int]) -> None:
+        if isinstance(message, StoreRegions):
+            self._store.keep(message.numbers, fds)
+        else:
+            close_all(fds)
 
     def _stats(self, what: str) -> dict[str, Any]:
         self._heard_at = time.monotonic()

@@ -11,9 +11,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from shmserve import config
+from shmserve.core.regions import Caller, ObjectFacts, RegionBook
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.errors import ArenaExhausted, NotFound, Unavailable
-from shmserve.protocol.messages import Parameter
+from shmserve.protocol.messages import OutputPlace, Parameter, RegionRef
 from shmserve.tensor.spec import ModelSpec
 
 
@@ -86,6 +88,7 @@ class FakeCall:
         self.entry = entry
         self.reserved: list[FakeReservation] = []
         self.request: FakeRequest | None = None
+        self.places: tuple[OutputPlace, ...] = ()
         self.closed = 0
         self._dispatcher = dispatcher
         self._inputs: dict[str, FakeTensor] = {}
@@ -109,14 +112,23 @@ class FakeCall:
         view = reservation.view.toreadonly()
         self._inputs[name] = FakeTensor(name, datatype, shape, view)
 
+    def add_region_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
+    ) -> None:
+        """An input in client memory: zeros here."""
+        view = memoryview(bytes(at.nbytes))
+        self._inputs[name] = FakeTensor(name, datatype, shape, view)
+
     def execute(
         self,
         request_id: str = "",
         outputs: tuple[str, ...] = (),
         parameters: dict[str, Parameter] | None = None,
         on_wait: Callable[[], bool] | None = None,
+        places: tuple[OutputPlace, ...] = (),
     ) -> FakeOutcome:
         """Run the model's function in place."""
+        self.places = places
         assert all(reservation.sealed for reservation in self.reserved), "an input is not sealed"
         self.request = FakeRequest(request_id, self._inputs, outputs, parameters or {})
         return self._dispatcher.functions[self.entry.spec.name](self.request)
@@ -124,6 +136,23 @@ class FakeCall:
     def close(self) -> None:
         """Count."""
         self.closed += 1
+
+
+class FakeRegions:
+    """Registers whatever it is told, as if every object had 4096 bytes of the caller's."""
+
+    def __init__(self) -> None:
+        self.book = RegionBook(config.Settings(), 0)
+
+    def register(self, caller: Caller, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Enter it, by the real rules."""
+        self.book.register(
+            caller, name, key, offset, byte_size, ObjectFacts(1, 1, 4096, caller.uid)
+        )
+
+    def unregister(self, caller: Caller, name: str = "") -> None:
+        """Remove it."""
+        self.book.unregister(caller, name)
 
 
 class FakeDispatcher:
@@ -136,6 +165,7 @@ class FakeDispatcher:
         self.entries: dict[str, dict[str, ModelEntry]] = {}
         self.calls: list[FakeCall] = []
         self.budget = budget
+        self.regions = FakeRegions()
         self.published = True
         self.draining = False
         for spec, function in models:
@@ -152,7 +182,14 @@ class FakeDispatcher:
         """The registry."""
         if not self.published:
             raise Unavailable("the server is starting")
-        return Snapshot("fake", 1, self.entries, complete=True, draining=self.draining)
+        return Snapshot(
+            "fake",
+            1,
+            self.entries,
+            complete=True,
+            draining=self.draining,
+            regions=self.regions.book.regions,
+        )
 
     def model(self, name: str, version: str = "") -> ModelEntry:
         """An entry in any state."""

@@ -17,7 +17,7 @@ from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, TooLa
 
 MAX_MESSAGE = 128 * 1024  # below the default SO_SNDBUF of 208 KiB
 MAX_FDS = 64
-_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
+ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
 _SEND_TIMEOUT_S = 5.0  # a peer that reads nothing for so long is as good as dead
 # As plain integers: operators of the socket module's flags run in Python, on every message.
 _FLAGS = int(socket.MSG_CMSG_CLOEXEC)
@@ -103,12 +103,12 @@ class Channel:
 
     def _receive(self, flags: int) -> tuple[memoryview, list[int]] | None:
         try:
-            size, ancillary, got, _ = self._socket.recvmsg_into([self._view], _ANCILLARY, flags)
+            size, ancillary, got, _ = self._socket.recvmsg_into([self._view], ANCILLARY, flags)
         except BlockingIOError:
             return None
         except OSError as ex:
             raise PeerDied(f"the peer is gone: {ex.strerror or ex}") from ex
-        fds = _fds(ancillary) if ancillary else []
+        fds = received_fds(ancillary) if ancillary else []
         if size == 0 or got & _INCOMPLETE:
             for fd in fds:
                 os.close(fd)
@@ -124,7 +124,8 @@ class Channel:
         self._socket.close()
 
 
-def _fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+def received_fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors that came with a message; they are the caller's to close."""
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

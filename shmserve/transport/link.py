@@ -8,7 +8,7 @@ After the coordinator was restarted the hello tells it what it must know: what t
 holds of the pool and, for an executor, what it has loaded. Give-backs of the time without a
 connection are therefore dropped, and grants that are still waited for are asked again.
 
-Callbacks run on the link's thread: they must not wait for a grant.
+Callbacks run on the link's thread: they must not wait for a grant or an answer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import os
 import select
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation
+from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, Unavailable
 from shmserve.protocol import messages
 from shmserve.protocol.messages import (
     AskStats,
@@ -39,8 +39,16 @@ from shmserve.protocol.messages import (
     Trim,
     Welcome,
 )
+from shmserve.protocol.region_messages import (
+    NeedRegion,
+    RegionAnswer,
+    RegionGiven,
+    RegisterRegion,
+    UnregisterRegions,
+)
 from shmserve.transport import rundir
 from shmserve.transport.channel import MAX_MESSAGE, Channel
+from shmserve.transport.questions import Make, Questions, close_all
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +59,9 @@ _RETRY_FIRST_S, _RETRY_CAP_S = 0.02, 0.5
 _CLOSE_S = 2.0
 _OUTBOX = 4096
 ARENA_WAIT_S = 2.0
+
+# What the next hello tells, or the next coordinator asks or is asked again, is void.
+_VOID = (GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion)
 
 
 class _Ticket:
@@ -81,6 +92,7 @@ class Link:
         loaded: Callable[[], Loaded | None] | None = None,
         instance: str = "",
         on_message: Callable[[FromCoordinator], None] | None = None,
+        on_fds: Callable[[FromCoordinator, list[int]], None] | None = None,
     ) -> None:
         self._path = os.path.join(run_dir, rundir.COORDINATOR_SOCKET)
         self._role = role
@@ -89,11 +101,14 @@ class Link:
         self._on_stats = on_stats
         self._on_stop = on_stop or (lambda reason: None)
         self._on_message = on_message or (lambda message: None)
+        self._on_fds = on_fds or (lambda message, fds: close_all(fds))
+        self._questions = Questions()
         self._held_bytes = held_bytes
         self._loaded = loaded or (lambda: None)
         self._instance = instance
         self._lock = threading.Lock()  # guards the two below
         self._outbox: deque[ToCoordinator] = deque(maxlen=_OUTBOX)
+        self._riding: dict[int, list[int]] = {}  # fds by id() of their message in the outbox
         self._tickets: dict[int, _Ticket] = {}
         self._next_ticket = 1
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -115,8 +130,9 @@ class Link:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
 
-    def send(self, message: ToCoordinator) -> None:
-        """Queue a message; it is kept while there is no connection.
+    def send(self, message: ToCoordinator, fds: Sequence[int] = ()) -> None:
+        """Queue a message; it is kept while there is no connection, unless fds ride along
+        (copies of them; the caller's stay its own): those are for one coordinator only.
 
         Raises:
             ProtocolViolation: it is longer than a channel carries.
@@ -125,8 +141,27 @@ class Link:
         if size > MAX_MESSAGE:  # found out while sending, it would block the outbox for good
             raise ProtocolViolation(f"a {type(message).__name__} of {size} bytes is too long")
         with self._lock:
-            self._outbox.append(message)
+            if not fds:
+                self._outbox.append(message)
+            elif self.connected:
+                self._outbox.append(message)
+                self._riding[id(message)] = [os.dup(fd) for fd in fds]
         self._wake()
+
+    def ask(self, make: Make, timeout_s: float) -> tuple[FromCoordinator, list[int]]:
+        """Ask and wait for the answer; its fds are the caller's.
+
+        Raises:
+            Unavailable: no answer within `timeout_s`.
+        """
+        number, question = self._questions.open(make)
+        if self.connected:  # else it is asked with the next hello; asking twice is harmless
+            self.send(make(number, False))
+        question.answered.wait(timeout_s)
+        self._questions.close(number)
+        if question.answer is None:
+            raise Unavailable(f"the coordinator did not answer within {timeout_s:g} s")
+        return question.answer, question.fds
 
     def give_back(self, nbytes: int) -> None:
         """Return pool budget; never blocks, never fails."""
@@ -203,8 +238,7 @@ class Link:
                     os.eventfd_read(self._wake_fd)
                 else:
                     data, fds = channel.receive(_SEND_S)
-                    _close_all(fds)
-                    self._handle(messages.decode_from_coordinator(data))
+                    self._handle(_decoded(data, fds), fds)
 
     def _greet(self, channel: Channel) -> None:
         with self._lock:
@@ -220,7 +254,7 @@ class Link:
         )
         self._send(channel, hello)
         data, fds = channel.receive(_WELCOME_S)
-        _close_all(fds)
+        close_all(fds)
         welcome = messages.decode_from_coordinator(data)
         if not isinstance(welcome, Welcome) or welcome.version != messages.VERSION:
             raise ProtocolViolation("the coordinator speaks another version")
@@ -230,6 +264,7 @@ class Link:
             self.connected = True
             again = [Grant(n, t.nbytes) for n, t in self._tickets.items() if not t.abandoned]
             self._outbox.extendleft(again)
+            self._outbox.extend(self._questions.again())
         self._on_message(welcome)
 
     def _flush(self, channel: Channel) -> None:
@@ -238,24 +273,32 @@ class Link:
                 if not self._outbox:
                     return
                 message = self._outbox[0]
-            self._send(channel, message)
+                fds = self._riding.get(id(message), [])
+            self._send(channel, message, fds)
             with self._lock:  # only now: what could not be sent stays
                 if self._outbox and self._outbox[0] is message:
                     self._outbox.popleft()
+                self._riding.pop(id(message), None)
+            close_all(fds)
 
-    def _send(self, channel: Channel, message: ToCoordinator) -> None:
+    def _send(self, channel: Channel, message: ToCoordinator, fds: Sequence[int] = ()) -> None:
         poll = select.poll()
         poll.register(channel.fileno(), select.POLLOUT)
         if not poll.poll(_SEND_S * 1000):
             raise DeadlineExceeded(f"the coordinator took nothing for {_SEND_S:g} s")
-        channel.send(messages.encode(message))
+        channel.send(messages.encode(message), fds)
 
-    def _handle(self, message: FromCoordinator) -> None:
+    def _handle(self, message: FromCoordinator, fds: list[int]) -> None:
         if isinstance(message, Granted):
             self._answered(message)
             return
+        if isinstance(message, RegionAnswer | RegionGiven):
+            self._questions.answered(message.ticket, message, fds)
+            return
         try:
-            if isinstance(message, Trim):
+            if fds:
+                self._on_fds(message, fds)
+            elif isinstance(message, Trim):
                 self._on_trim(message.nbytes)
             elif isinstance(message, AskStats):
                 self.send(Stats(message.ticket, self._on_stats(message.what)))
@@ -284,10 +327,14 @@ class Link:
         with self._lock:
             self.connected = self._counting = False
             self._tickets = {n: t for n, t in self._tickets.items() if not t.abandoned}
-            # What the next hello tells, or the next coordinator asks again, is void.
-            kept = [m for m in self._outbox if not isinstance(m, GiveBack | Grant | Stats | Loaded)]
+            kept = [
+                m for m in self._outbox if not isinstance(m, _VOID) and id(m) not in self._riding
+            ]
             self._outbox.clear()
             self._outbox.extend(kept)
+            riding, self._riding = self._riding, {}
+        for fds in riding.values():
+            close_all(fds)
 
     def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
@@ -296,6 +343,10 @@ class Link:
         os.close(self._wake_fd)
 
 
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+def _decoded(data: memoryview, fds: list[int]) -> FromCoordinator:
+    try:
+        message: FromCoordinator = messages.decode_from_coordinator(data)
+    except msgspec.DecodeError:
+        close_all(fds)
+        raise
+    return message

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import select
 import signal
 import struct
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
+_MAX_FDS = 1 << 16
 # struct flock of Linux on 64-bit machines: type, whence, start, length, pid
 _FLOCK = struct.Struct("hhqqi4x")
 
@@ -29,6 +31,14 @@ def pidfd_open(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         return None
+
+
+def raise_fd_limit() -> None:
+    """Use as many descriptors as this process may have, within reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FDS if hard == resource.RLIM_INFINITY else min(hard, _MAX_FDS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:

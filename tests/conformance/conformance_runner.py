@@ -14,13 +14,13 @@ import json
 import re
 import socket
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-CASES = Path(__file__).parent / "cases" / "http.jsonl"
+CASES = Path(__file__).parent / "cases"
 _TIMEOUT_S = 20.0
 _LEAKS = re.compile(
     r"Traceback|File \"|line \d+, in |\.py\b|0x[0-9a-f]{6,}| object at |/(?:usr|home|root|tmp|dev)/"
@@ -41,8 +41,8 @@ class Answer:
         return self.headers.get("content-type", "")
 
 
-def load_cases() -> list[dict[str, Any]]:
-    with CASES.open() as file:
+def load_cases(name: str = "http") -> list[dict[str, Any]]:
+    with (CASES / f"{name}.jsonl").open() as file:
         return [json.loads(line) for line in file]
 
 
@@ -91,11 +91,18 @@ def _answer(response: http.client.HTTPResponse) -> Answer:
     return Answer(response.status, headers, response.read())
 
 
-def judge(case: dict[str, Any], answer: Answer | None) -> list[str]:
-    """What is wrong with an answer; nothing if one expectation is met."""
+def judge(
+    case: dict[str, Any], answer: Answer | None, after: Callable[[Any], list[str]] | None = None
+) -> list[str]:
+    """What is wrong with an answer; nothing if one expectation is met.
+
+    `after` says what is wrong with the state an expectation tells of (its `after`).
+    """
     problems: list[str] = []
     for expected in case["accept"]:
         found = list(_problems(case, expected, answer))
+        if not found and after is not None:
+            found = after(expected.get("after", []))
         if not found:
             return []
         problems += found
@@ -150,6 +157,10 @@ def _content_problems(expected: dict[str, Any], answer: Answer) -> Iterator[str]
     if answer.content_type != "application/json":
         yield f"content type {answer.content_type!r}"
     got, want = json.loads(answer.body), expected["json"]
+    if kind == "shm_status":
+        if sorted(got, key=str) != sorted(want, key=str):
+            yield f"regions {got}"
+        return
     if kind == "server_metadata":
         if not (got["name"] and got["version"] and isinstance(got["extensions"], list)):
             yield f"server metadata {got}"

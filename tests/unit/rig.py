@@ -16,14 +16,17 @@ import msgspec
 from shmserve import config
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.dispatch import Dispatcher
+from shmserve.errors import Unavailable
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.loop import Loop
+from shmserve.executor.regions import ClientRegions
 from shmserve.protocol import messages
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.shm.status_page import StatusPage
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from shmserve.transport import channel as channels
+from shmserve.transport.questions import Make
 
 Model = Callable[[Request], Response]
 
@@ -110,6 +113,14 @@ class Unlimited:
         pass
 
 
+class NoCoordinator:
+    def ask(self, make: Make, timeout_s: float) -> tuple[messages.FromCoordinator, list[int]]:
+        raise Unavailable("no coordinator")
+
+    def send(self, message: messages.ToCoordinator) -> None:
+        pass
+
+
 class ThreadExecutor:
     """An executor's loop in a thread."""
 
@@ -127,6 +138,7 @@ class ThreadExecutor:
             memory=self.memory,
             status=self.status,
             segment_idle_s=60.0,
+            regions=ClientRegions(NoCoordinator()),
         )
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
         self.thread.start()

@@ -10,7 +10,7 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge
-from shmserve.protocol.oip import InferInput, InferOutput, RegionRef, parse_request
+from shmserve.protocol.oip import InferInput, InferOutput, RegionWindow, parse_request
 
 LIMITS = Settings()
 INPUT = {"name": "I", "shape": [1], "datatype": "FP32"}
@@ -50,7 +50,7 @@ def test_a_whole_request() -> None:
     assert parsed.outputs == (
         InferOutput("A"),
         InferOutput("B", 3, False),
-        InferOutput("C", region=RegionRef("r", 0, 8)),
+        InferOutput("C", region=RegionWindow("r", 0, 8)),
     )
     (source,) = parsed.inputs
     assert (source.name, source.shape, source.datatype) == ("I", (1,), "FP32")
@@ -60,7 +60,7 @@ def test_a_whole_request() -> None:
 def test_the_three_sources_of_data() -> None:
     assert parse_input(parameters={"binary_data_size": 0}).binary_size == 0
     region = {"shared_memory_region": "r", "shared_memory_byte_size": 4, "shared_memory_offset": 8}
-    assert parse_input(parameters=region).region == RegionRef("r", 8, 4)
+    assert parse_input(parameters=region).region == RegionWindow("r", 8, 4)
     assert parse_input(data=[]).data is not None
 
 

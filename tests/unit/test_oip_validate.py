@@ -11,11 +11,16 @@ from shmserve.frontends.oip.classification import top_classes
 from shmserve.frontends.oip.plan import ModelPlan, make_plan, plan_of
 from shmserve.frontends.oip.raw import deduce
 from shmserve.frontends.oip.validate import check_inputs, check_outputs, refuse_decoupled
-from shmserve.protocol.oip import InferInput, InferOutput, InferRequest, RegionRef
+from shmserve.protocol.messages import OutputPlace, RegionRef
+from shmserve.protocol.oip import InferInput, InferOutput, InferRequest, RegionWindow
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from shmserve.testing.fake_models import spec
 
 LIMITS = Settings()
+
+
+def nowhere(model: ModelSpec, window: RegionWindow) -> RegionRef:
+    raise NotFound(f"Unable to find shared memory region: '{window.region}'")
 
 
 def one(
@@ -25,7 +30,7 @@ def one(
 
 
 def check(plan: ModelPlan, *inputs: InferInput, limits: Settings = LIMITS) -> list[int]:
-    return [item.nbytes for item in check_inputs(plan, InferRequest(inputs), limits)]
+    return [item.nbytes for item in check_inputs(plan, InferRequest(inputs), limits, nowhere)]
 
 
 IDENTITY = make_plan(spec("m", "FP32", (-1,)))
@@ -118,33 +123,48 @@ def test_optional_inputs_may_be_left_out() -> None:
         check(plan, one((1,), 4, name="INPUT1"))
 
 
-def test_regions_are_not_found() -> None:
-    source = InferInput("INPUT0", (1,), "FP32", "inputs[0]", region=RegionRef("r", 0, 4))
+def test_regions_are_looked_up_last() -> None:
+    source = InferInput("INPUT0", (1,), "FP32", "inputs[0]", region=RegionWindow("r", 0, 4))
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
         check(IDENTITY, source)
-    request = InferRequest((), (InferOutput("OUTPUT0", region=RegionRef("r", 0, 4)),))
+    request = InferRequest((), (InferOutput("OUTPUT0", region=RegionWindow("r", 0, 4)),))
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
-        check_outputs(IDENTITY, request)
+        check_outputs(IDENTITY, request, nowhere)
+    wrong = InferInput("INPUT0", (1,), "FP32", "inputs[0]", region=RegionWindow("r", 0, 5))
+    with pytest.raises(InvalidArgument, match="byte size mismatch"):
+        check(IDENTITY, wrong)
+
+
+def test_regions_become_places() -> None:
+    at = RegionRef(7, 0, 4)
+    request = InferRequest(
+        (InferInput("INPUT0", (1,), "FP32", "inputs[0]", region=RegionWindow("r", 0, 4)),),
+        (InferOutput("OUTPUT0", region=RegionWindow("r", 0, 4)),),
+    )
+    assert check_inputs(IDENTITY, request, Settings(), lambda *_: at)[0].at == at
+    assert check_outputs(IDENTITY, request, lambda *_: at)[1] == (OutputPlace("OUTPUT0", at),)
 
 
 def test_outputs_default_to_all() -> None:
-    wanted = check_outputs(ADD_SUB, InferRequest(()))
+    wanted, _ = check_outputs(ADD_SUB, InferRequest(()), nowhere)
     assert [output.name for output in wanted] == ["OUTPUT0", "OUTPUT1"]
 
 
 def test_wrong_outputs_are_refused_before_the_model_runs() -> None:
     with pytest.raises(InvalidArgument, match="unexpected inference output 'NOPE'"):
-        check_outputs(ADD_SUB, InferRequest((), (InferOutput("NOPE"),)))
+        check_outputs(ADD_SUB, InferRequest((), (InferOutput("NOPE"),)), nowhere)
     half = make_plan(spec("m", "FP16", (-1,)))
     with pytest.raises(InvalidArgument, match="sending FP16 data via JSON"):
-        check_outputs(half, InferRequest(()))
+        check_outputs(half, InferRequest(()), nowhere)
     with pytest.raises(InvalidArgument, match="sending FP16 data via JSON"):
         check_outputs(
-            half, InferRequest((), (InferOutput("OUTPUT0", binary=False),), binary_output=True)
+            half,
+            InferRequest((), (InferOutput("OUTPUT0", binary=False),), binary_output=True),
+            nowhere,
         )
-    assert check_outputs(half, InferRequest((), binary_output=True))
+    assert check_outputs(half, InferRequest((), binary_output=True), nowhere)
     with pytest.raises(InvalidArgument, match="has no classification"):
-        check_outputs(half, InferRequest((), (InferOutput("OUTPUT0", 1, True),)))
+        check_outputs(half, InferRequest((), (InferOutput("OUTPUT0", 1, True),)), nowhere)
 
 
 def test_decoupled_models_are_refused() -> None:

@@ -35,7 +35,7 @@ _THREADS = {
 }
 
 # Parameters that are not options of the session
-_OTHER_PARAMETERS = {"rerun"}
+_OTHER_PARAMETERS = {"rerun", "client_shm_mode"}
 
 
 class GraphTensor(Struct, frozen=True):

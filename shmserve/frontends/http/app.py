@@ -8,6 +8,7 @@ from shmserve.config import Settings
 from shmserve.errors import ShmserveError
 from shmserve.frontends.http import failures
 from shmserve.frontends.http.infer import InferResource
+from shmserve.frontends.http.regions import add_routes
 from shmserve.frontends.http.resources import (
     LiveResource,
     ModelConfigResource,
@@ -16,6 +17,7 @@ from shmserve.frontends.http.resources import (
     ReadyResource,
     ServerResource,
 )
+from shmserve.frontends.oip.regions import Regions
 from shmserve.frontends.oip.seam import Dispatcher
 
 # A model's paths stand once without and once with a version
@@ -33,9 +35,11 @@ def create_app(
     app.add_route("/v2", ServerResource(settings))
     app.add_route("/v2/health/live", LiveResource())
     app.add_route("/v2/health/ready", ReadyResource(dispatcher))
+    regions = Regions(dispatcher, settings)
+    add_routes(app, regions, settings)
     for path in _MODEL:
         app.add_route(path, ModelResource(dispatcher))
         app.add_route(f"{path}/ready", ModelReadyResource(dispatcher))
         app.add_route(f"{path}/config", ModelConfigResource(dispatcher))
-        app.add_route(f"{path}/infer", InferResource(dispatcher, settings))
+        app.add_route(f"{path}/infer", InferResource(dispatcher, settings, regions))
     return app

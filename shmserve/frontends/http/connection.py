@@ -16,12 +16,14 @@ from typing import Any
 from gunicorn.http.errors import NoMoreData, ParseException
 
 from shmserve.config import Settings
+from shmserve.core.regions import Caller
 from shmserve.frontends.http import environ as environs
 from shmserve.frontends.http.body import SCRAP, Body, LengthBody, too_large
 from shmserve.frontends.http.chunked import ChunkedBody
 from shmserve.frontends.http.head import Head, Heads, discard
 from shmserve.frontends.http.refusals import refusal, status_of
 from shmserve.frontends.http.response import Buffer, Response, size_of
+from shmserve.transport.peers import caller_of
 
 IDLE, SEND, LINGER = "idle", "send", "linger"
 
@@ -71,6 +73,7 @@ class Connection:
 
     __slots__ = (
         "_body",
+        "_caller",
         "_client",
         "_heads",
         "_service",
@@ -89,6 +92,7 @@ class Connection:
     ) -> None:
         self._service = service
         self._client = client
+        self._caller: Caller | None = None
         self.sock = sock
         self.settings = service.settings
         self.expired = False
@@ -109,6 +113,12 @@ class Connection:
             return True
         except OSError:
             return False
+
+    def caller(self) -> Caller:
+        """Who is at the other end, looked up when first asked."""
+        if self._caller is None:
+            self._caller = caller_of(self.sock)
+        return self._caller
 
     def lasting(self) -> bool:
         """Whether there may be another request after this one."""

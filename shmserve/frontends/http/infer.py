@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import monotonic_ns
 from typing import Any
 
@@ -13,10 +14,12 @@ from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.http import coding
 from shmserve.frontends.http.buffers import BufferBody
+from shmserve.frontends.http.callers import caller_of
 from shmserve.frontends.http.intake import Intake, header_length, held, open_intake
 from shmserve.frontends.http.paths import checked_version
 from shmserve.frontends.oip.plan import ModelPlan, plan_of
 from shmserve.frontends.oip.raw import deduce
+from shmserve.frontends.oip.regions import Regions
 from shmserve.frontends.oip.results import Result, make_result
 from shmserve.frontends.oip.seam import Call, Dispatcher, Receipt
 from shmserve.frontends.oip.validate import (
@@ -37,9 +40,10 @@ _encode_receipt = msgspec.json.Encoder().encode
 class InferResource:
     """Runs models."""
 
-    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
+    def __init__(self, dispatcher: Dispatcher, settings: Settings, regions: Regions) -> None:
         self._dispatcher = dispatcher
         self._settings = settings
+        self._regions = regions
 
     def on_post(
         self, req: falcon.Request, resp: falcon.Response, name: str, version: str = ""
@@ -56,8 +60,9 @@ class InferResource:
             request, intake = _raw_request(plan, intake, settings)
         else:
             request = parse_request(_json_part(intake, length, settings), settings)
-        inputs = check_inputs(plan, request, settings)
-        wanted = check_outputs(plan, request)
+        find = partial(self._regions.find, partial(caller_of, environ))
+        inputs = check_inputs(plan, request, settings, find)
+        wanted, places = check_outputs(plan, request, find)
         _check_sizes(plan, inputs, intake)
         call = self._dispatcher.call(entry)
         try:
@@ -69,6 +74,7 @@ class InferResource:
                 tuple([output.name for output in request.outputs]),
                 request.parameters,
                 _watch(environ),
+                places,
             )
             answered = monotonic_ns()
             result = make_result(plan, request, wanted, outcome, receipt)
@@ -140,6 +146,9 @@ def _receive(
             reservation = call.reserve(tensor.nbytes)
             tensor.write(reservation.view)
             receipt.copied_in += tensor.nbytes
+        elif item.at is not None:
+            call.add_region_input(source.name, source.datatype, source.shape, item.at)
+            continue
         else:
             reservation = call.reserve(item.nbytes)
             view = reservation.view

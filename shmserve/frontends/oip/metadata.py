@@ -10,7 +10,13 @@ from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.tensor.spec import TensorSpec
 
 # Only what is there, in Triton's order
-EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters")
+EXTENSIONS = (
+    "classification",
+    "model_configuration",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+)
 
 
 class ServerMetadata(Struct, frozen=True):

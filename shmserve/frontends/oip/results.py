@@ -46,6 +46,9 @@ def make_result(
         if tensor is None:
             continue
         name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
+        if want.region is not None:  # it is there already
+            outputs.append(AnswerOutput(name, datatype, shape))
+            continue
         data: memoryview | bytes = tensor.view
         if want.classification:
             datatype, shape, data = _classify(plan, want, tensor)

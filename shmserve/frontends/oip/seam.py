@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from shmserve.core.regions import Caller
 from shmserve.core.registry import ModelEntry, Snapshot
-from shmserve.protocol.messages import Parameter
+from shmserve.protocol.messages import OutputPlace, Parameter, RegionRef
 
 
 class Receipt(Protocol):
@@ -62,19 +63,36 @@ class Call(Protocol):
         self, name: str, datatype: str, shape: tuple[int, ...], reservation: Any
     ) -> None: ...
 
+    def add_region_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
+    ) -> None: ...
+
     def execute(
         self,
         request_id: str = "",
         outputs: tuple[str, ...] = (),
         parameters: dict[str, Parameter] | None = None,
         on_wait: Callable[[], bool] | None = None,
+        places: tuple[OutputPlace, ...] = (),
     ) -> Outcome: ...
 
     def close(self) -> None: ...
 
 
+class RegionDesk(Protocol):
+    """Where client memory is registered."""
+
+    def register(
+        self, caller: Caller, name: str, key: str, offset: int, byte_size: int
+    ) -> None: ...
+    def unregister(self, caller: Caller, name: str = "") -> None: ...
+
+
 class Dispatcher(Protocol):
     """The way to the models."""
+
+    @property
+    def regions(self) -> RegionDesk: ...
 
     def snapshot(self) -> Snapshot: ...
     def model(self, name: str, version: str = "") -> ModelEntry: ...

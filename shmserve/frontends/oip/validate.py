@@ -5,25 +5,34 @@ The wording follows Triton's where clients or their tests look at it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from shmserve.config import Settings
-from shmserve.errors import InvalidArgument, NotFound, TooLarge, Unimplemented
+from shmserve.errors import InvalidArgument, TooLarge, Unimplemented
 from shmserve.frontends.oip.plan import InputPlan, ModelPlan
-from shmserve.protocol.oip import MAX_INT64, InferInput, InferOutput, InferRequest, RegionRef
+from shmserve.protocol.messages import OutputPlace, RegionRef
+from shmserve.protocol.oip import MAX_INT64, InferInput, InferOutput, InferRequest, RegionWindow
 from shmserve.protocol.oip_answer import no_json_form
 from shmserve.tensor.dtypes import DATATYPES, element_count
+from shmserve.tensor.spec import ModelSpec
 
 UNKNOWN_ID = "<id_unknown>"
+Find = Callable[[ModelSpec, RegionWindow], RegionRef]  # raises what `Regions.find` does
 
 
 class CheckedInput(Struct, frozen=True):
-    """An input that fits its model. `nbytes` is -1 where only the data tells (BYTES as JSON)."""
+    """An input that fits its model. `nbytes` is -1 where only the data tells (BYTES as JSON).
+
+    `at`: where it lies, if that is in client memory.
+    """
 
     source: InferInput
     plan: InputPlan
     count: int
     nbytes: int
+    at: RegionRef | None = None
 
 
 def refuse_decoupled(plan: ModelPlan) -> None:
@@ -38,8 +47,10 @@ def refuse_decoupled(plan: ModelPlan) -> None:
         )
 
 
-def check_inputs(plan: ModelPlan, request: InferRequest, limits: Settings) -> list[CheckedInput]:
-    """Check every input; the result is in the request's order.
+def check_inputs(
+    plan: ModelPlan, request: InferRequest, limits: Settings, find: Find
+) -> list[CheckedInput]:
+    """Check every input; the result is in the request's order. `find` looks up regions.
 
     Raises:
         InvalidArgument: an input is missing, unknown or of the wrong type, shape or size.
@@ -54,14 +65,19 @@ def check_inputs(plan: ModelPlan, request: InferRequest, limits: Settings) -> li
             _check_batch(plan, checked)
     except InvalidArgument as ex:
         raise type(ex)(f"[request id: {request.id or UNKNOWN_ID}] {ex.message}") from None
-    for item in checked:
+    for index, item in enumerate(checked):
         if item.source.region is not None:
-            find_region(item.source.region)
+            at = find(plan.spec, item.source.region)
+            checked[index] = CheckedInput(item.source, item.plan, item.count, item.nbytes, at)
     return checked
 
 
-def check_outputs(plan: ModelPlan, request: InferRequest) -> tuple[InferOutput, ...]:
+def check_outputs(
+    plan: ModelPlan, request: InferRequest, find: Find
+) -> tuple[tuple[InferOutput, ...], tuple[OutputPlace, ...]]:
     """The outputs the client wants, in its order; all the model has if it named none.
+
+    Also the places of those that go into client memory.
 
     Raises:
         InvalidArgument: an unknown output, or one that the wanted form is not there for.
@@ -69,6 +85,7 @@ def check_outputs(plan: ModelPlan, request: InferRequest) -> tuple[InferOutput, 
     """
     default = request.binary_output
     wanted = request.outputs or plan.all_outputs
+    places: tuple[OutputPlace, ...] = ()
     for output in wanted:
         spec = plan.outputs.get(output.name)
         if spec is None:
@@ -77,7 +94,7 @@ def check_outputs(plan: ModelPlan, request: InferRequest) -> tuple[InferOutput, 
                 f" '{output.name}' for model '{plan.spec.name}'"
             )
         if output.region is not None:
-            find_region(output.region)
+            places += (OutputPlace(output.name, find(plan.spec, output.region)),)
         elif output.classification:
             if not spec.classifiable:
                 raise InvalidArgument(
@@ -85,16 +102,7 @@ def check_outputs(plan: ModelPlan, request: InferRequest) -> tuple[InferOutput, 
                 )
         elif not spec.json_ok and not (default if output.binary is None else output.binary):
             raise InvalidArgument(no_json_form("sending", spec.datatype, f"output {output.name}"))
-    return wanted
-
-
-def find_region(region: RegionRef) -> None:
-    """Look a registered region up. There is no registry of regions, so none is found.
-
-    Raises:
-        NotFound: always.
-    """
-    raise NotFound(f"Unable to find shared memory region: '{region.region}'")
+    return wanted, places
 
 
 def _input(plan: ModelPlan, source: InferInput, limits: Settings) -> CheckedInput:

@@ -1,0 +1,285 @@
+"""The book of registered regions: who may register, use, see and remove what.
+
+Owner: the coordinator writes it; frontends apply the same rules to the published copy.
+Pure: what the operating system knows of an object comes in as `ObjectFacts`. All arithmetic
+is in exact integers. Invariants (tests/property/test_regions_properties.py):
+- a name is one caller's namespace's: nobody finds, blocks or removes another's region;
+- a number is never used twice;
+- no region reaches outside of its object as it was registered, nor an owner beyond its quotas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shmserve.config import Settings
+from shmserve.core.registry import Region
+from shmserve.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+)
+
+REMOTE_UID = -1
+MAX_NAME = 255  # bytes of a region's name or an object's
+_OWN_PREFIX = "shmserve."  # our segments, in the moment in which they have a name
+_MAX_SIZE = (1 << 63) - 1
+
+
+class Caller(Struct, frozen=True):
+    """Who asks, as the kernel says. `uid` -1: a remote caller; `pid` 0: not known."""
+
+    uid: int = REMOTE_UID
+    pid: int = 0
+    started: int = 0
+
+    @property
+    def remote(self) -> bool:
+        return self.uid == REMOTE_UID
+
+
+class ObjectFacts(Struct, frozen=True):
+    """What the kernel says of an open object. `ours`: it belongs to the server itself."""
+
+    device: int
+    inode: int
+    size: int
+    uid: int
+    regular: bool = True
+    ours: bool = False
+
+
+def region_key(caller: Caller, name: str, settings: Settings, server_uid: int) -> str | None:
+    """Where the published regions have this name of this caller; None: it has none at all."""
+    uid = caller.uid
+    if uid == REMOTE_UID:
+        if not settings.client_shm_allow_remote:
+            return None
+        uid = server_uid
+    return f"/{name}" if settings.client_shm_isolation == "shared" else f"{uid}/{name}"
+
+
+def visible(
+    regions: Mapping[str, Region], caller: Caller, settings: Settings, server_uid: int
+) -> list[Region]:
+    """The regions the caller may see, by name."""
+    prefix = region_key(caller, "", settings, server_uid)
+    if prefix is None:
+        return []
+    found = [region for key, region in regions.items() if key.startswith(prefix)]
+    return sorted(found, key=lambda region: region.name)
+
+
+def check_name(name: str) -> None:
+    """Refuse names that cannot stand in a path or a log line.
+
+    Raises:
+        InvalidArgument: it tells why.
+    """
+    if not name:
+        raise InvalidArgument("'region name' is necessary to register a shared memory region")
+    if "/" in name or any(ord(c) < 32 or ord(c) == 127 for c in name):
+        raise InvalidArgument("the name of a shared memory region has forbidden characters")
+    if _encoded_size(name) > MAX_NAME:
+        raise InvalidArgument(f"the name of a shared memory region is over {MAX_NAME} bytes long")
+
+
+def object_name(key: str, region: str) -> str:
+    """The object's plain file name: a key may begin with any number of slashes.
+
+    Raises:
+        InvalidArgument: the key names no object of its own.
+    """
+    name = key.lstrip("/")
+    bad = (
+        name in ("", ".", "..")
+        or "/" in name
+        or "\0" in name
+        or _encoded_size(name) > MAX_NAME
+        or name.startswith(_OWN_PREFIX)
+    )
+    if bad:
+        raise InvalidArgument(f"cannot register shared memory region '{region}': invalid shm key")
+    return name
+
+
+def _encoded_size(text: str) -> int:
+    """Bytes as UTF-8; more than anything allows for text that has no such form."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return _MAX_SIZE
+
+
+class RegionBook:
+    """All regions. `regions` is what is published."""
+
+    def __init__(self, settings: Settings, server_uid: int) -> None:
+        self._settings = settings
+        self._server_uid = server_uid
+        self.regions: dict[str, Region] = {}
+        self.next_number = 1
+        self._keys: dict[int, str] = {}  # by number
+        self._strikes: set[int] = set()  # uids whose memory vanished under an executor
+
+    def restore(self, regions: Mapping[str, Region], next_number: int) -> None:
+        """Continue what an earlier coordinator published."""
+        self.regions = dict(regions)
+        self._keys = {region.number: key for key, region in regions.items()}
+        self.next_number = max([next_number, *(number + 1 for number in self._keys)])
+
+    def get(self, number: int) -> Region | None:
+        key = self._keys.get(number)
+        return self.regions[key] if key is not None else None
+
+    def may_register(self, caller: Caller) -> None:
+        """Refuse those who may register nothing.
+
+        Raises:
+            PermissionDenied: a remote caller.
+        """
+        if caller.remote and not self._settings.client_shm_allow_remote:
+            raise PermissionDenied(
+                "shared memory can be registered only over a Unix socket or from this machine's"
+                " loopback interface (setting client_shm_allow_remote)"
+            )
+
+    def register(
+        self,
+        caller: Caller,
+        name: str,
+        key: str,
+        offset: int,
+        byte_size: int,
+        facts: ObjectFacts,
+        again: bool = False,
+    ) -> Region:
+        """Add a region. `again`: the question was asked before and its answer lost, so that
+        finding the very same registration is no error.
+
+        Raises:
+            InvalidArgument, PermissionDenied, AlreadyExists, ResourceExhausted: as checked in
+                the order of docs/ARCHITECTURE.md, section 4.
+        """
+        self.may_register(caller)
+        check_name(name)
+        object_name(key, name)
+        self._check_object(caller, name, facts)
+        if not (offset >= 0 and byte_size > 0 and offset + byte_size <= min(facts.size, _MAX_SIZE)):
+            raise InvalidArgument(
+                f"failed to register shared memory region '{name}': invalid args: offset {offset}"
+                f" and byte_size {byte_size} must lie within the object's {facts.size} bytes"
+            )
+        place = region_key(caller, name, self._settings, self._server_uid)
+        assert place is not None  # may_register has refused those without a namespace
+        there = self.regions.get(place)
+        made = Region(
+            name, self.next_number, key, offset, byte_size, caller.uid, caller.pid,
+            caller.started, facts.device, facts.inode, facts.size,
+            copy=caller.uid in self._strikes,
+        )  # fmt: skip
+        if there is not None:
+            if again and replace(made, number=there.number) == there:
+                return there
+            raise AlreadyExists(f"shared memory region '{name}' already in manager")
+        self._check_quotas(caller, byte_size)
+        self.next_number += 1
+        self.regions[place] = made
+        self._keys[made.number] = place
+        return made
+
+    def _check_object(self, caller: Caller, name: str, facts: ObjectFacts) -> None:
+        if not facts.regular:
+            raise InvalidArgument(f"shared memory region '{name}': the key names no memory object")
+        acting = self._server_uid if caller.remote else caller.uid
+        trusted = acting == 0 or acting in self._settings.client_shm_allowed_uids
+        if facts.ours or not (trusted or facts.uid == acting):
+            raise PermissionDenied(
+                f"shared memory region '{name}': the caller does not own the object"
+            )
+
+    def _check_quotas(self, caller: Caller, byte_size: int) -> None:
+        settings = self._settings
+        if byte_size > settings.client_shm_max_region_bytes:
+            raise InvalidArgument(
+                f"a shared memory region may have {settings.client_shm_max_region_bytes} bytes,"
+                f" not {byte_size} (setting client_shm_max_region_bytes)"
+            )
+        own = [region.byte_size for region in self.regions.values() if region.uid == caller.uid]
+        if len(own) >= settings.client_shm_max_regions:
+            raise ResourceExhausted(
+                f"too many shared memory regions: {len(own)} (setting client_shm_max_regions)"
+            )
+        if sum(own) + byte_size > settings.client_shm_max_total_bytes:
+            raise ResourceExhausted(
+                "too many bytes in shared memory regions (setting client_shm_max_total_bytes)"
+            )
+
+    def unregister(self, caller: Caller, name: str) -> list[Region]:
+        """Remove one of the caller's regions, or all of them (no name); unknown ones are none."""
+        if not name:
+            gone = visible(self.regions, caller, self._settings, self._server_uid)
+            return self.drop(region.number for region in gone)
+        place = region_key(caller, name, self._settings, self._server_uid)
+        region = self.regions.get(place) if place is not None else None
+        return self.drop([region.number]) if region is not None else []
+
+    def drop(self, numbers: Iterable[int]) -> list[Region]:
+        """Remove regions by number; returns those that were there."""
+        gone = []
+        for number in numbers:
+            key = self._keys.pop(number, None)
+            if key is not None:
+                gone.append(self.regions.pop(key))
+        return gone
+
+    def of_process(self, pid: int, started: int) -> list[Region]:
+        """What a process has registered."""
+        return [r for r in self.regions.values() if r.pid == pid and r.started == started]
+
+    def quarantine(self, number: int, reason: str, strike: bool) -> Region | None:
+        """Take a region out of use; `strike`: an executor died of it. None: nothing to do."""
+        key = self._keys.get(number)
+        region = self.regions[key] if key is not None else None
+        if region is None or key is None:
+            return None
+        if strike:
+            self._strikes.add(region.uid)
+        if region.quarantined:
+            return None
+        region = replace(region, quarantined=reason)
+        self.regions[key] = region
+        return region
+
+
+def find(
+    regions: Mapping[str, Region],
+    caller: Caller,
+    name: str,
+    offset: int,
+    nbytes: int,
+    settings: Settings,
+    server_uid: int,
+) -> Region:
+    """A region for use, with a window that lies inside of it.
+
+    Raises:
+        NotFound: the caller has no such region.
+        InvalidArgument: the window reaches outside, or the region is in quarantine.
+    """
+    key = region_key(caller, name, settings, server_uid)
+    region = regions.get(key) if key is not None else None
+    if region is None:
+        raise NotFound(f"Unable to find shared memory region: '{name}'")
+    if region.quarantined:
+        raise InvalidArgument(f"shared memory region '{name}' is out of use: {region.quarantined}")
+    if offset < 0 or offset >= region.byte_size:
+        raise InvalidArgument(f"Invalid offset for shared memory region: '{name}'")
+    if nbytes < 0 or offset + nbytes > region.byte_size:
+        raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{name}'")
+    return region

@@ -1,0 +1,48 @@
+"""Registering client memory: from a frontend to the coordinator and back.
+
+Looking regions up needs neither: the published `Snapshot` has them.
+"""
+
+from __future__ import annotations
+
+from shmserve.core.regions import Caller
+from shmserve.errors import Code, Unavailable, from_code
+from shmserve.protocol.region_messages import RegionAnswer, RegisterRegion, UnregisterRegions
+from shmserve.transport.link import Link
+from shmserve.transport.questions import Make, close_all
+
+_ANSWER_S = 5.0  # a restarted coordinator is back by then, and is asked again
+
+
+class RegionDesk:
+    """The coordinator's desk for regions, as a frontend sees it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def register(self, caller: Caller, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Register `byte_size` bytes from `offset` of the object `key`.
+
+        When this returns, every request that begins later finds the region, whichever
+        frontend it comes to.
+
+        Raises:
+            ShmserveError: it was refused; the text is for the client.
+        """
+        self._ask(
+            lambda ticket, again: RegisterRegion(
+                ticket, name, key, offset, byte_size, caller.uid, caller.pid, caller.started, again
+            )
+        )
+
+    def unregister(self, caller: Caller, name: str = "") -> None:
+        """Remove one of the caller's regions, or all of them; unknown ones are no error."""
+        self._ask(lambda ticket, _: UnregisterRegions(ticket, name, caller.uid))
+
+    def _ask(self, make: Make) -> None:
+        answer, fds = self._link.ask(make, _ANSWER_S)
+        close_all(fds)
+        if not isinstance(answer, RegionAnswer):
+            raise Unavailable("the coordinator gave no answer about a shared memory region")
+        if answer.error_code:
+            raise from_code(Code(answer.error_code), answer.error)

@@ -1,0 +1,71 @@
+"""The shared-memory extension over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon
+import msgspec
+
+from shmserve.config import Settings
+from shmserve.errors import InvalidArgument
+from shmserve.frontends.http.callers import caller_of
+from shmserve.frontends.http.intake import open_intake
+from shmserve.frontends.oip import regions as oip
+from shmserve.frontends.oip.regions import Regions
+from shmserve.protocol import oip_strict
+
+_encode = msgspec.json.Encoder().encode
+_MAX_BODY = 64 * 1024
+KINDS = ("system", "cuda")
+_ACTIONS = ("status", "register", "unregister")
+
+
+class RegionResource:
+    """/v2/{kind}sharedmemory[/region/{name}]/{action}."""
+
+    def __init__(self, kind: str, action: str, regions: Regions, settings: Settings) -> None:
+        self._cuda = kind == "cuda"
+        self._kind = kind
+        self._regions = regions
+        self._settings = settings
+        method = "on_get" if action == "status" else "on_post"
+        setattr(self, method, getattr(self, f"_{action}"))
+        if action == "status":
+            self.on_head = self._status
+
+    def _status(self, req: falcon.Request, resp: falcon.Response, name: str = "") -> None:
+        if self._cuda:
+            resp.data = _encode(oip.cuda_status(name))
+        else:
+            resp.data = _encode(self._regions.status(caller_of(req.env), name))
+
+    def _register(self, req: falcon.Request, resp: falcon.Response, name: str = "") -> None:
+        if not name:
+            raise InvalidArgument(
+                f"'region name' is necessary to register {self._kind} shared memory region"
+            )
+        document = self._document(req)
+        if self._cuda:
+            oip.cuda_register(name, document)
+        else:
+            self._regions.register(caller_of(req.env), name, document)
+
+    def _unregister(self, req: falcon.Request, resp: falcon.Response, name: str = "") -> None:
+        if not self._cuda:
+            self._regions.unregister(caller_of(req.env), name)
+
+    def _document(self, req: falcon.Request) -> Any:
+        body = open_intake(req.env, self._settings).read_rest(_MAX_BODY)
+        return oip_strict.loads(body, self._settings)
+
+
+def add_routes(
+    app: falcon.App[falcon.Request, falcon.Response], regions: Regions, settings: Settings
+) -> None:
+    """All routes of the extension."""
+    for kind in KINDS:
+        for action in _ACTIONS:
+            resource = RegionResource(kind, action, regions, settings)
+            app.add_route(f"/v2/{kind}sharedmemory/{action}", resource)
+            app.add_route(f"/v2/{kind}sharedmemory/region/{{name}}/{action}", resource)

@@ -1,0 +1,176 @@
+"""The shared-memory extension without a transport: status, register, unregister, look up.
+
+Every frontend answers status and look-ups from the published registry; only register and
+unregister go to the coordinator. What a caller may do is `core.regions`' business.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from shmserve.config import Settings
+from shmserve.core import regions as rules
+from shmserve.core.regions import Caller
+from shmserve.errors import InvalidArgument, NotFound, Unimplemented
+from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.protocol.messages import RegionRef
+from shmserve.protocol.oip import MAX_INT64, RegionWindow
+from shmserve.tensor.spec import ModelSpec
+
+OFF = (
+    "Client shared memory is disabled. Set client_shm_mode to map or copy"
+    " (SHMSERVE_CLIENT_SHM_MODE) to enable."
+)
+CUDA_HANDLE_BYTES = 64
+
+
+class RegionStatus(Struct, frozen=True):
+    """One region in a status answer."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class Regions:
+    """See the module. One per process."""
+
+    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._server_uid = os.geteuid()
+        self._off = settings.client_shm_mode == "off"
+
+    def status(self, caller: Caller, name: str = "") -> list[RegionStatus]:
+        """The caller's regions, or one of them.
+
+        Raises:
+            NotFound: it has none of that name.
+        """
+        all_of_them = self._dispatcher.snapshot().regions
+        own = rules.visible(all_of_them, caller, self._settings, self._server_uid)
+        found = [r for r in own if not name or r.name == name]
+        if name and not found:
+            raise NotFound(f"Unable to find system shared memory region: '{name}'")
+        return [RegionStatus(r.name, r.key, r.offset, r.byte_size) for r in found]
+
+    def register(self, caller: Caller, name: str, document: Any) -> None:
+        """Register a region from a request's body, already parsed.
+
+        Raises:
+            ShmserveError: it was refused.
+        """
+        if self._off:
+            raise Unimplemented(OFF)
+        fields = document if isinstance(document, dict) else {}
+        for field in ("key", "byte_size"):
+            if field not in fields:
+                raise InvalidArgument(f"Shared memory register request has no '{field}' field")
+        key = fields["key"]
+        if not isinstance(key, str):
+            raise InvalidArgument("'key' must be a string")
+        offset, byte_size = (
+            _size(fields.get("offset", 0), "offset"),
+            _size(fields["byte_size"], "byte_size"),
+        )
+        rules.check_name(name)
+        rules.object_name(key, name)
+        if offset + byte_size > MAX_INT64 or byte_size == 0:
+            raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
+        self._dispatcher.regions.register(caller, name, key, offset, byte_size)
+
+    def unregister(self, caller: Caller, name: str = "") -> None:
+        """Remove one of the caller's regions, or all of them.
+
+        Raises:
+            Unimplemented: client shared memory is off.
+        """
+        if self._off:
+            raise Unimplemented(OFF)
+        self._dispatcher.regions.unregister(caller, name)
+
+    def find(
+        self, caller: Callable[[], Caller], spec: ModelSpec, window: RegionWindow
+    ) -> RegionRef:
+        """A window of a region as executors know it. Zero bytes lie anywhere within.
+
+        Raises:
+            NotFound: the caller has no such region.
+            InvalidArgument: the window reaches outside, or the model takes no client memory.
+        """
+        if spec.parameters.get("client_shm_mode") == "off":
+            raise InvalidArgument(f"model '{spec.name}' takes no client shared memory")
+        region = rules.find(
+            self._dispatcher.snapshot().regions,
+            caller(),
+            window.region,
+            window.offset,
+            window.nbytes,
+            self._settings,
+            self._server_uid,
+        )
+        return RegionRef(region.number, window.offset, window.nbytes)
+
+
+def _size(value: Any, name: str) -> int:
+    if type(value) is not int or value < 0:
+        raise InvalidArgument(f"'{name}' must be a non-negative integer")
+    return value
+
+
+# CUDA regions: the requests are understood and checked, memory of a GPU is not there yet.
+
+
+def cuda_status(name: str = "") -> list[RegionStatus]:
+    """There is none.
+
+    Raises:
+        NotFound: one was asked for by name.
+    """
+    if name:
+        raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
+    return []
+
+
+def cuda_handle(encoded: Any) -> bytes:
+    """The 64 bytes of a cudaIpcMemHandle_t.
+
+    Raises:
+        InvalidArgument: not base64, or of another length.
+    """
+    try:
+        raw = base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else b""
+    except (binascii.Error, ValueError):
+        raw = b""
+    if len(raw) != CUDA_HANDLE_BYTES:
+        raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+    return raw
+
+
+def cuda_register(name: str, document: Any) -> None:
+    """Check the request and refuse it.
+
+    Raises:
+        InvalidArgument: always.
+    """
+    fields = document if isinstance(document, dict) else {}
+    for field in ("raw_handle", "device_id", "byte_size"):
+        if field not in fields:
+            raise InvalidArgument(f"Shared memory register request has no '{field}' field")
+    handle = fields["raw_handle"]
+    if not isinstance(handle, dict) or "b64" not in handle:
+        raise InvalidArgument("Shared memory register request has no 'b64' field")
+    cuda_handle(handle["b64"])
+    _size(fields["device_id"], "device_id")
+    _size(fields["byte_size"], "byte_size")
+    rules.check_name(name)
+    raise InvalidArgument(
+        f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
+    )

@@ -1,0 +1,86 @@
+"""Messages of the link about client memory; `messages` has the unions they belong to."""
+
+from __future__ import annotations
+
+from shmserve.core.registry import Region
+from shmserve.protocol.message import Message
+
+
+class RegisterRegion(Message, frozen=True):
+    """A frontend's client registers memory. `uid` (-1: remote), `pid` and `started` are its
+    own, from the kernel. `again`: asked before, and the answer may have been lost."""
+
+    ticket: int
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    uid: int
+    pid: int
+    started: int
+    again: bool = False
+
+
+class UnregisterRegions(Message, frozen=True):
+    """A frontend's client removes one of its regions, or all of them (empty name)."""
+
+    ticket: int
+    name: str
+    uid: int
+
+
+class NeedRegion(Message, frozen=True):
+    """An executor wants to map a region."""
+
+    ticket: int
+    number: int
+
+
+class RegionShrunk(Message, frozen=True):
+    """An executor found a region's object smaller than it was registered."""
+
+    number: int
+
+
+class StoredRegions(Message, frozen=True):
+    """Supervisor to a new coordinator: fds it keeps, which ride along; the last has no `more`."""
+
+    numbers: tuple[int, ...]
+    more: bool = False
+
+
+class RegionAnswer(Message, frozen=True):
+    """Reply to `RegisterRegion` and `UnregisterRegions`, sent after the change is published."""
+
+    ticket: int
+    error_code: str = ""
+    error: str = ""
+
+
+class RegionGiven(Message, frozen=True):
+    """Reply to `NeedRegion`; the fd rides along unless there is an error. `gone`: it has been
+    unregistered since, so it serves requests accepted before and must not be kept."""
+
+    ticket: int
+    region: Region | None = None
+    gone: bool = False
+    error_code: str = ""
+    error: str = ""
+
+
+class RegionsGone(Message, frozen=True):
+    """To executors: these regions are no more."""
+
+    numbers: tuple[int, ...]
+
+
+class StoreRegions(Message, frozen=True):
+    """To the supervisor: keep the fds that ride along for the next coordinator."""
+
+    numbers: tuple[int, ...]
+
+
+class DropRegions(Message, frozen=True):
+    """To the supervisor: close the fds of these regions."""
+
+    numbers: tuple[int, ...]

@@ -1,0 +1,127 @@
+"""Client memory as an executor sees it: mapped once, or copied from and to.
+
+The client can shrink its object at any moment; touching a page that is no more is a SIGBUS
+that nothing can catch. So only executors touch mappings, the size is looked at before each
+use, and `read` and `write` are there for those who cannot risk the rest: the kernel copies
+for them and tells what is missing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import numpy as np
+
+from shmserve.core.registry import Region
+from shmserve.errors import InvalidArgument
+from shmserve.protocol.messages import RegionRef
+
+
+class ClientRegion:
+    """One region in this process. Views keep the mapping alive, nothing else must."""
+
+    def __init__(self, region: Region, fd: int, copy: bool) -> None:
+        """Take over `fd`; it is closed in any case.
+
+        Raises:
+            InvalidArgument: the object has become smaller than the region.
+        """
+        self.region = region
+        self.copy = copy
+        self._fd = fd
+        self._view = memoryview(b"")
+        try:
+            self.check()
+            if not copy:
+                start = region.offset - region.offset % mmap.ALLOCATIONGRANULARITY
+                mapping = mmap.mmap(
+                    fd, region.end - start, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE,
+                    offset=start,
+                )  # fmt: skip
+                self._view = memoryview(mapping)[region.offset - start :]
+        except (OSError, ValueError):
+            self.close()
+            raise InvalidArgument(
+                f"shared memory region '{region.name}' cannot be mapped any more"
+            ) from None
+        except InvalidArgument:
+            self.close()
+            raise
+
+    def check(self) -> None:
+        """Refuse to touch it if its object is smaller than it was registered.
+
+        Raises:
+            InvalidArgument: for the request at hand; the region is of no use any more.
+        """
+        if os.fstat(self._fd).st_size < self.region.end:
+            raise Shrunk(self.region)
+
+    def view(self, at: RegionRef) -> memoryview:
+        """The writable bytes of a window. Bounds are those that were registered.
+
+        Raises:
+            InvalidArgument: it reaches outside of the region.
+        """
+        self._check_bounds(at)
+        return self._view[at.offset : at.offset + at.nbytes]
+
+    def read(self, at: RegionRef) -> memoryview:
+        """A private copy of a window.
+
+        Raises:
+            InvalidArgument: outside of the region, or the object has been cut off.
+        """
+        self._check_bounds(at)
+        target = np.empty(at.nbytes, np.uint8).data  # unlike a bytearray not zeroed first
+        position = self.region.offset + at.offset
+        done = 0
+        while done < at.nbytes:
+            count = os.preadv(self._fd, [target[done:]], position + done)
+            if count <= 0:
+                raise Shrunk(self.region)
+            done += count
+        return target
+
+    def write(self, at: RegionRef, data: memoryview) -> None:
+        """Copy `data` to the start of a window; raises as `read`, writes nothing outside."""
+        self._check_bounds(at)
+        assert len(data) <= at.nbytes
+        self.check()
+        position = self.region.offset + at.offset
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwritev(self._fd, [data[done:]], position + done)
+        except OSError as ex:  # tmpfs full: the client's object was never filled
+            raise InvalidArgument(
+                f"shared memory region '{self.region.name}' cannot be written: {ex.strerror}"
+            ) from None
+
+    def _check_bounds(self, at: RegionRef) -> None:
+        if at.offset < 0 or at.nbytes < 0 or at.offset + at.nbytes > self.region.byte_size:
+            raise InvalidArgument(
+                f"Invalid offset + byte size for shared memory region: '{self.region.name}'"
+            )
+
+    def close(self) -> None:
+        """Forget it; the mapping goes with its last view."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._view = memoryview(b"")
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Shrunk(InvalidArgument):
+    """A client has taken memory away from under its own region."""
+
+    def __init__(self, region: Region) -> None:
+        super().__init__(
+            f"shared memory region '{region.name}' is larger than its object, which has been"
+            " truncated since it was registered"
+        )
+        self.number = region.number
