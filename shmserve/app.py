@@ -6,6 +6,8 @@ nothing that must not be forked exists before.
 
 from __future__ import annotations
 
+import gc
+
 from shmserve import config
 from shmserve.dispatch import Dispatcher
 from shmserve.frontends.http.app import create_app
@@ -15,6 +17,9 @@ _dispatcher = Dispatcher(_settings)
 _dispatcher.start()
 
 application = create_app(_dispatcher, _settings)
+
+gc.collect()
+gc.freeze()  # modules and routes live for ever: no request should pay for looking at them
 
 
 def close() -> None:
