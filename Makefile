@@ -27,7 +27,7 @@ proto-check: $(DEV_DEPS)  ## fail if shmserve/_generated is stale
 	$(BIN)/python proto/generate.py --check
 
 bench: $(BENCH_DEPS)  ## measure, into bench/results
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench --quick
 
 drill: $(DEV_DEPS)  ## the long kill matrix: 60 s of load, every process killed three times
 	$(BIN)/python -m tests.crash.drill --seconds 60 --kills 3

@@ -10,6 +10,7 @@ import sys
 from setproctitle import setproctitle
 
 from shmserve.errors import ConfigError
+from shmserve.observe import logs
 from shmserve.supervisor import guard, launch
 
 try:
@@ -55,6 +56,7 @@ def post_fork(server, worker):
 
 
 def post_worker_init(worker):
+    logs.setup(f"http worker {worker.age}", _settings.log_level)
     guard.start_guard(_settings)
 
 

@@ -18,6 +18,10 @@ def micros(value):
     return f"{value / 1000:.1f} ms" if value >= 10_000 else f"{value:.0f} us"
 
 
+def _rate(value):
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
 def table(result):
     """The result as Markdown."""
     machine = result["machine"]
@@ -58,12 +62,9 @@ def _row(case, base):
     ratio = f"{p50['median'] / base:.2f}" if base else ""
     if case["failed_rounds"]:
         ratio += f" ({case['failed_rounds']} rounds with errors left out)"
-    spread = f"{micros(p50['min'])}-{micros(p50['max'])}"
-    return (
-        f"| {what} | {case['server']} | {micros(p50['median'])} ({spread}) | "
-        f"{micros(p99['median'])} | {rate['median']:.0f} ({rate['min']:.0f}-{rate['max']:.0f}) | "
-        f"{ratio} |"
-    )
+    times = f"{micros(p50['median'])} ({micros(p50['min'])}-{micros(p50['max'])})"
+    rates = f"{_rate(rate['median'])} ({_rate(rate['min'])}-{_rate(rate['max'])})"
+    return f"| {what} | {case['server']} | {times} | {micros(p99['median'])} | {rates} | {ratio} |"
 
 
 def plot(result, path):

@@ -16,7 +16,7 @@ DOCUMENT = Path(__file__).with_name("ARCHITECTURE.md")
 
 def slot_edges() -> list[tuple[str, str, str]]:
     return [
-        (state.name, event.value, target.name)
+        (state.name, event.name.lower().replace("_", " "), target.name)
         for (state, event), target in slots.TRANSITIONS.items()
     ]
 

@@ -91,7 +91,7 @@ static void fail(struct client *c, const char *what, const char *detail, size_t 
                  (int)(size > 300 ? 300 : size), detail);
         for (char *p = first_error; *p; p++)
             if (*p == '"' || *p == '\\' || (unsigned char)*p < 32 || (unsigned char)*p > 126)
-                *p = '.';
+                *p = *p == '"' ? '\'' : '.';
     }
     pthread_mutex_unlock(&error_lock);
     c->errors++;
@@ -187,8 +187,10 @@ static bool receive(struct client *c, bool compare) {
     const char *body = c->body + head_size;
     long status = strtol(head + 9, NULL, 10);
     if (status != 200) {
+        char what[32];
+        snprintf(what, sizeof what, "HTTP %ld", status);
         atomic_store(&first_status, status);
-        fail(c, head, body, body_size);
+        fail(c, what, body, body_size);
     } else if (expect_length >= 0 && body_size != (size_t)expect_length)
         fail(c, "wrong body length", length, strcspn(length, "\r"));
     else if (compare && tail.size) {

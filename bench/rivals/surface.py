@@ -32,7 +32,10 @@ class Infer:
         self._infer = infer
 
     def on_post(self, req, resp, name):
-        output = memoryview(self._infer(req.env, name))
+        try:
+            output = memoryview(self._infer(req.env, name))
+        except Exception as ex:
+            raise falcon.HTTPInternalServerError(title=f"{type(ex).__name__}: {ex}") from ex
         head = json.dumps(
             {
                 "model_name": name,

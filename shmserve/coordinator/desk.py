@@ -196,7 +196,8 @@ class Desk:
             self._tell_supervisor()
 
     def drain(self, reason: str) -> None:
-        _log.info("draining reason=%s", reason)
+        if not self.fleet.draining:
+            _log.info("draining reason=%s", reason)
         self._perform(self.fleet.drain())
 
     # ------------------------------------------------------------------- inside

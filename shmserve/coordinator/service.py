@@ -89,6 +89,7 @@ class Coordinator:
         finally:
             self._close()
             writer.close()
+            segment.sweep()  # of processes killed at birth of a segment
             lock.release()
         return 0
 

@@ -13,7 +13,11 @@ from shmserve.protocol.messages import AskStats, FromCoordinator, Shown
 
 Row = dict[str, Any]
 ASKED = ("segments", "slots", "queues")  # what the processes are asked for
-OWN = ("processes", "models", "regions")  # what the coordinator knows
+_COLUMNS = {  # of answers that come as lists
+    "segments": ("segment", "bytes"),
+    "slots": ("slot", "generation", "state", "leases", "segment", "offset", "bytes"),
+    "queues": ("instance", "in_flight"),
+}
 _WAIT_S = 1.0
 _PART_BYTES = 64 * 1024  # rows per message, well below what a packet carries
 
@@ -114,6 +118,21 @@ def parts(ticket: int, rows: Iterable[Row]) -> Iterator[Shown]:
     yield Shown(ticket, tuple(part))
 
 
+def _rows(what: str, stats: dict[str, Any]) -> list[Row]:
+    """What a process says under `what` as rows, or all its single numbers as one row."""
+    answer = stats.get(what)
+    if isinstance(answer, list):
+        return [
+            dict(zip(_COLUMNS[what], row, strict=False)) if isinstance(row, list) else row
+            for row in answer
+            if isinstance(row, list | dict)
+        ]
+    if isinstance(answer, dict):  # of a frontend: instance -> requests on their way
+        return [{"instance": name, "in_flight": n} for name, n in sorted(answer.items())]
+    scalars = {key: value for key, value in stats.items() if isinstance(value, int | float | str)}
+    return [scalars] if scalars else []
+
+
 class Questions:
     """Questions to all processes that are being answered, each with a deadline."""
 
@@ -138,16 +157,12 @@ class Questions:
         self._finish(now)
 
     def answered(self, process: str, number: int, stats: dict[str, Any], now: float) -> None:
-        """A process's numbers: a list under what was asked gives rows, else its scalars one."""
+        """A process's numbers, which become rows."""
         question = self._open.get(number)
         if question is None or process not in question.awaited:
             return  # late: the question has been closed
         question.awaited.discard(process)
-        rows = stats.get(question.what)
-        if not isinstance(rows, list):
-            scalars = {k: v for k, v in stats.items() if isinstance(v, int | float | str)}
-            rows = [scalars] if scalars else []
-        question.rows += [{"process": process, **row} for row in rows if isinstance(row, dict)]
+        question.rows += [{"process": process, **row} for row in _rows(question.what, stats)]
         self._finish(now)
 
     def gone(self, process: str, now: float) -> None:

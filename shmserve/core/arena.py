@@ -82,7 +82,9 @@ class Arena:
             for segment in self._shared:
                 offset = segment.buddy.allocate(order) if segment.buddy else None
                 if offset is not None:
-                    return self._occupy(segment, offset, MIN_BLOCK << order, nbytes)
+                    slot = self._occupy(segment, offset, MIN_BLOCK << order, nbytes)
+                    slot.order = order
+                    return slot
             return NeedSegment(self._shared_size, True)
         fitting = [s for s in self._cached if nbytes <= s.size <= nbytes * _MAX_WASTE]
         if not fitting:
@@ -126,7 +128,7 @@ class Arena:
         segment.slots -= 1
         segment.freed_at = now
         if segment.buddy is not None:
-            segment.buddy.free(slot.offset, order_of(slot.size))
+            segment.buddy.free(slot.offset, slot.order)
         else:
             self._cached.append(segment)
         self._free_numbers.append(slot.number)
@@ -154,7 +156,7 @@ class Arena:
         return [slot for slot in self._slots if slot.state is not SlotState.FREE]
 
     def stats(self) -> ArenaStats:
-        counts = dict.fromkeys(SlotState, 0)
+        counts = [0] * len(SlotState)
         used = 0
         for slot in self._slots:
             counts[slot.state] += 1

@@ -80,9 +80,10 @@ class Fleet:
         """The instances the supervisor should run."""
         return [r.name for r in self.instances.values() if r.state not in _NOT_DESIRED]
 
-    def running(self) -> list[tuple[str, int]]:
-        """Instances whose executor has a link, with its pid: what a new supervisor adopts."""
-        return [(r.name, r.pid) for r in self.instances.values() if r.process in self.processes]
+    def running(self) -> list[tuple[str, int, str]]:
+        """Instances whose executor has a link, with pid and id: what a new supervisor adopts."""
+        linked = [r for r in self.instances.values() if r.process in self.processes]
+        return [(r.name, r.pid, r.process) for r in linked]
 
     @property
     def awaiting(self) -> bool:
@@ -196,9 +197,10 @@ class Fleet:
 
     def load_failed(self, process: str, reason: str, now: float) -> list[Effect]:
         """The model cannot be loaded: definitive."""
-        record = self._of_executor(process)
-        if record is None:
-            return []
+        known = self._executor(process)
+        record = self.instances.get(known.instance)
+        if record is None or record.process not in (process, ""):
+            return []  # dismissed, or another runs; but it may have ended right after telling
         self._step(record, Event.LOAD_FAILED, now)
         record.reason = reason
         text = f"model cannot be loaded instance={record.name} reason={reason}"
@@ -211,7 +213,9 @@ class Fleet:
             return []
         if record.state not in (State.LOADING, State.READY):
             return []
-        record.reason = f"a request ran for more than {self._execute_timeout_s:g} s"
+        record.reason = (
+            f"a request ran longer than execute_timeout_s ({self._execute_timeout_s:g} s)"
+        )
         return self._stop(record, now)
 
     # ------------------------------------------------------------------- inside
@@ -222,6 +226,8 @@ class Fleet:
         record = self.instances.get(name)
         if record is None or record.state is State.FAILED or self.draining:
             return [Dismiss(process, "not wanted")]
+        if any(r.process == process for r in self.instances.values() if r is not record):
+            raise ProtocolViolation(f"{process} ran another instance than {name} before")
         rival = record.process if record.process in self.processes else ""
         if rival and record.pid != pid:
             return [Dismiss(process, "another executor runs this instance")]
@@ -272,9 +278,14 @@ class Fleet:
             raise ProtocolViolation(f"unknown instance {name!r}")
         return record
 
-    def _of_executor(self, process: str) -> InstanceRecord | None:
-        """The instance an executor runs; None: it has been dismissed."""
+    def _executor(self, process: str) -> ProcessRecord:
         known = self.processes.get(process)
         if known is None or known.role != "executor":
             raise ProtocolViolation(f"{process} is not an executor")
-        return self.instances.get(known.instance)
+        return known
+
+    def _of_executor(self, process: str) -> InstanceRecord | None:
+        """The instance an executor runs; None: it has been dismissed, or is known to be dead."""
+        known = self._executor(process)
+        record = self.instances.get(known.instance)
+        return record if record is not None and record.process == process else None

@@ -42,16 +42,19 @@ class Event(Enum):
 
 
 # Started and Exited come from the supervisor, the others from the executor's own link:
-# they may overtake each other, hence the self-loops.
+# they may overtake each other, hence the self-loops, and a failed load of a process that
+# is known to have ended.
 TRANSITIONS: dict[State, dict[Event, State]] = {
     State.WANTED: {
         Event.STARTED: State.STARTING,
         Event.CONNECTED: State.LOADING,
+        Event.LOAD_FAILED: State.FAILED,
         Event.EXITED: State.BACKOFF,
     },
     State.STARTING: {
         Event.STARTED: State.STARTING,
         Event.CONNECTED: State.LOADING,
+        Event.LOAD_FAILED: State.FAILED,
         Event.EXITED: State.BACKOFF,
         Event.STOP: State.STOPPING,
     },
@@ -75,6 +78,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     State.BACKOFF: {
         Event.STARTED: State.STARTING,
         Event.CONNECTED: State.LOADING,
+        Event.LOAD_FAILED: State.FAILED,
         Event.EXITED: State.BACKOFF,
     },
     State.STOPPING: {
@@ -88,6 +92,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     },
     State.FAILED: {
         Event.STARTED: State.FAILED,
+        Event.LOAD_FAILED: State.FAILED,
         Event.LOST: State.FAILED,
         Event.EXITED: State.FAILED,
         Event.WANT: State.WANTED,

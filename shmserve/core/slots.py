@@ -8,27 +8,29 @@ knows of memory, processes or time.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import IntEnum
 
 from shmserve.errors import ProtocolViolation, StaleDescriptor
 
 
-class SlotState(Enum):
+class SlotState(IntEnum):
     """Where a slot is; each state's comment names its container."""
 
-    FREE = "free"  # Arena's free numbers; its bytes are in the allocator's free lists
-    RESERVED = "reserved"  # held by the writer that reserved it
-    SEALED = "sealed"  # written, not yet handed to a reader
-    LEASED = "leased"  # named in a message; `leases` readers have not released it
+    FREE = 0  # Arena's free numbers; its bytes are in the allocator's free lists
+    RESERVED = 1  # held by the writer that reserved it
+    SEALED = 2  # written, not yet handed to a reader
+    LEASED = 3  # named in a message; `leases` readers have not released it
 
 
-class SlotEvent(Enum):
-    RESERVE = "reserve"
-    SEAL = "seal"
-    LEASE = "lease"  # first and further leases
-    RELEASE = "release"  # a lease that is not the last
-    RELEASE_LAST = "release last"
-    RECLAIM = "reclaim"  # the owner takes back what nobody reads
+class SlotEvent(IntEnum):
+    """What happens to a slot."""
+
+    RESERVE = 0
+    SEAL = 1
+    LEASE = 2  # first and further leases
+    RELEASE = 3  # a lease that is not the last
+    RELEASE_LAST = 4
+    RECLAIM = 5  # the owner takes back what nobody reads
 
 
 TRANSITIONS: dict[tuple[SlotState, SlotEvent], SlotState] = {
@@ -46,7 +48,17 @@ TRANSITIONS: dict[tuple[SlotState, SlotEvent], SlotState] = {
 class Slot:
     """One slot. `offset` and `size` are bytes within `segment`; `size` >= what was asked for."""
 
-    __slots__ = ("generation", "leases", "nbytes", "number", "offset", "segment", "size", "state")
+    __slots__ = (
+        "generation",
+        "leases",
+        "nbytes",
+        "number",
+        "offset",
+        "order",
+        "segment",
+        "size",
+        "state",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -56,6 +68,7 @@ class Slot:
         self.segment = 0
         self.offset = 0
         self.size = 0
+        self.order = 0  # of its block in a shared segment
         self.nbytes = 0
 
     def apply(self, event: SlotEvent) -> None:
@@ -66,7 +79,7 @@ class Slot:
         """
         target = TRANSITIONS.get((self.state, event))
         if target is None:
-            raise ProtocolViolation(f"{event.value} of {self!r}")
+            raise ProtocolViolation(f"{event.name} of {self!r}")
         if target is SlotState.FREE:
             self.generation += 1  # I4: only grows
         self.state = target
@@ -90,6 +103,6 @@ class Slot:
 
     def __repr__(self) -> str:
         return (
-            f"<slot {self.number} generation={self.generation} state={self.state.value} "
+            f"<slot {self.number} generation={self.generation} state={self.state.name} "
             f"leases={self.leases} segment={self.segment} offset={self.offset} size={self.size}>"
         )

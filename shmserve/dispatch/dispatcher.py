@@ -33,6 +33,7 @@ from shmserve.transport.link import Link
 log = logging.getLogger(__name__)
 
 _MAINTENANCE_S = 1.0
+_STARTING_S = 0.05  # until the first segment is there
 
 
 class Dispatcher:
@@ -217,8 +218,8 @@ class Dispatcher:
         prepared = False
         while not self._stopping.is_set():
             try:
-                self.abandoned.poll(_MAINTENANCE_S)
                 prepared = prepared or self._prepare()
+                self.abandoned.poll(_MAINTENANCE_S if prepared else _STARTING_S)
                 for peer in list(self._peers.values()):
                     peer.flush()
                 self._prune()
@@ -231,7 +232,7 @@ class Dispatcher:
         try:
             self.memory.prepare()
         except (ArenaExhausted, Unavailable) as ex:
-            log.info("no arena yet: %s", ex)
+            log.debug("no arena yet: %s", ex)
             return False
         return True
 

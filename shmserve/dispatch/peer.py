@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 
+import msgspec
 from msgspec import DecodeError
 
 from shmserve.core.registry import LiveInstance
@@ -32,13 +33,14 @@ RELEASE_AT_ONCE = 64 * 1024  # bytes; smaller outputs are released with the next
 
 
 class Lane:
-    """A channel and which of our segments were already offered on it."""
+    """A channel, which of our segments were already offered on it, and as of when (`drops`)."""
 
-    __slots__ = ("channel", "known")
+    __slots__ = ("channel", "drops", "known")
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.known: set[int] = set()
+        self.drops = 0
 
 
 class Peer:
@@ -149,12 +151,6 @@ class Peer:
             self.in_flight -= 1
         lane.channel.close()
 
-    def dropped(self, lane: Lane) -> tuple[int, ...]:
-        """Our segments that this lane's peer may forget."""
-        gone = tuple(number for number in lane.known if not self._memory.alive(number))
-        lane.known.difference_update(gone)
-        return gone
-
     def release(self, slots: list[tuple[int, int]], nbytes: int) -> None:
         """We are done with output slots of `nbytes` bytes in total."""
         with self._lock:
@@ -229,35 +225,26 @@ def _close(fds: list[int]) -> None:
         os.close(fd)
 
 
-def wire_execute(peer: Peer, lane: Lane, memory: ArenaMemory, message: Execute) -> None:
+def wire_execute(peer: Peer, lane: Lane, memory: ArenaMemory, request: Execute) -> None:
     """Send a request on a lane, with fds of segments the peer does not know yet.
 
     Raises:
         PeerDied: it was not taken.
         TooLarge: its names and parameters are too long to pass on; nothing was sent.
     """
-    needed = {t.at.segment for t in message.inputs if isinstance(t.at, Descriptor)}
-    offers, fds = memory.offers(needed, lane.known) if needed - lane.known else ([], [])
+    needed = {t.at.segment for t in request.inputs if isinstance(t.at, Descriptor)}
+    offers, fds = memory.offers(needed, lane.known) if needed - lane.known else ((), [])
     pending = peer.take_pending()
-    try:
-        lane.channel.send(
-            messages.encode(
-                Execute(
-                    message.request,
-                    message.id,
-                    message.inputs,
-                    message.outputs,
-                    message.parameters,
-                    message.sent_ns,
-                    message.deadline_ns,
-                    pending,
-                    tuple(offers),
-                    peer.dropped(lane) if len(lane.known) > 1 else (),
-                    message.places,
-                )
-            ),
-            fds,
+    dropped: tuple[int, ...] = ()
+    if lane.drops != memory.drops:
+        lane.drops = memory.drops
+        dropped = memory.dropped(lane.known)
+    if offers or pending or dropped:
+        request = msgspec.structs.replace(
+            request, release=pending, offers=tuple(offers), dropped=dropped
         )
+    try:
+        lane.channel.send(messages.encode(request), fds)
     except TooLarge:
         peer.release(list(pending), 0)
         raise

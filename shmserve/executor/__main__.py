@@ -31,6 +31,7 @@ from shmserve.shm.status_page import StatusPage
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import channel as channels
 from shmserve.transport.link import Link
+from shmserve.transport.processes import follow
 
 log = logging.getLogger("shmserve.executor")
 
@@ -60,6 +61,7 @@ class Executor:
             held_bytes=lambda: self.memory.held_bytes,
             loaded=lambda: self.loaded,
             on_message=self._on_message,
+            instance=instance.name,
         )
         mode = instance.spec.parameters.get("client_shm_mode", settings.client_shm_mode)
         self.regions = ClientRegions(self.link, copy=mode == "copy")
@@ -173,6 +175,7 @@ def main() -> int:
     executor = Executor(instance, arguments.process_id, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: executor.stop("SIGTERM"))
+    follow(arguments.master_fd, lambda: executor.stop("the gunicorn master is gone"))
     status = executor.run()
     logging.shutdown()
     # Threads of a model's libraries must not keep a finished executor from ending.

@@ -12,6 +12,7 @@ import select
 import socket
 import time
 
+import msgspec
 from msgspec import DecodeError
 
 from shmserve.core.queue import RequestQueue
@@ -238,7 +239,7 @@ class Loop:
         fds: list[int] = []
         try:
             new = set(segments) - connection.known
-            if new or len(connection.known) > 1 or frontend.freed:
+            if new or connection.drops != self._memory.drops or frontend.freed:
                 offers, fds = self._memory.offers(new, connection.known)
                 answer = self._with_extras(connection, answer, tuple(offers))
             connection.channel.send(messages.encode(answer), fds)
@@ -256,20 +257,11 @@ class Loop:
     def _with_extras(
         self, connection: Connection, answer: Answer, offers: tuple[messages.SegmentOffer, ...]
     ) -> Answer:
-        gone = tuple(n for n in connection.known if not self._memory.alive(n))
-        connection.known.difference_update(gone)
         assert connection.frontend is not None
-        return Answer(
-            answer.request,
-            answer.outputs,
-            answer.error_code,
-            answer.error,
-            answer.parameters,
-            answer.timing,
-            answer.copied,
-            offers,
-            gone,
-            answer.final,
-            answer.retained,
-            connection.frontend.take_freed(),
+        connection.drops = self._memory.drops
+        return msgspec.structs.replace(
+            answer,
+            offers=offers,
+            dropped=self._memory.dropped(connection.known),
+            freed=connection.frontend.take_freed(),
         )

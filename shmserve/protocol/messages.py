@@ -313,9 +313,12 @@ class Desired(Message, frozen=True):
 
 
 class Adopt(Message, frozen=True):
-    """Coordinator to a new supervisor: executors that run already, as (instance, pid)."""
+    """Coordinator to a new supervisor: executors that run already.
 
-    instances: tuple[tuple[str, int], ...]
+    Each as (instance, pid, process id).
+    """
+
+    instances: tuple[tuple[str, int, str], ...]
 
 
 class Shown(Message, frozen=True):

@@ -47,6 +47,7 @@ class ArenaMemory:
         self._next_segment = 1
         self._now = now
         self._held = 0
+        self.drops = 0  # how many segments were given back so far
 
     def prepare(self) -> None:
         """Make the first segment now, so that no request pays for it.
@@ -78,7 +79,7 @@ class ArenaMemory:
     def _grow(self, need: NeedSegment) -> None:
         if not self._budget.grant(need.size, _GRANT_TIMEOUT_S):
             raise ArenaExhausted(
-                f"no room for {need.size} more bytes of tensors in the pool (pool_bytes)"
+                f"the pool (pool_bytes) has no {need.size} bytes more for tensors right now"
             )
         try:
             segment = Segment(self._epoch(), need.size)
@@ -140,9 +141,11 @@ class ArenaMemory:
                 known.add(number)
         return offers, fds
 
-    def alive(self, segment: int) -> bool:
-        """Whether a segment is still in use (False: it was given back)."""
-        return segment in self._segments
+    def dropped(self, known: set[int]) -> tuple[int, ...]:
+        """Which of a peer's known segments were given back; takes them out of `known`."""
+        gone = tuple(number for number in known if number not in self._segments)
+        known.difference_update(gone)
+        return gone
 
     def trim(self, idle_s: float = 0.0, nbytes: int | None = None) -> None:
         """Free segments nobody used for `idle_s` seconds, at most until `nbytes` are found."""
@@ -151,6 +154,7 @@ class ArenaMemory:
             segments = [self._segments.pop(number) for number in numbers]
             freed = sum(segment.size for segment in segments)
             self._held -= freed
+            self.drops += len(segments)
         for segment in segments:
             segment.free()
         if freed:
@@ -176,7 +180,7 @@ class ArenaMemory:
                         "segment": slot.segment,
                         "slot": slot.number,
                         "generation": slot.generation,
-                        "state": slot.state.value,
+                        "state": slot.state.name,
                         "leases": slot.leases,
                         "offset": slot.offset,
                         "bytes": slot.nbytes,

@@ -11,6 +11,8 @@ from __future__ import annotations
 import mmap
 import os
 
+import numpy as np
+
 from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument
 from shmserve.protocol.messages import RegionRef
@@ -72,7 +74,7 @@ class ClientRegion:
             InvalidArgument: outside of the region, or the object has been cut off.
         """
         self._check_bounds(at)
-        target = memoryview(bytearray(at.nbytes))
+        target = np.empty(at.nbytes, np.uint8).data  # unlike a bytearray not zeroed first
         position = self.region.offset + at.offset
         done = 0
         while done < at.nbytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 
@@ -32,6 +33,10 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = config.load()
     setproctitle("shmserve: supervisor")
     logs.setup("supervisor", settings.log_level)
+    defaults = config.Settings()
+    for name in ("grpc_bind", "grpc_processes"):
+        if getattr(settings, name) != getattr(defaults, name):
+            logging.getLogger(__name__).warning("%s is set, but only HTTP is served", name)
     return Supervisor(
         settings,
         config.run_dir(settings),

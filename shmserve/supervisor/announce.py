@@ -7,13 +7,16 @@ from shmserve.errors import Unavailable
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.transport.notify import Notifier
 
+_EXTEND_EVERY_S = 20.0
+_EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
+
 
 class Announcer:
-    """Follows the registry. READY=1 is sent once nothing is loading any more.
+    """Follows the registry. READY=1 means that every model that should be loaded is.
 
-    A model that cannot be loaded makes the readiness endpoint say no and the status line
-    say why, but it does not keep the service from having started: the service manager
-    would kill it, and the other models with it.
+    A model that cannot be loaded keeps the service from being ready, and the status line
+    says why. The others serve meanwhile, so the service manager is asked for patience: it
+    would else kill the service, and them with it, when its start times out.
     """
 
     def __init__(self, notifier: Notifier, reader: RegistryReader, watchdog_s: float) -> None:
@@ -23,11 +26,15 @@ class Announcer:
         self._generation = -1
         self._ready = False
         self._alive_at = 0.0
+        self._extended_at = 0.0
 
     def turn(self, now: float) -> None:
         if self._watchdog_s and now - self._alive_at >= self._watchdog_s:
             self._alive_at = now
             self._notifier.send("WATCHDOG=1")
+        if not self._ready and now - self._extended_at >= _EXTEND_EVERY_S:
+            self._extended_at = now
+            self._notifier.send(_EXTENSION)
         try:
             snapshot = self._reader.current()
         except Unavailable:
@@ -36,23 +43,13 @@ class Announcer:
             return
         self._generation = snapshot.generation
         lines = [f"STATUS={status_line(snapshot)}"]
-        if not self._ready and settled(snapshot):
+        if not self._ready and snapshot.ready:
             self._ready = True
             lines.insert(0, "READY=1")
         self._notifier.send(*lines)
 
     def stopping(self) -> None:
         self._notifier.send("STOPPING=1", "STATUS=draining")
-
-
-def settled(snapshot: Snapshot) -> bool:
-    """Whether every model has either come up or failed for good."""
-    entries = [entry for versions in snapshot.models.values() for entry in versions.values()]
-    return snapshot.complete and all(
-        entry.state is ModelState.UNAVAILABLE
-        or (entry.state is ModelState.READY and bool(entry.instances))
-        for entry in entries
-    )
 
 
 def status_line(snapshot: Snapshot) -> str:

@@ -17,21 +17,28 @@ class Child:
     """
 
     def __init__(
-        self, name: str, pid: int, pidfd: int, popen: subprocess.Popen[bytes] | None, now: float
+        self,
+        name: str,
+        pid: int,
+        pidfd: int,
+        popen: subprocess.Popen[bytes] | None,
+        now: float,
+        process: str = "",
     ) -> None:
         self.name = name
         self.pid = pid
         self.pidfd = pidfd
         self.started_at = now
+        self.process = process  # its process id, for executors
         self._popen = popen
         self.kill_at: float | None = None  # it was told to stop; from then on it is killed
 
     @classmethod
-    def of(cls, name: str, popen: subprocess.Popen[bytes], now: float) -> Child:
+    def of(cls, name: str, popen: subprocess.Popen[bytes], now: float, process: str = "") -> Child:
         """A process just started. Not reaped yet, so its pid is certainly its own."""
         pidfd = pidfd_open(popen.pid)
         assert pidfd is not None
-        return cls(name, popen.pid, pidfd, popen, now)
+        return cls(name, popen.pid, pidfd, popen, now, process)
 
     @property
     def stopping(self) -> bool:

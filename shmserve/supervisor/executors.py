@@ -15,6 +15,7 @@ from shmserve.core.lifecycle import Restarts
 from shmserve.protocol import messages
 from shmserve.protocol.messages import Exited, Instance, Started, ToCoordinator
 from shmserve.supervisor.children import Child, as_stdin
+from shmserve.transport import rundir
 from shmserve.transport.processes import describe_status, pidfd_open, spawn
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Executors:
         self._tell = tell
         self._watch = watch
         self._desired: dict[str, Instance] = {}
+        self._told = False  # what is desired; before that an adopted executor is left alone
         self._restarts: dict[str, Restarts] = {}
         self._due: dict[str, float] = {}  # instances that wait for their next start
         self._count = 0
@@ -56,6 +58,7 @@ class Executors:
     def desire(self, instances: Iterable[Instance], now: float) -> None:
         """Run exactly these from now on."""
         self._desired = {instance.name: instance for instance in instances}
+        self._told = True
         for name in list(self._due):
             if name not in self._desired:
                 del self._due[name]
@@ -64,14 +67,14 @@ class Executors:
                 self._due[name] = now
         self.turn(now)
 
-    def adopt(self, name: str, pid: int, now: float) -> None:
+    def adopt(self, name: str, pid: int, process: str, now: float) -> None:
         """Take over an executor that runs already."""
         if name in self.children:
             return
         pidfd = pidfd_open(pid)
         if pidfd is None:
             return
-        child = Child(name, pid, pidfd, None, now)
+        child = Child(name, pid, pidfd, None, now, process)
         self.children[name] = child
         self._due.pop(name, None)
         self._restart(name).started(now)
@@ -89,9 +92,17 @@ class Executors:
         reason = describe_status(status)
         if self.children.get(child.name) is child:
             del self.children[child.name]
+        rundir.clean_endpoint(self._run_dir, child.process)
         self._tell(Exited(child.name, child.pid, reason))
-        _log.warning("executor ended instance=%s pid=%d reason=%s", child.name, child.pid, reason)
-        if self.halted or child.name not in self._desired:
+        expected = self.halted or child.name not in self._desired
+        _log.log(
+            logging.INFO if expected else logging.WARNING,
+            "executor ended instance=%s pid=%d reason=%s",
+            child.name,
+            child.pid,
+            reason,
+        )
+        if expected:
             return
         # One that chose to exit may have told the coordinator that its model cannot be loaded.
         at_once = child.stopping or status is None or status < 0
@@ -100,7 +111,7 @@ class Executors:
     def turn(self, now: float) -> None:
         """Do what is due."""
         for name, child in self.children.items():
-            if name not in self._desired and not self.halted:
+            if self._told and name not in self._desired and not self.halted:
                 child.stop(now, _STOP_GRACE_S)
             child.enforce(now)
         for name, due in list(self._due.items()):
@@ -128,7 +139,7 @@ class Executors:
             _log.error("executor not started instance=%s error=%s", instance.name, ex)
             self._due[instance.name] = restart.ended(now, at_once=False)
             return
-        child = Child.of(instance.name, popen, now)
+        child = Child.of(instance.name, popen, now, process)
         self.children[instance.name] = child
         restart.started(now)
         self._watch(child)
@@ -145,5 +156,5 @@ class Executors:
         while True:
             self._count += 1
             process = ids.new_process_id("executor", self._count)
-            if not os.path.exists(os.path.join(self._run_dir, f"{process}.sock")):
+            if not os.path.exists(rundir.endpoint(self._run_dir, process)):
                 return process

@@ -177,8 +177,8 @@ class Supervisor:
             self._part.clear()
             self._executors.report()
         elif isinstance(message, Adopt):
-            for name, pid in message.instances:
-                self._executors.adopt(name, pid, now)
+            for name, pid, process in message.instances:
+                self._executors.adopt(name, pid, process, now)
         elif isinstance(message, Desired):
             self._part += message.instances
             if not message.more:
@@ -197,7 +197,8 @@ class Supervisor:
         self._coordinator = None
         reason = describe_status(child.reap())
         self._coordinator_due = self._coordinator_restarts.ended(now)
-        _log.warning("coordinator ended pid=%d reason=%s", child.pid, reason)
+        level = logging.INFO if self._drain_reason else logging.WARNING
+        _log.log(level, "coordinator ended pid=%d reason=%s", child.pid, reason)
 
     # ------------------------------------------------------------ the coordinator
 

@@ -63,7 +63,7 @@ class RunningServer:
         self.unix_path = os.path.join(self.run_dir, "http.sock")
         self.log_path = Path(self.run_dir) / "log"
         self._gunicorn = gunicorn
-        self._environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
+        self.environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
         values: dict[str, object] = {
             "run_dir": self.run_dir,
             "model_repository": repository,
@@ -71,8 +71,10 @@ class RunningServer:
             "drain_timeout_s": 10,
             **settings,
         }
-        self._environ.update({f"SHMSERVE_{k.upper()}": str(v) for k, v in values.items()})
-        self._environ.update(environ or {})
+        self.environ.update({f"SHMSERVE_{k.upper()}": str(v) for k, v in values.items()})
+        # A process that sets its title may write it over its environment, by which we find it.
+        self.environ["SPT_NOENV"] = "1"
+        self.environ.update(environ or {})
         self.master: subprocess.Popen[bytes] | None = None
 
     # ------------------------------------------------------------------ life
@@ -87,7 +89,7 @@ class RunningServer:
                     "shmserve.app",
                 ],
                 cwd=ROOT,
-                env=self._environ,
+                env=self.environ,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -183,6 +185,26 @@ class RunningServer:
         return f"http://{self.http_host}:{self.http_port}"
 
     # ------------------------------------------------------------ inspection
+
+    def show(self, what: str) -> list[dict[str, Any]]:
+        """Rows of ``shmserve show <what>``."""
+        done = subprocess.run(
+            [sys.executable, "-m", "shmserve.cli", "show", what, "--json"],
+            capture_output=True,
+            text=True,
+            timeout=WATCHDOG_S,
+            env=self.environ,
+            check=True,
+        )
+        rows: list[dict[str, Any]] = json.loads(done.stdout)
+        return rows
+
+    def wait_instances(self) -> None:
+        """Until every instance of every model runs; readiness waits for one of each."""
+        wait_until(
+            lambda: all(row["instance_state"] == "READY" for row in self.show("models")),
+            "instances are not ready",
+        )
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")

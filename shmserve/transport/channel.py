@@ -19,7 +19,10 @@ MAX_MESSAGE = 128 * 1024  # below the default SO_SNDBUF of 208 KiB
 MAX_FDS = 64
 ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
 _SEND_TIMEOUT_S = 5.0  # a peer that reads nothing for so long is as good as dead
-_FLAGS = socket.MSG_CMSG_CLOEXEC
+# As plain integers: operators of the socket module's flags run in Python, on every message.
+_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
+_FLAGS_NOW = _FLAGS | int(socket.MSG_DONTWAIT)
+_INCOMPLETE = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 
 
 def _timeval(seconds: float) -> bytes:
@@ -96,7 +99,7 @@ class Channel:
 
     def receive_now(self) -> tuple[memoryview, list[int]] | None:
         """One message if there is one, else None; raises as `receive` does."""
-        return self._receive(_FLAGS | socket.MSG_DONTWAIT)
+        return self._receive(_FLAGS_NOW)
 
     def _receive(self, flags: int) -> tuple[memoryview, list[int]] | None:
         try:
@@ -106,7 +109,7 @@ class Channel:
         except OSError as ex:
             raise PeerDied(f"the peer is gone: {ex.strerror or ex}") from ex
         fds = received_fds(ancillary) if ancillary else []
-        if size == 0 or got & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if size == 0 or got & _INCOMPLETE:
             for fd in fds:
                 os.close(fd)
             if size == 0:

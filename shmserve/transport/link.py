@@ -137,11 +137,12 @@ class Link:
         size = len(messages.encode(message))
         if size > MAX_MESSAGE:  # found out while sending, it would block the outbox for good
             raise ProtocolViolation(f"a {type(message).__name__} of {size} bytes is too long")
-        copies = [os.dup(fd) for fd in fds]
         with self._lock:
-            self._outbox.append(message)
-            if copies:
-                self._riding[id(message)] = copies
+            if not fds:
+                self._outbox.append(message)
+            elif self.connected:
+                self._outbox.append(message)
+                self._riding[id(message)] = [os.dup(fd) for fd in fds]
         self._wake()
 
     def ask(self, make: Make, timeout_s: float) -> tuple[FromCoordinator, list[int]]:

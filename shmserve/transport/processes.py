@@ -15,7 +15,9 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 _MAX_FDS = 1 << 16
@@ -52,6 +54,22 @@ def send_signal(pidfd: int, number: signal.Signals) -> None:
         signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
         pass
+
+
+def follow(pidfd: int, stop: Callable[[], None], within_s: float = 4.0) -> None:
+    """Once the process has ended, call `stop`, and end this process after `within_s` anyway.
+
+    For roles without a loop of their own that could watch the pidfd: a daemon thread does.
+    """
+
+    def watch() -> None:
+        while not has_ended(pidfd, 3600.0):
+            continue
+        stop()
+        time.sleep(within_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="shmserve-follow", daemon=True).start()
 
 
 def spawn_role(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 
 from shmserve.errors import ConfigError
@@ -23,6 +24,7 @@ from shmserve.transport.processes import FileLock
 
 COORDINATOR_SOCKET = "coordinator.sock"
 EPOCH_FILE = "epoch"
+_ENDPOINT = re.compile(r"executor-[0-9]+-[0-9a-f]+\.sock")
 _LONGEST_NAME = len("/executor-00000-0000.sock")
 _SOCKET_PATH_LIMIT = 107  # sun_path of a Unix-domain socket, without its NUL
 
@@ -65,9 +67,21 @@ def clean(run_dir: str) -> None:
 def clean_sockets(run_dir: str) -> None:
     """Remove the sockets of processes that have ended."""
     for name in os.listdir(run_dir):
-        if name.endswith(".sock"):
+        # Only ours: gunicorn may have its HTTP socket in this directory, too.
+        if name == COORDINATOR_SOCKET or _ENDPOINT.fullmatch(name):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(run_dir, name))
+
+
+def endpoint(run_dir: str, process: str) -> str:
+    """Where an executor listens."""
+    return os.path.join(run_dir, f"{process}.sock")
+
+
+def clean_endpoint(run_dir: str, process: str) -> None:
+    """Remove the socket of an executor that ended without doing so."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(endpoint(run_dir, process))
 
 
 def write_epoch(run_dir: str, epoch: str) -> None:

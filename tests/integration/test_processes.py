@@ -143,7 +143,7 @@ def test_an_executor_that_hangs_is_killed_and_replaced(tmp_path):
         wait_until(lambda: tree.live("slow") != before, "the watchdog")
         flag.unlink()
         wait_until(lambda: tree.live("slow").get("slow/1/0", 0) not in (0, before["slow/1/0"]), "x")
-        assert "a request ran for more than" in (tmp_path / "log").read_text()
+        assert "a request ran longer than" in (tmp_path / "log").read_text()
     finally:
         tree.close()
 

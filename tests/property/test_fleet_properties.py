@@ -44,8 +44,12 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(pid=PIDS, name=INSTANCES)
     def hello(self, pid, name):
-        self.fleet.hello(f"executor-{pid}-aa", "executor", pid, 0, name, self.now)
-        self.linked.add(pid)
+        try:
+            self.fleet.hello(f"executor-{pid}-aa", "executor", pid, 0, name, self.now)
+        except ProtocolViolation:  # its link is closed
+            self.gone(pid)
+        else:
+            self.linked.add(pid)
 
     @rule(pid=PIDS)
     def gone(self, pid):
@@ -58,10 +62,8 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(pid=PIDS)
     def load_failed(self, pid):
-        process = f"executor-{pid}-aa"
-        known = self.fleet.processes.get(process)
-        if self.attempt(self.fleet.load_failed, process, "no") and known and known.instance:
-            self.failed.add(known.instance)
+        self.attempt(self.fleet.load_failed, f"executor-{pid}-aa", "no")
+        self.failed |= {n for n, r in self.fleet.instances.items() if r.state is State.FAILED}
 
     @rule(pid=PIDS, busy_ms=st.integers(0, 5000))
     def busy(self, pid, busy_ms):
@@ -107,4 +109,4 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 TestFleet = FleetMachine.TestCase
-TestFleet.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestFleet.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)

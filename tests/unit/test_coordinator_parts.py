@@ -132,6 +132,22 @@ def test_a_question_is_answered_when_all_have_or_time_is_up():
     assert len(questions) == 0
 
 
+@pytest.mark.parametrize(
+    ("what", "stats", "row"),
+    [
+        ("segments", {"segments": [[0, 4096]], "busy_ms": 0}, {"segment": 0, "bytes": 4096}),
+        ("queues", {"queues": {"m/1/0": 2}}, {"instance": "m/1/0", "in_flight": 2}),
+        ("queues", {"queued": 3, "arena": {"free": 1}}, {"queued": 3}),
+    ],
+)
+def test_answers_of_every_form_become_rows(what, stats, row):
+    sent = []
+    questions = shows.Questions(lambda process, message: sent.append(message))
+    questions.ask("cli-1-aa", 9, what, ["http-1-aa"], 0.0)
+    questions.answered("http-1-aa", 1, stats, 0.1)
+    assert sent[-1] == Shown(9, ({"process": "http-1-aa", **row},))
+
+
 def test_whoever_dies_is_not_waited_for():
     sent = []
     questions = shows.Questions(lambda process, message: sent.append(message))

@@ -123,6 +123,33 @@ def test_a_rival_nobody_started_is_dismissed():
     assert [i.pid for i in entry(fleet).instances] == [10]
 
 
+def test_what_a_dead_executor_had_still_sent_is_not_credited_to_its_successor():
+    fleet = make(["m/1/0"])
+    fleet.hello("executor-1-aa", "executor", 10, 0, "m/1/0", 1.0)
+    fleet.exited("m/1/0", 10, "signal SIGKILL", 1.1)
+    fleet.hello("executor-2-bb", "executor", 11, 0, "m/1/0", 1.2)
+    assert fleet.loaded("executor-1-aa", SPEC, "executor-1-aa.sock", 1.3) == []
+    assert entry(fleet).instances == ()
+
+
+def test_a_failed_load_counts_even_if_the_end_of_its_process_overtakes_it():
+    fleet = make(["m/1/0"])
+    fleet.started("m/1/0", 10, 0.5)
+    fleet.hello("executor-1-aa", "executor", 10, 0, "m/1/0", 1.0)
+    fleet.exited("m/1/0", 10, "status 1", 1.1)
+    assert Desire() in fleet.load_failed("executor-1-aa", "no such file", 1.2)
+    assert fleet.desired() == []
+    assert entry(fleet).reason == "no such file"
+
+
+def test_an_executor_cannot_change_its_instance():
+    fleet = make()
+    bring_up(fleet)
+    again = restarted(fleet)
+    with pytest.raises(ProtocolViolation, match="ran another instance"):
+        again.hello("executor-1-aa", "executor", 10, 0, "m/1/1", 100.1)
+
+
 def test_an_executor_of_nothing_known_is_dismissed():
     effects = make().hello("executor-9-zz", "executor", 99, 0, "other/1/0", 3.0)
     assert effects == [Dismiss("executor-9-zz", "not wanted")]
@@ -171,7 +198,7 @@ def test_a_new_supervisor_adopts_what_has_a_link_and_forgets_the_rest():
     bring_up(fleet)
     fleet.started("m/1/1", 11, 1.0)  # by a supervisor that died before its executor said hello
     assert Desire() in fleet.hello("supervisor-2-aa", "supervisor", 5, 0, "", 3.0)
-    assert fleet.running() == [("m/1/0", 10)]
+    assert fleet.running() == [("m/1/0", 10, "executor-1-aa")]
     assert fleet.instances["m/1/1"].pid == 0
 
 

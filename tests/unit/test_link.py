@@ -116,14 +116,14 @@ def test_it_says_hello_and_passes_on_what_it_is_told(coordinator, process):
     assert process.link.epoch == "e1"
     coordinator.send(Trim(5))
     coordinator.send(Stop("drain"))
-    coordinator.send(Adopt((("m/1/0", 3),)))
+    coordinator.send(Adopt((("m/1/0", 3, "executor-2-bb"),)))
     coordinator.send(AskStats(4, "slots"))
     assert coordinator.receive() == Stats(4, {"asked": "slots"})
     assert process.told == [
         Welcome(messages.VERSION, "e1"),
         ("trim", 5),
         ("stop", "drain"),
-        Adopt((("m/1/0", 3),)),
+        Adopt((("m/1/0", 3, "executor-2-bb"),)),
     ]
 
 

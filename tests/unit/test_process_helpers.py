@@ -123,10 +123,13 @@ def test_cleaning_leaves_the_locks(tmp_path):
     assert rundir.read_epoch(run_dir) == ""
     rundir.write_epoch(run_dir, "12345678")
     assert rundir.read_epoch(run_dir) == "12345678"
-    for name in ("master.lock", "a.sock", "registry.page", "registry.msgpack.new"):
+    for name in ("master.lock", "http.sock", "registry.page", "registry.msgpack.new"):
+        (tmp_path / name).touch()
+    for name in ("coordinator.sock", "executor-12-9f3a.sock"):
         (tmp_path / name).touch()
     rundir.clean(run_dir)
-    assert os.listdir(run_dir) == ["master.lock"]
+    assert sorted(os.listdir(run_dir)) == ["http.sock", "master.lock"]  # http.sock: gunicorn's
+    rundir.clean_endpoint(run_dir, "executor-1-aaaa")
 
 
 @pytest.mark.parametrize("abstract", [False, True])

@@ -157,6 +157,10 @@ class Body:
         self.copied += filled
         return filled
 
+    def skippable(self, limit: int) -> bool:
+        """Whether `drain` can be expected to succeed, as far as one can tell beforehand."""
+        return self.finished or not (self.failed or self._expects)
+
     def drain(self, limit: int) -> bool:
         """Discard what the application left unread; False if the connection must close."""
         if self._expects:  # the client may or may not send it: nobody can know
@@ -193,6 +197,9 @@ class LengthBody(Body):
     @property
     def finished(self) -> bool:
         return self._left == 0
+
+    def skippable(self, limit: int) -> bool:
+        return self._left <= limit and super().skippable(limit)
 
     def _receive(self, want: int) -> bytes:
         size = min(want, self._left, _PIECE)

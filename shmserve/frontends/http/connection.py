@@ -72,6 +72,7 @@ class Connection:
     """
 
     __slots__ = (
+        "_body",
         "_caller",
         "_client",
         "_heads",
@@ -95,6 +96,7 @@ class Connection:
         self.sock = sock
         self.settings = service.settings
         self.expired = False
+        self._body: Body | None = None
         environ = environs.connection_environ(service.environ, self, client, server)
         self._heads = Heads(self, service.cfg, client, environ)
         self.watch: tuple[str, float] | None = None
@@ -121,7 +123,15 @@ class Connection:
     def lasting(self) -> bool:
         """Whether there may be another request after this one."""
         service = self._service
-        return service.keep_alive and not (service.stopping or self.expired)
+        if not service.keep_alive or service.stopping or self.expired:
+            return False
+        return self._body is None or self._body.skippable(_DRAINED)
+
+    def _has_unread(self) -> bool:
+        try:
+            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except OSError:
+            return False
 
     # Serving
 
@@ -137,7 +147,7 @@ class Connection:
         head = self._next_head()
         if head is None:
             return False
-        body = self._body(head)
+        body = self._body = self._open_body(head)
         self.watch = None
         service = self._service
         service.count()
@@ -156,8 +166,11 @@ class Connection:
                 service.access(response, head.request, environ, elapsed)
             if service.after:
                 service.after(head.request, environ, response)
-        if body.finished or (response.keep_alive and body.drain(_DRAINED)):
-            return answered and response.keep_alive
+        keep = answered and response.keep_alive
+        if body.finished or (keep and body.drain(_DRAINED)):
+            if not keep and self._has_unread():
+                self._linger()
+            return keep
         self._linger()
         return False
 
@@ -172,14 +185,14 @@ class Connection:
         except Exception:
             uri = environ["RAW_URI"]
             self._service.log.exception("Error handling request %s %s", response.method, uri)
-            if not response.begun:
-                response.status = "500"
-                self._refuse(500, "internal error")
-            return False
         finally:
             close = getattr(result, "close", None)
             if close is not None:
                 close()
+        if not response.begun:
+            response.status = "500"
+            self._refuse(500, "internal error")
+        return False
 
     # Heads
 
@@ -194,14 +207,16 @@ class Connection:
                 status, message = status_of(ex)
             self._service.log.info("Refused a request from %s: %s", self._client, message)
             self._refuse(status, message)
+            self._linger()
             return None
 
-    def _body(self, head: Head) -> Body:
+    def _open_body(self, head: Head) -> Body:
         """The body, with which the head's bytes are taken from the kernel."""
         heads, length, start = self._heads, head.length, head.size
         peeked = heads.peeked
         if length > self.settings.max_request_bytes:
             self._refuse(413, too_large(self.settings).message)
+            self._linger()
             raise ClientGone
         if peeked:
             whole = start + length
@@ -254,7 +269,6 @@ class Connection:
     def _refuse(self, status: int, message: str) -> None:
         answer = refusal(status, message)
         self.send([answer], len(answer))
-        self._linger()
 
     def _linger(self) -> None:
         """Let the client read the last answer: closing now would reset the connection."""

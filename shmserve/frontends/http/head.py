@@ -4,8 +4,9 @@ A head is looked at before it is taken (MSG_PEEK). So a body that did not come a
 with its head entirely stays in the kernel, and is received into its place in memory.
 
 What costs is parsing, and clients send the same head again and again: a connection
-remembers the last few, byte for byte. Taking costs nothing at one connection, but a fifth
-of the requests per second at eight if it lets go of the interpreter lock; see `discard`.
+remembers the last few, byte for byte. The second system call costs nothing at one
+connection, but up to a fifth of the requests per second at eight if it lets go of the
+interpreter lock, for which the threads then queue; see `discard`.
 """
 
 from __future__ import annotations

@@ -14,12 +14,13 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from gunicorn.workers.base import Worker
 
 from shmserve import config
+from shmserve.frontends.http import environ as environs
 from shmserve.frontends.http.connection import IDLE, LINGER, SEND, Connection, Service
 from shmserve.frontends.http.refusals import refusal
 
@@ -30,6 +31,9 @@ _PARKED_THREADS = 64
 # A stopping worker leaves idle connections open this long: the next request of a busy
 # client may be on its way already, and is answered with "Connection: close".
 _STOP_GRACE_S = 2.0
+
+_ACCEPT_DELAY_S = 0.0001  # for each connection, so that the least busy worker is first
+_MAX_ACCEPT_DELAY_S = 0.001
 
 _REFUSED_SOCKETS = 128
 _CUT_GRACE_S = 5.0
@@ -96,7 +100,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
             selector.register(self.PIPE[0], selectors.EVENT_READ)
             for listener in self.sockets:
                 listener.setblocking(False)
-                selector.register(listener, selectors.EVENT_READ, listener)
+                selector.register(listener, selectors.EVENT_READ, listener.getsockname())
             self._accept_until_stopped(selector)
         self.service.stopping = True
         for listener in self.sockets:
@@ -147,7 +151,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
                 if key.data is None:
                     self._drain_pipe()
                 else:
-                    self._accept(key.data)
+                    self._accept(key.fileobj, key.data)
 
     def _drain_pipe(self) -> None:
         try:
@@ -155,8 +159,11 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         except BlockingIOError:
             pass
 
-    def _accept(self, listener: Any) -> None:
-        # One at a time: more are left to the other workers, which woke up as well.
+    def _accept(self, listener: Any, address: environs.Address) -> None:
+        # One at a time, and the later the more connections there are already: the other
+        # workers woke up as well, and long-lived connections should be spread evenly.
+        if self.cfg.workers > 1 and self.connections:
+            sleep(min(len(self.connections) * _ACCEPT_DELAY_S, _MAX_ACCEPT_DELAY_S))
         try:
             sock, client = listener.accept()
         except OSError:  # taken by another worker, gone already, or no descriptor left
@@ -164,7 +171,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         if len(self.connections) >= self.settings.max_connections:
             self._refuse(sock)
             return
-        connection = Connection(self.service, sock, client, listener.getsockname())
+        connection = Connection(self.service, sock, client, address)
         with self.lock:
             self.connections.add(connection)
         try:
@@ -230,7 +237,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
             if now >= stop_at:
                 self.log.warning("Connections left behind at exit: %d", len(self.connections))
                 break
-            threading.Event().wait(_STOPPING_TICK_S)
+            sleep(_STOPPING_TICK_S)
         self._close_refused()
 
     # The connections' threads

@@ -1,0 +1,137 @@
+"""kill -9 is a normal event: at named points of the code, and under load."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from shmserve.testing.server import RunningServer, wait_until
+from tests.crash.drill import ROLES, drill, kill_one
+from tests.crash.load import Load
+from tests.crash.soak import grown, slots, soak
+
+HERE = Path(__file__).parent
+MODELS = HERE.parent / "models"
+
+# Where each process dies: before the n-th call of a function.
+POINTS = {
+    "frontend, slot reserved": "shmserve.dispatch.call:Call.add_input:20",
+    "frontend, request sent": "shmserve.dispatch.call:Call._wait:20",
+    "frontend, answer received": "shmserve.dispatch.call:Call._output:20",
+    "frontend, slots not yet released": "shmserve.dispatch.call:Call.close:20",
+    "executor, request received": "shmserve.executor.run:Runner.run:20",
+    "executor, output reserved": "shmserve.executor.request:ExecutorRequest.offer:20",
+    "executor, output sealed": "shmserve.executor.run:Runner._lease:20",
+    "executor, answer not yet sent": "shmserve.executor.loop:Loop._send:20",
+    "executor, segment about to be made": "shmserve.shm.segment:Segment.__init__:3",
+    "any, segment still has its name": "posix_ipc:unlink_shared_memory:3",
+    "executor, model loaded": "shmserve.executor.loop:Loop.run:1",
+    "coordinator, snapshot unpublished": "shmserve.shm.registry_page:RegistryWriter.publish:3",
+    "coordinator, budget asked": "shmserve.core.budget:Ledger.grant:2",
+    "supervisor, before it starts one": "shmserve.supervisor.executors:Executors._start:2",
+}
+
+
+@pytest.mark.parametrize("point", POINTS.values(), ids=POINTS.keys())
+def test_a_process_that_dies_at_a_named_point_costs_its_own_request_at_most(
+    point: str, tmp_path: Path
+) -> None:
+    flag = tmp_path / "armed"
+    flag.touch()
+    environ = {"PYTHONPATH": str(HERE / "points"), "CRASH_POINT": point, "CRASH_FLAG": str(flag)}
+    server = RunningServer(MODELS, environ=environ)
+    with server:
+        with Load(server, clients=4) as verdict:
+            wait_until(lambda: not flag.exists(), f"nothing died at {point}")
+            seen = verdict.counts["right"]
+            wait_until(lambda: verdict.counts["right"] > seen + 200, "no answers afterwards")
+        server.wait_ready()
+        assert verdict.wrong == []
+        wait_until(lambda: slots(server) == 0, "slots are left")
+    assert server.leaks() == []
+
+
+def test_every_process_is_killed_under_load() -> None:
+    server = RunningServer(MODELS)
+    with server:
+        verdict, notes = drill(server, seconds=8, kills=1)
+        assert len(notes) == len(ROLES)
+        assert verdict.wrong == []
+        assert verdict.counts["right"] > 100
+        wait_until(lambda: slots(server) == 0, "slots are left")
+    assert server.leaks() == []
+
+
+def test_supervisor_and_coordinator_at_once() -> None:
+    server = RunningServer(MODELS)
+    with server:
+        server.wait_instances()
+        before = server.pids("executor")
+        # Sizes for which no arena has to grow: growth is what needs the coordinator.
+        with Load(server, clients=2, sizes=(10, 1000, 100_000)) as verdict:
+            for role in ("supervisor", "coordinator"):
+                os.kill(server.pids(role)[0], signal.SIGKILL)
+            wait_until(
+                lambda: bool(server.pids("supervisor")) and bool(server.pids("coordinator")),
+                "not back",
+            )
+        server.wait_ready()
+        assert verdict.wrong == []
+        assert verdict.closed == []
+        assert verdict.refused == []  # the data path never needed them
+        assert server.pids("executor") == before  # models were not loaded again
+    assert server.leaks() == []
+
+
+def test_after_kill_9_of_the_master_one_restart_leaves_nothing() -> None:
+    server = RunningServer(MODELS)
+    try:
+        server.start()
+        assert server.master is not None
+        server.master.kill()
+        server.master.wait()
+        wait_until(lambda: not server.processes(), f"still there: {server.processes()}")
+        server.start()
+        server.stop()
+        assert server.leaks() == []
+    finally:
+        server.kill_all()
+
+
+def test_sighup_replaces_http_workers_and_leaves_models_alone() -> None:
+    server = RunningServer(MODELS)
+    with server:
+        server.wait_instances()
+        executors, workers = server.pids("executor"), server.pids("http worker")
+        with Load(server, clients=4) as verdict:
+            assert server.master is not None
+            server.master.send_signal(signal.SIGHUP)
+            wait_until(
+                lambda: (
+                    not set(workers) & set(server.pids("http worker"))
+                    and len(server.pids("http worker")) == len(workers)
+                ),
+                "workers were not replaced",
+            )
+        assert server.pids("executor") == executors
+        assert verdict.wrong == []
+        assert verdict.refused == []
+    assert server.leaks() == []
+
+
+def test_a_restarted_executor_is_told_of_by_the_next_kill(own_server: RunningServer) -> None:
+    expected = {"executor": len(own_server.pids("executor"))}
+    for _ in range(3):  # restarts back off, but come
+        kill_one(own_server, "executor echo", expected)
+
+
+def test_nothing_grows() -> None:
+    server = RunningServer(MODELS)
+    with server:
+        samples = soak(server, small=4000, large=48, rounds=4)
+    assert grown(samples) == []
+    assert samples[-1]["slots"] == 0
+    assert server.leaks() == []

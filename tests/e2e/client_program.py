@@ -1,0 +1,135 @@
+"""A tritonclient program as users write them; runs in its own process, knows only the address.
+
+Prints one line per check; any exception ends it with a traceback and status 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import numpy as np
+import tritonclient.http as http
+import tritonclient.http.aio as aio
+
+RNG = np.random.default_rng(7)
+
+
+def problems() -> dict[str, tuple[dict[str, np.ndarray], dict[str, str]]]:
+    """Inputs and their datatypes for every shipped worker."""
+    small = RNG.integers(-1000, 1000, (2, 16), dtype=np.int32)
+    text = np.array([b"a", "grün".encode(), b"", b"x" * 5000], dtype=np.object_)
+    return {
+        "add_sub": (
+            {"INPUT0": small[0], "INPUT1": small[1]},
+            dict.fromkeys(("INPUT0", "INPUT1"), "INT32"),
+        ),
+        "identity": ({"INPUT0": RNG.random(1000, dtype=np.float32)}, {"INPUT0": "FP32"}),
+        "identity_bytes": ({"INPUT0": text}, {"INPUT0": "BYTES"}),
+        "noop": ({"INPUT0": RNG.random(7, dtype=np.float32)}, {"INPUT0": "FP32"}),
+        "digits": ({"image": RNG.integers(0, 17, (8, 8)).astype(np.float32)}, {"image": "FP32"}),
+    }
+
+
+def check(model: str, inputs: dict[str, np.ndarray], get) -> None:
+    if model == "add_sub":
+        np.testing.assert_array_equal(get("OUTPUT0"), inputs["INPUT0"] + inputs["INPUT1"])
+        np.testing.assert_array_equal(get("OUTPUT1"), inputs["INPUT0"] - inputs["INPUT1"])
+    elif model == "noop":
+        assert get("OUTPUT0").shape == (1,)
+    elif model == "digits":
+        assert get("label").shape == (1,)
+        assert abs(float(get("probabilities").sum()) - 1) < 1e-3
+    elif model == "identity_bytes":
+        got = [e.encode() if isinstance(e, str) else e for e in get("OUTPUT0").tolist()]
+        assert got == inputs["INPUT0"].tolist()
+    else:
+        np.testing.assert_array_equal(get("OUTPUT0"), inputs["INPUT0"])
+
+
+def wire_inputs(module, inputs, datatypes, binary: bool):
+    made = []
+    for name, array in inputs.items():
+        tensor = module.InferInput(name, list(array.shape), datatypes[name])
+        tensor.set_data_from_numpy(array, binary_data=binary)
+        made.append(tensor)
+    return made
+
+
+VARIANTS = [
+    (binary_in, binary_out, request, response)
+    for binary_in in (True, False)
+    for binary_out in (True, False)
+    for request in (None, "gzip", "deflate")
+    for response in (None, "gzip", "deflate")
+]
+
+
+def outputs_of(module, metadata, binary: bool):
+    return [
+        module.InferRequestedOutput(output["name"], binary_data=binary)
+        for output in metadata["outputs"]
+    ]
+
+
+def run_sync(url: str) -> None:
+    with http.InferenceServerClient(url, concurrency=2) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
+        for model, (inputs, datatypes) in problems().items():
+            assert client.is_model_ready(model)
+            assert client.is_model_ready(model, "1")
+            assert not client.is_model_ready(model, "7")
+            metadata = client.get_model_metadata(model)
+            assert client.get_model_config(model, "1")["name"] == model
+            for binary_in, binary_out, request, response in VARIANTS:
+                result = client.infer(
+                    model,
+                    wire_inputs(http, inputs, datatypes, binary_in),
+                    outputs=outputs_of(http, metadata, binary_out),
+                    request_id="r1",
+                    request_compression_algorithm=request,
+                    response_compression_algorithm=response,
+                )
+                assert result.get_response()["id"] == "r1"
+                check(model, inputs, result.as_numpy)
+            result = client.infer(model, wire_inputs(http, inputs, datatypes, True))
+            check(model, inputs, result.as_numpy)
+            waiting = [
+                client.async_infer(model, wire_inputs(http, inputs, datatypes, True))
+                for _ in range(5)
+            ]
+            for one in waiting:
+                check(model, inputs, one.get_result().as_numpy)
+            print("sync", model)
+        try:
+            client.infer("nosuch", wire_inputs(http, inputs, datatypes, True))
+        except http.InferenceServerException as ex:
+            told = (ex.status(), "nosuch" in ex.message())
+        else:
+            told = ("", False)
+        assert told == ("404", True)
+
+
+async def run_aio(url: str) -> None:
+    async with aio.InferenceServerClient(url) as client:
+        assert await client.is_server_ready()
+        for model, (inputs, datatypes) in problems().items():
+            metadata = await client.get_model_metadata(model)
+            assert (await client.get_model_config(model))["name"] == model
+            for binary_in, binary_out, request, response in VARIANTS:
+                result = await client.infer(
+                    model,
+                    wire_inputs(http, inputs, datatypes, binary_in),
+                    outputs=outputs_of(http, metadata, binary_out),
+                    request_compression_algorithm=request,
+                    response_compression_algorithm=response,
+                )
+                check(model, inputs, result.as_numpy)
+            print("aio", model)
+
+
+if __name__ == "__main__":
+    run_sync(sys.argv[1])
+    asyncio.run(run_aio(sys.argv[1]))

@@ -1,0 +1,123 @@
+"""Programs of users against a running server: tritonclient, curl, and plain gthread."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmserve.testing.server import WATCHDOG_S, RunningServer
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def run_client(server: RunningServer) -> str:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "client_program.py"), f"{server.http_host}:{server.http_port}"],
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_tritonclient_on_every_shipped_worker(server: RunningServer) -> None:
+    shipped = {path.parent.name for path in (ROOT / "workers").glob("*/config.pbtxt")}
+    lines = run_client(server).split("\n")
+    for kind in ("sync", "aio"):
+        assert {line.split()[1] for line in lines if line.startswith(kind)} == shipped
+
+
+def test_a_plain_gthread_run_works_too() -> None:
+    with RunningServer(gunicorn=("-k", "gthread", "--threads", "4")) as server:
+        run_client(server)
+        status, fields, _ = binary_identity(server, np.arange(1 << 20, dtype=np.float32))
+        assert status == 200
+        receipt = json.loads(fields["shmserve-receipt"])
+        assert receipt["copied_bytes"]["in"] == 4 << 20  # copied, and said so
+    assert server.leaks() == []
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("where", ["tcp", "unix"])
+def test_the_readmes_first_request(server: RunningServer, where: str) -> None:
+    command = ["curl", "-s", f"{server.base_url}/v2/models/digits/infer"]
+    command += ["-d", "@workers/digits/sample.json"]
+    if where == "unix":
+        command += ["--unix-socket", server.unix_path]
+    done = subprocess.run(command, capture_output=True, cwd=ROOT, timeout=WATCHDOG_S, check=True)
+    outputs = {output["name"]: output for output in json.loads(done.stdout)["outputs"]}
+    (label,) = outputs["label"]["data"]
+    assert label == int(np.argmax(outputs["probabilities"]["data"]))
+    assert f"class {label}" in (ROOT / "README.md").read_text()
+
+
+def binary_identity(server: RunningServer, array: np.ndarray) -> tuple[int, dict[str, str], bytes]:
+    head = {
+        "inputs": [
+            {
+                "name": "INPUT0",
+                "shape": list(array.shape),
+                "datatype": "FP32",
+                "parameters": {"binary_data_size": array.nbytes},
+            }
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+    text = json.dumps(head).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text)), "shmserve-receipt": "1"}
+    return server.request("POST", "/v2/models/identity/infer", text + array.tobytes(), headers)
+
+
+@pytest.mark.parametrize("mib", [1, 16, 64])
+def test_the_receipt_of_a_large_request_shows_no_copy(server: RunningServer, mib: int) -> None:
+    array = np.random.default_rng(mib).random(mib << 18, dtype=np.float32)
+    status, fields, body = binary_identity(server, array)
+    assert status == 200
+    length = int(fields["inference-header-content-length"])
+    assert body[length:] == array.tobytes()
+    receipt = json.loads(fields["shmserve-receipt"])
+    assert receipt["copied_bytes"] == {"in": 0, "batch": 0, "out": 0, "device": 0}
+    assert receipt["executor"] == "identity/1/0"
+    assert all(receipt["ns"][stage] > 0 for stage in ("receive", "queue", "compute", "send"))
+    assert fields["server-timing"].startswith("receive;dur=")
+
+
+def test_show_tells_of_the_running_server(server: RunningServer) -> None:
+    roles = [row["role"] for row in server.show("processes")]
+    assert roles.count("http") == 2
+    assert roles.count("coordinator") == roles.count("supervisor") == 1
+    assert {row["model"] for row in server.show("models") if row["state"] == "READY"} >= {
+        "digits",
+        "noop",
+    }
+    assert sum(int(str(row["bytes"])) for row in server.show("segments")) > 0
+    assert isinstance(server.show("slots"), list)
+    assert any(row.get("instance") == "digits/1/0" for row in server.show("queues"))
+
+
+def test_check_finds_the_shipped_workers_in_order_and_a_bad_one_not(tmp_path: Path) -> None:
+    def check(repository: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "shmserve.cli", "check"],
+            capture_output=True,
+            text=True,
+            timeout=WATCHDOG_S,
+            env={"PATH": "/usr/bin", "SHMSERVE_MODEL_REPOSITORY": str(repository)},
+            cwd=ROOT,
+        )
+
+    good = check(ROOT / "workers")
+    assert good.returncode == 0, good.stdout + good.stderr
+    (tmp_path / "bad" / "1").mkdir(parents=True)
+    (tmp_path / "bad" / "config.pbtxt").write_text('backend: "fortran"')
+    bad = check(tmp_path)
+    assert bad.returncode == 1
+    assert "fortran" in bad.stdout + bad.stderr

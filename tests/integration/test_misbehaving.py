@@ -1,0 +1,159 @@
+"""Models that fail in every way: what their client sees, and that nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmserve.testing.server import RunningServer, wait_until
+
+BROKEN = "import nothing_of_that_name\n"
+SILENT = """
+class Model:
+    def __init__(self, context):
+        raise RuntimeError("no weights")
+
+    def infer(self, request):
+        pass
+"""
+MODELS = Path(__file__).parents[1] / "models"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RunningServer]:
+    with RunningServer(MODELS, request_timeout_s=2, execute_timeout_s=4) as server:
+        yield server
+    assert server.leaks() == []
+
+
+def command(server: RunningServer, text: str) -> tuple[int, Any]:
+    document = {"inputs": [{"name": "COMMAND", "datatype": "BYTES", "shape": [1], "data": [text]}]}
+    return server.infer("misbehaving", document)
+
+
+def echo(server: RunningServer, value: float = 1.5) -> None:
+    document = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [value]}]}
+    status, answer = server.infer("echo", document)
+    assert status == 200
+    assert answer["outputs"][0]["data"] == [value]
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "told"),
+    [
+        ("throw", 500, "no such luck"),
+        ("exit", 500, "exit"),
+        ("wrong_name", 500, "NOPE"),
+        ("wrong_type", 500, "float64"),
+        ("wrong_rank", 500, "OUT"),
+        ("nothing", 500, "OUT"),
+        ("nonsense", 500, "int"),
+        ("greedy", 500, ""),
+    ],
+)
+def test_the_client_is_told_and_the_executor_lives(
+    shared: RunningServer, what: str, status: int, told: str
+) -> None:
+    before = command(shared, "ok")[1]["outputs"][0]["data"]
+    got, answer = command(shared, what)
+    assert got == status
+    assert told.lower() in answer["error"].lower()
+    for secret in ("/srv", "model.py", "Traceback", "0x", 'File "'):
+        assert secret not in answer["error"]
+    assert command(shared, "ok")[1]["outputs"][0]["data"] == before
+    echo(shared)
+
+
+def test_an_output_beyond_the_pool_is_a_clear_refusal(shared: RunningServer) -> None:
+    status, answer = command(shared, f"big_output:{1 << 40}")
+    assert status == 503
+    assert "pool_bytes" in answer["error"]
+    assert command(shared, "ok")[0] == 200
+
+
+def test_os_exit_costs_its_request_only(shared: RunningServer) -> None:
+    pid = command(shared, "ok")[1]["outputs"][0]["data"]
+    status, answer = command(shared, "leave:3")
+    assert status == 503
+    assert "misbehaving" in answer["error"]
+    echo(shared)
+    wait_until(lambda: command(shared, "ok")[0] == 200, "the executor is not back")
+    assert command(shared, "ok")[1]["outputs"][0]["data"] != pid
+
+
+def test_an_endless_loop_ends_with_its_deadline_and_then_its_executor(
+    shared: RunningServer,
+) -> None:
+    pid = command(shared, "ok")[1]["outputs"][0]["data"]
+    others: list[int] = []
+
+    def behind() -> None:
+        others.append(command(shared, "ok")[0])
+
+    thread = threading.Timer(0.5, behind)
+    thread.start()
+    status, answer = command(shared, "loop")
+    assert status == 504
+    assert "2 s" in answer["error"]
+    echo(shared)
+    thread.join()
+    assert others[0] in (503, 504)  # queued behind it
+    wait_until(lambda: command(shared, "ok")[0] == 200, "the executor was not replaced")
+    assert command(shared, "ok")[1]["outputs"][0]["data"] != pid
+    assert "execute_timeout_s" in shared.log()
+
+
+def test_a_late_answer_goes_to_nobody(shared: RunningServer) -> None:
+    assert command(shared, "sleep:2.5")[0] == 504
+    for _ in range(20):
+        status, answer = command(shared, "ok:3")
+        if status == 200:
+            assert len(answer["outputs"][0]["data"]) == 3
+            assert answer["outputs"][0]["data"][0] > 0
+    wait_until(lambda: command(shared, "ok")[0] == 200, "not back")
+
+
+def test_kept_outputs_do_not_change_answers(shared: RunningServer) -> None:
+    for _ in range(30):
+        status, answer = command(shared, "keep")
+        assert status == 200
+        assert answer["outputs"][0]["data"] == [1.0] * 1000
+
+
+def test_a_model_that_does_not_load_is_told_and_others_serve(tmp_path: Path) -> None:
+    for name, source in (("broken", BROKEN), ("silent", SILENT)):
+        folder = tmp_path / name / "1"
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text(source)
+        (tmp_path / name / "config.pbtxt").write_text((MODELS / "echo/config.pbtxt").read_text())
+    good = tmp_path / "echo"
+    good.symlink_to(MODELS / "echo")
+    server = RunningServer(tmp_path)
+    try:
+        server.start(wait_ready=False)
+
+        def settled() -> bool:
+            try:
+                return server.get("/v2/models/echo/ready")[0] == 200 and all(
+                    server.get(f"/v2/models/{name}/ready")[0] == 503
+                    for name in ("broken", "silent")
+                )
+            except OSError:
+                return False
+
+        wait_until(settled, "models did not settle")
+        echo(server)
+        assert server.get("/v2/health/ready")[0] == 503
+        status, answer = server.infer("silent", {"inputs": []})
+        assert status == 503
+        assert json.dumps(answer).find(str(tmp_path)) < 0
+        assert "no weights" in server.log()
+        server.stop()
+        assert server.leaks() == []
+    finally:
+        server.kill_all()

@@ -1,0 +1,190 @@
+"""The service as systemd and a shell see it: gunicorn's hooks with the real processes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from shmserve.cli import show
+from shmserve.testing.server import ROOT, RunningServer, wait_until
+from shmserve.transport import rundir
+
+
+def titles(server):
+    return sorted(server.processes().values())
+
+
+def role_pid(server, role):
+    return rundir.lock(server.run_dir, role).holder() or 0
+
+
+@pytest.fixture
+def manager(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        sock.settimeout(60)
+        yield sock
+
+
+def hear(manager, wanted):
+    """What was said until `wanted` came."""
+    said = []
+    while wanted not in said:
+        said += manager.recv(4096).decode().splitlines()
+    return said
+
+
+def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(tmp_path, manager):
+    environ = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
+    with RunningServer(environ=environ) as server:
+        said = hear(manager, "READY=1")
+        assert "STATUS=Gunicorn arbiter booted" not in said
+        assert show.ask(server.run_dir, "models")
+        assert {row["state"] for row in show.ask(server.run_dir, "models")} == {"READY"}
+        hear(manager, "WATCHDOG=1")
+        os.kill(role_pid(server, "supervisor"), signal.SIGKILL)
+        hear(manager, "READY=1")  # its successor speaks to systemd, too
+        server.stop()
+        hear(manager, "STOPPING=1")
+    assert server.leaks() == []
+
+
+def test_systemd_hears_of_no_readiness_while_a_model_is_missing(tmp_path, manager):
+    (tmp_path / "models/broken/1").mkdir(parents=True)
+    (tmp_path / "models/broken/1/model.py").write_text("import nothing_of_that_name")
+    config = (ROOT / "tests/models/echo/config.pbtxt").read_text()
+    (tmp_path / "models/broken/config.pbtxt").write_text(config)
+    server = RunningServer(tmp_path / "models", environ={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    try:
+        server.start(wait_ready=False)
+        said = hear(manager, "STATUS=0 ready, 0 loading, unavailable: broken/1")
+        assert "EXTEND_TIMEOUT_USEC=60000000" in said
+        assert "READY=1" not in said
+        server.stop()
+        assert "READY=1" not in hear(manager, "STOPPING=1")
+        assert server.leaks() == []
+    finally:
+        server.kill_all()
+
+
+def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
+    with RunningServer(http_workers=2) as server:
+        names = titles(server)
+        assert names[:1] == ["shmserve: coordinator"]
+        assert "shmserve: executor identity/1/0" in names
+        assert [n for n in names if "http" in n] == [
+            "shmserve: http worker 1",
+            "shmserve: http worker 2",
+        ]
+        assert names[-2:] == ["shmserve: master", "shmserve: supervisor"]
+        assert server.stop() == 0
+        assert titles(server) == []
+    assert server.leaks() == []
+
+
+def test_a_reload_replaces_http_workers_and_nothing_else():
+    with RunningServer(http_workers=1) as server:
+        before = {r["process"]: r["role"] for r in show.ask(server.run_dir, "processes")}
+        server.master.send_signal(signal.SIGHUP)
+
+        def replaced():
+            rows = show.ask(server.run_dir, "processes")
+            http = [r["process"] for r in rows if r["role"] == "http"]
+            return len(http) == 1 and http[0] not in before
+
+        wait_until(replaced, "another HTTP worker")
+        after = {r["process"]: r["role"] for r in show.ask(server.run_dir, "processes")}
+        for role in ("coordinator", "supervisor", "executor"):
+            assert [p for p in before if before[p] == role] == [
+                p for p in after if after[p] == role
+            ]
+        assert server.get("/v2/health/ready")[0] == 200
+    assert server.leaks() == []
+
+
+def test_systemd_may_hold_the_listening_socket(tmp_path):
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = RunningServer()
+    server.http_port = listener.getsockname()[1]
+    # systemd passes descriptor 3 and the pid: a shell of our own does the same.
+    script = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@"'
+    saved = os.dup(listener.fileno())
+    with server.log_path.open("ab") as log:
+        server.master = subprocess.Popen(
+            [
+                *("bash", "-c", f"exec 3<&{saved}; {script}", "bash"),
+                *(sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py", "shmserve.app"),
+            ],
+            env=server.environ,
+            pass_fds=[saved],
+            stdout=log,
+            stderr=log,
+        )
+    os.close(saved)
+    listener.close()
+    try:
+        server.wait_ready()
+        assert "unix:" not in server.log()
+        server.stop()
+    finally:
+        server.kill_all()
+    assert server.leaks() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_control": "poll"}, "model_control: 'poll' is not supported yet"),
+        ({"model_repository": "/nowhere"}, "model_repository: '/nowhere' is not a directory"),
+        ({"nonsense": 1}, "unknown setting SHMSERVE_NONSENSE in the environment"),
+    ],
+)
+def test_a_service_that_cannot_work_says_why_and_does_not_start(settings, message):
+    server = RunningServer(**settings)
+    server.start(wait_ready=False)
+    assert server.master.wait(30) != 0
+    assert f"shmserve: {message}" in server.log()
+    assert "Traceback" not in server.log()
+    assert server.processes() == {}
+
+
+def test_http_survives_the_supervisor_being_told_to_stop():
+    """Its drain must not take gunicorn's socket along; the guard brings the rest back."""
+    with RunningServer() as server:
+        supervisor = role_pid(server, "supervisor")
+        os.kill(supervisor, signal.SIGTERM)
+        wait_until(lambda: role_pid(server, "supervisor") not in (0, supervisor), "another")
+        wait_until(server.ready, "readiness")
+        assert os.path.exists(server.unix_path)
+    assert server.leaks() == []
+
+
+def test_killed_executors_leave_no_sockets_behind():
+    with RunningServer() as server:
+        for row in show.ask(server.run_dir, "processes"):
+            if row["role"] == "executor":
+                os.kill(row["pid"], signal.SIGKILL)
+
+        def sockets():
+            return {n for n in os.listdir(server.run_dir) if n.startswith("executor-")}
+
+        before = sockets()
+        wait_until(lambda: not (sockets() & before), "the old sockets' end")
+        wait_until(server.ready, "readiness")
+    assert server.leaks() == []
+
+
+def test_with_the_master_everything_ends():
+    with RunningServer() as server:
+        server.master.kill()
+        server.master.wait(30)
+        wait_until(lambda: not server.processes(), f"the end of {server.processes()}")
+        assert sorted(n for n in os.listdir(server.run_dir) if n not in ("log", "http.sock")) == [
+            "coordinator.lock",
+            "master.lock",
+            "supervisor.lock",
+        ]
+    assert server.leaks() == []

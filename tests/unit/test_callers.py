@@ -1,0 +1,78 @@
+"""Who is at the other end of a connection."""
+
+import os
+import socket
+
+import pytest
+
+from shmserve.transport import peers
+from shmserve.transport.peers import REMOTE, Caller, caller_of
+from tests.integration.region_client import OTHER_UID, as_user
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+
+
+@pytest.fixture(params=["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def tcp(request):
+    """A function that connects and gives both ends."""
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    listener = socket.socket(family)
+    opened = [listener]
+    try:
+        listener.bind((request.param, 0))
+    except OSError:
+        pytest.skip("no IPv6 here")
+    listener.listen()
+    listener.settimeout(10)
+
+    def connect():
+        client = socket.socket(family)
+        opened.append(client)
+        client.connect(listener.getsockname())
+        server, _ = listener.accept()
+        opened.append(server)
+        return client, server
+
+    yield connect
+    for sock in opened:
+        sock.close()
+
+
+def addresses(sock):
+    return peers._address(sock.getpeername()), peers._address(sock.getsockname())
+
+
+def test_loopback(tcp):
+    _, server = tcp()
+    assert caller_of(server) == Caller(os.geteuid())
+    assert peers._ask_kernel(*addresses(server)) == peers._look_up(*addresses(server))
+
+
+@needs_root
+def test_another_user(tcp):
+    with as_user(OTHER_UID):
+        client, server = tcp()
+    assert caller_of(server) == Caller(OTHER_UID)
+    client.shutdown(socket.SHUT_WR)
+    assert caller_of(server) == Caller(OTHER_UID)
+    client.close()
+    assert caller_of(server) == REMOTE  # the kernel's table now says uid 0
+
+
+def test_a_unix_socket_tells_the_process():
+    ours, _theirs = pair = socket.socketpair()
+    caller = caller_of(ours)
+    assert (caller.uid, caller.pid) == (os.geteuid(), os.getpid())
+    assert caller.started == peers.started_at(os.getpid()) > 0
+    for sock in pair:
+        sock.close()
+
+
+def test_everybody_else_is_remote():
+    of = peers.of_addresses
+    assert of(("192.0.2.1", 5000), ("192.0.2.2", 8000)) == REMOTE
+    assert of(("127.0.0.1", 1), ("127.0.0.1", 1)) == REMOTE
+    assert of(("nonsense", 1), ("127.0.0.1", 1)) == REMOTE
+    assert of((), ()) == REMOTE
+    with socket.socket() as unconnected:
+        assert caller_of(unconnected) == REMOTE

@@ -1,0 +1,124 @@
+"""Questions over a link: answers with fds, coordinators that die in between."""
+
+import os
+import threading
+
+import pytest
+
+from shmserve.errors import Unavailable
+from shmserve.protocol import messages
+from shmserve.protocol.region_messages import (
+    NeedRegion,
+    RegionGiven,
+    StoredRegions,
+    StoreRegions,
+    UnregisterRegions,
+)
+from shmserve.testing.server import open_fds, wait_until
+from shmserve.transport.link import Link
+from tests.unit.test_link import Coordinator
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    coordinator = Coordinator(str(tmp_path))
+    yield coordinator
+    coordinator.close()
+
+
+@pytest.fixture
+def link(tmp_path, coordinator):
+    stored = []
+    link = Link(
+        str(tmp_path),
+        "executor",
+        "executor-1-aa",
+        on_trim=lambda nbytes: None,
+        on_stats=lambda what: {},
+        held_bytes=lambda: 0,
+        on_fds=lambda message, fds: stored.append((message, fds)),
+    )
+    link.stored = stored
+    link.start()
+    coordinator.accept()
+    wait_until(lambda: link.connected, "the link")
+    yield link
+    link.close()
+
+
+def asked(link, results):
+    def run():
+        results.append(link.ask(lambda ticket, _: NeedRegion(ticket, 5), 10.0))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_an_answer_brings_its_fd(link, coordinator):
+    results = []
+    thread = asked(link, results)
+    question = coordinator.receive()
+    read, write = os.pipe()
+    coordinator.channel.send(messages.encode(RegionGiven(question.ticket)), [write])
+    thread.join(10)
+    [(answer, [fd])] = results
+    assert answer == RegionGiven(question.ticket)
+    os.write(fd, b"x")
+    assert os.read(read, 1) == b"x"
+    for end in (fd, read, write):
+        os.close(end)
+
+
+def test_questions_are_asked_again(link, coordinator):
+    results = []
+
+    def make(ticket, again):
+        return UnregisterRegions(ticket, "again" if again else "first", 0)
+
+    thread = threading.Thread(target=lambda: results.append(link.ask(make, 10.0)))
+    thread.start()
+    assert coordinator.receive().name == "first"
+    coordinator.channel.close()
+    coordinator.accept()
+    question = coordinator.receive()
+    assert question.name == "again"
+    coordinator.send(messages.RegionAnswer(question.ticket))
+    thread.join(10)
+    assert results[0][0].error_code == ""
+
+
+def test_late_answers_leave_nothing_open(link, coordinator):
+    with pytest.raises(Unavailable, match="did not answer within"):
+        link.ask(lambda ticket, _: NeedRegion(ticket, 5), 0.05)
+    question = coordinator.receive()
+    before = open_fds(os.getpid())
+    coordinator.channel.send(messages.encode(RegionGiven(question.ticket)), [0])
+    coordinator.send(messages.AskStats(1, "x"))
+    coordinator.receive()
+    assert open_fds(os.getpid()) == before
+
+
+def test_fds_go_both_ways(link, coordinator):
+    read, write = os.pipe()
+    link.send(StoredRegions((7,)), [write])
+    data, [fd] = coordinator.channel.receive(10.0)
+    assert messages.decode_to_coordinator(data) == StoredRegions((7,))
+    coordinator.channel.send(messages.encode(StoreRegions((8,))), [fd])
+    wait_until(lambda: link.stored, "the fd")
+    message, [back] = link.stored[0]
+    assert message == StoreRegions((8,))
+    for end in (read, write, fd, back):
+        os.close(end)
+
+
+def test_fds_for_a_dead_coordinator_are_closed(link, coordinator):
+    coordinator.listener.close()
+    coordinator.channel.close()
+    wait_until(lambda: not link.connected, "the end")
+    before = open_fds(os.getpid())
+    read, write = os.pipe()
+    link.send(StoredRegions((7,)), [write])
+    os.close(read)
+    os.close(write)
+    assert open_fds(os.getpid()) <= before
