@@ -7,6 +7,8 @@ an array: `identity` of this server, echoing 16 MiB (``--bytes``), closed loop, 
     given      shmserve.client, an ordinary array, which the client copies to shared memory
     http       shmserve.client without shared memory: binary HTTP over the Unix socket
     triton     tritonclient.http, binary tensors over TCP, `set_data_from_numpy` to `as_numpy`
+    triton-shm tritonclient.http with two system regions made and registered beforehand,
+               `set_shared_memory_region` to `get_contents_as_numpy` (a view)
     memcpy     copying the array once in this process, the floor
 
 (`identity` itself copies its input to its output once, which all but the floor contain.)
@@ -47,6 +49,33 @@ def tritonclient_caller(stack, address, x):
     return call
 
 
+def tritonclient_shm_caller(stack, address, x):
+    """The same through tritonclient's own shared memory."""
+    import tritonclient.http as triton
+    import tritonclient.utils.shared_memory as shm
+
+    client = triton.InferenceServerClient(address)
+    stack.callback(client.close)
+    handles = []
+    for name in ("bench-in", "bench-out"):
+        key = f"/{name}-{os.getpid()}"
+        handles.append(shm.create_shared_memory_region(name, key, x.nbytes))
+        stack.callback(shm.destroy_shared_memory_region, handles[-1])
+        client.register_system_shared_memory(name, key, x.nbytes)
+        stack.callback(client.unregister_system_shared_memory, name)
+    given = triton.InferInput("INPUT0", list(x.shape), "FP32")
+    given.set_shared_memory("bench-in", x.nbytes)
+    wanted = triton.InferRequestedOutput("OUTPUT0")
+    wanted.set_shared_memory("bench-out", x.nbytes)
+
+    def call():
+        shm.set_shared_memory_region(handles[0], [x])
+        client.infer("identity", [given], outputs=[wanted])
+        return shm.get_contents_as_numpy(handles[1], np.float32, list(x.shape))
+
+    return call
+
+
 def callers(stack, server, x):
     """The contestants by name."""
     url = f"unix:{server.unix_path}"
@@ -56,6 +85,7 @@ def callers(stack, server, x):
     produced = shared.empty(x.shape, x.dtype)
     produced[:] = x
     target = np.empty_like(x)
+    address = f"{server.http_host}:{server.http_port}"
 
     def memcpy():
         np.copyto(target, x)
@@ -65,7 +95,8 @@ def callers(stack, server, x):
         "produced": lambda: shared.infer("identity", {"INPUT0": produced})["OUTPUT0"],
         "given": lambda: shared.infer("identity", {"INPUT0": x})["OUTPUT0"],
         "http": lambda: plain.infer("identity", {"INPUT0": x})["OUTPUT0"],
-        "triton": tritonclient_caller(stack, f"{server.http_host}:{server.http_port}", x),
+        "triton": tritonclient_caller(stack, address, x),
+        "triton-shm": tritonclient_shm_caller(stack, address, x),
         "memcpy": memcpy,
     }
 

@@ -166,6 +166,10 @@ class Client:
             self._control.close()
         self._transport.close()
 
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
     def __enter__(self) -> Client:
         return self
 

@@ -43,6 +43,7 @@ class Control:
         """
         self._path = path
         self._lock = threading.Lock()
+        self._patience_s = _RETRY_S  # none while nobody is there, so that nobody waits each time
         self._channel: Channel | None = self._connect()
 
     def register(self, name: str, byte_size: int, fd: int) -> None:
@@ -67,18 +68,20 @@ class Control:
 
     def _ask(self, message: ToServer, fds: Sequence[int] = ()) -> None:
         with self._lock:
-            until = time.monotonic() + _RETRY_S
+            until = time.monotonic() + self._patience_s
             while True:
                 try:
                     if self._channel is None:
                         self._channel = self._connect()
                     reply = _exchange(self._channel, message, fds)
+                    self._patience_s = _RETRY_S
                     break
                 except (PeerDied, DeadlineExceeded):
                     if self._channel is not None:
                         self._channel.close()
                         self._channel = None
-                    if time.monotonic() > until:
+                    if time.monotonic() >= until:
+                        self._patience_s = 0.0
                         raise
                     time.sleep(_PAUSE_S)
         if isinstance(reply, Failed):

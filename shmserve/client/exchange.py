@@ -37,8 +37,12 @@ class Exchange:
         self._inputs = inputs
         self._outputs = outputs
         if memory is not None:
-            self._place_inputs(memory)
-            self._place_outputs(memory)
+            try:
+                self._place_inputs(memory)
+                self._place_outputs(memory)
+            except BaseException:
+                self.close()
+                raise
         self.shared = bool(self._places or self._windows)
 
     def _place_inputs(self, memory: Memory) -> None:

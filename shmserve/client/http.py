@@ -65,7 +65,13 @@ class Transport:
         try:
             # A single piece rides with the head; pieces do not, but are not joined either.
             content: Any = bytes(body[0]) if len(body) == 1 else iter(body)
-            connection.request(method, self._prefix + path, content if body else None, fields)
+            broken = False
+            try:
+                connection.request(method, self._prefix + path, content if body else None, fields)
+            except (BrokenPipeError, ConnectionResetError):
+                broken = True  # it may have been refused before all of it was sent
+                if connection.sock is None:
+                    raise
             response = connection.getresponse()
             data = _read(response)
         except TimeoutError as ex:
@@ -77,7 +83,7 @@ class Transport:
         except BaseException:  # e.g. KeyboardInterrupt: what is left of the response is useless
             connection.close()
             raise
-        self._keep(connection, response)
+        self._keep(connection, broken or response.will_close)
         return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, data)
 
     def close(self) -> None:
@@ -103,11 +109,9 @@ class Transport:
             return _UnixConnection(self.unix_path, timeout_s)
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
 
-    def _keep(
-        self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse
-    ) -> None:
+    def _keep(self, connection: http.client.HTTPConnection, ends: bool) -> None:
         with self._lock:
-            if not (self._closed or response.will_close or len(self._idle) >= _MAX_IDLE):
+            if not (self._closed or ends or len(self._idle) >= _MAX_IDLE):
                 self._idle.append(connection)
                 return
         connection.close()

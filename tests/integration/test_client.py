@@ -262,6 +262,57 @@ def test_restarts(own_server: RunningServer) -> None:
         del result
 
 
+def test_memory_that_the_service_has_lost(own_server: RunningServer) -> None:
+    """Supervisor and coordinator die at once: the region is dropped, the client passes it again."""
+    server = own_server
+    with connect(server) as client:
+        x = client.empty(5000)
+        x[:] = 7
+        client.infer("echo", {"IN": x})
+        for pid in server.pids("supervisor") + server.pids("coordinator"):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "could not be found again" in server.log(), "the loss is logged", 30)
+        result = client.infer("echo", {"IN": x}, receipt=True)
+        assert result["OUT"].tolist() == x.tolist()
+        assert regions_of(server) != []
+
+
+def test_refusals_of_large_bodies_are_heard() -> None:
+    with (
+        RunningServer(Path("tests/models"), max_tensor_bytes=1 << 20) as server,
+        shmserve.client.connect(server.base_url) as client,
+    ):
+        for _ in range(3):
+            with pytest.raises(InferenceError) as caught:
+                client.infer("echo", {"IN": np.zeros(1 << 23, np.float32)})
+            assert caught.value.status == 413, caught.value
+
+
+def test_clients_that_are_forgotten(server: RunningServer) -> None:
+    client = connect(server)
+    x = client.empty(5000)
+    del client
+    gc.collect()
+    assert regions_of(server) == []
+    x[:] = 1
+
+
+def test_not_across_a_fork(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(server) as client:
+        before = regions_of(server)
+        own = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: own + 1)
+        with pytest.raises(RuntimeError, match="fork"):
+            client.infer("identity", {"INPUT0": np.zeros(1, np.float32)})
+        client.close()
+        monkeypatch.undo()
+        assert regions_of(server) == before, "a child does not undo its parent's doing"
+        assert client._control is not None
+    with shmserve.client.connect(f"unix:{server.unix_path}") as other:
+        assert other._control is not None
+        other._control.unregister([row["region"] for row in before])
+
+
 def test_switched_off() -> None:
     with RunningServer(Path("tests/models"), client_shm_mode="off") as server:
         assert not os.path.exists(os.path.join(server.run_dir, "client.sock"))

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from shmserve.cli.show import ask
@@ -305,7 +306,7 @@ def _stranger(path: str) -> list[Any]:
 def _answered(raw: Raw) -> bool:
     try:
         return bool(raw.ask(ClientHello(wire.VERSION)))
-    except (OSError, wire.msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError):
         return False
 
 
