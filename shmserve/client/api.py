@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from shmserve.client.control import Control
 from shmserve.client.exchange import Exchange, error_text, signature
@@ -30,6 +30,7 @@ CONTROL_VARIABLE = "SHMSERVE_CLIENT_SOCKET"  # the server's setting of the same 
 _REPEATS = 3
 # With these the request has ended or never begun; after others it may still be running.
 _ENDED = frozenset({500, 501, 503})
+_REFUSED = frozenset({400, 403, 404, 501})
 
 
 def connect(
@@ -56,6 +57,19 @@ def connect(
     return Client(url, control, max_bytes, timeout)
 
 
+class _Call(Struct, frozen=True):
+    """What `infer` was asked. `timeout_s` 0: the client's."""
+
+    model: str
+    version: str
+    inputs: Sequence[Tensor]
+    outputs: tuple[str, ...]
+    parameters: Mapping[str, Any] | None
+    request_id: str
+    timeout_s: float
+    receipt: bool
+
+
 class Client:
     """A connection to one server. Thread-safe; not to be used across a fork."""
 
@@ -64,7 +78,6 @@ class Client:
         self._transport = Transport(url, timeout)
         self._control: Control | None = None
         self._memory: Memory | None = None
-        self._lock = threading.Lock()
         self._models: dict[tuple[str, str], Model] = {}
         self._plain: set[str] = set()  # models that take no client memory
         self._sizes = Sizes()
@@ -128,34 +141,11 @@ class Client:
         self._check()
         tensors = [Tensor(name, value) for name, value in inputs.items()]
         described = self._model(model, version)
-        names = list(described.outputs) if outputs is None else list(outputs)
-        key, shapes = (model, version), signature(tensors)
-        headers = {"shmserve-receipt": "1"} if receipt else {}
-        path = _path(model, version) + "/infer"
-        memory = None if model in self._plain else self._memory
-        for repeat in range(_REPEATS + 1):
-            sizes = self._sizes.expected(key, shapes, described, names)
-            exchange = Exchange(memory, tensors, sizes)
-            try:
-                reply = self._send(exchange, path, headers, parameters, request_id, timeout)
-                if reply.status == 200:
-                    result = exchange.result(reply, model)
-                    self._sizes.learn(key, shapes, result)
-                    return result
-            finally:
-                exchange.close()
-            text = error_text(reply)
-            if repeat == _REPEATS or not exchange.shared or "shared memory" not in text:
-                break
-            if "should be at least" in text:  # an output is larger than expected
-                self._sizes.mistaken(key, names)
-            elif repeat or memory is None or not self._found_again(reply, memory):
-                memory = None
-                if "takes no client shared memory" in text:
-                    self._plain.add(model)
-        if 400 <= reply.status < 500:  # perhaps for what we remember of the model
-            self._models.pop(key, None)
-        raise InferenceError(reply.status, text)
+        names = tuple(described.outputs) if outputs is None else tuple(outputs)
+        call = _Call(
+            model, version, tensors, names, parameters, request_id, timeout or 0.0, receipt
+        )
+        return self._run(call, described)
 
     def close(self) -> None:
         """Unregister all memory and end the connections; results stay readable."""
@@ -183,19 +173,43 @@ class Client:
 
     # -------------------------------------------------------------------- inside
 
-    def _send(
-        self,
-        exchange: Exchange,
-        path: str,
-        headers: dict[str, str],
-        parameters: Mapping[str, Any] | None,
-        request_id: str,
-        timeout: float | None,
-    ) -> Reply:
-        own, body = exchange.request(parameters, request_id)
+    def _run(self, call: _Call, described: Model) -> Result:
+        """Try, and try again where the reason of a refusal was our memory."""
+        key, shapes = (call.model, call.version), signature(call.inputs)
+        memory = None if call.model in self._plain else self._memory
+        for repeat in range(_REPEATS + 1):
+            sizes = self._sizes.expected(key, shapes, described, call.outputs)
+            exchange = Exchange(memory, call.inputs, sizes)
+            try:
+                reply = self._send(exchange, call)
+                if reply.status == 200:
+                    result = exchange.result(reply, call.model)
+                    self._sizes.learn(key, shapes, result)
+                    return result
+            finally:
+                exchange.close()
+            text = error_text(reply)
+            ours = reply.status in _REFUSED and "shared memory" in text and exchange.shared
+            if not ours or repeat == _REPEATS:
+                break
+            if "should be at least" in text:  # an output is larger than expected
+                self._sizes.mistaken(key, call.outputs)
+            elif repeat or memory is None or not self._found_again(reply, memory):
+                memory = None
+                if "takes no client shared memory" in text:
+                    self._plain.add(call.model)
+        if 400 <= reply.status < 500:  # perhaps for what we remember of the model
+            self._models.pop(key, None)
+        raise InferenceError(reply.status, text)
+
+    def _send(self, exchange: Exchange, call: _Call) -> Reply:
+        headers, body = exchange.request(call.parameters, call.request_id)
+        if call.receipt:
+            headers["shmserve-receipt"] = "1"
+        path = _path(call.model, call.version) + "/infer"
         ended = False
         try:
-            reply = self._transport.request("POST", path, {**headers, **own}, body, timeout)
+            reply = self._transport.request("POST", path, headers, body, call.timeout_s)
             ended = reply.status < 499 or reply.status in _ENDED
             return reply
         finally:

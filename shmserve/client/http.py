@@ -53,7 +53,7 @@ class Transport:
         path: str,
         headers: Mapping[str, str] | None = None,
         body: Sequence[bytes | memoryview] = (),
-        timeout_s: float | None = None,
+        timeout_s: float = 0.0,
     ) -> Reply:
         """One request and its response.
 

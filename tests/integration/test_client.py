@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -320,6 +321,18 @@ def test_switched_off() -> None:
             assert not client.shared_memory
             x = np.ones(5000, np.float32)
             assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
+
+
+def test_a_model_that_takes_no_client_memory(tmp_path: Path) -> None:
+    shutil.copytree("tests/models/echo", tmp_path / "echo")
+    config = tmp_path / "echo" / "config.pbtxt"
+    parameter = 'parameters { key: "client_shm_mode" value { string_value: "off" } }'
+    config.write_text(config.read_text() + parameter)
+    with RunningServer(tmp_path) as server, connect(server) as client:
+        x = np.ones(5000, np.float32)
+        for _ in range(3):
+            assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
+        assert client._plain == {"echo"}
 
 
 def test_copy_mode_maps_what_is_sealed() -> None:

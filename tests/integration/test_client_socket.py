@@ -150,6 +150,15 @@ def test_descriptors_that_are_refused(path: str) -> None:
         assert raw.ask(RegisterMemfd("a", 0, 1), [good]) == Ok(), "the connection is as before"
 
 
+def test_huge_pages_are_refused(path: str) -> None:
+    try:
+        fd = memfd(2 << 20, flags=os.MFD_HUGETLB)
+    except OSError:
+        pytest.skip("this kernel has no huge pages")
+    with Raw(path) as raw:
+        refused(raw.ask(RegisterMemfd("a", 0, 1), [fd]), "huge pages")
+
+
 @pytest.mark.parametrize(
     ("offset", "size"),
     [
