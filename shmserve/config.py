@@ -77,6 +77,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     client_shm_allow_remote: bool = False  # remote callers count as the server's own user
     client_shm_allowed_uids: tuple[NonNegative, ...] = ()  # may register what is not theirs
     client_shm_reap_dead_owners: bool = True  # where the registering process is known
+    client_socket: str = ""  # where clients pass memory; default: client.sock in run_dir
     client_shm_max_regions: Positive = 1024  # per owner
     client_shm_max_region_bytes: Positive = 1 << 40  # one region
     client_shm_max_total_bytes: Positive = 1 << 42  # all regions of one owner

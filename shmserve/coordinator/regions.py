@@ -67,6 +67,7 @@ class Regions:
         self._limbo: OrderedDict[int, tuple[Region, int, float]] = OrderedDict()
         self._answers: list[tuple[str, RegionAnswer]] = []
         self._gone: list[int] = []
+        self._unstored: list[int] = []
         self._parked: list[tuple[str, NeedRegion]] = []
         self._awaited_until = 0.0
         self.changed = False
@@ -87,7 +88,11 @@ class Regions:
         numbers = list(numbers)
         for number, fd in zip(numbers, fds, strict=False):
             region = self.book.get(number)
-            if region is not None and number not in self._fds and _same(region, fd):
+            if (
+                region is not None
+                and number not in self._fds
+                and client_object.is_object_of(region, fd)
+            ):
                 self._fds[number] = fd
             else:
                 os.close(fd)
@@ -109,7 +114,7 @@ class Regions:
         self._awaited_until = 0.0
         missing = [r for r in self.book.regions.values() if r.number not in self._fds]
         for region in missing:
-            fd = _reopened(region)
+            fd = client_object.reopen(region)
             if fd is None:
                 self._drop([region.number], "its object could not be found again", now)
             else:
@@ -153,18 +158,42 @@ class Regions:
         except ShmserveError:
             os.close(fd)
             raise
+        return self._keep(region, fd)
+
+    def register_sealed(
+        self, caller: Caller, name: str, offset: int, byte_size: int, fd: int
+    ) -> None:
+        """Enter a sealed object (`client_object.check_sealed`); takes over `fd`. To register
+        the very same thing twice is no error: the first answer may have been lost.
+
+        Raises:
+            ShmserveError: it was refused.
+        """
+        try:
+            facts = client_object.facts(fd)
+            region = self.book.register(
+                caller, name, "", offset, byte_size, facts, again=True, sealed=True
+            )
+        except ShmserveError:
+            os.close(fd)
+            raise
+        self._keep(region, fd)
+        self.changed = True
+        self._unstored.append(region.number)
+
+    def _keep(self, region: Region, fd: int) -> Region:
         if region.number in self._fds:  # asked again: the first time counts
             os.close(fd)
             return region
         self._fds[region.number] = fd
         if not self._owners.add(region):
-            self._forget(self.book.drop([region.number]), 0.0)
+            self.forget(self.book.drop([region.number]), 0.0)
             raise InvalidArgument(f"shared memory region '{region.name}': its process has ended")
         return region
 
     def unregister(self, process: str, message: UnregisterRegions, now: float) -> None:
         gone = self.book.unregister(Caller(message.uid), message.name)
-        self._forget(gone, now)
+        self.forget(gone, now)
         self._answer(process, RegionAnswer(message.ticket))
 
     def need(self, process: str, message: NeedRegion, now: float) -> None:
@@ -214,6 +243,10 @@ class Regions:
 
     def settle(self, publish: Callable[[], None], supervisor: str) -> None:
         """Publish what has changed, then let everybody know."""
+        unstored, self._unstored = self._unstored, []
+        for number in unstored:
+            if supervisor and number in self._fds:
+                self._send(supervisor, StoreRegions((number,)), (self._fds[number],))
         if self.changed:
             self.changed = False
             publish()
@@ -254,9 +287,10 @@ class Regions:
         gone = self.book.drop(numbers)
         for region in gone:
             _log.info("region dropped name=%r uid=%d reason=%s", region.name, region.uid, why)
-        self._forget(gone, now)
+        self.forget(gone, now)
 
-    def _forget(self, gone: list[Region], now: float) -> None:
+    def forget(self, gone: list[Region], now: float) -> None:
+        """The book has dropped these: their descriptors go, and everybody is told."""
         for region in gone:
             self.changed = True
             self._gone.append(region.number)
@@ -264,20 +298,3 @@ class Regions:
             fd = self._fds.pop(region.number, None)
             if fd is not None:
                 self._limbo[region.number] = (region, fd, now + _LIMBO_S)
-
-
-def _same(region: Region, fd: int) -> bool:
-    info = os.fstat(fd)
-    return (info.st_dev, info.st_ino) == (region.device, region.inode)
-
-
-def _reopened(region: Region) -> int | None:
-    """The object a region was registered on, if its key still leads there."""
-    try:
-        fd = client_object.open_object(region.key, region.name)
-    except ShmserveError:
-        return None
-    if _same(region, fd):
-        return fd
-    os.close(fd)
-    return None

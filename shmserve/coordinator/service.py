@@ -18,6 +18,7 @@ import msgspec
 
 from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
+from shmserve.coordinator.clients import ClientDoor, Connection
 from shmserve.coordinator.desk import Desk
 from shmserve.coordinator.owners import Owners, Process
 from shmserve.coordinator.peers import Peer, accept
@@ -70,6 +71,7 @@ class Coordinator:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stop_at: float | None = None
         self._desk: Desk
+        self._door: ClientDoor | None = None
 
     def run(self) -> int:
         lock = rundir.lock(self._run_dir, "coordinator")
@@ -121,6 +123,8 @@ class Coordinator:
         if not again:
             writer.publish(fleet.snapshot(self._epoch))
         self._desk.begin(chosen, now)
+        self._door = ClientDoor(self._settings, self._run_dir, regions, self._selector)
+        self._door.open()
         self._selector.register(listener, selectors.EVENT_READ, None)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
         self._selector.register(self._master_fd, selectors.EVENT_READ, None)
@@ -153,12 +157,19 @@ class Coordinator:
                 self._master_ended()
             elif key.fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
+            elif isinstance(key.data, Connection) and self._door is not None:
+                self._door.ready(key.data, ready)
             elif isinstance(key.data, tuple):
                 pid, started = key.data
                 self._desk.regions.process_ended(pid, started, time.monotonic())
             elif isinstance(key.fileobj, socket.socket):
-                self._accept(key.fileobj)
+                if isinstance(key.data, ClientDoor):
+                    key.data.accept(key.fileobj)
+                else:
+                    self._accept(key.fileobj)
         self._desk.tick(time.monotonic())
+        if self._door is not None:
+            self._door.settle(time.monotonic())
         self._bury()
 
     def _accept(self, listener: socket.socket) -> None:
@@ -259,6 +270,8 @@ class Coordinator:
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self._selector.close()
+        if self._door is not None:
+            self._door.close()
         os.close(self._wake_fd)
 
 

@@ -73,6 +73,7 @@ def region_rows(book: RegionBook) -> list[Row]:
             "uid": region.uid,
             "pid": region.pid,
             "copy": region.copy,
+            "sealed": region.sealed,
             "quarantined": region.quarantined,
         }
         for region in sorted(book.regions.values(), key=lambda r: (r.uid, r.name))

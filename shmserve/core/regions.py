@@ -158,9 +158,11 @@ class RegionBook:
         byte_size: int,
         facts: ObjectFacts,
         again: bool = False,
+        sealed: bool = False,
     ) -> Region:
         """Add a region. `again`: the question was asked before and its answer lost, so that
-        finding the very same registration is no error.
+        finding the very same registration is no error. `sealed`: the object came as a
+        descriptor and cannot be made smaller; it has no key.
 
         Raises:
             InvalidArgument, PermissionDenied, AlreadyExists, ResourceExhausted: as checked in
@@ -168,7 +170,8 @@ class RegionBook:
         """
         self.may_register(caller)
         check_name(name)
-        object_name(key, name)
+        if not sealed:
+            object_name(key, name)
         self._check_object(caller, name, facts)
         if not (offset >= 0 and byte_size > 0 and offset + byte_size <= min(facts.size, _MAX_SIZE)):
             raise InvalidArgument(
@@ -181,7 +184,7 @@ class RegionBook:
         made = Region(
             name, self.next_number, key, offset, byte_size, caller.uid, caller.pid,
             caller.started, facts.device, facts.inode, facts.size,
-            copy=caller.uid in self._strikes,
+            copy=caller.uid in self._strikes and not sealed, sealed=sealed,
         )  # fmt: skip
         if there is not None:
             if again and replace(made, number=there.number) == there:

@@ -52,6 +52,7 @@ class Region(Struct, frozen=True):
             ticks since boot) name the process, 0: not known.
         device, inode, object_bytes: the object as it was when it was registered.
         copy: reached by copying only, never mapped (its owner has pulled memory away before).
+        sealed: nobody can make its object smaller, so mapping it is safe for everybody.
         quarantined: why it cannot be used any more; empty: it can.
     """
 
@@ -69,6 +70,7 @@ class Region(Struct, frozen=True):
     kind: str = "system"
     copy: bool = False
     quarantined: str = ""
+    sealed: bool = False
 
     @property
     def end(self) -> int:

@@ -67,7 +67,9 @@ class ClientRegions:
             if isinstance(answer, RegionGiven) and answer.error_code:
                 raise from_code(Code(answer.error_code), answer.error)
             raise Unavailable("the coordinator gave no descriptor of a shared memory region")
-        region = ClientRegion(answer.region, fds[0], self._copy or answer.region.copy)
+        # What cannot be pulled away is mapped whatever the mode: copying would protect nobody.
+        copy = (self._copy and not answer.region.sealed) or answer.region.copy
+        region = ClientRegion(answer.region, fds[0], copy)
         with self._lock:
             if not answer.gone and number not in self._gone:
                 self._mapped[number] = region

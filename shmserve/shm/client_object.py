@@ -6,11 +6,13 @@ descriptor stands for it, whatever becomes of the name. Nothing here unlinks any
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 
 from shmserve.core.regions import ObjectFacts, object_name
-from shmserve.errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from shmserve.core.registry import Region
+from shmserve.errors import InvalidArgument, PermissionDenied, ResourceExhausted, ShmserveError
 
 _DIRECTORY = "/dev/shm"
 # Without waiting (a FIFO), without following a link, without keeping it over an exec.
@@ -50,6 +52,56 @@ def facts(fd: int, own: frozenset[tuple[int, int]] = frozenset()) -> ObjectFacts
         stat.S_ISREG(info.st_mode),
         (info.st_dev, info.st_ino) in own,
     )
+
+
+def is_sealed_memory(fd: int) -> bool:
+    """Whether it is memory that keeps its size; never waits, whatever `fd` is.
+
+    Only memfds can be sealed: objects of shm_open refuse it. The order matters to callers
+    that do not trust `fd`: fstat of a file may wait for whoever serves its file system.
+    """
+    needed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & needed == needed
+    except OSError:
+        return False
+
+
+def check_sealed(fd: int, region: str) -> None:
+    """Check that a sealed object can be mapped, now and later, without surprises.
+
+    Raises:
+        InvalidArgument: it cannot be written, or consists of huge pages, which may be missing
+            when they are touched.
+    """
+    readonly = fcntl.F_SEAL_WRITE | getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10)
+    if (
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS) & readonly
+        or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR
+    ):
+        raise InvalidArgument(f"shared memory region '{region}': the memory must be writable")
+    if os.fstatvfs(fd).f_bsize != os.sysconf("SC_PAGE_SIZE"):
+        raise InvalidArgument(f"shared memory region '{region}': huge pages are not supported")
+
+
+def is_object_of(region: Region, fd: int) -> bool:
+    """Whether it is the object a region was registered on."""
+    info = os.fstat(fd)
+    return (info.st_dev, info.st_ino) == (region.device, region.inode)
+
+
+def reopen(region: Region) -> int | None:
+    """The object a region was registered on, if its key still leads there."""
+    if region.sealed:  # it came as a descriptor and has no key
+        return None
+    try:
+        fd = open_object(region.key, region.name)
+    except ShmserveError:
+        return None
+    if is_object_of(region, fd):
+        return fd
+    os.close(fd)
+    return None
 
 
 def own_files(run_dir: str) -> frozenset[tuple[int, int]]:

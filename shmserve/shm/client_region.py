@@ -55,7 +55,7 @@ class ClientRegion:
         Raises:
             InvalidArgument: for the request at hand; the region is of no use any more.
         """
-        if os.fstat(self._fd).st_size < self.region.end:
+        if not self.region.sealed and os.fstat(self._fd).st_size < self.region.end:
             raise Shrunk(self.region)
 
     def view(self, at: RegionRef) -> memoryview:

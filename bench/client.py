@@ -1,0 +1,146 @@
+"""`shmserve.client` beside `tritonclient`, in one run: ``python -m bench.client``.
+
+What is timed is one call of a program that has an FP32 array and wants the model's answer as
+an array: `identity` of this server, echoing 16 MiB (``--bytes``), closed loop, one caller.
+
+    produced   shmserve.client, the array was produced in `client.empty`: nobody copies it
+    given      shmserve.client, an ordinary array, which the client copies to shared memory
+    http       shmserve.client without shared memory: binary HTTP over the Unix socket
+    triton     tritonclient.http, binary tensors over TCP, `set_data_from_numpy` to `as_numpy`
+    triton-shm tritonclient.http with two system regions made and registered beforehand,
+               `set_shared_memory_region` to `get_contents_as_numpy` (a view)
+    memcpy     copying the array once in this process, the floor
+
+(`identity` itself copies its input to its output once, which all but the floor contain.)
+
+All clients run in this process against one server. A round calls each of them in turn, so
+that a change of the machine's mood hits all; every second round goes backwards. Before
+measuring, each is called three times and its answers compared byte for byte; while measuring,
+first and last element are. Reported are medians over all calls, the fastest and the slowest
+tenth, and the ratio of medians to `triton`. Only ratios within one run mean anything.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+
+import numpy as np
+
+import shmserve.client
+from shmserve.testing.server import RunningServer
+
+
+def tritonclient_caller(stack, address, x):
+    """A function that makes one round trip with tritonclient."""
+    import tritonclient.http as triton
+
+    client = triton.InferenceServerClient(address)
+    stack.callback(client.close)
+
+    def call():
+        given = triton.InferInput("INPUT0", list(x.shape), "FP32")
+        given.set_data_from_numpy(x, binary_data=True)
+        wanted = triton.InferRequestedOutput("OUTPUT0", binary_data=True)
+        return client.infer("identity", [given], outputs=[wanted]).as_numpy("OUTPUT0")
+
+    return call
+
+
+def tritonclient_shm_caller(stack, address, x):
+    """The same through tritonclient's own shared memory."""
+    import tritonclient.http as triton
+    import tritonclient.utils.shared_memory as shm
+
+    client = triton.InferenceServerClient(address)
+    stack.callback(client.close)
+    handles = []
+    for name in ("bench-in", "bench-out"):
+        key = f"/{name}-{os.getpid()}"
+        handles.append(shm.create_shared_memory_region(name, key, x.nbytes))
+        stack.callback(shm.destroy_shared_memory_region, handles[-1])
+        client.register_system_shared_memory(name, key, x.nbytes)
+        stack.callback(client.unregister_system_shared_memory, name)
+    given = triton.InferInput("INPUT0", list(x.shape), "FP32")
+    given.set_shared_memory("bench-in", x.nbytes)
+    wanted = triton.InferRequestedOutput("OUTPUT0")
+    wanted.set_shared_memory("bench-out", x.nbytes)
+
+    def call():
+        shm.set_shared_memory_region(handles[0], [x])
+        client.infer("identity", [given], outputs=[wanted])
+        return shm.get_contents_as_numpy(handles[1], np.float32, list(x.shape))
+
+    return call
+
+
+def callers(stack, server, x):
+    """The contestants by name."""
+    url = f"unix:{server.unix_path}"
+    shared = stack.enter_context(shmserve.client.connect(url))
+    plain = stack.enter_context(shmserve.client.connect(url, control=""))
+    assert shared.shared_memory
+    produced = shared.empty(x.shape, x.dtype)
+    produced[:] = x
+    target = np.empty_like(x)
+    address = f"{server.http_host}:{server.http_port}"
+
+    def memcpy():
+        np.copyto(target, x)
+        return target
+
+    return {
+        "produced": lambda: shared.infer("identity", {"INPUT0": produced})["OUTPUT0"],
+        "given": lambda: shared.infer("identity", {"INPUT0": x})["OUTPUT0"],
+        "http": lambda: plain.infer("identity", {"INPUT0": x})["OUTPUT0"],
+        "triton": tritonclient_caller(stack, address, x),
+        "triton-shm": tritonclient_shm_caller(stack, address, x),
+        "memcpy": memcpy,
+    }
+
+
+def measure(contestants, x, rounds):
+    """Seconds of every call, by name."""
+    for call in contestants.values():
+        for _ in range(3):
+            assert np.array_equal(call(), x)
+    taken = {name: [] for name in contestants}
+    for number in range(rounds):
+        order = list(contestants.items())
+        for name, call in order if number % 2 else reversed(order):
+            begin = time.perf_counter()
+            y = call()
+            taken[name].append(time.perf_counter() - begin)
+            assert y[0] == x[0]
+            assert y[-1] == x[-1]
+            del y
+    return taken
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m bench.client", description=__doc__)
+    parser.add_argument("--bytes", type=int, default=16 << 20)
+    parser.add_argument("--rounds", type=int, default=60)
+    options = parser.parse_args()
+    x = np.arange(options.bytes // 4, dtype=np.float32)
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        server = stack.enter_context(RunningServer(environ={"TMPDIR": directory}))
+        taken = measure(callers(stack, server, x), x, options.rounds)
+    base = statistics.median(taken["triton"])
+    print(f"{options.bytes} bytes, {options.rounds} rounds, {os.cpu_count()} CPUs,", end=" ")
+    print(f"load {os.getloadavg()[0]:.1f}")
+    print("            median ms   10 %   90 %   of triton")
+    for name, seconds in taken.items():
+        low, *_, high = statistics.quantiles(seconds, n=10)
+        middle = statistics.median(seconds)
+        print(
+            f"{name:10}  {middle * 1e3:9.2f} {low * 1e3:6.2f} {high * 1e3:6.2f}"
+            f"   {middle / base:9.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

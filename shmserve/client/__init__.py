@@ -1,0 +1,17 @@
+"""A client for programs on the server's own machine: arrays go through shared memory.
+
+    import shmserve.client
+
+    with shmserve.client.connect("unix:/run/shmserve/http.sock") as client:
+        image = client.empty((1, 64), np.float32)  # optional: a place to produce in
+        result = client.infer("digits", {"image": image})
+        print(result["label"])
+
+Needs numpy and msgspec, nothing else of the server's. docs/client.md has the details.
+"""
+
+from shmserve.client.api import Client, connect
+from shmserve.client.failures import InferenceError
+from shmserve.client.result import Result
+
+__all__ = ["Client", "InferenceError", "Result", "connect"]

@@ -1,0 +1,63 @@
+"""How large a model's outputs will be, as far as one can know before asking for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from shmserve.client import tensors
+
+_MANY = 1024
+_SMALL = 4096  # below this a response body carries it as fast
+
+
+class Model(Struct, frozen=True):
+    """A model as its metadata describes it: outputs with datatype and shape."""
+
+    outputs: dict[str, tuple[str, tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, metadata: Any) -> Model:
+        return cls({o["name"]: (o["datatype"], tuple(o["shape"])) for o in metadata["outputs"]})
+
+
+class Sizes:
+    """Static shapes tell; else the sizes of an earlier answer to inputs of the same shapes.
+    Outputs that turned out larger once are not guessed again. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[Hashable, dict[str, int]] = {}
+        self._unsure: set[tuple[Hashable, str]] = set()
+
+    def expected(
+        self, key: Hashable, shapes: Hashable, model: Model, names: Iterable[str]
+    ) -> dict[str, int | None]:
+        """Bytes by output; None: unknown, or not worth shared memory."""
+        with self._lock:
+            seen = self._seen.get((key, shapes), {})
+            found: dict[str, int | None] = {}
+            for name in names:
+                datatype, shape = model.outputs.get(name, (tensors.BYTES, ()))
+                size = tensors.nbytes_of(datatype, shape)
+                size = seen.get(name) if size is None else size
+                small = size is None or size < _SMALL
+                found[name] = None if small or (key, name) in self._unsure else size
+            return found
+
+    def learn(self, key: Hashable, shapes: Hashable, arrays: Mapping[str, Any]) -> None:
+        """Remember an answer's sizes."""
+        sizes = {name: a.nbytes for name, a in arrays.items() if a.dtype.kind != "O"}
+        with self._lock:
+            if len(self._seen) >= _MANY:
+                self._seen.clear()
+            self._seen[key, shapes] = sizes
+
+    def mistaken(self, key: Hashable, names: Iterable[str]) -> None:
+        """An answer did not fit."""
+        with self._lock:
+            if len(self._unsure) < _MANY:
+                self._unsure.update((key, name) for name in names)

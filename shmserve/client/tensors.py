@@ -1,0 +1,123 @@
+"""Arrays to tensors of the protocol and back, without the server's table of datatypes.
+
+BF16 is the dtype of the package ml_dtypes, which a client has if it needs it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from shmserve.errors import ShmserveError
+from shmserve.tensor import bytes_codec
+
+Array = np.ndarray[Any, Any]
+
+BYTES = "BYTES"
+_BY_NAME: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"{s}INT{n}": np.dtype(f"{s.lower()}int{n}") for s in ("", "U") for n in (8, 16, 32, 64)},
+    **{f"FP{n}": np.dtype(f"float{n}") for n in (16, 32, 64)},
+}
+_BY_DTYPE = {dtype: name for name, dtype in _BY_NAME.items()}
+
+
+class Tensor:
+    """An array on its way: `payload` has the bytes of BYTES elements, else the array has."""
+
+    __slots__ = ("array", "datatype", "name", "nbytes", "payload", "shape")
+
+    def __init__(self, name: str, value: Any) -> None:
+        """Raises ValueError for what is no tensor."""
+        array = np.asarray(value)
+        self.name = name
+        self.datatype = datatype_of(array.dtype, name)
+        self.shape = array.shape
+        self.payload: bytes | None = None
+        if self.datatype == BYTES:
+            self.payload = _encoded(array, name)
+        self.array = array
+        self.nbytes = array.nbytes if self.payload is None else len(self.payload)
+
+    @property
+    def signature(self) -> tuple[str, str, tuple[int, ...]]:
+        return self.name, self.datatype, self.shape
+
+    def write(self, target: Array) -> None:
+        """Copy the bytes to memory of exactly their size."""
+        if self.payload is not None:
+            target[:] = np.frombuffer(self.payload, np.uint8)
+        else:
+            np.copyto(target.view(self.array.dtype).reshape(self.shape), self.array)
+
+    def data(self) -> memoryview:
+        """The bytes, for a body."""
+        if self.payload is not None:
+            return memoryview(self.payload)
+        return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
+
+
+def datatype_of(dtype: np.dtype[Any], name: str) -> str:
+    """The protocol's name of a dtype.
+
+    Raises:
+        ValueError: it has none.
+    """
+    found = _BY_DTYPE.get(dtype)
+    if found is not None:
+        return found
+    if dtype.kind in "SUO":
+        return BYTES
+    if dtype.name == "bfloat16":
+        return "BF16"
+    raise ValueError(f"input '{name}': arrays of {dtype} have no place in the protocol")
+
+
+def dtype_of(datatype: str) -> np.dtype[Any]:
+    """The dtype of fixed-size elements. BF16 without ml_dtypes: its bits as uint16."""
+    if datatype == "BF16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            return np.dtype(np.uint16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return _BY_NAME[datatype]
+
+
+def nbytes_of(datatype: str, shape: tuple[int, ...]) -> int | None:
+    """Bytes of a tensor; None where they depend on its elements or an open dimension."""
+    if datatype not in _BY_NAME and datatype != "BF16":
+        return None
+    if any(dim < 0 for dim in shape):
+        return None
+    return math.prod(shape) * (2 if datatype == "BF16" else _BY_NAME[datatype].itemsize)
+
+
+def from_bytes(data: Array, datatype: str, shape: tuple[int, ...], name: str, model: str) -> Array:
+    """The array that bytes hold: a view of them, except for BYTES elements.
+
+    Raises:
+        ValueError: they do not fit the shape.
+    """
+    if datatype != BYTES:
+        return data.view(dtype_of(datatype)).reshape(shape)
+    try:
+        elements = bytes_codec.decode(data.data, math.prod(shape), name, model, "output")
+    except ShmserveError as ex:
+        raise ValueError(ex.message) from None
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array.reshape(shape)
+
+
+def _encoded(array: Array, name: str) -> bytes:
+    elements = array.ravel().tolist()
+    if not all(isinstance(element, bytes | str) for element in elements):
+        raise ValueError(f"input '{name}': the elements must be bytes or strings")
+    try:
+        return bytes_codec.encode(elements)
+    except ShmserveError as ex:
+        raise ValueError(f"input '{name}': {ex.message}") from None

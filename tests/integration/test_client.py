@@ -1,0 +1,347 @@
+"""`shmserve.client` against a real server."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import shmserve.client
+from shmserve.cli.show import ask
+from shmserve.client import Client, InferenceError
+from shmserve.testing.server import RunningServer, wait_until
+
+NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
+
+
+def connect(server: RunningServer, **options: Any) -> Client:
+    client = shmserve.client.connect(f"unix:{server.unix_path}", **options)
+    assert client.shared_memory
+    return client
+
+
+def regions_of(server: RunningServer, pid: int | None = None) -> list[dict[str, Any]]:
+    pid = pid or os.getpid()
+    return [row for row in ask(server.run_dir, "regions") if row["pid"] == pid]
+
+
+@pytest.mark.parametrize("mib", [1 / 16, 1, 64])
+def test_nothing_is_copied(server: RunningServer, mib: float) -> None:
+    with connect(server) as client:
+        x = client.empty(int(mib * (1 << 18)), np.float32)
+        x[:] = np.arange(len(x))
+        client.infer("identity", {"INPUT0": x})  # the first answer tells the output's size
+        result = client.infer("identity", {"INPUT0": x}, receipt=True)
+        assert np.array_equal(result["OUTPUT0"], x)
+        assert result.receipt is not None
+        assert result.receipt["copied_bytes"] == NOTHING
+        rows = regions_of(server)
+        assert all(row["sealed"] for row in rows)
+        assert client._memory is not None
+        assert client._memory.find(result["OUTPUT0"]) is not None
+        again = client.infer("identity", {"INPUT0": result["OUTPUT0"][16:]}, receipt=True)
+        assert np.array_equal(again["OUTPUT0"], x[16:])
+    assert regions_of(server) == []
+    assert np.array_equal(result["OUTPUT0"], x), "results outlive their client"
+
+
+def test_results_live_as_long_as_they_are_referenced(server: RunningServer) -> None:
+    with connect(server) as client:
+        kept = []
+        for number in range(12):
+            x = np.full(5000, number, np.float32)
+            kept.append(client.infer("identity", {"INPUT0": x})["OUTPUT0"][10:20])
+        assert [k.tolist() for k in kept] == [[n] * 10 for n in range(12)]
+        count = len(regions_of(server))
+        del kept
+        gc.collect()
+        for number in range(12):
+            x = np.full(5000, number, np.float32)
+            assert client.infer("identity", {"INPUT0": x})["OUTPUT0"][0] == number
+        assert len(regions_of(server)) == count, "regions are used again"
+
+
+def test_without_shared_memory(server: RunningServer) -> None:
+    x = np.arange(100_000, dtype=np.float32)
+    for url, options in (
+        (server.base_url, {}),
+        (f"unix:{server.unix_path}", {"control": ""}),
+        (f"unix:{server.unix_path}", {"control": "/nonexistent/client.sock"}),
+    ):
+        with shmserve.client.connect(url, **options) as client:
+            assert not client.shared_memory
+            place = client.empty(x.shape, x.dtype)
+            place[:] = x
+            result = client.infer("identity", {"INPUT0": place}, request_id="a")
+            assert np.array_equal(result["OUTPUT0"], x)
+            assert result["OUTPUT0"].flags.writeable
+            assert (result.id, result.model) == ("a", "identity")
+
+
+def test_tcp_with_a_client_socket(server: RunningServer) -> None:
+    control = os.path.join(server.run_dir, "client.sock")
+    with shmserve.client.connect(server.base_url, control) as client:
+        assert client.shared_memory
+        x = np.arange(5000, dtype=np.float32)
+        assert np.array_equal(client.infer("identity", {"INPUT0": x})["OUTPUT0"], x)
+
+
+def test_a_client_socket_of_another_server(server: RunningServer, tmp_path: Path) -> None:
+    with RunningServer(Path("tests/models")) as other:
+        control = os.path.join(other.run_dir, "client.sock")
+        with shmserve.client.connect(f"unix:{server.unix_path}", control) as client:
+            assert not client.shared_memory
+        assert regions_of(other) == []
+
+
+def test_more_than_it_may_have(server: RunningServer) -> None:
+    with connect(server, max_bytes=1 << 20) as client:
+        x = np.arange(1 << 20, dtype=np.float32)
+        assert np.array_equal(client.infer("identity", {"INPUT0": x})["OUTPUT0"], x)
+        assert client.empty(1 << 20).shape == (1 << 20,)
+        kept = [client.empty(1 << 15) for _ in range(20)]
+        for number, array in enumerate(kept):
+            array[:] = number
+        assert [array[-1] for array in kept] == list(range(20))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_datatypes(conformance_server: RunningServer, shared: bool) -> None:
+    server = conformance_server
+    with shmserve.client.connect(f"unix:{server.unix_path}", None if shared else "") as client:
+        assert client.shared_memory == shared
+        strings = np.array([b"", b"\0\xff", "ü".encode() * 5000], object)
+        for model, x in (
+            ("identity_fp16", np.arange(5000).astype(np.float16)),
+            ("identity_bf16", np.arange(5000).astype(ml_dtypes.bfloat16)),
+            ("identity_bool", np.arange(5000) % 2 == 0),
+            ("identity_int64", np.arange(5000) - 7),
+            ("identity_int64", np.zeros(0, np.int64)),
+            ("identity_bytes", strings),
+            ("identity_bytes", np.zeros(0, object)),
+        ):
+            for _ in range(3):  # sizes unknown, known, from memory used before
+                given = client.infer(model, {"INPUT0": x})["OUTPUT0"]
+                assert given.dtype == x.dtype
+                assert np.array_equal(given, x)
+        y = np.arange(10_000, dtype=np.float32)[::2]
+        assert np.array_equal(client.infer("identity", {"INPUT0": y})["OUTPUT0"], y)
+        assert client.infer("identity_bytes", {"INPUT0": ["a", "ü"]})["OUTPUT0"].tolist() == [
+            b"a",
+            "ü".encode(),
+        ]
+
+
+def test_errors(server: RunningServer) -> None:
+    with connect(server) as client:
+        for model, inputs, status in (
+            ("nope", {}, 404),
+            ("identity", {"INPUT0": np.zeros(5000)}, 400),
+            ("identity", {"WRONG": np.zeros(5000, np.float32)}, 400),
+        ):
+            with pytest.raises(InferenceError) as caught:
+                client.infer(model, inputs)
+            assert caught.value.status == status
+        with pytest.raises(ValueError, match="complex"):
+            client.infer("identity", {"INPUT0": np.zeros(1, np.complex64)})
+        with pytest.raises(ValueError, match="shared memory"):
+            client.empty(3, object)
+    with pytest.raises(InferenceError) as caught:
+        shmserve.client.connect("unix:/nonexistent/http.sock")
+    assert caught.value.status == 0
+
+
+def test_threads_share_a_client(server: RunningServer) -> None:
+    failures: list[str] = []
+
+    def work(number: int) -> None:
+        for count in range(15):
+            x = np.full(4000 + number, number * 100 + count, np.float32)
+            y = client.infer("identity", {"INPUT0": x})["OUTPUT0"]
+            if not np.array_equal(x, y):
+                failures.append(f"{number} {count}")
+
+    with connect(server) as client:
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+_PROGRAM = """
+import sys, time, numpy as np, shmserve.client
+client = shmserve.client.connect(sys.argv[1])
+assert client.shared_memory
+x = client.empty(100000, np.float32)
+client.infer("identity", {"INPUT0": x})
+client.infer("identity", {"INPUT0": x})
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_client_leaves_nothing(server: RunningServer) -> None:
+    command = [sys.executable, "-c", _PROGRAM, f"unix:{server.unix_path}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "ready\n"
+        assert len(regions_of(server, client.pid)) >= 2
+        client.send_signal(signal.SIGKILL)
+    wait_until(lambda: not regions_of(server, client.pid), "its regions vanish", 10)
+
+
+def test_one_client_does_not_close_another(server: RunningServer) -> None:
+    with connect(server) as first:
+        x = first.empty(5000)
+        x[:] = 3
+        with connect(server) as second:
+            second.infer("identity", {"INPUT0": np.zeros(5000, np.float32)})
+        result = first.infer("identity", {"INPUT0": x}, receipt=True)
+        assert result["OUTPUT0"].tolist() == x.tolist()
+
+
+def test_outputs_larger_than_before(own_server: RunningServer) -> None:
+    """Sizes that depend on data: guessed once, then not again; right at any time."""
+    with connect(own_server) as client:
+        for size in (5000, 6000, 20_000, 1, 7000):
+            command = np.array([f"ok:{size:06}".encode()], object)
+            out = client.infer("misbehaving", {"COMMAND": command})["OUT"]
+            assert out.shape == (size,)
+            assert (out == out[0]).all()
+
+
+def test_a_deadline_costs_the_memory_it_may_still_write_to(own_server: RunningServer) -> None:
+    with connect(own_server) as client:
+        x = np.arange(5000, dtype=np.float32)
+        client.infer("misbehaving", {"COMMAND": [b"ok:05000"]})
+        before = {row["region"] for row in regions_of(own_server)}
+        client.infer("misbehaving", {"COMMAND": [b"ok:05000"]})  # with an output in memory
+        with pytest.raises(InferenceError) as caught:
+            client.infer("misbehaving", {"COMMAND": [b"sleep:02"]}, timeout=0.3)
+        assert caught.value.status == 0
+        client.infer("echo", {"IN": x})
+        after = {row["region"] for row in regions_of(own_server)}
+        assert not after & before, "what the late answer may be written to is not used again"
+        assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
+
+
+def test_restarts(own_server: RunningServer) -> None:
+    """Of the coordinator: regions stay. Of the service: the client registers them again."""
+    server = own_server
+    with connect(server) as client:
+        x = client.empty(5000)
+        x[:] = 5
+        client.infer("echo", {"IN": x})
+        names = {row["region"] for row in regions_of(server)}
+        (old,) = server.pids("coordinator")
+        os.kill(old, signal.SIGKILL)
+        wait_until(lambda: server.pids("coordinator") not in ([], [old]), "a new coordinator")
+        y = client.empty(9000)  # asks the new one
+        y[:] = 6
+        assert names <= {row["region"] for row in regions_of(server)}
+        assert client.infer("echo", {"IN": y})["OUT"].tolist() == y.tolist()
+        assert client.infer("echo", {"IN": x})["OUT"].tolist() == x.tolist()
+        server.stop()
+        with pytest.raises(InferenceError):
+            client.infer("echo", {"IN": x})
+        server.start()
+        result = client.infer("echo", {"IN": x}, receipt=True)
+        assert result["OUT"].tolist() == x.tolist()
+        assert regions_of(server) != []
+        del result
+
+
+def test_memory_that_the_service_has_lost(own_server: RunningServer) -> None:
+    """Supervisor and coordinator die at once: the region is dropped, the client passes it again."""
+    server = own_server
+    with connect(server) as client:
+        x = client.empty(5000)
+        x[:] = 7
+        client.infer("echo", {"IN": x})
+        for pid in server.pids("supervisor") + server.pids("coordinator"):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "could not be found again" in server.log(), "the loss is logged", 30)
+        result = client.infer("echo", {"IN": x}, receipt=True)
+        assert result["OUT"].tolist() == x.tolist()
+        assert regions_of(server) != []
+
+
+def test_refusals_of_large_bodies_are_heard() -> None:
+    with (
+        RunningServer(Path("tests/models"), max_tensor_bytes=1 << 20) as server,
+        shmserve.client.connect(server.base_url) as client,
+    ):
+        for _ in range(3):
+            with pytest.raises(InferenceError) as caught:
+                client.infer("echo", {"IN": np.zeros(1 << 23, np.float32)})
+            assert caught.value.status == 413, caught.value
+
+
+def test_clients_that_are_forgotten(server: RunningServer) -> None:
+    client = connect(server)
+    x = client.empty(5000)
+    del client
+    gc.collect()
+    assert regions_of(server) == []
+    x[:] = 1
+
+
+def test_not_across_a_fork(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(server) as client:
+        before = regions_of(server)
+        own = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: own + 1)
+        with pytest.raises(RuntimeError, match="fork"):
+            client.infer("identity", {"INPUT0": np.zeros(1, np.float32)})
+        client.close()
+        monkeypatch.undo()
+        assert regions_of(server) == before, "a child does not undo its parent's doing"
+        assert client._control is not None
+    with shmserve.client.connect(f"unix:{server.unix_path}") as other:
+        assert other._control is not None
+        other._control.unregister([row["region"] for row in before])
+
+
+def test_switched_off() -> None:
+    with RunningServer(Path("tests/models"), client_shm_mode="off") as server:
+        assert not os.path.exists(os.path.join(server.run_dir, "client.sock"))
+        with shmserve.client.connect(f"unix:{server.unix_path}") as client:
+            assert not client.shared_memory
+            x = np.ones(5000, np.float32)
+            assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
+
+
+def test_a_model_that_takes_no_client_memory(tmp_path: Path) -> None:
+    shutil.copytree("tests/models/echo", tmp_path / "echo")
+    config = tmp_path / "echo" / "config.pbtxt"
+    parameter = 'parameters { key: "client_shm_mode" value { string_value: "off" } }'
+    config.write_text(config.read_text() + parameter)
+    with RunningServer(tmp_path) as server, connect(server) as client:
+        x = np.ones(5000, np.float32)
+        for _ in range(3):
+            assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
+        assert client._plain == {"echo"}
+
+
+def test_copy_mode_maps_what_is_sealed() -> None:
+    with RunningServer(Path("tests/models"), client_shm_mode="copy") as server:
+        with connect(server) as client:
+            x = client.empty(50_000)
+            x[:] = 1
+            client.infer("echo", {"IN": x})
+            result = client.infer("echo", {"IN": x}, receipt=True)
+            assert result.receipt is not None
+            assert result.receipt["copied_bytes"] == NOTHING
+        assert server.stop() == 0

@@ -1,0 +1,324 @@
+"""What strangers may send to the client socket, and what comes of it."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shmserve.cli.show import ask
+from shmserve.protocol import client_messages as wire
+from shmserve.protocol.client_messages import (
+    ClientHello,
+    Failed,
+    Ok,
+    RegisterMemfd,
+    ServerHello,
+    Status,
+    Unregister,
+)
+from shmserve.testing.server import RunningServer, open_fds, wait_until
+
+SIZE = 1 << 16
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class Raw:
+    """A connection without manners."""
+
+    def __init__(self, path: str, hello: bool = True) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock.settimeout(20)
+        self.sock.connect(path)
+        if hello:
+            assert self.ask(ClientHello(wire.VERSION)) == ServerHello(wire.VERSION)
+
+    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+        self.sock.sendmsg([data], [rights] if fds else [])
+
+    def ask(self, message: Any, fds: Sequence[int] = ()) -> Any:
+        self.send(wire.encode(message), fds)
+        return wire.decode_from_server(self.sock.recv(1 << 17))
+
+    def closed(self) -> bool:
+        try:
+            return self.sock.recv(1 << 17) == b""
+        except ConnectionError:
+            return True
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+
+def memfd(size: int = SIZE, seals: int = SEALS, flags: int = 0) -> int:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+@pytest.fixture
+def path(server: RunningServer) -> Iterator[str]:
+    path = os.path.join(server.run_dir, "client.sock")
+    yield path
+    with Raw(path) as raw:
+        assert raw.ask(Unregister()) == Ok()
+    assert ask(server.run_dir, "regions") == []
+
+
+def refused(reply: Any, part: str) -> None:
+    assert isinstance(reply, Failed), reply
+    assert part in reply.text
+    assert "/" not in reply.text.replace("and/or", "")
+
+
+def test_a_region_and_its_life(server: RunningServer, path: str) -> None:
+    with Raw(path) as raw:
+        fd = memfd()
+        assert raw.ask(RegisterMemfd("a", 64, 100), [fd]) == Ok()
+        assert raw.ask(RegisterMemfd("a", 64, 100), [fd]) == Ok(), "the same again"
+        refused(raw.ask(RegisterMemfd("a", 64, 101), [fd]), "already in manager")
+        refused(raw.ask(RegisterMemfd("a", 64, 100), [memfd()]), "already in manager")
+        assert raw.ask(RegisterMemfd("b", 0, SIZE), [fd]) == Ok()
+        status = raw.ask(Status())
+        assert [(r.name, r.key, r.offset, r.byte_size) for r in status.regions] == [
+            ("a", "", 64, 100),
+            ("b", "", 0, SIZE),
+        ]
+        assert [r.name for r in raw.ask(Status("a")).regions] == ["b"]
+        code, rows = server.get("/v2/systemsharedmemory/region/a/status")
+        assert (code, rows[0]["byte_size"]) == (200, 100)
+        assert server.request("POST", "/v2/systemsharedmemory/region/a/unregister")[0] == 200
+        assert raw.ask(Unregister(("a", "b", "", "nope"))) == Ok()
+        assert raw.ask(Status()) == Ok()
+
+
+def test_many_regions_come_in_pages(path: str) -> None:
+    with Raw(path) as raw:
+        fd = memfd()
+        names = [f"{n:03}" + "x" * 250 for n in range(150)]
+        for name in names:
+            assert raw.ask(RegisterMemfd(name, 0, 1), [fd]) == Ok()
+        first = raw.ask(Status())
+        assert first.more
+        second = raw.ask(Status(first.regions[-1].name))
+        assert not second.more
+        assert [r.name for r in first.regions + second.regions] == names
+
+
+def test_descriptors_that_are_refused(path: str) -> None:
+    with Raw(path) as raw, tempfile.TemporaryFile() as file:
+        file.truncate(SIZE)
+        shm = os.open("/dev/shm/shmserve-test", os.O_RDWR | os.O_CREAT, 0o600)
+        os.unlink("/dev/shm/shmserve-test")
+        os.ftruncate(shm, SIZE)
+        ends = os.pipe()
+        good = memfd()
+        for fd in (
+            memfd(seals=0),
+            memfd(seals=fcntl.F_SEAL_SHRINK),
+            memfd(seals=fcntl.F_SEAL_GROW),
+            shm,
+            file.fileno(),
+            ends[0],
+            raw.sock.fileno(),
+            os.open("/dev/shm", os.O_RDONLY),
+            os.open("/dev/null", os.O_RDWR),
+        ):
+            refused(raw.ask(RegisterMemfd("a", 0, 1), [fd]), "memfd sealed with")
+        refused(raw.ask(RegisterMemfd("a", 0, 1)), "exactly one")
+        refused(raw.ask(RegisterMemfd("a", 0, 1), [good, good]), "exactly one")
+        readonly = os.open(f"/proc/self/fd/{good}", os.O_RDONLY)
+        for fd in (readonly, memfd(seals=SEALS | fcntl.F_SEAL_WRITE)):
+            refused(raw.ask(RegisterMemfd("a", 0, 1), [fd]), "must be writable")
+        assert raw.ask(RegisterMemfd("a", 0, 1), [good]) == Ok(), "the connection is as before"
+
+
+def test_huge_pages_are_refused(path: str) -> None:
+    try:
+        fd = memfd(2 << 20, flags=os.MFD_HUGETLB)
+    except OSError:
+        pytest.skip("this kernel has no huge pages")
+    with Raw(path) as raw:
+        refused(raw.ask(RegisterMemfd("a", 0, 1), [fd]), "huge pages")
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    [
+        (0, 0), (0, -1), (-1, 1), (0, SIZE + 1), (SIZE, 1), (1, SIZE), (0, 1 << 31),
+        (1 << 63, 1), (0, (1 << 64) - 1), ((1 << 64) - 1, 1), ((1 << 63) - 1, (1 << 63) - 1),
+    ],
+)  # fmt: skip
+def test_windows_that_are_refused(path: str, offset: int, size: int) -> None:
+    with Raw(path) as raw:
+        refused(raw.ask(RegisterMemfd("a", offset, size), [memfd()]), "must lie within")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a\0", "a\n", "x" * 256, "ü" * 128, "x" * 60_000])
+def test_names_that_are_refused(path: str, name: str) -> None:
+    with Raw(path) as raw:
+        reply = raw.ask(RegisterMemfd(name, 0, 1), [memfd()])
+        assert isinstance(reply, Failed)
+        assert len(reply.text) < 300
+        assert raw.ask(Status()) == Ok()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xc1",
+        b"hello",
+        wire.encode(["RegisterMemfd", "a", 1.5, 2]),
+        wire.encode(["RegisterMemfd", "a", 1 << 63, "2"]),
+        wire.encode(["Hello", 1, "cli", "cli-1-aaaa", 1]),
+        wire.encode(["Unregister", "abc"]),
+        wire.encode(ClientHello(wire.VERSION)),
+        wire.encode(RegisterMemfd("x" * 70_000, 0, 1)),
+    ],
+)
+@pytest.mark.parametrize("fds", [0, 1, 5])
+def test_nonsense_costs_its_sender_the_connection(path: str, data: bytes, fds: int) -> None:
+    with Raw(path) as other, Raw(path) as raw:
+        raw.send(data, [memfd()] * fds)
+        assert raw.closed()
+        assert other.ask(Status()) == Ok()
+
+
+@pytest.mark.parametrize("message", [Status(), Unregister(), RegisterMemfd("a", 0, 1)])
+def test_hello_comes_first(path: str, message: Any) -> None:
+    with Raw(path, hello=False) as raw:
+        raw.send(wire.encode(message), [memfd()])
+        assert raw.closed()
+    with Raw(path, hello=False) as raw:
+        assert raw.ask(ClientHello(99)) == ServerHello(wire.VERSION)
+        assert raw.closed()
+
+
+def test_bounds_on_connections(path: str) -> None:
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(Raw(path, hello=False)) for _ in range(80)]
+        assert sum(_answered(raw) for raw in connections) == 64
+    wait_until(lambda: _greets(path), "there is room again", 10)
+
+
+def test_those_who_say_nothing_or_read_nothing(server: RunningServer, path: str) -> None:
+    """Neither keeps the coordinator from others, nor memory of it."""
+    with Raw(path, hello=False) as silent, Raw(path) as deaf, Raw(path) as other:
+        fd = memfd()
+        for number in range(128):
+            name = f"{number:03}" + "x" * 250
+            assert other.ask(RegisterMemfd(name, 0, 1), [fd]) == Ok()
+        deaf.sock.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):
+            for _ in range(10_000):
+                deaf.send(wire.encode(Status()))
+        for _ in range(100):
+            assert isinstance(other.ask(Status()), Ok)
+        assert silent.closed(), "after some seconds"
+        assert other.ask(Unregister()) == Ok()
+
+
+def test_no_descriptor_is_left(server: RunningServer, path: str) -> None:
+    (pid,) = server.pids("coordinator")
+    with Raw(path) as raw:
+        before = open_fds(pid)
+        for _ in range(30):
+            refused(raw.ask(RegisterMemfd("a", 0, 1), [memfd(seals=0)]), "sealed")
+            refused(raw.ask(RegisterMemfd("a/", 0, 1), [memfd()]), "forbidden")
+            with Raw(path) as bad:
+                bad.send(b"nonsense", [memfd(), memfd()])
+                assert bad.closed()
+        wait_until(lambda: open_fds(pid) <= before + 1, "descriptors are closed", 10)
+
+
+_STRANGER = """
+import json, os, sys
+from shmserve.errors import ShmserveError
+from shmserve.client.control import Control
+from tests.integration.test_client_socket import Raw, memfd
+from shmserve.protocol.client_messages import *
+foreign = memfd()  # root's
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+told = []
+try:
+    raw = Raw(sys.argv[1])
+except PermissionError:
+    print(json.dumps(["no entry"])); sys.exit()
+for message, fds in (
+    (RegisterMemfd("a", 0, 1), [foreign]),
+    (RegisterMemfd("a", 0, 1), [memfd()]),
+    (Unregister(("root",)), []),
+    (Status(), []),
+):
+    reply = raw.ask(message, fds)
+    told.append(reply.text if isinstance(reply, Failed) else [r.name for r in reply.regions])
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_other_users(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        chosen = os.path.join(directory, "client.sock")
+        with RunningServer(Path("tests/models"), client_socket=chosen) as server:
+            with Raw(chosen) as raw:
+                assert raw.ask(RegisterMemfd("root", 0, 1), [memfd()]) == Ok()
+                told = _stranger(chosen)
+                assert "does not own" in told[0]
+                assert told[1:] == [[], [], ["a"]]
+                assert [r.name for r in raw.ask(Status()).regions] == ["root"]
+            wait_until(lambda: len(ask(server.run_dir, "regions")) == 1, "the stranger's vanish")
+        assert not os.path.exists(chosen)
+    with RunningServer(Path("tests/models")) as server:
+        assert _stranger(os.path.join(server.run_dir, "client.sock")) == ["no entry"]
+
+
+def test_a_path_that_is_something_else(tmp_path: Path) -> None:
+    file = tmp_path / "precious"
+    file.write_text("data")
+    with RunningServer(Path("tests/models"), client_socket=file) as server:
+        assert "client_socket cannot be used" in server.log()
+    assert file.read_text() == "data"
+
+
+def _stranger(path: str) -> list[Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", _STRANGER, path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told: list[Any] = json.loads(done.stdout)
+    return told
+
+
+def _answered(raw: Raw) -> bool:
+    try:
+        return bool(raw.ask(ClientHello(wire.VERSION)))
+    except (OSError, msgspec.DecodeError):
+        return False
+
+
+def _greets(path: str) -> bool:
+    with Raw(path, hello=False) as raw:
+        return _answered(raw)
