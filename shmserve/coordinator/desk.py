@@ -27,13 +27,12 @@ from shmserve.core.effects import (
 from shmserve.core.fleet import Fleet
 from shmserve.errors import ProtocolViolation
 from shmserve.protocol import messages
-from shmserve.protocol.messages import (
+from shmserve.protocol.link_messages import (
     Adopt,
     AskStats,
     Desired,
     Drain,
     Exited,
-    FromCoordinator,
     GiveBack,
     Grant,
     Granted,
@@ -46,9 +45,9 @@ from shmserve.protocol.messages import (
     Started,
     Stats,
     Stop,
-    ToCoordinator,
     Trim,
 )
+from shmserve.protocol.messages import FromCoordinator, ToCoordinator
 from shmserve.protocol.region_messages import (
     DropRegions,
     NeedRegion,

@@ -27,7 +27,8 @@ from shmserve.core.budget import Ledger
 from shmserve.core.fleet import Fleet
 from shmserve.errors import PeerDied, ProtocolViolation
 from shmserve.protocol import messages
-from shmserve.protocol.messages import FromCoordinator, Hello, ToCoordinator, Welcome
+from shmserve.protocol.link_messages import Hello, Welcome
+from shmserve.protocol.messages import FromCoordinator, ToCoordinator
 from shmserve.shm import segment
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.transport import rundir

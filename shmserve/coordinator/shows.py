@@ -9,7 +9,8 @@ import msgspec
 
 from shmserve.core.fleet import Fleet
 from shmserve.core.regions import RegionBook
-from shmserve.protocol.messages import AskStats, FromCoordinator, Shown
+from shmserve.protocol.link_messages import AskStats, Shown
+from shmserve.protocol.messages import FromCoordinator
 
 Row = dict[str, Any]
 ASKED = ("segments", "slots", "queues")  # what the processes are asked for

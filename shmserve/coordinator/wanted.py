@@ -10,7 +10,7 @@ from msgspec import Struct
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 from shmserve.protocol import messages
-from shmserve.protocol.messages import Instance
+from shmserve.protocol.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
 
 # An instance travels in one message, with room for its envelope.

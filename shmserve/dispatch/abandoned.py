@@ -12,7 +12,7 @@ import threading
 
 from shmserve.dispatch.peer import Lane, Peer
 from shmserve.errors import PeerDied, ProtocolViolation, StaleDescriptor
-from shmserve.protocol.messages import leases
+from shmserve.protocol.data_messages import leases
 from shmserve.shm.arena import ArenaMemory
 
 

@@ -8,7 +8,7 @@ abandoned leaves that to the `Abandoned` keeper, because the executor may still 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -21,15 +21,17 @@ from shmserve.errors import (
     Cancelled,
     Code,
     DeadlineExceeded,
+    ModelFailure,
     PeerDied,
     ProtocolViolation,
+    ShmserveError,
     StaleDescriptor,
     TooLarge,
     Unavailable,
     from_code,
 )
 from shmserve.protocol import messages
-from shmserve.protocol.messages import (
+from shmserve.protocol.data_messages import (
     Answer,
     Cancel,
     Descriptor,
@@ -74,10 +76,12 @@ class OutputTensor(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """A successful answer."""
+    """An answer. `final` and `error` matter in streams only: `execute` raises errors."""
 
     outputs: tuple[OutputTensor, ...]
     parameters: dict[str, Parameter]
+    final: bool = True
+    error: ShmserveError | None = None
 
 
 class Call:
@@ -155,6 +159,20 @@ class Call:
         if answer.error_code:
             raise from_code(Code(answer.error_code), answer.error)
         return Outcome(tuple(self._output(tensor) for tensor in answer.outputs), answer.parameters)
+
+    def stream(
+        self,
+        request_id: str = "",
+        outputs: tuple[str, ...] = (),
+        parameters: dict[str, Parameter] | None = None,
+        on_wait: Callable[[], bool] | None = None,
+        places: tuple[OutputPlace, ...] = (),
+    ) -> Iterator[Outcome]:
+        """Run it and yield every answer; `frontends.oip.seam.Call.stream` has the contract."""
+        try:
+            yield self.execute(request_id, outputs, parameters, on_wait, places)
+        except ModelFailure as ex:
+            yield Outcome((), {}, True, ex)
 
     def _run(self, message: Execute, on_wait: Callable[[], bool] | None) -> Answer:
         entry = self.entry

@@ -15,7 +15,7 @@ from msgspec import DecodeError
 from shmserve.core.registry import LiveInstance
 from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, StaleDescriptor, TooLarge
 from shmserve.protocol import messages
-from shmserve.protocol.messages import (
+from shmserve.protocol.data_messages import (
     Answer,
     Descriptor,
     Execute,

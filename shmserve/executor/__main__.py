@@ -1,6 +1,6 @@
 """An executor process: one model instance. Started by the supervisor, never forked.
 
-Reads one `messages.Instance` from stdin, loads the model, tells the coordinator, serves
+Reads one `Instance` from stdin, loads the model, tells the coordinator, serves
 until it is told to stop or its frontends' master is gone.
 """
 
@@ -24,7 +24,8 @@ from shmserve.executor import backends
 from shmserve.executor.backend import Backend, Context
 from shmserve.executor.loop import Loop
 from shmserve.executor.regions import ClientRegions
-from shmserve.protocol.messages import FromCoordinator, Instance, Loaded, LoadFailed, Welcome
+from shmserve.protocol.link_messages import Instance, Loaded, LoadFailed, Welcome
+from shmserve.protocol.messages import FromCoordinator
 from shmserve.protocol.region_messages import RegionsGone
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.status_page import StatusPage

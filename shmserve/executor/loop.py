@@ -22,13 +22,15 @@ from shmserve.executor.connections import Connection, FrontendProcess
 from shmserve.executor.regions import ClientRegions
 from shmserve.executor.run import Runner, late
 from shmserve.protocol import messages
-from shmserve.protocol.messages import (
+from shmserve.protocol.data_messages import (
     Answer,
     Cancel,
     Execute,
     ExecutorHello,
     FrontendHello,
     Release,
+    SegmentOffer,
+    leases,
 )
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.status_page import StatusPage
@@ -246,7 +248,7 @@ class Loop:
         except PeerDied:
             self._close(connection)
         except ShmserveError as ex:  # too long to send: tell that instead
-            held = tuple(messages.leases(answer.outputs))
+            held = tuple(leases(answer.outputs))
             frontend.release(self._memory, held)
             connection.known.difference_update(segments)
             self._send(connection, Answer(answer.request, (), ex.code, ex.message), [])
@@ -255,7 +257,7 @@ class Loop:
                 os.close(fd)
 
     def _with_extras(
-        self, connection: Connection, answer: Answer, offers: tuple[messages.SegmentOffer, ...]
+        self, connection: Connection, answer: Answer, offers: tuple[SegmentOffer, ...]
     ) -> Answer:
         assert connection.frontend is not None
         connection.drops = self._memory.drops

@@ -9,7 +9,7 @@ import numpy as np
 from shmserve.core.slots import Slot
 from shmserve.executor.backend import Output, Response
 from shmserve.executor.request import ExecutorRequest, Offer
-from shmserve.protocol.messages import Descriptor, WireTensor
+from shmserve.protocol.data_messages import Descriptor, WireTensor
 from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor import bytes_codec
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from shmserve.errors import InvalidArgument
 from shmserve.executor.backend import Output
-from shmserve.protocol.messages import RegionRef, WireTensor
+from shmserve.protocol.data_messages import RegionRef, WireTensor
 from shmserve.shm.client_region import ClientRegion
 from shmserve.tensor import bytes_codec
 

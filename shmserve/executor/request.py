@@ -17,7 +17,7 @@ import numpy as np
 from shmserve.core.slots import Slot
 from shmserve.errors import Internal
 from shmserve.executor.places import Place
-from shmserve.protocol.messages import Execute, Parameter, WireTensor
+from shmserve.protocol.data_messages import Execute, Parameter, WireTensor
 from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES, element_count

@@ -16,7 +16,7 @@ from shmserve.executor.outputs import Placement
 from shmserve.executor.places import Place
 from shmserve.executor.regions import ClientRegions
 from shmserve.executor.request import ExecutorRequest, Input, Offer
-from shmserve.protocol.messages import (
+from shmserve.protocol.data_messages import (
     Answer,
     Copied,
     Descriptor,

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge
-from shmserve.protocol.messages import Parameter
+from shmserve.protocol.data_messages import Parameter
 
 MAX_INT64 = (1 << 63) - 1
 UInt = Annotated[int, Meta(ge=0, le=MAX_INT64)]

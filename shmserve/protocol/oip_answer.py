@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 from shmserve.errors import InvalidArgument
-from shmserve.protocol.messages import Parameter
+from shmserve.protocol.data_messages import Parameter
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES, element_count
 

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
-from shmserve.protocol.messages import Parameter
+from shmserve.protocol.data_messages import Parameter
 from shmserve.protocol.oip import (
     MAX_INT64,
     InputParameters,

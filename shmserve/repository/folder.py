@@ -10,7 +10,7 @@ from msgspec import Struct
 from shmserve import ids
 from shmserve.errors import ConfigError
 from shmserve.protocol import model_config
-from shmserve.protocol.messages import Instance
+from shmserve.protocol.link_messages import Instance
 from shmserve.protocol.model_config import MODEL_FILES, ModelConfig
 from shmserve.repository import files
 from shmserve.tensor.spec import ModelSpec

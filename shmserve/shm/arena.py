@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from shmserve.core.arena import Arena, ArenaStats, NeedSegment
 from shmserve.core.slots import Slot, SlotEvent
 from shmserve.errors import ArenaExhausted
-from shmserve.protocol.messages import Descriptor, SegmentOffer
+from shmserve.protocol.data_messages import Descriptor, SegmentOffer
 from shmserve.shm.segment import Segment
 
 _GRANT_TIMEOUT_S = 2.0  # a restarted coordinator is back by then

@@ -15,7 +15,7 @@ import numpy as np
 
 from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument
-from shmserve.protocol.messages import RegionRef
+from shmserve.protocol.data_messages import RegionRef
 
 
 class ClientRegion:

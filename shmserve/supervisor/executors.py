@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from shmserve import ids
 from shmserve.core.lifecycle import Restarts
 from shmserve.protocol import messages
-from shmserve.protocol.messages import Exited, Instance, Started, ToCoordinator
+from shmserve.protocol.link_messages import Exited, Instance, Started
+from shmserve.protocol.messages import ToCoordinator
 from shmserve.supervisor.children import Child, as_stdin
 from shmserve.transport import rundir
 from shmserve.transport.processes import describe_status, pidfd_open, spawn

@@ -21,7 +21,8 @@ from typing import Any
 from shmserve import ids
 from shmserve.config import Settings
 from shmserve.core.lifecycle import Restarts
-from shmserve.protocol.messages import Adopt, Desired, Drain, FromCoordinator, Instance, Welcome
+from shmserve.protocol.link_messages import Adopt, Desired, Drain, Instance, Welcome
+from shmserve.protocol.messages import FromCoordinator
 from shmserve.protocol.region_messages import DropRegions, StoreRegions
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.supervisor.announce import Announcer

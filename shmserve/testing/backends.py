@@ -14,7 +14,7 @@ from shmserve import repository
 from shmserve.errors import ShmserveError
 from shmserve.executor.backend import Backend, Context, Output, Response
 from shmserve.executor.backends import create
-from shmserve.protocol.messages import Parameter
+from shmserve.protocol.data_messages import Parameter
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
 from shmserve.tensor.spec import ModelSpec
 

@@ -6,16 +6,17 @@ far as they see it, and counts what they must give back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from shmserve import config
 from shmserve.core.regions import Caller, ObjectFacts, RegionBook
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
-from shmserve.errors import ArenaExhausted, NotFound, Unavailable
-from shmserve.protocol.messages import OutputPlace, Parameter, RegionRef
+from shmserve.errors import ArenaExhausted, NotFound, ShmserveError, Unavailable
+from shmserve.protocol.data_messages import OutputPlace, Parameter, RegionRef
 from shmserve.tensor.spec import ModelSpec
 
 
@@ -42,9 +43,12 @@ class FakeOutcome(Struct, frozen=True):
 
     outputs: tuple[FakeTensor, ...] = ()
     parameters: dict[str, Parameter] = {}
+    final: bool = True
+    error: ShmserveError | None = None
 
 
-Function = Callable[[FakeRequest], FakeOutcome]
+# A model that streams gives several; their `final` is set for it.
+Function = Callable[[FakeRequest], FakeOutcome | Iterable[FakeOutcome]]
 
 
 class FakeReservation:
@@ -131,7 +135,29 @@ class FakeCall:
         self.places = places
         assert all(reservation.sealed for reservation in self.reserved), "an input is not sealed"
         self.request = FakeRequest(request_id, self._inputs, outputs, parameters or {})
-        return self._dispatcher.functions[self.entry.spec.name](self.request)
+        outcome = self._dispatcher.functions[self.entry.spec.name](self.request)
+        assert isinstance(outcome, FakeOutcome), "a model that streams was not asked to"
+        return outcome
+
+    def stream(
+        self,
+        request_id: str = "",
+        outputs: tuple[str, ...] = (),
+        parameters: dict[str, Parameter] | None = None,
+        on_wait: Callable[[], bool] | None = None,
+        places: tuple[OutputPlace, ...] = (),
+    ) -> Iterator[FakeOutcome]:
+        """Run the model's function in place; of several outcomes the last is final."""
+        self.places = places
+        assert all(reservation.sealed for reservation in self.reserved), "an input is not sealed"
+        self.request = FakeRequest(request_id, self._inputs, outputs, parameters or {})
+        result = self._dispatcher.functions[self.entry.spec.name](self.request)
+        if isinstance(result, FakeOutcome):
+            yield msgspec.structs.replace(result, final=True)
+            return
+        for outcome in result:
+            yield msgspec.structs.replace(outcome, final=False)
+        yield FakeOutcome()
 
     def close(self) -> None:
         """Count."""

@@ -25,9 +25,8 @@ import msgspec
 
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, Unavailable
 from shmserve.protocol import messages
-from shmserve.protocol.messages import (
+from shmserve.protocol.link_messages import (
     AskStats,
-    FromCoordinator,
     GiveBack,
     Grant,
     Granted,
@@ -35,10 +34,10 @@ from shmserve.protocol.messages import (
     Loaded,
     Stats,
     Stop,
-    ToCoordinator,
     Trim,
     Welcome,
 )
+from shmserve.protocol.messages import FromCoordinator, ToCoordinator
 from shmserve.protocol.region_messages import (
     NeedRegion,
     RegionAnswer,
@@ -62,6 +61,9 @@ ARENA_WAIT_S = 2.0
 
 # What the next hello tells, or the next coordinator asks or is asked again, is void.
 _VOID = (GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion)
+
+# Replies to `Link.ask`: each has a `ticket`, and brings its question to an end.
+_ANSWERS = (RegionAnswer, RegionGiven)
 
 
 class _Ticket:
@@ -292,7 +294,7 @@ class Link:
         if isinstance(message, Granted):
             self._answered(message)
             return
-        if isinstance(message, RegionAnswer | RegionGiven):
+        if isinstance(message, _ANSWERS):
             self._questions.answered(message.ticket, message, fds)
             return
         try:

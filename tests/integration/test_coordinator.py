@@ -13,7 +13,7 @@ import pytest
 from shmserve.cli import show
 from shmserve.errors import PeerDied, Unavailable
 from shmserve.protocol import messages
-from shmserve.protocol.messages import (
+from shmserve.protocol.link_messages import (
     Desired,
     Grant,
     Granted,

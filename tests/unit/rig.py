@@ -21,6 +21,7 @@ from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.loop import Loop
 from shmserve.executor.regions import ClientRegions
 from shmserve.protocol import messages
+from shmserve.protocol.link_messages import GiveBack, Grant, Granted, Hello, Welcome
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.shm.status_page import StatusPage
@@ -73,13 +74,13 @@ class Coordinator:
     def _serve(self, client: channels.Channel) -> None:
         data, _ = client.receive()
         message = messages.decode_to_coordinator(data)
-        if isinstance(message, messages.Hello):
-            client.send(messages.encode(messages.Welcome(messages.VERSION, "cafe0123")))
-        elif isinstance(message, messages.Grant):
+        if isinstance(message, Hello):
+            client.send(messages.encode(Welcome(messages.VERSION, "cafe0123")))
+        elif isinstance(message, Grant):
             granted = message.nbytes <= self.budget
             self.budget -= message.nbytes if granted else 0
-            client.send(messages.encode(messages.Granted(message.ticket, granted)))
-        elif isinstance(message, messages.GiveBack):
+            client.send(messages.encode(Granted(message.ticket, granted)))
+        elif isinstance(message, GiveBack):
             self.budget += message.nbytes
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 from shmserve.config import Settings
 from shmserve.coordinator import limits, shows, wanted
 from shmserve.errors import ConfigError
-from shmserve.protocol.messages import AskStats, Instance, Shown
+from shmserve.protocol.link_messages import AskStats, Instance, Shown
 from shmserve.tensor.spec import ModelSpec
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ import pytest
 
 from shmserve.errors import ProtocolViolation
 from shmserve.protocol import messages
-from shmserve.protocol.messages import (
+from shmserve.protocol.link_messages import (
     Adopt,
     AskStats,
     GiveBack,

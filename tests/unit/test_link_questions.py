@@ -7,6 +7,7 @@ import pytest
 
 from shmserve.errors import Unavailable
 from shmserve.protocol import messages
+from shmserve.protocol.link_messages import AskStats
 from shmserve.protocol.region_messages import (
     NeedRegion,
     RegionGiven,
@@ -94,7 +95,7 @@ def test_late_answers_leave_nothing_open(link, coordinator):
     question = coordinator.receive()
     before = open_fds(os.getpid())
     coordinator.channel.send(messages.encode(RegionGiven(question.ticket)), [0])
-    coordinator.send(messages.AskStats(1, "x"))
+    coordinator.send(AskStats(1, "x"))
     coordinator.receive()
     assert open_fds(os.getpid()) == before
 

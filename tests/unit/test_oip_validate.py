@@ -11,7 +11,7 @@ from shmserve.frontends.oip.classification import top_classes
 from shmserve.frontends.oip.plan import ModelPlan, make_plan, plan_of
 from shmserve.frontends.oip.raw import deduce
 from shmserve.frontends.oip.validate import check_inputs, check_outputs, refuse_decoupled
-from shmserve.protocol.messages import OutputPlace, RegionRef
+from shmserve.protocol.data_messages import OutputPlace, RegionRef
 from shmserve.protocol.oip import InferInput, InferOutput, InferRequest, RegionWindow
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from shmserve.testing.fake_models import spec

@@ -26,7 +26,7 @@ from shmserve.errors import ConfigError, Internal
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.backends.failure import from_exception
 from shmserve.executor.backends.outputs import OutputCheck
-from shmserve.protocol.messages import Parameter
+from shmserve.protocol.data_messages import Parameter
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec
 

@@ -11,7 +11,7 @@ from shmserve.errors import Unimplemented
 from shmserve.executor.backend import Request
 from shmserve.executor.backends.pb_errors import TritonError, TritonModelException
 from shmserve.executor.backends.pb_tensor import Tensor
-from shmserve.protocol.messages import Parameter
+from shmserve.protocol.data_messages import Parameter
 
 # Parameters with methods of their own
 _RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}

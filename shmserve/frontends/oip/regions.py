@@ -19,7 +19,7 @@ from shmserve.core import regions as rules
 from shmserve.core.regions import Caller
 from shmserve.errors import InvalidArgument, NotFound, Unimplemented
 from shmserve.frontends.oip.seam import Dispatcher
-from shmserve.protocol.messages import RegionRef
+from shmserve.protocol.data_messages import RegionRef
 from shmserve.protocol.oip import MAX_INT64, RegionWindow
 from shmserve.tensor.spec import ModelSpec
 

@@ -6,12 +6,13 @@ shared memory or processes; `shmserve.dispatch.Dispatcher` is the real one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from shmserve.core.regions import Caller
 from shmserve.core.registry import ModelEntry, Snapshot
-from shmserve.protocol.messages import OutputPlace, Parameter, RegionRef
+from shmserve.errors import ShmserveError
+from shmserve.protocol.data_messages import OutputPlace, Parameter, RegionRef
 
 
 class Receipt(Protocol):
@@ -41,12 +42,16 @@ class OutputTensor(Protocol):
 
 
 class Outcome(Protocol):
-    """A successful answer."""
+    """An answer. `final` and `error` matter in streams only: `execute` raises errors."""
 
     @property
     def outputs(self) -> Sequence[OutputTensor]: ...
     @property
     def parameters(self) -> dict[str, Parameter]: ...
+    @property
+    def final(self) -> bool: ...
+    @property
+    def error(self) -> ShmserveError | None: ...
 
 
 class Call(Protocol):
@@ -75,6 +80,23 @@ class Call(Protocol):
         on_wait: Callable[[], bool] | None = None,
         places: tuple[OutputPlace, ...] = (),
     ) -> Outcome: ...
+
+    def stream(
+        self,
+        request_id: str = "",
+        outputs: tuple[str, ...] = (),
+        parameters: dict[str, Parameter] | None = None,
+        on_wait: Callable[[], bool] | None = None,
+        places: tuple[OutputPlace, ...] = (),
+    ) -> Iterator[Outcome]:
+        """Every answer in order; the last one, and only that, is `final`.
+
+        A final outcome may have neither outputs nor an error: then it only ends the stream.
+        Views of an outcome are valid until the next one is asked for. The model's errors come
+        as outcomes; what keeps it from answering at all is raised. Closing the iterator, or
+        the call, cancels what has not come.
+        """
+        ...
 
     def close(self) -> None: ...
 

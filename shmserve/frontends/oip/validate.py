@@ -12,7 +12,7 @@ from msgspec import Struct
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge, Unimplemented
 from shmserve.frontends.oip.plan import InputPlan, ModelPlan
-from shmserve.protocol.messages import OutputPlace, RegionRef
+from shmserve.protocol.data_messages import OutputPlace, RegionRef
 from shmserve.protocol.oip import MAX_INT64, InferInput, InferOutput, InferRequest, RegionWindow
 from shmserve.protocol.oip_answer import no_json_form
 from shmserve.tensor.dtypes import DATATYPES, element_count

@@ -9,7 +9,7 @@ import msgspec
 from shmserve import config, ids
 from shmserve.coordinator.service import Coordinator
 from shmserve.observe import logs
-from shmserve.protocol.messages import Instance
+from shmserve.protocol.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
 
 
