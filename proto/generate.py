@@ -8,7 +8,7 @@ best in an environment of its own, since it may want an older protobuf): its cod
 runs on protobuf 6.30 and later, code of newer ones does not run on 6.x.
 
 Messages only: the gRPC server registers its methods from the service's descriptor, so
-that each can choose its own (de)serialiser, and nothing here calls a server.
+that each can choose its own (de)serialiser.
 """
 
 from __future__ import annotations
