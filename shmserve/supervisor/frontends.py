@@ -49,12 +49,12 @@ class Frontends:
             child.enforce(now)
         new = []
         for number, due in list(self._missing.items()):
-            child = self._adopt(number, now) or (self._start(number, now) if now >= due else None)
-            if child is not None:
+            found = self._adopt(number, now) or (self._start(number, now) if now >= due else None)
+            if found is not None:
                 del self._missing[number]
-                self._numbers[child] = number
+                self._numbers[found] = number
                 self._restarts[number].started(now)
-                new.append(child)
+                new.append(found)
         return new
 
     def ended(self, child: Child, now: float) -> bool:

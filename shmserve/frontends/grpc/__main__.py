@@ -44,9 +44,7 @@ def _serve(settings: config.Settings, number: int, stop: threading.Event) -> int
     dispatcher = Dispatcher(settings, "grpc")
     try:
         listening = Listening(settings, config.run_dir(settings), number)
-        server = GrpcServer(
-            dispatcher, settings, Callers(listening.binds, private(settings))
-        )
+        server = GrpcServer(dispatcher, settings, Callers(listening.binds, private(settings)))
         bound = listening.bind(server.server)
     except AlreadyRuns:
         _log.info("another process has this number")

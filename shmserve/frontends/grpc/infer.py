@@ -165,9 +165,7 @@ class Inferences:
     def _execute(self, call: Call, item: Inference, context: grpc.ServicerContext) -> Outcome:
         request = item.request
         names = tuple([output.name for output in request.outputs])
-        return call.execute(
-            request.id, names, request.parameters, context.is_active, item.places
-        )
+        return call.execute(request.id, names, request.parameters, context.is_active, item.places)
 
 
 def encode_error(

@@ -128,9 +128,7 @@ def _window(parameters: dict[str, Parameter], where: str) -> RegionWindow | None
     if not isinstance(name, str):
         raise InvalidArgument(f"{where}: '{_REGION}' must be a string_param")
     if nbytes is None:
-        raise InvalidArgument(
-            f"{where}: '{_BYTE_SIZE}' must be specified along with '{_REGION}'"
-        )
+        raise InvalidArgument(f"{where}: '{_BYTE_SIZE}' must be specified along with '{_REGION}'")
     for key, value in ((_OFFSET, offset), (_BYTE_SIZE, nbytes)):
         if type(value) is not int or value < 0:
             raise InvalidArgument(

@@ -63,9 +63,7 @@ class Streams:
             yield from Session(self, context, strict).run(item, requests)
             return
 
-    def begin(
-        self, data: bytes, context: grpc.ServicerContext, strict: bool
-    ) -> Inference | bytes:
+    def begin(self, data: bytes, context: grpc.ServicerContext, strict: bool) -> Inference | bytes:
         """A request that can run, or the message that says why it cannot."""
         started = monotonic_ns()
         wire: WireInferRequest | None = None
@@ -79,9 +77,7 @@ class Streams:
         except Exception as ex:
             return self.told(wire, entry, ex, strict)
 
-    def answer(
-        self, item: Inference | bytes, context: grpc.ServicerContext, strict: bool
-    ) -> bytes:
+    def answer(self, item: Inference | bytes, context: grpc.ServicerContext, strict: bool) -> bytes:
         """The one message that an ordinary model's request gets."""
         if isinstance(item, bytes):
             return item

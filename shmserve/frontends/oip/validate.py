@@ -42,9 +42,7 @@ def refuse_decoupled(plan: ModelPlan, where: str) -> None:
         Unimplemented: the model is decoupled.
     """
     if plan.spec.decoupled:
-        raise Unimplemented(
-            f"{where} doesn't support models with decoupled transaction policy"
-        )
+        raise Unimplemented(f"{where} doesn't support models with decoupled transaction policy")
 
 
 def check_inputs(
