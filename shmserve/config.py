@@ -101,8 +101,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     client_shm_max_region_bytes: Positive = 1 << 40  # one region
     client_shm_max_total_bytes: Positive = 1 << 42  # all regions of one owner
 
-    # Logging
+    # Logging and numbers
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    metrics: bool = True  # GET /metrics
+    metrics_triton_names: bool = False  # also under the names that Triton's dashboards ask for
+    max_counted_models: Positive = 128  # model versions a frontend counts apart; then "(other)"
 
 
 _LISTS = {

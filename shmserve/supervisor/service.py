@@ -24,7 +24,8 @@ from shmserve.config import Settings
 from shmserve.core.lifecycle import Restarts
 from shmserve.protocol.link_messages import Adopt, Desired, Drain, Instance, Welcome
 from shmserve.protocol.messages import FromCoordinator
-from shmserve.protocol.region_messages import DropRegions, StoreRegions
+from shmserve.protocol.region_messages import DropRegions, StoredRegions, StoreRegions
+from shmserve.protocol.stats_messages import DropPages, PageOwner, StoredPages, StorePages
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.supervisor.announce import Announcer
 from shmserve.supervisor.children import Child
@@ -93,7 +94,8 @@ class Supervisor:
             on_message=self._from_link,
             on_fds=self._fds_from_link,
         )
-        self._store = FdStore()
+        self._store = FdStore[int](StoredRegions)
+        self._pages = FdStore[PageOwner](StoredPages)
         self._executors = Executors(run_dir, executor, master_fd, self._link.send, self._watch)
         count = settings.grpc_processes if grpc is not None else 0
         self._frontends = Frontends(run_dir, "grpc", grpc or [], count, master_fd)
@@ -138,8 +140,12 @@ class Supervisor:
         self._heard_at = time.monotonic()
         if isinstance(message, Welcome):
             self._store.hand_over(self._link)
+            self._pages.hand_over(self._link)
         elif isinstance(message, DropRegions):
             self._store.drop(message.numbers)
+            return
+        elif isinstance(message, DropPages):
+            self._pages.drop(message.owners)
             return
         self._inbox.put(message)
         os.eventfd_write(self._wake_fd, 1)
@@ -147,6 +153,8 @@ class Supervisor:
     def _fds_from_link(self, message: FromCoordinator, fds: list[int]) -> None:
         if isinstance(message, StoreRegions):
             self._store.keep(message.numbers, fds)
+        elif isinstance(message, StorePages):
+            self._pages.keep(message.owners, fds)
         else:
             close_all(fds)
 
