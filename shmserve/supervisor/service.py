@@ -38,6 +38,7 @@ from shmserve.transport.questions import close_all
 _log = logging.getLogger(__name__)
 
 _TURN_S = 0.25
+_BEYOND_S = 2.0  # after the longest request: until an executor that should have ended is killed
 _TELL_S = 0.2  # between "draining" and the executors' SIGTERM
 _WITHOUT_MASTER_S = 3.0  # the drain's limit once the master is gone
 _COORDINATOR_STOP_S = 2.0
@@ -90,7 +91,14 @@ class Supervisor:
             on_fds=self._fds_from_link,
         )
         self._store = FdStore()
-        self._executors = Executors(run_dir, executor, master_fd, self._link.send, self._watch)
+        self._executors = Executors(
+            run_dir,
+            executor,
+            master_fd,
+            self._link.send,
+            self._watch,
+            settings.request_timeout_s + _BEYOND_S,
+        )
         self._coordinator: Child | None = None
         self._coordinator_due = 0.0
         self._coordinator_restarts = Restarts(base_s=0.2, cap_s=5.0)
@@ -184,7 +192,7 @@ class Supervisor:
             self._part += message.instances
             if not message.more:
                 wanted, self._part = self._part, []
-                self._executors.desire(wanted, now)
+                self._executors.desire(wanted, now, message.hurry)
 
     def _watch(self, child: Child) -> None:
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)

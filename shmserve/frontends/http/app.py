@@ -7,8 +7,9 @@ import falcon
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
 from shmserve.frontends.http import failures
+from shmserve.frontends.http import regions as region_routes
+from shmserve.frontends.http import repository as repository_routes
 from shmserve.frontends.http.infer import InferResource
-from shmserve.frontends.http.regions import add_routes
 from shmserve.frontends.http.resources import (
     LiveResource,
     ModelConfigResource,
@@ -18,6 +19,7 @@ from shmserve.frontends.http.resources import (
     ServerResource,
 )
 from shmserve.frontends.oip.regions import Regions
+from shmserve.frontends.oip.repository import Repository
 from shmserve.frontends.oip.seam import Dispatcher
 
 # A model's paths stand once without and once with a version
@@ -36,7 +38,8 @@ def create_app(
     app.add_route("/v2/health/live", LiveResource())
     app.add_route("/v2/health/ready", ReadyResource(dispatcher))
     regions = Regions(dispatcher, settings)
-    add_routes(app, regions, settings)
+    region_routes.add_routes(app, regions, settings)
+    repository_routes.add_routes(app, Repository(dispatcher, settings), settings)
     for path in _MODEL:
         app.add_route(path, ModelResource(dispatcher))
         app.add_route(f"{path}/ready", ModelReadyResource(dispatcher))
