@@ -88,20 +88,21 @@ class PlanFile:
 
     def write(self, fleet: Fleet, instances: dict[str, Instance], tried: dict[str, str]) -> None:
         """Replace it, if something has changed."""
-        models = fleet.models
-        plan = Plan(
-            self._epoch,
-            models.next_number,
-            fleet.failures,
-            tuple(_model(m, instances) for m in models.by_name.values()),
-            tried,
-        )
+        plan = describe(self._epoch, fleet, instances, tried)
         data = _encode(plan)
         if data != self._written:
             with open(self._path + ".new", "wb") as file:
                 file.write(data)
             os.replace(self._path + ".new", self._path)
             self._written = data
+
+
+def describe(
+    epoch: str, fleet: Fleet, instances: dict[str, Instance], tried: dict[str, str]
+) -> Plan:
+    """What must not be forgotten of a fleet."""
+    models = tuple(_model(model, instances) for model in fleet.models.by_name.values())
+    return Plan(epoch, fleet.models.next_number, fleet.failures, models, tried)
 
 
 def restore(plan: Plan, fleet: Fleet, deadline: float, now: float) -> dict[str, Instance]:

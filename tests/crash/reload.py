@@ -68,9 +68,7 @@ def sample(server: RunningServer, turn: int) -> dict[str, Any]:
     """What could grow: processes, fds, private memory, segments, names in /dev/shm, files."""
     titles = server.processes()
     steady = {
-        f"{role} {index}": pid
-        for role in STEADY
-        for index, pid in enumerate(server.pids(role))
+        f"{role} {index}": pid for role in STEADY for index, pid in enumerate(server.pids(role))
     }
     return {
         "cycle": turn,
