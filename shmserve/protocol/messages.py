@@ -23,6 +23,7 @@ from shmserve.protocol.data_messages import (
     FrontendHello,
     Release,
 )
+from shmserve.protocol.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.link_messages import (
     Adopt,
     AskStats,
@@ -82,12 +83,14 @@ ToCoordinator = (
     | RegisterRegion | UnregisterRegions | NeedRegion | RegionShrunk | StoredRegions
     | CounterPage | StoredPages | AskReport | ChangeLog | ChangeTrace | TakeTraces
     | LoadModel | UnloadModel
+    | AskHistory
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Granted | Trim | AskStats | Desired | Shown | Stop | Adopt
     | RegionAnswer | RegionGiven | RegionsGone | StoreRegions | DropRegions
     | StorePages | DropPages | ReportGiven | SettingsAnswer | LogChanged
     | ModelAnswer
+    | HistoryGiven
 )  # fmt: skip
 
 encoder = msgspec.msgpack.Encoder()

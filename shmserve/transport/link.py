@@ -26,6 +26,7 @@ import msgspec
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, Unavailable
 from shmserve.observe import logs
 from shmserve.protocol import messages
+from shmserve.protocol.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.link_messages import (
     AskStats,
     GiveBack,
@@ -73,10 +74,11 @@ ARENA_WAIT_S = 2.0
 _VOID = (
     *(GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion),
     *(AskReport, ChangeLog, ChangeTrace, TakeTraces, LoadModel, UnloadModel),
+    AskHistory,
 )
 
 # Replies to `Link.ask`: each has a `ticket`, and brings its question to an end.
-_ANSWERS = (RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer, ModelAnswer)
+_ANSWERS = (RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer, ModelAnswer, HistoryGiven)
 
 
 class _Ticket:
