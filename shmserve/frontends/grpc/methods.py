@@ -83,7 +83,7 @@ class Methods:
         Raises:
             InvalidArgument: the call has none.
         """
-        self._overdue.expect(context, self._settings.body_timeout_s)
+        self._overdue.expect(context, self._settings.grpc_message_timeout_s)
         try:
             for data in requests:
                 return data
