@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.core.registry import ModelState
 from shmserve.core.regions import Caller
+from shmserve.core.registry import ModelState
 from shmserve.errors import Code, ModelFailure
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
@@ -132,8 +132,12 @@ def test_parameters_go_to_the_model_and_come_from_it() -> None:
         )  # fmt: skip
         parameters = rig.dispatcher.calls[-1].request.parameters
     assert parameters == {
-        **{"custom": "x", "half": 0.5, "flag": True},
-        **{"sequence_id": "s", "priority": 3, "timeout": 1000},
+        "custom": "x",
+        "half": 0.5,
+        "flag": True,
+        "sequence_id": "s",
+        "priority": 3,
+        "timeout": 1000,
     }
     assert type(parameters["priority"]) is int  # what can be sent on
     assert answer.parameters["n"].int64_param == 3
@@ -206,8 +210,15 @@ def test_bad_requests(rig: Rig, message: Any, code: str, told: str) -> None:
     assert told in found[1]
 
 
-@pytest.mark.parametrize(("version", "code"), [("2", "NOT_FOUND"), ("abc", "INVALID_ARGUMENT"),
-                                               ("-1", "INVALID_ARGUMENT"), ("0", "INVALID_ARGUMENT")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [
+        ("2", "NOT_FOUND"),
+        ("abc", "INVALID_ARGUMENT"),
+        ("-1", "INVALID_ARGUMENT"),
+        ("0", "INVALID_ARGUMENT"),
+    ],
+)
 def test_versions(rig: Rig, version: str, code: str) -> None:
     message = request()
     message.model_version = version

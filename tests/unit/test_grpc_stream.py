@@ -300,10 +300,9 @@ def test_a_drain_finishes_requests_and_refuses_more(models: Models) -> None:
         drained = rig.threads.submit(rig.served.drain, WATCHDOG_S)
         wait_until(lambda: refused_within(sender, call), "new requests are refused")
         models.gate("g").set()
-        rest = []
+        rest: list[Any] = []
         with pytest.raises(grpc.RpcError):
-            for message in call:
-                rest.append(told(message))
+            rest.extend(map(told, call))
         assert ("a", 0, False) in rest
         drained.result(WATCHDOG_S)
         sender.close()
