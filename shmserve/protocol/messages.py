@@ -43,6 +43,7 @@ from shmserve.protocol.link_messages import (
     Trim,
     Welcome,
 )
+from shmserve.protocol.model_messages import LoadModel, ModelAnswer, UnloadModel
 from shmserve.protocol.region_messages import (
     DropRegions,
     NeedRegion,
@@ -55,6 +56,21 @@ from shmserve.protocol.region_messages import (
     StoreRegions,
     UnregisterRegions,
 )
+from shmserve.protocol.settings_messages import (
+    ChangeLog,
+    ChangeTrace,
+    LogChanged,
+    SettingsAnswer,
+    TakeTraces,
+)
+from shmserve.protocol.stats_messages import (
+    AskReport,
+    CounterPage,
+    DropPages,
+    ReportGiven,
+    StoredPages,
+    StorePages,
+)
 
 VERSION = 1
 
@@ -64,10 +80,14 @@ ToFrontend = ExecutorHello | Answer
 ToCoordinator = (
     Hello | Grant | GiveBack | Loaded | LoadFailed | Started | Exited | Show | Stats | Drain
     | RegisterRegion | UnregisterRegions | NeedRegion | RegionShrunk | StoredRegions
+    | CounterPage | StoredPages | AskReport | ChangeLog | ChangeTrace | TakeTraces
+    | LoadModel | UnloadModel
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Granted | Trim | AskStats | Desired | Shown | Stop | Adopt
     | RegionAnswer | RegionGiven | RegionsGone | StoreRegions | DropRegions
+    | StorePages | DropPages | ReportGiven | SettingsAnswer | LogChanged
+    | ModelAnswer
 )  # fmt: skip
 
 encoder = msgspec.msgpack.Encoder()

@@ -174,8 +174,14 @@ def test_packed_unpacked_and_split_elements_are_one_array() -> None:
     assert written(source, "INT32", 5) == np.array([1, 300, -1, 2, 5], "i4").tobytes()
 
 
+def test_empty_packed_fields_of_other_datatypes_are_nothing() -> None:
+    fields = encode_field(0x12, b"") + encode_field(0x32, bytes(4)) + encode_field(0x3A, b"")
+    source = contents_of(encode_field(0x2A, encode_field(0x2A, fields)))
+    assert written(source, "FP32", 1) == bytes(4)
+
+
 def test_an_overlong_varint_among_packed_ones_is_refused() -> None:
-    for size in (11, 1 << 20):  # also one longer than what is decoded at a time
+    for size in (10, 1 << 20):  # also one longer than what is decoded at a time
         packed = b"\x80" * size + b"\x01"
         inner = encode_field(0x12, packed)
         source = contents_of(encode_field(0x2A, encode_field(0x2A, inner)))

@@ -20,6 +20,7 @@ from shmserve.protocol.infer_wire import (
     parse_request,
     response_parts,
 )
+from shmserve.protocol.wire import encode_field
 
 MIB = 1 << 20
 
@@ -111,6 +112,13 @@ def test_a_parameter_without_a_value_is_refused() -> None:
     data = request(change=lambda message: message.parameters["k"].SetInParent())
     with pytest.raises(InvalidArgument, match="parameter 'k' has no value"):
         parse_request(data)
+
+
+def test_values_of_one_entry_are_merged() -> None:
+    value = encode_field(0x12, b"\x08\x01")
+    data = encode_field(0x22, encode_field(0x0A, b"k") + value + encode_field(0x12, b""))
+    assert pb.ModelInferRequest.FromString(data).parameters["k"].bool_param
+    assert parse_request(data).parameters == {"k": True}
 
 
 def _parameters(message: Any) -> None:
