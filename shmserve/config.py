@@ -59,6 +59,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_inputs: Positive = 256  # inputs, requested outputs or parameters of one request
     max_connections: Positive = 1024  # per HTTP worker
     max_queue: Positive = 256  # requests waiting for or running on one instance, per frontend
+    max_streams: Positive = 256  # open streams of one instance of a decoupled model; others wait
+    stream_credit: Annotated[int, Meta(ge=1, le=1024)] = 16  # answers a stream may run ahead
 
     # Deadlines
     head_timeout_s: Seconds = 10.0  # from the first byte of a head to its end
@@ -66,7 +68,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     body_timeout_s: Seconds = 30.0  # a body, plus its size over min_bytes_per_s
     send_timeout_s: Seconds = 30.0  # an answer, plus its size over min_bytes_per_s
     min_bytes_per_s: Positive = 1 * MIB
-    request_timeout_s: Seconds = 60.0  # from admission to the executor's answer
+    request_timeout_s: Seconds = 60.0  # from admission to the answer; streams: to the next one
+    stream_timeout_s: Annotated[float, Meta(ge=0)] = 0.0  # a whole stream; 0: no limit
     execute_timeout_s: Seconds = 120.0  # an executor busy with one request longer is killed
     load_timeout_s: Seconds = 300.0  # loading a model
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted

@@ -94,6 +94,7 @@ class FakeCall:
         self.request: FakeRequest | None = None
         self.places: tuple[OutputPlace, ...] = ()
         self.closed = 0
+        self.cancelled = False
         self._dispatcher = dispatcher
         self._inputs: dict[str, FakeTensor] = {}
 
@@ -158,6 +159,10 @@ class FakeCall:
         for outcome in result:
             yield msgspec.structs.replace(outcome, final=False)
         yield FakeOutcome()
+
+    def cancel(self) -> None:
+        """Remember."""
+        self.cancelled = True
 
     def close(self) -> None:
         """Count."""
@@ -238,7 +243,9 @@ class FakeDispatcher:
             raise Unavailable(f"Request for unknown model: '{name}' is not at ready state")
         return entry
 
-    def call(self, entry: ModelEntry, timeout_s: float | None = None) -> FakeCall:
+    def call(
+        self, entry: ModelEntry, timeout_s: float | None = None, cancellable: bool = False
+    ) -> FakeCall:
         """A new request."""
         call = FakeCall(self, entry)
         self.calls.append(call)
