@@ -76,11 +76,6 @@ def test_no_inputs_and_no_auto_complete(make: Make) -> None:
             load(make(code, 'backend: "python"', name))
 
 
-def test_native_cannot_be_decoupled(make: Make) -> None:
-    with pytest.raises(ConfigError, match="decoupled"):
-        load(make(native("pass"), CONFIG + "model_transaction_policy { decoupled: true }"))
-
-
 def test_files_beside_the_model_can_be_imported(make: Make) -> None:
     directory = make("from helper_of_m import VALUE\n" + native("return {'Y': np.full(2, VALUE)}"))
     (Path(directory) / "1" / "helper_of_m.py").write_text("import numpy\nVALUE = numpy.float32(7)")
