@@ -155,7 +155,43 @@ def run_stream(url: str) -> None:
         assert "nosuch" in error.message()
         client.async_stream_infer(model, given)  # the stream goes on
         assert answers.get(timeout=60)[1] is None
+        repeat(client, answers)
         client.stop_stream()
+
+
+def repeated(values: list[int], delay_ms: int = 0) -> list[Any]:
+    """Inputs of the worker that answers once for each value."""
+    count = len(values)
+    inputs = {
+        "IN": np.array(values, np.int32),
+        "DELAY": np.full(count, delay_ms, np.uint32),
+        "WAIT": np.zeros(1, np.uint32),
+    }
+    return wire_inputs(inputs, {"IN": "INT32", "DELAY": "UINT32", "WAIT": "UINT32"})
+
+
+def repeat(client: Any, answers: queue.Queue[Any]) -> None:
+    """Many answers to one request, several requests at a time, an end that is told or not."""
+    client.async_stream_infer(
+        "repeat_int32",
+        repeated([4, 2, 0, 1], 20),
+        request_id="a",
+        enable_empty_final_response=True,
+    )
+    client.async_stream_infer("repeat_int32", repeated([7], 0), request_id="b")
+    got: dict[str, list[Any]] = {"a": [], "b": []}
+    while len(got["a"]) < 5 or not got["b"]:
+        result, error = answers.get(timeout=60)
+        assert error is None, error
+        response = result.get_response()
+        final = response.parameters["triton_final_response"].bool_param
+        value = result.as_numpy("OUT")
+        got[response.id].append((None if value is None else int(value[0]), final))
+    assert got == {
+        "a": [(4, False), (2, False), (0, False), (1, False), (None, True)],
+        "b": [(7, False)],
+    }
+    print("stream repeat_int32")
 
 
 async def run_aio(url: str) -> None:
@@ -182,6 +218,26 @@ async def run_aio(url: str) -> None:
                 count += 1
             assert count == 3
             print("aio", model)
+        await repeat_aio(client)
+
+
+async def repeat_aio(client: Any) -> None:
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "repeat_int32", "inputs": repeated([5, 6, 7])}
+
+    stream = client.stream_infer(requests())
+    got = [int(result.as_numpy("OUT")[0]) async for result, error in stream]
+    assert got == [5, 6, 7]
+
+    async def endless() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "repeat_int32", "inputs": repeated(list(range(1000)), 10)}
+
+    stream = client.stream_infer(endless())
+    async for _, error in stream:
+        assert error is None
+        break
+    stream.cancel()
+    print("aio repeat_int32")
 
 
 if __name__ == "__main__":
