@@ -12,7 +12,6 @@ from shmserve.errors import Code, ConfigError, ModelFailure, ShmserveError
 from shmserve.executor.backends import create
 from shmserve.executor.backends.failure import MAX_TEXT, describe, sanitised
 from shmserve.testing.backends import FakeRequest, arrays, ask, failure, load
-from shmserve.testing.models import X_TO_Y as CONFIG
 from shmserve.testing.models import Make, model_maker, native, triton
 
 X = np.arange(4, dtype=np.float32)

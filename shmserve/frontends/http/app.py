@@ -7,6 +7,7 @@ import falcon
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
 from shmserve.frontends.http import failures
+from shmserve.frontends.http.generate import GenerateResource, GenerateStreamResource
 from shmserve.frontends.http.infer import InferResource
 from shmserve.frontends.http.regions import add_routes
 from shmserve.frontends.http.resources import (
@@ -42,4 +43,6 @@ def create_app(
         app.add_route(f"{path}/ready", ModelReadyResource(dispatcher))
         app.add_route(f"{path}/config", ModelConfigResource(dispatcher))
         app.add_route(f"{path}/infer", InferResource(dispatcher, settings, regions))
+        app.add_route(f"{path}/generate", GenerateResource(dispatcher, settings))
+        app.add_route(f"{path}/generate_stream", GenerateStreamResource(dispatcher, settings))
     return app
