@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+from shmserve import config
+from shmserve.dispatch import Dispatcher
+from shmserve.protocol.data_messages import OutputPlace, RegionRef
+from shmserve.tensor import bytes_codec
 from shmserve.testing.server import RunningServer, rss_bytes, wait_until
 
 MODELS = Path(__file__).parents[1] / "stream_models"
@@ -174,6 +178,38 @@ def test_http_1_0_ends_with_the_connection(shared: RunningServer) -> None:
     assert b"chunked" not in head
     assert [event["N"] for event in events(body)] == [0, 1, 2]
     reader.close()
+
+
+def test_answers_may_go_into_client_memory(shared: RunningServer) -> None:
+    """Each answer is written to the same place, as in Triton; only gRPC asks for that."""
+    name = f"shmserve-test-{os.getpid()}"
+    memory = Path("/dev/shm") / name
+    memory.write_bytes(bytes(4096))
+    settings = config.load({"SHMSERVE_RUN_DIR": shared.run_dir})
+    dispatcher = Dispatcher(settings)
+    dispatcher.start()
+    region = f"/v2/systemsharedmemory/region/{name}"
+    try:
+        body = json.dumps({"key": f"/{name}", "offset": 0, "byte_size": 4096}).encode()
+        assert shared.request("POST", f"{region}/register", body)[0] == 200
+        (found,) = dispatcher.snapshot().regions.values()
+        place = OutputPlace("N", RegionRef(found.number, 64, 8))
+        command = bytes_codec.encode([b"count:9"])
+        with dispatcher.call(dispatcher.ready_model("teller")) as call:
+            reservation = call.reserve(len(command))
+            reservation.view[:] = command
+            call.add_input("COMMAND", "BYTES", (1,), reservation)
+            outcomes = list(call.stream(places=(place,)))
+            assert call.receipt.copied_out == 9 * 8
+        assert [len(outcome.outputs) for outcome in outcomes] == [1] * 9 + [0]
+        written = memory.read_bytes()
+        assert written[64:72] == (8).to_bytes(8, "little")
+        assert written[:64] + written[72:] == bytes(4096 - 8)
+    finally:
+        shared.request("POST", f"{region}/unregister", b"")
+        dispatcher.close()
+        memory.unlink()
+    wait_until(lambda: settled(shared), "slots are held")
 
 
 def test_the_executor_is_killed_in_mid_stream() -> None:
