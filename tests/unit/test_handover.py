@@ -111,3 +111,40 @@ def test_a_request_for_what_is_unloaded_is_told_so(rig: Rig) -> None:
     with pytest.raises(NotFound, match="has no available versions"):
         rig.dispatcher.ready_model("m")
     assert slots_in_use(rig) == 0
+
+
+def test_an_executor_that_has_ended_its_loop_leaves_no_request_unanswered(rig: Rig) -> None:
+    """Its sockets are still there: what is sent now must fail at once, not be lost."""
+    entry = rig.serve(into_offer)
+    run(rig, entry, ONES)  # so that there is an idle lane
+    old = rig.executors[0]
+    old.loop.stop()
+    old.thread.join(30)
+    with pytest.raises(Unavailable, match="no executor of model 'm' is running now"):
+        run(rig, entry, ONES)
+    rig.serve(own_array)
+    assert (run(rig, entry, ONES) == 2).all()
+
+
+def test_what_was_sent_before_the_end_is_answered(rig: Rig) -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def waits(request: Request) -> Response:
+        begun.set()
+        assert gate.wait(30)
+        return own_array(request)
+
+    entry = rig.serve(waits)
+    answers: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(run(rig, entry, ONES)[0])) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(30)
+    until(lambda: rig.dispatcher._peers["x0"].in_flight == 4, "not all were sent")
+    rig.executors[0].loop.stop()
+    gate.set()
+    for thread in threads:
+        thread.join(30)
+    assert answers == [2, 2, 2, 2]
