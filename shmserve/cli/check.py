@@ -8,6 +8,8 @@ from shmserve import config
 from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
 from shmserve.errors import ConfigError
+from shmserve.protocol import model_config
+from shmserve.tensor.spec import ModelSpec
 
 
 def run(settings: Settings) -> int:
@@ -15,6 +17,11 @@ def run(settings: Settings) -> int:
     from shmserve.repository import scan
 
     return check(settings, scan)
+
+
+def notes(spec: ModelSpec) -> tuple[str, ...]:
+    """Hints of a model's configuration that have no effect."""
+    return model_config.parse_json(spec.config_json, spec.name, spec.backend).notes
 
 
 def check(settings: Settings, scan: wanted.Scanner) -> int:
@@ -38,6 +45,8 @@ def check(settings: Settings, scan: wanted.Scanner) -> int:
     for spec, instances in found.versions:
         count = f"{len(instances)} instance{'' if len(instances) == 1 else 's'}"
         print(f"ok    model {spec.name} version {spec.version}: {spec.backend}, {count}")
+        for note in notes(spec):
+            print(f"note  model {spec.name} version {spec.version}: {note}")
     for name, reason in sorted(found.failures.items()):
         print(f"FAIL  model {name}: {reason}")
     return 1 if found.failures else 0

@@ -106,8 +106,9 @@ def _config(directory: str, name: str, present: list[int], override: str | None)
         return model_config.parse_json(override, name, guess)
     path = os.path.join(directory, CONFIG_FILE)
     if not os.path.lexists(path):
-        if guess != model_config.ONNXRUNTIME:
-            raise ConfigError(f"model '{name}': {CONFIG_FILE} is missing")
+        if guess not in (model_config.ONNXRUNTIME, model_config.PYTHON):
+            why = " (a TorchScript model does not tell its tensors)" if guess else ""
+            raise ConfigError(f"model '{name}': {CONFIG_FILE} is missing{why}")
         return model_config.parse("", name, guess)
     text = files.read_text(path, MAX_CONFIG_BYTES, f"model '{name}': {CONFIG_FILE}")
     return model_config.parse(text, name, guess)

@@ -12,8 +12,9 @@ import numpy as np
 
 from shmserve import repository
 from shmserve.errors import ShmserveError
+from shmserve.executor import backends
 from shmserve.executor.backend import Backend, Context, Output, Response
-from shmserve.executor.backends import create
+from shmserve.executor.warmup import warm_up
 from shmserve.protocol.data_messages import Parameter
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
 from shmserve.tensor.spec import ModelSpec
@@ -38,6 +39,9 @@ class FakeInput:
 
     def numpy(self) -> np.ndarray[Any, Any]:
         return self.memory.view() if DATATYPES[self.datatype].itemsize else self.memory.copy()
+
+    def private(self) -> np.ndarray[Any, Any]:
+        return self.memory.copy()
 
 
 class FakeRequest:
@@ -67,9 +71,10 @@ def load(directory: str) -> tuple[Backend, ModelSpec]:
     """Load the newest version of a model's folder as an executor would."""
     folder = repository.read_folder(directory)
     spec = folder.specs[-1]
-    backend = create(spec)
     context = Context(spec, folder.directory, f"{spec.name}/{spec.version}/0", "cpu")
-    return backend, backend.load(context)
+    backend, spec = backends.load(context)
+    warm_up(backend, spec, context)
+    return backend, spec
 
 
 def ask(

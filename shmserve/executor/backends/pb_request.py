@@ -1,4 +1,8 @@
-"""`pb_utils.InferenceRequest` and `InferenceResponse`."""
+"""`pb_utils.InferenceRequest` and `InferenceResponse`.
+
+A request is either one that came in, or one that a model made to call another model. The
+latter are checked and can be looked at; running one is refused (`pb_call`).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,14 @@ import msgspec
 
 from shmserve.errors import Unimplemented
 from shmserve.executor.backend import Request
+from shmserve.executor.backends.pb_call import CalledRequest
 from shmserve.executor.backends.pb_errors import TritonError, TritonModelException
 from shmserve.executor.backends.pb_tensor import Tensor
+from shmserve.executor.backends.pb_trace import (
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    InferenceTrace,
+    PreferredMemory,
+)
 from shmserve.protocol.data_messages import Parameter
 
 # Parameters with methods of their own
@@ -20,23 +30,54 @@ FLAG_SEQUENCE_END = 2
 
 
 class InferenceRequest:
-    """One request. Models get these; making one (to call another model) is not supported."""
+    """One request."""
 
-    def __init__(self, *_arguments: object, **_options: object) -> None:
-        raise Unimplemented("calling other models from a model is not supported")
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        made = CalledRequest(
+            request_id,
+            correlation_id,
+            inputs,
+            requested_output_names,
+            model_name,
+            model_version,
+            flags,
+            timeout,
+            _checked(parameters or {}),
+        )
+        self._request = made
+        self._decoupled = False
+        self._inputs = made.tensors
+        self._flags = flags
 
     @classmethod
-    def received(cls, request: Request, decoupled: bool) -> InferenceRequest:
+    def received(
+        cls, request: Request, decoupled: bool, writable: bool = False
+    ) -> InferenceRequest:
         """What a model gets for a request (for the server, not for models)."""
         made = cls.__new__(cls)
         made._request = request
         made._decoupled = decoupled
-        made._inputs = [Tensor.of_input(tensor) for tensor in request.inputs.values()]
+        made._inputs = [Tensor.of_input(tensor, writable) for tensor in request.inputs.values()]
+        made._flags = None
         return made
 
-    _request: Request
+    _request: Request | CalledRequest
     _decoupled: bool
     _inputs: list[Tensor]
+    _flags: int | None  # None: what the parameters say
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -53,6 +94,8 @@ class InferenceRequest:
         return found if isinstance(found, int | str) else 0
 
     def flags(self) -> int:
+        if self._flags is not None:
+            return self._flags
         parameters = self._request.parameters
         start = FLAG_SEQUENCE_START if parameters.get("sequence_start") else 0
         return start | (FLAG_SEQUENCE_END if parameters.get("sequence_end") else 0)
@@ -68,6 +111,25 @@ class InferenceRequest:
         """The request's own parameters as JSON text."""
         own = {k: v for k, v in self._request.parameters.items() if k not in _RESERVED}
         return msgspec.json.encode(own).decode()
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def set_release_flags(self, flags: int) -> None:
+        """Only RELEASE_ALL, which is what happens anyway."""
+        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+            raise TritonModelException(
+                "set_release_flags: rescheduling of requests is not supported by this server"
+            )
+
+    def trace(self) -> InferenceTrace:
+        return InferenceTrace()
+
+    def exec(self, decoupled: bool = False, **_options: object) -> NoReturn:
+        raise Unimplemented("InferenceRequest.exec: calling models from a model is not supported")
+
+    async def async_exec(self, decoupled: bool = False, **_options: object) -> NoReturn:
+        self.exec(decoupled)
 
     def is_cancelled(self) -> bool:
         return self._request.cancelled
@@ -91,11 +153,15 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] | None = None,
+        output_tensors: Sequence[Tensor] = (),
         error: TritonError | str | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
-        tensors = list(output_tensors or ())
+        if not isinstance(output_tensors, list | tuple):
+            raise TypeError(
+                f"output_tensors must be a list of Tensor, got {type(output_tensors).__name__}"
+            )
+        tensors = list(output_tensors)
         if not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise TritonModelException("output_tensors must be a list of Tensor")
         if error is not None and not isinstance(error, TritonError):

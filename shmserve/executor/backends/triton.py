@@ -8,14 +8,15 @@ from typing import Any
 
 import msgspec
 
-from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError, Unimplemented
+from shmserve.errors import ConfigError, ModelFailure, ShmserveError, Unimplemented
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.backends.failure import from_exception, sanitised
-from shmserve.executor.backends.outputs import OutputCheck
 from shmserve.executor.backends.pb_config import AutoCompleteConfig
 from shmserve.executor.backends.pb_errors import TritonError, to_code
+from shmserve.executor.backends.pb_outputs import GivenOutputs
 from shmserve.executor.backends.pb_request import InferenceRequest, InferenceResponse
-from shmserve.protocol import model_config
+from shmserve.executor.backends.reshape import model_side
+from shmserve.protocol import config_json, model_config
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -32,18 +33,25 @@ class TritonDialect:
         spec = context.spec
         if hasattr(self._kind, "auto_complete_config"):
             spec = _auto_completed(self._kind, spec)
-        if not spec.inputs or not spec.outputs:
+        if not spec.outputs:
             raise ConfigError(
                 f"model '{spec.name}': neither config.pbtxt nor auto_complete_config tells "
                 "input and output"
             )
+        config_json.require_complete(spec)
         if not callable(getattr(self._kind, "execute", None)):
             raise ConfigError(f"model '{spec.name}': class TritonPythonModel has no execute")
         self._spec = spec
-        self._check = OutputCheck(spec)
+        self._check = GivenOutputs(model_side(spec))
+        self._writable = spec.parameters.get("writable_inputs") == "true"
+        arguments = _arguments(context, spec)
+        self._failed = (
+            "Failed to process the request(s) for model instance "
+            f"'{arguments['model_instance_name']}', message: "
+        )
         model = self._kind()
         if hasattr(model, "initialize"):
-            model.initialize(_arguments(context, spec))
+            model.initialize(arguments)
         self._model = model
         return spec
 
@@ -53,18 +61,23 @@ class TritonDialect:
             return [Response(error=refused) for _ in requests]
         try:
             answers = self._model.execute(
-                [InferenceRequest.received(request, decoupled=False) for request in requests]
+                [InferenceRequest.received(one, False, self._writable) for one in requests]
             )
         except (Exception, SystemExit) as ex:
             error = from_exception(ex, _log, "execute failed")
+            if isinstance(error, ModelFailure):
+                error = self._failure(error.message)
             return [Response(error=error) for _ in requests]
-        if not isinstance(answers, list | tuple) or len(answers) != len(requests):
-            got = f"{len(answers)}" if isinstance(answers, list | tuple) else _kind(answers)
-            wrong = Internal(
-                f"model '{self._spec.name}': execute must return a list of "
-                f"{len(requests)} responses, got {got}"
+        wrong = ""
+        if not isinstance(answers, list | tuple):
+            wrong = f"Expected a list in the execute return, got {_kind(answers)}"
+        elif len(answers) != len(requests):
+            wrong = (
+                f"execute must return one response for each request: {len(answers)} for "
+                f"{len(requests)}"
             )
-            return [Response(error=wrong) for _ in requests]
+        if wrong:
+            return [Response(error=self._failure(wrong)) for _ in requests]
         return [self._response(*pair) for pair in zip(requests, answers, strict=True)]
 
     def close(self) -> None:
@@ -74,12 +87,11 @@ class TritonDialect:
 
     def _response(self, request: Request, answer: Any) -> Response:
         if not isinstance(answer, InferenceResponse):
-            return Response(
-                error=Internal(
-                    f"model '{self._spec.name}': execute must return InferenceResponse "
-                    f"objects, got {_kind(answer)}"
-                )
+            wrong = (
+                "Expected an 'InferenceResponse' object in the execute function return list, "
+                f"got {_kind(answer)}"
             )
+            return Response(error=self._failure(wrong))
         error = answer.error()
         if error is not None:
             return Response(error=_returned(error))
@@ -89,6 +101,10 @@ class TritonDialect:
         except ShmserveError as ex:
             return Response(error=ex)
         return Response(outputs=outputs, parameters=answer.plain_parameters)
+
+
+    def _failure(self, text: str) -> ModelFailure:
+        return ModelFailure(self._failed + text)
 
 
 def _returned(error: TritonError) -> ModelFailure:
@@ -106,17 +122,15 @@ def _kind(value: Any) -> str:
 def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
     """What `initialize` gets; every value is text."""
     kind, _, number = context.device.partition(":")
-    index = context.instance.rpartition("/")[2]
-    kinds = [
-        group["kind"]
-        for group in msgspec.json.decode(spec.config_json).get("instance_group", [])
-        for _ in range(group["count"])
-    ]
-    told = kinds[int(index)] if index.isdecimal() and int(index) < len(kinds) else ""
+    index = int(context.instance.rpartition("/")[2])
+    groups = msgspec.json.decode(spec.config_json)["instance_group"]
+    instances = [(group, place) for group in groups for place in range(group["count"])]
+    group, place = instances[index]
+    told = group["kind"]
     return {
         "model_config": spec.config_json,
         "model_instance_kind": "MODEL" if told == "KIND_MODEL" else _instance_kind(kind),
-        "model_instance_name": context.instance.replace("/", "_"),
+        "model_instance_name": f"{group['name']}_{place}",
         "model_instance_device_id": number or "0",
         "model_repository": context.directory,
         "model_version": spec.version,
@@ -137,6 +151,6 @@ def _auto_completed(kind: type[Any], spec: ModelSpec) -> ModelSpec:
             f"model '{spec.name}': auto_complete_config must return the configuration it got, "
             f"got {_kind(result)}"
         )
-    complete = model_config.parse_json(result.json(), spec.name, spec.backend)
+    complete = model_config.parse_json(result.json(), spec.name, spec.backend, partial=False)
     labels = {output.name: output.labels for output in spec.outputs}
     return complete.spec(spec.version, labels)
