@@ -123,9 +123,7 @@ def _values(tensor: WarmupInput) -> np.ndarray[Any, Any]:
     return random.random(tensor.shape, np.float32).astype(dtype)
 
 
-def _from_file(
-    path: str, tensor: WarmupInput, spec: ModelSpec, where: str
-) -> np.ndarray[Any, Any]:
+def _from_file(path: str, tensor: WarmupInput, spec: ModelSpec, where: str) -> np.ndarray[Any, Any]:
     dtype = DATATYPES[tensor.datatype]
     count = element_count(tensor.shape)
     try:

@@ -14,6 +14,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from shmserve._generated import model_config_pb2 as pb
 from shmserve.errors import ConfigError
 
 SUPPORTED = frozenset(
@@ -154,6 +155,22 @@ def without_effect(config: Message) -> list[str]:
     return [
         f"{', '.join(paths)}: no effect ({reason})" for reason, paths in sorted(reasons.items())
     ]
+
+
+def schema_paths() -> Iterator[str]:
+    """Every field of the schema, below its message, in the schema's order."""
+    yield from _paths(pb.ModelConfig.DESCRIPTOR, "")
+
+
+def _paths(descriptor: Any, prefix: str) -> Iterator[str]:
+    for field in descriptor.fields:
+        path = f"{prefix}{field.name}"
+        yield path
+        kind = field.message_type
+        if kind is not None and kind.GetOptions().map_entry:
+            kind = kind.fields_by_name["value"].message_type
+        if kind is not None:
+            yield from _paths(kind, f"{path}.")
 
 
 def _set_fields(message: Message, prefix: str) -> Iterator[str]:

@@ -203,9 +203,7 @@ def _backend(message: Any, model: str, guess: str) -> str:
     known = ", ".join(MODEL_FILES)
     if message.platform and message.platform not in _PLATFORMS:
         hint = " (call the models one after the other)" if message.platform == "ensemble" else ""
-        raise ConfigError(
-            f"model '{model}': platform '{message.platform}' is not supported{hint}"
-        )
+        raise ConfigError(f"model '{model}': platform '{message.platform}' is not supported{hint}")
     if message.backend and message.backend not in MODEL_FILES:
         raise ConfigError(
             f"model '{model}': backend '{message.backend}' is not supported (supported: {known})"

@@ -33,7 +33,7 @@ def completed(spec: ModelSpec, inputs: Graph, outputs: Graph) -> ModelSpec:
         raise ConfigError(f"model '{spec.name}': backend 'onnxruntime' cannot be decoupled")
     config: dict[str, Any] = msgspec.json.decode(spec.config_json)
     if not config.get("input") or not config.get("output"):
-        _choose_batch(config, spec, [*inputs.values(), *outputs.values()])
+        _choose_batch(config, spec, {"input": inputs, "output": outputs})
     for key, graph in (("input", inputs), ("output", outputs)):
         _fill(config, key, graph, spec.name)
     labels = {output.name: output.labels for output in spec.outputs}
@@ -46,7 +46,10 @@ def completed(spec: ModelSpec, inputs: Graph, outputs: Graph) -> ModelSpec:
     )
     whole = msgspec.structs.replace(whole, config_json=config_json.completed(whole))
     inner = model_side(whole)
-    for kind, tensors, graph in (("input", inner.inputs, inputs), ("output", inner.outputs, outputs)):
+    for kind, tensors, graph in (
+        ("input", inner.inputs, inputs),
+        ("output", inner.outputs, outputs),
+    ):
         for tensor in tensors:
             _check(whole, kind, tensor, graph.get(tensor.name))
     absent = [name for name in inputs if whole.input(name) is None]
@@ -58,7 +61,8 @@ def completed(spec: ModelSpec, inputs: Graph, outputs: Graph) -> ModelSpec:
     return whole
 
 
-def _choose_batch(config: dict[str, Any], spec: ModelSpec, tensors: list[GraphTensor]) -> None:
+def _choose_batch(config: dict[str, Any], spec: ModelSpec, graphs: dict[str, Graph]) -> None:
+    tensors = [tensor for graph in graphs.values() for tensor in graph.values()]
     fixed = [tensor for tensor in tensors if not tensor.shape or tensor.shape[0] != -1]
     if fixed and config["max_batch_size"]:
         raise ConfigError(
@@ -66,7 +70,17 @@ def _choose_batch(config: dict[str, Any], spec: ModelSpec, tensors: list[GraphTe
             f"'{fixed[0].name}' has shape {list(fixed[0].shape)} in the ONNX model: "
             "no variable batch dimension"
         )
-    if fixed:
+    told = [
+        (entry, graph[entry["name"]])
+        for key, graph in graphs.items()
+        for entry in config.get(key, [])
+        if entry["name"] in graph and entry.get("dims")
+    ]
+    # Dims that already have the graph's first dimension say that there is no other batch
+    whole = any(
+        len(entry["dims"]) == len(tensor.shape) and "reshape" not in entry for entry, tensor in told
+    )
+    if fixed or (whole and not config["max_batch_size"]):
         return
     config["max_batch_size"] = config["max_batch_size"] or DEFAULT_MAX_BATCH_SIZE
     if config["max_batch_size"] > 1:

@@ -102,7 +102,6 @@ class TritonDialect:
             return Response(error=ex)
         return Response(outputs=outputs, parameters=answer.plain_parameters)
 
-
     def _failure(self, text: str) -> ModelFailure:
         return ModelFailure(self._failed + text)
 
