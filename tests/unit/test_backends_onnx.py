@@ -169,7 +169,7 @@ def test_an_unknown_parameter_is_told_and_changes_nothing(
 
 @pytest.mark.parametrize(("level", "name"), [(-1, "BASIC"), (1, "EXTENDED"), (2, "DISABLE_ALL")])
 def test_the_graph_level_of_the_configuration(folder: Path, level: int, name: str) -> None:
-    config = "optimization { graph { level: %d } }" % level
+    config = f"optimization {{ graph {{ level: {level} }} }}"
     backend, _ = load(adder(folder, [2], config=config))
     options = backend._session.get_session_options()  # type: ignore[attr-defined]
     assert options.graph_optimization_level.name.endswith(name)
@@ -212,7 +212,7 @@ def test_options_are_taken(folder: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 256])
 def test_an_instance_has_its_share_of_the_cores(folder: Path, count: int) -> None:
-    backend, _ = load(adder(folder, [2], config="instance_group [ { count: %d } ]" % count))
+    backend, _ = load(adder(folder, [2], config=f"instance_group [ {{ count: {count} }} ]"))
     options = backend._session.get_session_options()  # type: ignore[attr-defined]
     assert options.intra_op_num_threads == max(1, len(os.sched_getaffinity(0)) // count)
 

@@ -234,7 +234,7 @@ def test_backend_by_name_platform_or_files() -> None:
     assert parse("platform: 'pytorch_libtorch'", "m").backend == "pytorch"
     with pytest.raises(ConfigError, match=r"backend 'vllm' is not supported \(supported: python"):
         parse("backend: 'vllm'", "m")
-    with pytest.raises(ConfigError, match="platform 'ensemble' is not supported .call the models"):
+    with pytest.raises(ConfigError, match=r"platform 'ensemble' is not supported \(call the"):
         parse("platform: 'ensemble'", "m")
 
 

@@ -8,7 +8,7 @@ from enum import IntEnum
 _log = logging.getLogger("shmserve.model")
 
 
-class LogLevel(IntEnum):
+class Level(IntEnum):
     """How loud; VERBOSE is what the server's own log calls debug."""
 
     INFO = 0
@@ -18,25 +18,28 @@ class LogLevel(IntEnum):
 
 
 _LEVELS = {
-    LogLevel.INFO: logging.INFO,
-    LogLevel.WARNING: logging.WARNING,
-    LogLevel.ERROR: logging.ERROR,
-    LogLevel.VERBOSE: logging.DEBUG,
+    Level.INFO: logging.INFO,
+    Level.WARNING: logging.WARNING,
+    Level.ERROR: logging.ERROR,
+    Level.VERBOSE: logging.DEBUG,
 }
+
+
+LogLevel = Level
 
 
 class Logger:
     """Every method takes text; anything else is a TypeError, as in Triton."""
 
-    LogLevel = LogLevel
-    INFO = LogLevel.INFO
-    WARNING = LogLevel.WARNING
-    ERROR = LogLevel.ERROR
-    VERBOSE = LogLevel.VERBOSE
+    LogLevel = Level
+    INFO = Level.INFO
+    WARNING = Level.WARNING
+    ERROR = Level.ERROR
+    VERBOSE = Level.VERBOSE
 
     @staticmethod
-    def log(message: str | bytes, level: LogLevel = LogLevel.INFO) -> None:
-        if not isinstance(level, LogLevel):
+    def log(message: str | bytes, level: Level = Level.INFO) -> None:
+        if not isinstance(level, Level):
             raise TypeError(f"level must be a LogLevel, got {type(level).__name__}")
         if isinstance(message, bytes):
             message = message.decode(errors="replace")
@@ -46,16 +49,16 @@ class Logger:
 
     @staticmethod
     def log_info(message: str | bytes) -> None:
-        Logger.log(message, LogLevel.INFO)
+        Logger.log(message, Level.INFO)
 
     @staticmethod
     def log_warn(message: str | bytes) -> None:
-        Logger.log(message, LogLevel.WARNING)
+        Logger.log(message, Level.WARNING)
 
     @staticmethod
     def log_error(message: str | bytes) -> None:
-        Logger.log(message, LogLevel.ERROR)
+        Logger.log(message, Level.ERROR)
 
     @staticmethod
     def log_verbose(message: str | bytes) -> None:
-        Logger.log(message, LogLevel.VERBOSE)
+        Logger.log(message, Level.VERBOSE)

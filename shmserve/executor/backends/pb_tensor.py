@@ -33,6 +33,7 @@ class Tensor:
         self._name = name
         self._array: np.ndarray[Any, Any] | None = array
         self._source: InputTensor | None = None
+        self._writable = True
 
     @classmethod
     def of_input(cls, source: InputTensor, writable: bool = False) -> Tensor:
