@@ -55,7 +55,7 @@ class InferenceRequest:
             model_version,
             flags,
             timeout,
-            _checked(parameters or {}),
+            _checked({} if parameters is None else parameters),
         )
         self._request = made
         self._decoupled = False
@@ -168,7 +168,7 @@ class InferenceResponse:
             error = TritonError(str(error))
         self._tensors = tensors
         self._error = error
-        self._parameters = _checked(parameters or {})
+        self._parameters = _checked({} if parameters is None else parameters)
 
     def output_tensors(self) -> list[Tensor]:
         return self._tensors
@@ -194,10 +194,14 @@ class InferenceResponse:
 
 def _checked(parameters: Any) -> dict[str, Parameter]:
     if not isinstance(parameters, Mapping):
-        raise TritonModelException("response parameters must be a dict")
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
     for name, value in parameters.items():
-        if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
+        if not isinstance(name, str):
             raise TritonModelException(
-                f"response parameter '{name}' must be a bool, int, float or str"
+                f"Expect parameters keys to have type str, found type {type(name)}"
+            )
+        if not isinstance(value, bool | int | str):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/str, found type {type(value)}"
             )
     return dict(parameters)

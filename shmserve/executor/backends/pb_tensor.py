@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from shmserve.executor.backend import InputTensor
@@ -11,6 +12,8 @@ from shmserve.executor.backends import dlpack
 from shmserve.executor.backends.pb_errors import TritonModelException
 from shmserve.executor.backends.pb_types import DataType, numpy_to_triton_type
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class Tensor:
@@ -52,7 +55,7 @@ class Tensor:
         if isinstance(tensor, np.ndarray):
             return Tensor(name, tensor)
         if isinstance(tensor, Tensor):
-            return Tensor(name, tensor.as_numpy())
+            return Tensor(name, tensor.array())
         try:
             array = dlpack.take(tensor)
             if not array.flags.c_contiguous:
@@ -68,20 +71,29 @@ class Tensor:
         return self._name
 
     def as_numpy(self) -> np.ndarray[Any, Any]:
-        """The array itself. BYTES: an object array of `bytes`; BF16: of `ml_dtypes.bfloat16`."""
+        """The array itself; BYTES: an object array of `bytes`. BF16 has none, as in Triton."""
+        array = self.array()
+        if array.dtype == _BF16:
+            raise TritonModelException(
+                "tensor dtype is BF16 and cannot be converted to numpy: use to_dlpack"
+            )
+        return array
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """The array, BF16 as `ml_dtypes.bfloat16` (for the server, not for models)."""
         if self._array is None:
             assert self._source is not None
             self._array = self._source.private() if self._writable else self._source.numpy()
         return self._array
 
     def shape(self) -> list[int]:
-        return list(self._source.shape if self._source is not None else self.as_numpy().shape)
+        return list(self._source.shape if self._source is not None else self.array().shape)
 
     def triton_dtype(self) -> DataType:
         """The datatype's number in the schema, e.g. 11, which is TYPE_FP32."""
         if self._source is not None:
             return DataType[DATATYPES[self._source.datatype].config_name]
-        return numpy_to_triton_type(self.as_numpy().dtype)
+        return numpy_to_triton_type(self.array().dtype)
 
     def is_cpu(self) -> bool:
         return True
@@ -91,7 +103,7 @@ class Tensor:
         if self.triton_dtype() is DataType.TYPE_STRING:
             raise TritonModelException("DLPack does not have support for string tensors.")
         try:
-            return dlpack.export(self.as_numpy())
+            return dlpack.export(self.array())
         except TypeError as ex:
             raise TritonModelException(f"Tensor '{self._name}': {ex}") from ex
 

@@ -95,7 +95,7 @@ class TritonDialect:
         error = answer.error()
         if error is not None:
             return Response(error=_returned(error))
-        pairs = ((tensor.name(), tensor.as_numpy()) for tensor in answer.output_tensors())
+        pairs = ((tensor.name(), tensor.array()) for tensor in answer.output_tensors())
         try:
             outputs = self._check.answer(request.requested, pairs)
         except ShmserveError as ex:
