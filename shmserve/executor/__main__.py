@@ -121,7 +121,7 @@ class Executor:
         """Hints of the configuration that have no effect: one instance tells them."""
         if self.instance.name.endswith("/0"):
             for note in model_config.parse_json(spec.config_json, spec.name, spec.backend).notes:
-                log.info("config.pbtxt: %s", note)
+                log.info("configuration: %s", note)
 
     def _serve(self, backend: Backend, spec: ModelSpec) -> None:
         listener = channels.listen(os.path.join(self.run_dir, self.endpoint))

@@ -111,7 +111,7 @@ def options(ort: Any, spec: ModelSpec) -> Any:
             made.add_session_config_entry(name, str(int(value)))
         elif name not in _OTHER_PARAMETERS:
             why = _NO_EFFECT.get(name, "it is no option of backend onnxruntime")
-            _log.info("config.pbtxt: parameters.%s: no effect (%s)", name, why)
+            _log.info("configuration: parameters.%s: no effect (%s)", name, why)
     return made
 
 

@@ -81,7 +81,7 @@ def set_options(torch: Any, spec: ModelSpec) -> Callable[[], Any]:
             torch._C._jit_set_profiling_mode(_flag(spec, name, text))
         elif name not in _OTHER_PARAMETERS:
             why = _NO_EFFECT.get(name, "it is no option of backend pytorch")
-            _log.info("config.pbtxt: parameters.%s: no effect (%s)", name, why)
+            _log.info("configuration: parameters.%s: no effect (%s)", name, why)
     torch.set_num_threads(threads)
     try:
         torch.set_num_interop_threads(inter_op)
