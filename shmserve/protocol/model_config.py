@@ -34,6 +34,8 @@ PYTORCH = "pytorch"
 
 # The file a version's folder must hold unless default_model_filename says otherwise
 MODEL_FILES = {PYTHON: "model.py", ONNXRUNTIME: "model.onnx", PYTORCH: "model.pt"}
+# A model file may be a folder, which has ONNX models with external data
+MODEL_FILE_IN_FOLDER = "model.onnx"
 _PLATFORMS = {
     "python": PYTHON,
     "onnxruntime_onnx": ONNXRUNTIME,

@@ -11,7 +11,7 @@ from shmserve import ids
 from shmserve.errors import ConfigError
 from shmserve.protocol import model_config
 from shmserve.protocol.link_messages import Instance
-from shmserve.protocol.model_config import MODEL_FILES, ModelConfig
+from shmserve.protocol.model_config import MODEL_FILE_IN_FOLDER, MODEL_FILES, ModelConfig
 from shmserve.repository import files
 from shmserve.tensor.spec import ModelSpec
 
@@ -118,7 +118,7 @@ def _guess_backend(directory: str, present: list[int]) -> str:
     """The backend whose model file the newest version has, else ""."""
     for version in reversed(present):
         for backend, file in MODEL_FILES.items():
-            if os.path.isfile(os.path.join(directory, str(version), file)):
+            if os.path.exists(os.path.join(directory, str(version), file)):
                 return backend
     return ""
 
@@ -128,6 +128,8 @@ def _missing(directory: str, version: int, present: list[int], file: str) -> str
     if version not in present:
         return f"version {version} is not in the repository"
     path = os.path.join(directory, str(version), file)
+    if os.path.isdir(path):  # a model with its parts: the file of the same name inside
+        path = os.path.join(path, MODEL_FILE_IN_FOLDER)
     if not os.path.isfile(path):
         return f"version {version} has no file '{file}'"
     if not os.access(path, os.R_OK):

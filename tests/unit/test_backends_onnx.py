@@ -137,6 +137,32 @@ def test_a_bare_model_without_a_variable_batch(folder: Path) -> None:
     assert "dynamic_batching" not in json.loads(spec.config_json)
 
 
+def test_a_model_in_a_folder_with_its_data(folder: Path) -> None:
+    directory = Path(adder(folder, [2]))
+    (directory / "1" / "model.onnx").rename(directory / "1" / "moved")
+    (directory / "1" / "model.onnx").mkdir()
+    (directory / "1" / "moved").rename(directory / "1" / "model.onnx" / "model.onnx")
+    backend, spec = load(str(directory))
+    assert arrays(ask(backend, spec, X=np.ones(2, np.float32)))["Y"].tolist() == [2, 2]
+
+
+def test_reshape_and_warm_up(folder: Path) -> None:
+    config = """
+    max_batch_size: 2
+    input [ { name: "X" data_type: TYPE_FP32 dims: [ 6 ] reshape { shape: [ 2, 3 ] } } ]
+    output [ { name: "Y" data_type: TYPE_FP32 dims: [ 6 ] reshape { shape: [ 2, 3 ] } } ]
+    model_warmup [ { name: "w" batch_size: 2 inputs { key: "X" value {
+        data_type: TYPE_FP32 dims: [ 6 ] random_data: true } } } ]
+    """
+    backend, _spec = load(adder(folder, ["N", 2, 3], config=config))
+    request = FakeRequest(("Y",), X=np.ones((2, 6), np.float32))
+    got = arrays(backend.execute([request])[0])["Y"]
+    assert got.tolist() == [[2] * 6] * 2
+    assert np.shares_memory(got, request.offered["Y"])  # no copy for the other shape
+    with pytest.raises(ConfigError, match=r"\[-1, 3, 2\], but \[-1, 2, 3\]"):
+        load(adder(folder.parent / "n", ["N", 2, 3], config=config.replace("2, 3", "3, 2")))
+
+
 def test_a_bare_vector_is_a_batch_of_scalars(folder: Path) -> None:
     backend, spec = load(adder(folder, ["N"], config=""))
     assert (spec.max_batch_size, spec.inputs[0].shape) == (4, (-1, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -150,3 +151,11 @@ def test_sanitised_texts() -> None:
             raise RuntimeError
 
     assert describe(Broken()) == "Broken"
+
+
+def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = model_maker(tmp_path)("", CONFIG.replace("python", "pytorch"))
+    (Path(directory) / "1" / "model.pt").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"needs the extra 'torch': pip install 'shmserve\[tor"):
+        load(directory)

@@ -91,6 +91,7 @@ def test_triton_request_methods(make: Make) -> None:
     assert r.correlation_id() == 9 and r.flags() == 3 and r.timeout() == 50 and r.priority() == 2
     assert json.loads(r.parameters()) == {"own": True}
     assert not r.is_cancelled()
+    assert r.model_name() == "m" and r.model_version() == 1
     x = pb.get_input_tensor_by_name(r, "X")
     assert pb.get_input_tensor_by_name(r, "nope") is None
     assert x.name() == "X" and x.shape() == [4] and x.is_cpu()
@@ -203,7 +204,7 @@ def test_calling_other_models_is_refused_when_it_is_tried(make: Make, line: str)
     assert made.flags() == 1 and made.requested_output_names() == ["Y"]
     assert made.parameters() == '{{"k":"v"}}' and made.inputs()[0].name() == "X"
     made.set_flags(2)
-    assert made.flags() == 2
+    assert made.flags() == 2 and made.model_name() == "other" and made.model_version() == -1
     {line}
     """
     backend, spec = load(make(triton(body)))

@@ -24,6 +24,7 @@ from shmserve.executor.backends.onnx_session import GraphTensor
 from shmserve.executor.backends.outputs import OutputCheck
 from shmserve.executor.backends.python import model_file
 from shmserve.executor.backends.reshape import model_side
+from shmserve.protocol.model_config import MODEL_FILE_IN_FOLDER
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec
 
@@ -41,6 +42,8 @@ class OnnxRuntimeBackend:
         try:
             ort = onnx_session.runtime()
             path = os.path.join(context.directory, spec.version, model_file(spec))
+            if os.path.isdir(path):
+                path = os.path.join(path, MODEL_FILE_IN_FOLDER)
             self._session = ort.InferenceSession(
                 path, onnx_session.options(ort, spec), providers=["CPUExecutionProvider"]
             )

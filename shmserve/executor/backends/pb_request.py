@@ -74,6 +74,7 @@ class InferenceRequest:
         made._flags = None
         return made
 
+    served = ("", 0)  # name and version of the model that this process runs
     _request: Request | CalledRequest
     _decoupled: bool
     _inputs: list[Tensor]
@@ -111,6 +112,16 @@ class InferenceRequest:
         """The request's own parameters as JSON text."""
         own = {k: v for k, v in self._request.parameters.items() if k not in _RESERVED}
         return msgspec.json.encode(own).decode()
+
+    def model_name(self) -> str:
+        """The model this request is for."""
+        made = self._request
+        return made.model_name if isinstance(made, CalledRequest) else self.served[0]
+
+    def model_version(self) -> int:
+        """The version this request is for; -1: whichever is newest."""
+        made = self._request
+        return made.model_version if isinstance(made, CalledRequest) else self.served[1]
 
     def set_flags(self, flags: int) -> None:
         self._flags = flags

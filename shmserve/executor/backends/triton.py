@@ -43,6 +43,7 @@ class TritonDialect:
             raise ConfigError(f"model '{spec.name}': class TritonPythonModel has no execute")
         self._spec = spec
         self._check = GivenOutputs(model_side(spec))
+        InferenceRequest.served = (spec.name, int(spec.version))
         self._writable = spec.parameters.get("writable_inputs") == "true"
         arguments = _arguments(context, spec)
         self._failed = (
