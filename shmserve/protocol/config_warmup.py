@@ -33,8 +33,10 @@ class WarmupSample(Struct, frozen=True):
     count: int = 1
 
 
-def warmup_samples(message: Any, model: str, max_batch_size: int) -> tuple[WarmupSample, ...]:
-    """The samples of a configuration.
+def warmup_samples(
+    message: Any, model: str, max_batch_size: int, partial: bool
+) -> tuple[WarmupSample, ...]:
+    """The samples of a configuration, which is `partial` if the model may still complete it.
 
     Raises:
         ConfigError: it names the sample and what is wrong with it.
@@ -43,7 +45,8 @@ def warmup_samples(message: Any, model: str, max_batch_size: int) -> tuple[Warmu
     for index, entry in enumerate(message.model_warmup):
         where = f"model '{model}': model_warmup '{entry.name or index}'"
         most = max(1, max_batch_size)
-        if entry.batch_size > most:
+        unknown = partial and not max_batch_size
+        if entry.batch_size > most and not unknown:
             raise ConfigError(f"{where}: batch_size {entry.batch_size} is more than {most}")
         if entry.count > MAX_RUNS:
             raise ConfigError(f"{where}: count {entry.count} is more than {MAX_RUNS}")

@@ -173,7 +173,7 @@ def _validated(message: Any, model: str, guess: str, partial: bool) -> ModelConf
         decoupled=message.model_transaction_policy.decoupled,
         rerun=_rerun(parameters, model),
         json=to_json(message),
-        warmup=warmup_samples(message, model, message.max_batch_size),
+        warmup=warmup_samples(message, model, message.max_batch_size, partial),
         notes=_notes(message, backend),
     )
 
@@ -181,7 +181,8 @@ def _validated(message: Any, model: str, guess: str, partial: bool) -> ModelConf
 def _check_hints(message: Any, model: str, backend: str) -> None:
     """Values that cannot be meant, also where they would have no effect."""
     for size in message.dynamic_batching.preferred_batch_size:
-        if not 0 < size <= message.max_batch_size:
+        # 0 may still become what the model's file tells
+        if size < 1 or (message.max_batch_size and size > message.max_batch_size):
             raise ConfigError(
                 f"model '{model}': dynamic_batching.preferred_batch_size {size} is not between 1 "
                 f"and max_batch_size {message.max_batch_size}"

@@ -4,7 +4,7 @@
 the presence of model files; models are loaded by executors.
 """
 
-from shmserve.repository.folder import ModelFolder, read_folder
+from shmserve.repository.folder import ModelFolder, read_folder, read_labels
 from shmserve.repository.scan import ScanResult, find, scan
 
-__all__ = ["ModelFolder", "ScanResult", "find", "read_folder", "scan"]
+__all__ = ["ModelFolder", "ScanResult", "find", "read_folder", "read_labels", "scan"]

@@ -74,10 +74,7 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
     except OSError as ex:
         raise ConfigError(f"model '{name}': its folder cannot be read ({ex.strerror})") from None
     config = _config(directory, name, present, override)
-    labels = {
-        output: _labels(directory, name, output, file)
-        for output, file in config.label_files.items()
-    }
+    labels = read_labels(config, directory)
     specs: list[ModelSpec] = []
     failures: dict[str, str] = {}
     for version in config.version_policy.select(present):
@@ -89,6 +86,18 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
     if not specs and not failures:
         raise ConfigError(f"model '{name}': no version folder (a positive number) is there")
     return ModelFolder(name, directory, config, tuple(specs), failures)
+
+
+def read_labels(config: ModelConfig, directory: str) -> dict[str, tuple[str, ...]]:
+    """Class names by output, of the outputs that have a label_filename.
+
+    Raises:
+        ConfigError: a file that is missing, too large, not text or outside of the folder.
+    """
+    return {
+        output: _labels(directory, config.name, output, file)
+        for output, file in config.label_files.items()
+    }
 
 
 def _versions(directory: str) -> list[int]:

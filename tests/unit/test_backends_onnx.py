@@ -176,9 +176,13 @@ def test_missing_parts_of_entries_are_completed(folder: Path) -> None:
     config = """
     max_batch_size: 8
     input [ { name: "X" data_type: TYPE_FP32 } ]
-    output [ { name: "Y" dims: [ 3 ] } ]
+    output [ { name: "Y" dims: [ 3 ] label_filename: "names" } ]
+    dynamic_batching { preferred_batch_size: 4 }
     """
-    _, spec = load(adder(folder, ["N", 3], config=config))
+    directory = adder(folder, ["N", 3], config=config)
+    (folder / "names").write_text("a\nb\nc\n")
+    _, spec = load(directory)
+    assert spec.outputs[0].labels == ("a", "b", "c")
     assert (spec.inputs[0].shape, spec.outputs[0].datatype) == ((-1, 3), "FP32")
     entry = json.loads(spec.config_json)["output"][0]
     assert (entry["data_type"], entry["dims"]) == ("TYPE_FP32", [3])

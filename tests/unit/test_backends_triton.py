@@ -382,6 +382,18 @@ def test_auto_complete_config_is_checked(make: Make, line: str, reason: str) -> 
         load(make(triton(IDENTITY, AUTO % line), 'backend: "python"'))
 
 
+def test_labels_survive_auto_complete_config(make: Make) -> None:
+    directory = Path(
+        make(
+            triton(IDENTITY, AUTO % ""),
+            'backend: "python" output [ { name: "Y" label_filename: "names" } ]',
+        )
+    )
+    (directory / "names").write_text("a\nb\n")
+    _, spec = load(str(directory))
+    assert (spec.outputs[0].labels, spec.outputs[0].shape) == (("a", "b"), (-1, -1))
+
+
 def test_auto_complete_config_without_a_file(make: Make) -> None:
     directory = make(triton(IDENTITY, AUTO % "config.set_dynamic_batching()"), "")
     (Path(directory) / "config.pbtxt").unlink()

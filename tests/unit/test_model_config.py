@@ -175,9 +175,13 @@ BAD = [
         "model_transaction_policy { decoupled: true }",
         "reshape is not supported for decoupled",
     ),
-    ("dynamic_batching { preferred_batch_size: 9 }", "preferred_batch_size 9 is not between 1 and"),
+    (
+        "max_batch_size: 8 dynamic_batching { preferred_batch_size: 9 }",
+        "preferred_batch_size 9 is not between 1 and max_batch_size 8",
+    ),
+    ("dynamic_batching { preferred_batch_size: 0 }", "preferred_batch_size 0 is not between 1"),
     ("model_warmup { name: 'w' }", "model_warmup 'w': it has no inputs"),
-    ("model_warmup { name: 'w' batch_size: 2 }", "batch_size 2 is more than 1"),
+    ("max_batch_size: 1 model_warmup { batch_size: 2 }", "'0': batch_size 2 is more than 1"),
     ("model_warmup { name: 'w' count: 99999 }", "count 99999 is more than"),
     (
         "model_warmup { inputs { key: 'A' value { data_type: TYPE_FP32 dims: -1 } } }",

@@ -14,7 +14,8 @@ import msgspec
 from shmserve.errors import ConfigError
 from shmserve.executor.backends.onnx_session import GraphTensor
 from shmserve.executor.backends.reshape import model_side
-from shmserve.protocol import config_json
+from shmserve.protocol import config_json, model_config
+from shmserve.repository import read_labels
 from shmserve.tensor.dtypes import BY_CONFIG_NAME, DATATYPES
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
@@ -23,8 +24,10 @@ DEFAULT_MAX_BATCH_SIZE = 4
 Graph = dict[str, GraphTensor]
 
 
-def completed(spec: ModelSpec, inputs: Graph, outputs: Graph) -> ModelSpec:
+def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) -> ModelSpec:
     """The spec, agreeing with the graph: checked where the configuration told, else filled in.
+
+    `directory` is the model's folder, which has the labels of outputs.
 
     Raises:
         ConfigError: configuration and graph disagree.
@@ -36,7 +39,8 @@ def completed(spec: ModelSpec, inputs: Graph, outputs: Graph) -> ModelSpec:
         _choose_batch(config, spec, {"input": inputs, "output": outputs})
     for key, graph in (("input", inputs), ("output", outputs)):
         _fill(config, key, graph, spec.name)
-    labels = {output.name: output.labels for output in spec.outputs}
+    told = model_config.parse_json(spec.config_json, spec.name, spec.backend)
+    labels = read_labels(told, directory)
     whole = msgspec.structs.replace(
         spec,
         max_batch_size=config["max_batch_size"],

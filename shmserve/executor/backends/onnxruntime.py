@@ -50,7 +50,7 @@ class OnnxRuntimeBackend:
             self._run_options = onnx_session.run_options(ort, spec)
             self._inputs = onnx_session.graph_tensors(self._session.get_inputs(), spec.name)
             self._outputs = onnx_session.graph_tensors(self._session.get_outputs(), spec.name)
-            complete = onnx_complete.completed(spec, self._inputs, self._outputs)
+            complete = onnx_complete.completed(spec, context.directory, self._inputs, self._outputs)
         except Exception as ex:
             raise from_exception(ex, _log, f"loading {context.instance} failed") from ex
         self._check = OutputCheck(model_side(complete))

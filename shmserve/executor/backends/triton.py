@@ -17,6 +17,7 @@ from shmserve.executor.backends.pb_outputs import GivenOutputs
 from shmserve.executor.backends.pb_request import InferenceRequest, InferenceResponse
 from shmserve.executor.backends.reshape import model_side
 from shmserve.protocol import config_json, model_config
+from shmserve.repository import read_labels
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class TritonDialect:
     def start(self, context: Context) -> ModelSpec:
         spec = context.spec
         if hasattr(self._kind, "auto_complete_config"):
-            spec = _auto_completed(self._kind, spec)
+            spec = _auto_completed(self._kind, spec, context.directory)
         if not spec.outputs:
             raise ConfigError(
                 f"model '{spec.name}': neither config.pbtxt nor auto_complete_config tells "
@@ -142,7 +143,7 @@ def _instance_kind(device: str) -> str:
     return "GPU" if device == "cuda" else "CPU"
 
 
-def _auto_completed(kind: type[Any], spec: ModelSpec) -> ModelSpec:
+def _auto_completed(kind: type[Any], spec: ModelSpec, directory: str) -> ModelSpec:
     """The spec after the model's own `auto_complete_config`, checked like a configuration."""
     config = AutoCompleteConfig(spec.config_json)
     result = kind.auto_complete_config(config)
@@ -152,5 +153,4 @@ def _auto_completed(kind: type[Any], spec: ModelSpec) -> ModelSpec:
             f"got {_kind(result)}"
         )
     complete = model_config.parse_json(result.json(), spec.name, spec.backend, partial=False)
-    labels = {output.name: output.labels for output in spec.outputs}
-    return complete.spec(spec.version, labels)
+    return complete.spec(spec.version, read_labels(complete, directory))
