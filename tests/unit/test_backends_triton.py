@@ -272,6 +272,14 @@ def test_log_lines_have_their_level(make: Make, caplog: pytest.LogCaptureFixture
     ]
 
 
+def test_a_file_of_another_name_has_its_neighbours(make: Make) -> None:
+    more = "    def initialize(self, args):\n        from . import neighbour\n"
+    directory = Path(make(triton(IDENTITY, more), CONFIG + 'default_model_filename: "a.b.py"'))
+    (directory / "1" / "model.py").rename(directory / "1" / "a.b.py")
+    (directory / "1" / "neighbour.py").write_text("")
+    load(str(directory))
+
+
 def test_files_beside_the_model(make: Make, tmp_path: Path) -> None:
     more = """
     def initialize(self, args):

@@ -85,7 +85,8 @@ def _import(context: Context) -> ModuleType:
     package = ModuleType(spec.version)
     package.__path__ = [folder]
     sys.modules[spec.version] = package
-    name = f"{spec.version}.{file.removesuffix('.py')}"
+    stem = file.removesuffix(".py").replace(".", "_")
+    name = f"{spec.version}.{stem}"
     loader = _SourceLoader(name, os.path.join(folder, file))
     module = importlib.util.module_from_spec(ModuleSpec(name, loader, origin=loader.path))
     module.__file__ = loader.path
