@@ -27,6 +27,8 @@ from shmserve.errors import ConfigError, Internal
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.backends.failure import from_exception
 from shmserve.executor.backends.outputs import OutputCheck
+from shmserve.executor.backends.reshape import model_side
+from shmserve.protocol import config_json
 from shmserve.protocol.data_messages import Parameter
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec
@@ -123,7 +125,8 @@ class NativeDialect:
             raise ConfigError(f"model '{spec.name}': config.pbtxt must tell input and output")
         if not callable(getattr(self._kind, "infer", None)):
             raise ConfigError(f"model '{spec.name}': class Model has no method infer")
-        self._check = OutputCheck(spec)
+        config_json.require_complete(spec)
+        self._check = OutputCheck(model_side(spec))
         if spec.decoupled:
             from shmserve.executor.backends.native_stream import stream
 
