@@ -5,10 +5,12 @@ The coordinator is a stand-in that grants what it is asked for (up to `budget`).
 
 from __future__ import annotations
 
+import itertools
 import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,6 +22,7 @@ from shmserve.errors import Unavailable
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.loop import Loop
 from shmserve.executor.regions import ClientRegions
+from shmserve.executor.stream_loop import StreamLoop
 from shmserve.protocol import messages
 from shmserve.protocol.link_messages import GiveBack, Grant, Granted, Hello, Welcome
 from shmserve.shm.arena import ArenaMemory
@@ -29,7 +32,7 @@ from shmserve.tensor.spec import ModelSpec, TensorSpec
 from shmserve.transport import channel as channels
 from shmserve.transport.questions import Make, close_all
 
-Model = Callable[[Request], Response]
+Model = Callable[[Request], Response | None]  # None: a decoupled model's answers go their own way
 
 SPEC = ModelSpec(
     name="m",
@@ -101,7 +104,7 @@ class FunctionBackend:
         return context.spec
 
     def execute(self, requests: Sequence[Request]) -> list[Response]:
-        return [self.model(request) for request in requests]
+        return [answer for r in requests if (answer := self.model(r)) is not None]
 
     def close(self) -> None:
         pass
@@ -126,12 +129,15 @@ class NoCoordinator:
 class ThreadExecutor:
     """An executor's loop in a thread."""
 
-    def __init__(self, run_dir: Path, name: str, model: Model, spec: ModelSpec) -> None:
+    def __init__(
+        self, run_dir: Path, name: str, model: Model, spec: ModelSpec, max_streams: int = 256
+    ) -> None:
         self.instance = LiveInstance(f"{spec.name}/1/0", name, f"{name}.sock", 1)
         self.memory = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
         self.status = StatusPage("cafe0123")
         self.listener = channels.listen(str(run_dir / f"{name}.sock"))
-        self.loop = Loop(
+        make = partial(StreamLoop, max_streams=max_streams) if spec.decoupled else Loop
+        self.loop = make(
             process=name,
             instance=self.instance.name,
             listener=self.listener,
@@ -161,6 +167,7 @@ class Rig:
         self.run_dir = run_dir
         self.coordinator = Coordinator(run_dir, budget)
         self.executors: list[ThreadExecutor] = []
+        self._names = (f"x{number}" for number in itertools.count())
         self.writer = RegistryWriter(str(run_dir), "cafe0123")
         self.settings = msgspec.convert(
             {"run_dir": str(run_dir), "arena_bytes": 1 << 20, **settings}, config.Settings
@@ -171,8 +178,8 @@ class Rig:
     def serve(self, *models: Model, spec: ModelSpec = SPEC) -> ModelEntry:
         """One executor per model function; published as instances of one model."""
         started = [
-            ThreadExecutor(self.run_dir, f"x{len(self.executors) + i}", model, spec)
-            for i, model in enumerate(models)
+            ThreadExecutor(self.run_dir, next(self._names), model, spec, self.settings.max_streams)
+            for model in models
         ]
         self.executors += started
         entry = ModelEntry(spec, ModelState.READY, tuple(e.instance for e in started))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -76,11 +77,6 @@ def test_no_inputs_and_no_auto_complete(make: Make) -> None:
             load(make(code, 'backend: "python"', name))
 
 
-def test_native_cannot_be_decoupled(make: Make) -> None:
-    with pytest.raises(ConfigError, match="decoupled"):
-        load(make(native("pass"), CONFIG + "model_transaction_policy { decoupled: true }"))
-
-
 def test_files_beside_the_model_can_be_imported(make: Make) -> None:
     directory = make("from helper_of_m import VALUE\n" + native("return {'Y': np.full(2, VALUE)}"))
     (Path(directory) / "1" / "helper_of_m.py").write_text("import numpy\nVALUE = numpy.float32(7)")
@@ -150,3 +146,11 @@ def test_sanitised_texts() -> None:
             raise RuntimeError
 
     assert describe(Broken()) == "Broken"
+
+
+def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = model_maker(tmp_path)("", CONFIG.replace("python", "pytorch"))
+    (Path(directory) / "1" / "model.pt").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"needs the extra 'torch': pip install 'shmserve\[tor"):
+        load(directory)

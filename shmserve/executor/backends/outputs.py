@@ -14,7 +14,7 @@ import numpy as np
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
-from shmserve.tensor.spec import ModelSpec, TensorSpec
+from shmserve.tensor.spec import ModelSpec, TensorSpec, fits
 
 
 class OutputCheck:
@@ -41,22 +41,17 @@ class OutputCheck:
         Raises:
             Internal: it names the output, what was wanted and what was given.
         """
-        wanted = spec.shape
-        if wanted == shape:
-            return
-        fits = len(wanted) == len(shape) and all(
-            want in (-1, dim) for want, dim in zip(wanted, shape, strict=True)
-        )
-        if not fits:
+        if spec.shape != shape and not fits(spec.shape, shape):
             raise Internal(
                 f"model '{self._model}': output '{spec.name}' must have shape "
-                f"{list(wanted)}, got {list(shape)}"
+                f"{list(spec.shape)}, got {list(shape)}"
             )
 
     def answer(
-        self, requested: tuple[str, ...], pairs: Iterable[tuple[str, Any]]
+        self, requested: tuple[str, ...], pairs: Iterable[tuple[str, Any]], partial: bool = False
     ) -> tuple[Output, ...]:
         """The requested outputs, in the request's order; others the model gave are dropped.
+        `partial`: some may be missing, as in the answers of a stream.
 
         Raises:
             Internal: an output is unknown, given twice, missing, or of a wrong type or shape.
@@ -67,9 +62,9 @@ class OutputCheck:
                 raise Internal(f"model '{self._model}' gave output '{name}' twice")
             given[name] = self._output(self.spec(name), array)
         missing = [name for name in requested if name not in given]
-        if missing:
+        if missing and not partial:
             raise Internal(f"model '{self._model}' gave no output '{missing[0]}'")
-        return tuple(given[name] for name in requested)
+        return tuple(given[name] for name in requested if name in given)
 
     def _output(self, spec: TensorSpec, array: Any) -> Output:
         if isinstance(array, np.generic):
