@@ -190,9 +190,6 @@ def _check_hints(message: Any, model: str, backend: str) -> None:
     level = message.optimization.graph.level
     if backend == ONNXRUNTIME and level not in _GRAPH_LEVELS:
         raise ConfigError(f"model '{model}': optimization.graph.level {level} is not -1, 0, 1 or 2")
-    tensors = [*message.input, *message.output]
-    if message.model_transaction_policy.decoupled and any(t.HasField("reshape") for t in tensors):
-        raise ConfigError(f"model '{model}': reshape is not supported for decoupled models")
 
 
 def _notes(message: Any, backend: str) -> tuple[str, ...]:
