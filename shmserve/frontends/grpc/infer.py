@@ -255,7 +255,8 @@ def _outputs(item: Inference, outcome: Outcome, receipt: Receipt) -> tuple[_Rows
 def _stream_message(item: Inference, outcome: Outcome, receipt: Receipt, final: bool) -> bytes:
     outputs, raw = _outputs(item, outcome, receipt)
     spec = item.plan.spec
+    version = spec.version if outputs or not final else ""  # as Triton has it for a bare end
     parameters = {**outcome.parameters, _FINAL: final}
     return encode_stream_response(
-        "", response_parts(spec.name, spec.version, item.wire.id, parameters, outputs, raw)
+        "", response_parts(spec.name, version, item.wire.id, parameters, outputs, raw)
     )
