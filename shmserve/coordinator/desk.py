@@ -106,6 +106,7 @@ class Desk:
         self._supervisor = ""
         self._adopted = False  # whether the supervisor has been told what runs already
         self._desire = False  # whether it must be told what should run
+        self._reports: list[tuple[str, int]] = []  # asked for: (process, ticket)
         self._hold_until = 0.0
         self._asked_at = 0.0
 
@@ -113,7 +114,10 @@ class Desk:
     def urgent(self) -> bool:
         """Whether something waits for time to pass, so `tick` should come soon."""
         return bool(
-            self.fleet.ledger.waiting or len(self._questions) or (self._desire and self._supervisor)
+            self.fleet.ledger.waiting
+            or len(self._questions)
+            or self._reports
+            or (self._desire and self._supervisor)
         )
 
     def begin(self, wanted: Wanted, now: float) -> None:
@@ -169,7 +173,7 @@ class Desk:
             if useless:
                 self._send(process, DropRegions(tuple(useless)))
             return
-        if self._watched(process, role, message, fds):
+        if self._watched(process, role, message, fds, now):
             return
         close_all(fds)  # no other message comes with any
         fleet = self.fleet
@@ -207,6 +211,7 @@ class Desk:
         self._questions.tick(now)
         self.regions.tick(now)
         self.regions.settle(self._publish, self._supervisor)
+        self._report(now)
         self.counters.tick(self._supervisor, lambda *of: of in self.fleet.versions)
         if now - self._asked_at >= _WATCHDOG_S:
             self._asked_at = now
@@ -223,11 +228,14 @@ class Desk:
 
     # ------------------------------------------------------------------- inside
 
-    def _watched(self, process: str, role: str, message: ToCoordinator, fds: list[int]) -> bool:
+    def _watched(
+        self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
+    ) -> bool:
         """Messages about numbers, logs and traces; whether it was one."""
         match message, role:
             case StoredPages(), "supervisor":
-                self.counters.stored(process, message.owners, fds)
+                self.counters.stored(process, message.owners, fds, message.more)
+                self._report(now)
                 return True
             case CounterPage(), ("http" | "grpc" | "executor"):
                 pid = self.fleet.processes[process].pid
@@ -236,7 +244,8 @@ class Desk:
                 self.counters.arrived(owner, message, fds, self._supervisor)
                 return True
             case AskReport(), ("http" | "grpc"):
-                self._report(process, message.ticket)
+                self._reports.append((process, message.ticket))
+                self._report(now)
             case ((ChangeLog() | ChangeTrace() | TakeTraces()), ("http" | "grpc")):
                 names = {name for name, _ in self.fleet.versions}
                 everybody = [p.name for p in self.fleet.processes.values() if p.role != "cli"]
@@ -285,15 +294,19 @@ class Desk:
         for part in shows.parts(message.ticket, rows):
             self._send(asker, part)
 
-    def _report(self, asker: str, ticket: int) -> None:
-        """All numbers: in a file of their own, because they outgrow a packet."""
+    def _report(self, now: float) -> None:
+        """All numbers to all who asked: in a file of their own, they may outgrow a packet."""
+        if not self._reports or not self.counters.settled(now):
+            return
         data = msgspec.msgpack.encode(self.counters.report(self.fleet, self.regions.book))
         fd = os.memfd_create("shmserve report", os.MFD_CLOEXEC)
         try:
             os.write(fd, data)
-            self._send(asker, ReportGiven(ticket, len(data)), (fd,))
+            for asker, ticket in self._reports:
+                self._send(asker, ReportGiven(ticket, len(data)), (fd,))
         finally:
             os.close(fd)
+        self._reports.clear()
 
     def _perform(self, effects: list[Effect]) -> None:
         # What was decided together is published together, and before anyone hears of it.

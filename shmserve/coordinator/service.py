@@ -19,7 +19,7 @@ import msgspec
 from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
 from shmserve.coordinator.clients import ClientDoor, Connection
-from shmserve.coordinator.counters import Counters
+from shmserve.coordinator.counters import SETTLE_S, Counters
 from shmserve.coordinator.desk import Desk
 from shmserve.coordinator.owners import Owners, Process
 from shmserve.coordinator.peers import Peer, accept
@@ -122,7 +122,11 @@ class Coordinator:
         )
         regions = Regions(self._settings, self._run_dir, fleet, self._send, owners)
         counters = Counters(
-            self._run_dir, self._epoch, self._send, self._settings.max_counted_models
+            self._run_dir,
+            self._epoch,
+            self._send,
+            self._settings.max_counted_models,
+            now + SETTLE_S if again else 0.0,
         )
         tuning = TuningDesk(initial_log(self._settings.log_level), self._send)
         self._desk = Desk(fleet, writer, self._epoch, self._send, own, regions, counters, tuning)
