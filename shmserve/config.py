@@ -34,13 +34,23 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     model_repository: tuple[str, ...] = ("workers",)
     model_control: Literal["none", "explicit", "poll"] = "none"
     load_models: tuple[str, ...] = ()
+    poll_interval_s: Seconds = 15.0  # model_control poll: how often the repository is looked at
+    load_attempts: Positive = 3  # processes that may end while they load a model for the first time
+    max_override_bytes: NonNegative = 64 * MIB  # files sent along with a request to load a model
+    max_override_files: NonNegative = 64
     server_name: str = "shmserve"
 
     # Where it listens
     http_bind: tuple[str, ...] = ("127.0.0.1:8000",)
     http_workers: Positive = 2
     grpc_bind: tuple[str, ...] = ("127.0.0.1:8001",)
-    grpc_processes: NonNegative = 1
+    grpc_processes: NonNegative = 1  # 0: no gRPC
+    grpc_socket_mode: Annotated[str, Meta(pattern="^[0-7]{3,4}$")] = "0600"  # of Unix sockets
+    grpc_tls_cert: str = ""  # PEM files; both or none
+    grpc_tls_key: str = ""
+    grpc_tls_client_ca: str = ""  # clients must show a certificate of this authority
+    grpc_compression: Literal["none", "deflate", "gzip"] = "none"  # of answers
+    grpc_reflection: bool = True
     run_dir: str = ""  # default: $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/shmserve, /tmp/shmserve-<uid>
 
     # Memory
@@ -57,8 +67,15 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_json_nesting: Positive = 100  # depth of a JSON "data" array
     max_chunks: Positive = 65536  # chunks of a chunked body
     max_inputs: Positive = 256  # inputs, requested outputs or parameters of one request
+    max_fields: Positive = 1 << 20  # protobuf fields of one gRPC inference request
     max_connections: Positive = 1024  # per HTTP worker
     max_queue: Positive = 256  # requests waiting for or running on one instance, per frontend
+    grpc_threads: Positive = 64  # inferences that run at a time, per gRPC process
+    grpc_max_calls: Positive = 512  # inferences that run, wait for a thread, or are being sent
+    grpc_max_streams: Positive = 64  # streams of inferences, per gRPC process
+    grpc_stream_requests: Positive = 16  # requests to decoupled models that run in one stream
+    grpc_max_watchers: Positive = 64  # clients that watch health, per gRPC process
+    grpc_max_message_bytes: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)] = (1 << 31) - 1
 
     # Deadlines
     head_timeout_s: Seconds = 10.0  # from the first byte of a head to its end
@@ -71,6 +88,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     load_timeout_s: Seconds = 300.0  # loading a model
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted
 
+    grpc_keepalive_time_s: Seconds = 7200.0  # a silent connection is probed after this
+    grpc_keepalive_timeout_s: Seconds = 20.0  # and closed if it does not answer within this
+    grpc_keepalive_without_calls: bool = False  # probe those without calls, too; so may clients
+    grpc_min_ping_interval_s: Seconds = 300.0  # of clients without calls; others are cut off
+    grpc_max_connection_age_s: Annotated[float, Meta(ge=0)] = 0.0  # 0: as long as they like
+
     # Client shared memory
     client_shm_mode: Literal["map", "copy", "off"] = "map"  # a model may choose copy or off
     client_shm_isolation: Literal["owner", "shared"] = "owner"  # shared: one namespace for all
@@ -81,6 +104,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     client_shm_max_regions: Positive = 1024  # per owner
     client_shm_max_region_bytes: Positive = 1 << 40  # one region
     client_shm_max_total_bytes: Positive = 1 << 42  # all regions of one owner
+
+    # Who may call what
+    http_restricted_api: tuple[str, ...] = ()  # <category>[,<category>]:<header>=<value>
+    grpc_restricted_protocol: tuple[str, ...] = ()
+    http_header_forward_pattern: str = ""  # request headers that become request parameters
 
     # Logging and numbers
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -96,6 +124,7 @@ _LISTS = {
     "grpc_bind",
     "client_shm_allowed_uids",
 }
+_SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -113,15 +142,19 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         key = variable.removeprefix(PREFIX).lower()
         if key not in fields:
             raise ConfigError(f"unknown setting {variable} in the environment")
-        values[key] = _split(text) if key in _LISTS else text
+        values[key] = _items(key, text)
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as ex:
         raise ConfigError(f"bad setting: {ex}") from None
 
 
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _items(key: str, text: str) -> str | list[str]:
+    """A text as the setting wants it: lists are split."""
+    if key not in _LISTS | _SEMICOLONS:
+        return text
+    parts = text.split(";" if key in _SEMICOLONS else ",")
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _from_file(path: str) -> dict[str, Any]:
@@ -140,9 +173,9 @@ def _from_file(path: str) -> dict[str, Any]:
             values.update({f"{key}_{inner}": item for inner, item in value.items()})
         else:
             values[key] = value
-    for key in _LISTS & values.keys():
-        if isinstance(values[key], str):
-            values[key] = _split(values[key])
+    for key, value in values.items():
+        if isinstance(value, str):
+            values[key] = _items(key, value)
     return values
 
 

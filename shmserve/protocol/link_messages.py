@@ -81,9 +81,13 @@ class Stats(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Supervisor: the service is about to stop; tell frontends and executors."""
+    """Supervisor: the service is about to stop; tell frontends and executors.
+
+    `announce`: frontends only; executors are still needed, until this is said again.
+    """
 
     reason: str
+    announce: bool = False
 
 
 class Welcome(Message, frozen=True):
@@ -128,11 +132,13 @@ class Desired(Message, frozen=True):
     """Coordinator to supervisor: exactly these instances should run.
 
     A message is bounded by the socket's buffer: the list comes in parts, all but the
-    last with `more`.
+    last with `more`. Executors of other instances finish what they have accepted, but for
+    those of `hurry`, which are stuck.
     """
 
     instances: tuple[Instance, ...]
     more: bool = False
+    hurry: tuple[str, ...] = ()
 
 
 class Adopt(Message, frozen=True):
