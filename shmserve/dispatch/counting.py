@@ -51,7 +51,7 @@ _BY_CODE = {
 def reason_of(error: BaseException) -> Reason:
     """Why a request failed that got no answer. What is no error of ours ended a client's
     connection or is a defect."""
-    if isinstance(error, OSError | EOFError):
+    if isinstance(error, OSError | EOFError | GeneratorExit):
         return Reason.CANCELLED
     return next((r for kind, r in _BY_KIND if isinstance(error, kind)), Reason.INTERNAL)
 

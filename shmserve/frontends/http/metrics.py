@@ -209,7 +209,7 @@ def _processes(report: Report) -> Iterator[Metric]:
         [
             ((of,), sum(p.gauges.connections for p in report.processes if p.owner.role == of))
             for of in sorted(running)
-            if of != "executor"
+            if of == "http"  # gRPC does not tell
         ],
     )
     executors = sorted(
