@@ -88,6 +88,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     load_timeout_s: Seconds = 300.0  # loading a model
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted
 
+    grpc_message_timeout_s: Seconds = 300.0  # receiving the message of a gRPC call
     grpc_keepalive_time_s: Seconds = 7200.0  # a silent connection is probed after this
     grpc_keepalive_timeout_s: Seconds = 20.0  # and closed if it does not answer within this
     grpc_keepalive_without_calls: bool = False  # probe those without calls, too; so may clients
