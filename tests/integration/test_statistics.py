@@ -15,10 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.testing.server import WATCHDOG_S, RunningServer, open_fds, wait_until
+from tests.grpc_client import Client, tensor
 
 HERE = Path(__file__).parent
 MODELS = HERE.parent / "models"
@@ -111,9 +115,43 @@ def test_counts_agree_with_the_clients_over_workers_and_instances(counted: Runni
     assert {row["name"] for row in counted.get("/v2/models/stats")[1]["model_stats"]} == {
         *("echo", "misbehaving", "pair"),
     }
-    for protocol in ("http",):
-        key = ("shmserve_requests_total", "model=pair", f"protocol={protocol}", "version=1")
-        assert samples(counted)[key] == 6 * 23
+    key = ("shmserve_requests_total", "model=pair", "protocol=http", "version=1")
+    assert samples(counted)[key] == 6 * 23
+
+
+def test_both_protocols_count_into_the_same_model(counted: RunningServer) -> None:
+    array = np.ones(3, np.float32)
+    request = pb.ModelInferRequest(model_name="echo", inputs=[tensor(array, "IN")])
+    request.raw_input_contents.append(array.tobytes())
+    with Client(counted.grpc_address) as client:
+        for _ in range(4):
+            client.call("ModelInfer", request)
+        with pytest.raises(grpc.RpcError):
+            client.call("ModelInfer", pb.ModelInferRequest(model_name="echo"))
+    for _ in range(3):
+        assert counted.infer("echo", GOOD)[0] == 200
+    assert success(counted, "echo") == 7
+    told = samples(counted)
+    for protocol, count in (("grpc", 5), ("http", 3)):
+        key = ("shmserve_requests_total", "model=echo", f"protocol={protocol}", "version=1")
+        assert told[key] == count
+
+
+def test_a_model_that_is_loaded_again_goes_on_counting() -> None:
+    settings = {"model_control": "explicit", "load_models": "*", "http_workers": 1}
+    with RunningServer(MODELS, **settings) as server:
+        for _ in range(3):
+            assert server.infer("echo", GOOD)[0] == 200
+        assert server.request("POST", "/v2/repository/models/echo/unload", b"{}")[0] == 200
+        wait_until(lambda: server.get("/v2/models/echo/stats")[0] == 404, "no statistics")
+        assert "echo" not in {r["name"] for r in server.get("/v2/models/stats")[1]["model_stats"]}
+        key = ("shmserve_requests_total", "model=echo", "protocol=http", "version=1")
+        assert samples(server)[key] == 3
+        assert server.request("POST", "/v2/repository/models/echo/load", b"{}")[0] == 200
+        assert server.infer("echo", GOOD)[0] == 200
+        inference = stats(server, "echo")["inference_stats"]
+        assert inference["success"]["count"] == inference["queue"]["count"] == 4
+    assert server.leaks() == []
 
 
 def test_deadlines_and_full_queues_are_failures_of_their_own(counted: RunningServer) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from shmserve.core import executor_counters, request_counters
 from shmserve.core.counters import read_gauges
-from shmserve.core.registry import ModelEntry
+from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.core.request_counters import Reason, RequestCounts
 from shmserve.core.tuning import TraceSettings
 from shmserve.dispatch.counting import reason_of, reason_of_answer
@@ -145,8 +145,10 @@ def test_a_full_queue_and_no_executor(tmp_path: Path) -> None:
         with pytest.raises(QueueFull):
             send(rig, entry)
         first.join()
+        none = ModelEntry(entry.spec, entry.state)
+        rig.writer.publish(Snapshot("cafe0123", 0, models={"m": {"1": none}}, complete=True))
         with pytest.raises(Unavailable):
-            send(rig, ModelEntry(entry.spec, entry.state))
+            send(rig, none)
         assert failures(rig) == {"QUEUE_FULL": 1, "NO_EXECUTOR": 1}
         assert counted(rig).requests == 3
     finally:
