@@ -66,9 +66,17 @@ class Account:
             took = now - self.sent_ns + receipt.receive_ns
             self._counting.answered(self._entry, receipt, took)
 
+    def ended(self, error_code: str) -> None:
+        """The last answer of a stream is here; whoever stops listening now has had it all."""
+        if error_code:
+            self.refused(error_code)
+        else:
+            self.succeeded = True
+
     def failed(self, error: BaseException) -> None:
         """It ends without an answer."""
-        self._failed(reason_of(error))
+        if not (self.succeeded and isinstance(error, GeneratorExit)):
+            self._failed(reason_of(error))
 
     def refused(self, code: str) -> None:
         """An executor has answered with an error."""

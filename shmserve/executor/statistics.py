@@ -10,9 +10,30 @@ from collections.abc import Callable
 
 from shmserve.core.counters import Gauges, Words, write_gauges
 from shmserve.core.executor_counters import ExecutorCounters
-from shmserve.protocol.data_messages import Execute, Timing
+from shmserve.errors import Code
+from shmserve.protocol.data_messages import Answer, Execute, Timing
 from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor.spec import ModelSpec
+
+
+class Streamed:
+    """What was answered so far to one decoupled request."""
+
+    __slots__ = ("answers", "timing")
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self.timing = Timing()
+
+    def add(self, more: Timing) -> None:
+        """Time of a further answer."""
+        mine = self.timing
+        self.timing = Timing(
+            mine.queue + more.queue,
+            mine.input + more.input,
+            mine.infer + more.infer,
+            mine.output + more.output,
+        )
 
 
 class Statistics:
@@ -44,9 +65,18 @@ class Statistics:
         """A further request of the same batch was answered."""
         self._counters.shared(timing.queue, timing.input, timing.infer, timing.output)
 
-    def response(self, index: int, outcome: str, infer_ns: int, output_ns: int) -> None:
-        """Response `index` of a decoupled request; see `ExecutorCounters.response`."""
-        self._counters.response(index, outcome, infer_ns, output_ns)
+    def streamed(self, stream: Streamed, message: Execute, answer: Answer) -> None:
+        """One answer of many to a decoupled request."""
+        timing = answer.timing
+        if answer.error_code:
+            outcome = "cancel" if answer.error_code == Code.CANCELLED else "fail"
+        else:
+            outcome = "success" if answer.outputs else "empty_response"
+        self._counters.response(stream.answers, outcome, timing.infer, timing.output)
+        stream.answers += 1
+        stream.add(timing)
+        if answer.final and not answer.error_code:
+            self.ran(message, stream.timing)
 
     def elements(self, message: Execute) -> int:
         """How many elements of a batch a request is."""

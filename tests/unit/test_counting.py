@@ -205,6 +205,19 @@ def test_the_page_goes_with_its_process_and_counting_never_fails(rig: Rig) -> No
     assert counting.page.reader_fd() is None
 
 
+def test_whoever_leaves_a_stream_after_its_end_has_had_it_all(rig: Rig) -> None:
+    entry = rig.serve(answer)
+    for code, early in (("", False), ("", True), ("INTERNAL", False)):
+        call = rig.dispatcher.call(entry)
+        call.account.sent("")
+        if not early:
+            call.account.ended(code)
+        call.failed(GeneratorExit())
+        call.close()
+    assert counted(rig).succeeded == 1
+    assert failures(rig) == {"CANCELLED": 1, "MODEL": 1}
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
