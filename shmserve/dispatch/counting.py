@@ -73,9 +73,7 @@ class Counting:
         """A request was answered `ns` after its arrival."""
         spec = entry.spec
         with self._lock:
-            counters = self._counters
-            row = counters.row(spec.name, spec.version)
-            counters.succeeded(row, ns)
+            row = self._counters.succeeded(spec.name, spec.version, ns)
             self._copied(row, receipt)
 
     def failed(
@@ -91,16 +89,13 @@ class Counting:
                 self._copied(row, receipt)
 
     def _copied(self, row: int, receipt: Receipt) -> None:
-        if receipt.copied_in or receipt.copied_out or receipt.copied_batch or receipt.copied_device:
-            self._counters.copied(
-                row,
-                (
-                    receipt.copied_in,
-                    receipt.copied_batch,
-                    receipt.copied_out,
-                    receipt.copied_device,
-                ),
-            )
+        nbytes = (
+            receipt.copied_in,
+            receipt.copied_batch,
+            receipt.copied_out,
+            receipt.copied_device,
+        )
+        self._counters.copied(row, nbytes)
 
     def measure(self, gauges: Gauges) -> None:
         """Publish what is held right now."""
