@@ -27,6 +27,7 @@ class Account:
 
     __slots__ = (
         "_closed",
+        "_copied_out",
         "_counted_ns",
         "_counting",
         "_entry",
@@ -47,6 +48,7 @@ class Account:
         self._receipt = receipt
         self._counted_ns = 0  # 0: not yet
         self._closed = False
+        self._copied_out = 0  # as counted
         self.request_id = ""
         self.sent_ns = 0
         self.timing = _UNTIMED
@@ -63,20 +65,13 @@ class Account:
         if not self._counted_ns:
             receipt = self._receipt
             self._counted_ns = now = monotonic_ns()
+            self._copied_out = receipt.copied_out
             took = now - self.sent_ns + receipt.receive_ns
             self._counting.answered(self._entry, receipt, took)
 
-    def ended(self, error_code: str) -> None:
-        """The last answer of a stream is here; whoever stops listening now has had it all."""
-        if error_code:
-            self.refused(error_code)
-        else:
-            self.succeeded = True
-
     def failed(self, error: BaseException) -> None:
         """It ends without an answer."""
-        if not (self.succeeded and isinstance(error, GeneratorExit)):
-            self._failed(reason_of(error))
+        self._failed(reason_of(error))
 
     def refused(self, code: str) -> None:
         """An executor has answered with an error."""
@@ -87,6 +82,9 @@ class Account:
         if self.succeeded and not self._closed:
             self._closed = True
             self.answered()
+            more = self._receipt.copied_out - self._copied_out
+            if more:  # by the last message of a stream
+                self._counting.copied_out(self._entry, more)
             trace = self._entry.trace
             if trace is not None:
                 self._trace(trace)

@@ -51,7 +51,7 @@ _BY_CODE = {
 def reason_of(error: BaseException) -> Reason:
     """Why a request failed that got no answer. What is no error of ours ended a client's
     connection or is a defect."""
-    if isinstance(error, OSError | EOFError | GeneratorExit):
+    if isinstance(error, OSError | EOFError):
         return Reason.CANCELLED
     return next((r for kind, r in _BY_KIND if isinstance(error, kind)), Reason.INTERNAL)
 
@@ -87,6 +87,13 @@ class Counting:
             counters.failed(row, reason, ns)
             if receipt is not None:
                 self._copied(row, receipt)
+
+    def copied_out(self, entry: ModelEntry, nbytes: int) -> None:
+        """Bytes of an answer that were copied after it had been counted."""
+        spec = entry.spec
+        with self._lock:
+            row = self._counters.row(spec.name, spec.version)
+            self._counters.copied(row, (0, 0, nbytes, 0))
 
     def _copied(self, row: int, receipt: Receipt) -> None:
         nbytes = (

@@ -16,24 +16,13 @@ from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor.spec import ModelSpec
 
 
-class Streamed:
-    """What was answered so far to one decoupled request."""
+class Spent:
+    """What the answers of one stream took in all, and how many there were."""
 
-    __slots__ = ("answers", "timing")
+    __slots__ = ("answers", "infer_ns", "output_ns", "queue_ns")
 
     def __init__(self) -> None:
-        self.answers = 0
-        self.timing = Timing()
-
-    def add(self, more: Timing) -> None:
-        """Time of a further answer."""
-        mine = self.timing
-        self.timing = Timing(
-            mine.queue + more.queue,
-            mine.input + more.input,
-            mine.infer + more.infer,
-            mine.output + more.output,
-        )
+        self.answers = self.queue_ns = self.infer_ns = self.output_ns = 0
 
 
 class Statistics:
@@ -65,18 +54,22 @@ class Statistics:
         """A further request of the same batch was answered."""
         self._counters.shared(timing.queue, timing.input, timing.infer, timing.output)
 
-    def streamed(self, stream: Streamed, message: Execute, answer: Answer) -> None:
-        """One answer of many to a decoupled request."""
+    def answered(self, spent: Spent, answer: Answer) -> None:
+        """An answer of a stream; `spent` takes it in."""
         timing = answer.timing
         if answer.error_code:
             outcome = "cancel" if answer.error_code == Code.CANCELLED else "fail"
         else:
-            outcome = "success" if answer.outputs else "empty_response"
-        self._counters.response(stream.answers, outcome, timing.infer, timing.output)
-        stream.answers += 1
-        stream.add(timing)
-        if answer.final and not answer.error_code:
-            self.ran(message, stream.timing)
+            outcome = "empty_response" if answer.final and not answer.outputs else "success"
+        self._counters.response(spent.answers, outcome, timing.infer, timing.output)
+        spent.answers += 1
+        spent.queue_ns += timing.queue
+        spent.infer_ns += timing.infer
+        spent.output_ns += timing.output
+
+    def streamed(self, spent: Spent, message: Execute) -> None:
+        """A stream came to its regular end: one execution, of one request."""
+        self.ran(message, Timing(spent.queue_ns, 0, spent.infer_ns, spent.output_ns))
 
     def elements(self, message: Execute) -> int:
         """How many elements of a batch a request is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shmserve.core.executor_counters import NWORDS, RESPONSE, ExecutorCounts, read
-from shmserve.executor.statistics import Statistics, Streamed
+from shmserve.executor.statistics import Spent, Statistics
 from shmserve.protocol.data_messages import Answer, Descriptor, Execute, Timing, WireTensor
 from shmserve.tensor.spec import ModelSpec
 from tests.unit.rig import SPEC
@@ -55,7 +55,7 @@ def test_requests_of_one_batch_are_one_execution() -> None:
 
 
 def test_answers_of_a_stream_are_counted_by_their_place() -> None:
-    counted, stream = Counted(), Streamed()
+    counted, spent = Counted(), Spent()
     answers = [
         Answer(1, (TENSOR,), timing=Timing(7, 0, 10, 1), final=False),
         Answer(1, (), "INTERNAL", "no", timing=Timing(0, 0, 20, 2), final=False),
@@ -63,7 +63,8 @@ def test_answers_of_a_stream_are_counted_by_their_place() -> None:
     ]
     for answer in answers:
         assert counted.counts.requests == 0
-        counted.statistics.streamed(stream, REQUEST, answer)
+        counted.statistics.answered(spent, answer)
+    counted.statistics.streamed(spent, REQUEST)
     counts = counted.counts
     assert outcomes(counts, 0) == {
         "compute_infer": (1, 10),
@@ -79,6 +80,6 @@ def test_answers_of_a_stream_are_counted_by_their_place() -> None:
 def test_a_stream_that_is_cancelled_or_fails_is_no_execution() -> None:
     counted = Counted()
     for code, outcome in (("CANCELLED", "cancel"), ("INTERNAL", "fail")):
-        counted.statistics.streamed(Streamed(), REQUEST, Answer(1, (), code, "x"))
+        counted.statistics.answered(Spent(), Answer(1, (), code, "x"))
         assert outcomes(counted.counts, 0)[outcome][0] == 1
     assert counted.counts.executions == 0
