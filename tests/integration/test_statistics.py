@@ -137,6 +137,43 @@ def test_both_protocols_count_into_the_same_model(counted: RunningServer) -> Non
         assert told[key] == count
 
 
+def repeat(count: int, delay_ms: int = 0) -> pb.ModelInferRequest:
+    """A request to a decoupled worker: so many answers."""
+    arrays = {
+        "IN": ("INT32", np.arange(count, dtype=np.int32)),
+        "DELAY": ("UINT32", np.full(count, delay_ms, np.uint32)),
+        "WAIT": ("UINT32", np.zeros(1, np.uint32)),
+    }
+    request = pb.ModelInferRequest(
+        model_name="repeat_int32",
+        inputs=[tensor(array, name, kind) for name, (kind, array) in arrays.items()],
+    )
+    request.raw_input_contents.extend(array.tobytes() for _, array in arrays.values())
+    return request
+
+
+def test_answers_of_streams_are_counted_by_their_place() -> None:
+    with RunningServer(http_workers=1) as server:
+        server.wait_instances()
+        with Client(server.grpc_address) as client:
+            assert len(list(client.stream([repeat(3), repeat(2)]))) == 5
+            wait_until(lambda: success(server, "repeat_int32") == 2, "both streams")
+            stream = client.stream([repeat(1000, 50)])
+            next(stream)
+            stream.cancel()
+        told = stats(server, "repeat_int32")
+        assert (told["execution_count"], told["inference_count"]) == (2, 2)
+        assert told["inference_stats"]["queue"]["count"] == 2
+        places = {index: row["success"]["count"] for index, row in told["response_stats"].items()}
+        assert (places["1"], places["2"]) == (2, 1)
+        assert places["0"] in (2, 3)
+        assert told["response_stats"]["3"]["empty_response"]["count"] == 1
+        wait_until(
+            lambda: failures(server, "repeat_int32") == {"cancelled": 1}, "the cancelled stream"
+        )
+    assert server.leaks() == []
+
+
 def test_a_model_that_is_loaded_again_goes_on_counting() -> None:
     settings = {"model_control": "explicit", "load_models": "*", "http_workers": 1}
     with RunningServer(MODELS, **settings) as server:
