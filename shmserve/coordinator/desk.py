@@ -104,6 +104,7 @@ class Desk:
         self._send = send
         self._own = own
         self._questions = shows.Questions(send)
+        self._reports: list[tuple[str, int]] = []  # asked for: (process, ticket)
         self._asked_at = 0.0
 
     @property
@@ -111,7 +112,11 @@ class Desk:
         """Whether something waits for time to pass, so `tick` should come soon."""
         leaving = any(model.leaving for model in self.fleet.models.by_name.values())
         return bool(
-            self.fleet.ledger.waiting or len(self._questions) or self._orders.waiting or leaving
+            self.fleet.ledger.waiting
+            or len(self._questions)
+            or self._reports
+            or self._orders.waiting
+            or leaving
         )
 
     def begin(self, wanted: Wanted, marks: dict[str, str], now: float) -> None:
@@ -185,7 +190,7 @@ class Desk:
             if useless:
                 self._send(process, DropRegions(tuple(useless)))
             return
-        if self._managed(process, role, message, fds):
+        if self._managed(process, role, message, fds, now):
             return
         close_all(fds)  # no other message comes with any
         fleet = self.fleet
@@ -222,6 +227,7 @@ class Desk:
         self.perform(self.fleet.tick(now))
         self._questions.tick(now)
         self.regions.tick(now)
+        self._report(now)
         self.counters.tick(self._orders.supervisor, self.fleet.models.has)
         self.regions.settle(self._publish, self._orders.supervisor)
         self.control.turn(now)
@@ -239,13 +245,16 @@ class Desk:
 
     # ------------------------------------------------------------------- inside
 
-    def _managed(self, process: str, role: str, message: ToCoordinator, fds: list[int]) -> bool:
+    def _managed(
+        self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
+    ) -> bool:
         """Messages about numbers, logs, traces and loading models; whether it was one."""
         match message, role:
             case ((LoadModel() | UnloadModel()), ("http" | "grpc")):
                 self.control.ask(process, message)
             case StoredPages(), "supervisor":
-                self.counters.stored(process, message.owners, fds)
+                self.counters.stored(process, message.owners, fds, message.more)
+                self._report(now)
                 return True
             case CounterPage(), ("http" | "grpc" | "executor"):
                 pid = self.fleet.processes[process].pid
@@ -254,7 +263,8 @@ class Desk:
                 self.counters.arrived(owner, message, fds, self._orders.supervisor)
                 return True
             case AskReport(), ("http" | "grpc"):
-                self._report(process, message.ticket)
+                self._reports.append((process, message.ticket))
+                self._report(now)
             case ((ChangeLog() | ChangeTrace() | TakeTraces()), ("http" | "grpc")):
                 names = set(self.fleet.models.by_name)
                 everybody = [p.name for p in self.fleet.processes.values() if p.role != "cli"]
@@ -303,15 +313,19 @@ class Desk:
         for part in shows.parts(message.ticket, rows):
             self._send(asker, part)
 
-    def _report(self, asker: str, ticket: int) -> None:
-        """All numbers: in a file of their own, because they outgrow a packet."""
+    def _report(self, now: float) -> None:
+        """All numbers to all who asked: in a file of their own, they may outgrow a packet."""
+        if not self._reports or not self.counters.settled(now):
+            return
         data = msgspec.msgpack.encode(self.counters.report(self.fleet, self.regions.book))
         fd = os.memfd_create("shmserve report", os.MFD_CLOEXEC)
         try:
             os.write(fd, data)
-            self._send(asker, ReportGiven(ticket, len(data)), (fd,))
+            for asker, ticket in self._reports:
+                self._send(asker, ReportGiven(ticket, len(data)), (fd,))
         finally:
             os.close(fd)
+        self._reports.clear()
 
     def perform(self, effects: list[Effect]) -> None:
         """Do what was decided."""

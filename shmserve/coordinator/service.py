@@ -20,7 +20,7 @@ from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
 from shmserve.coordinator.background import Background
 from shmserve.coordinator.clients import ClientDoor, Connection
-from shmserve.coordinator.counters import Counters
+from shmserve.coordinator.counters import SETTLE_S, Counters
 from shmserve.coordinator.desk import Desk
 from shmserve.coordinator.model_control import ModelControl
 from shmserve.coordinator.orders import Orders
@@ -130,7 +130,11 @@ class Coordinator:
         )
         regions = Regions(self._settings, self._run_dir, fleet, self._send, owners)
         counters = Counters(
-            self._run_dir, self._epoch, self._send, self._settings.max_counted_models
+            self._run_dir,
+            self._epoch,
+            self._send,
+            self._settings.max_counted_models,
+            now + SETTLE_S if again else 0.0,
         )
         tuning = TuningDesk(initial_log(self._settings.log_level), self._send)
         orders = Orders(fleet, self._send)

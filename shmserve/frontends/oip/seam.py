@@ -103,8 +103,8 @@ class Call(Protocol):
         ...
 
     def answered(self) -> None:
-        """The answer is ready to be sent: the request is counted before its client has it.
-        Forgotten, that is made up for by `close`."""
+        """The answer is ready to be sent and its receipt complete: the request is counted
+        before its client has it. Forgotten, that is made up for by `close`."""
         ...
 
     def failed(self, error: BaseException) -> None:
