@@ -46,12 +46,12 @@ class ProjectModel(Struct, frozen=True):
     device: str
     inferer_type: str
     inferer_name: str
-    inferer_path: str
-    inferer_args: dict[str, Any]
+    inferer_path: Any  # as the file has it: text, None, or "" where it says nothing
+    inferer_args: Any
     converter_type: str
     converter_name: str
-    converter_path: str
-    converter_args: dict[str, Any]
+    converter_path: Any
+    converter_args: Any
     batching: Batching | None
 
 
@@ -158,6 +158,8 @@ class _Reader:
         device = self.text(entry, "device").lower()
         if device == "original":
             device = f"original_{self.text(entry, 'inp_device').lower()}"
+        if inferer == "customized" and device.startswith(("cuda", "gpu")):
+            self.remarks.append(f"{what}: device '{device}' is left to the project's own code")
         known = {
             *("name", "version", "device", "inp_device", "batching"),
             *(f"{part}_{key}" for part in ("inferer", "converter") for key in _PART),
@@ -170,12 +172,12 @@ class _Reader:
             device=device,
             inferer_type=inferer,
             inferer_name=self.text(entry, "inferer_name", inferer == "customized"),
-            inferer_path=self.text(entry, "inferer_path"),
-            inferer_args=self.mapping(entry, "inferer_args"),
+            inferer_path=self.text(entry, "inferer_path") or entry.get("inferer_path", ""),
+            inferer_args=entry.get("inferer_args", {}),
             converter_type=converter,
             converter_name=self.text(entry, "converter_name", converter == "customized"),
-            converter_path=self.text(entry, "converter_path"),
-            converter_args=self.mapping(entry, "converter_args"),
+            converter_path=self.text(entry, "converter_path") or entry.get("converter_path", ""),
+            converter_args=entry.get("converter_args", {}),
             batching=self._batching(what, entry),
         )
 

@@ -123,7 +123,7 @@ def test_what_the_files_say(tmp_path: Path) -> None:
         ("type: none", "type: custom", "batching.type 'custom' is not none or dynamic"),
         ("models:", "models: [", "is not YAML"),
         ("models:", "modells:", "models is not a list"),
-        ("inferer_args: { pred_length: 3 }", "inferer_args: 3", "inferer_args is not a mapping"),
+        ("inferer_path:", "inferer_path: [3]", "inferer_path is not text"),
         ("name: your_model", "name: [1]", "name is not text"),
     ],
 )
