@@ -105,7 +105,7 @@ class Monitor:
         self._add("cdf", name, value)
 
     def _add(self, kind: str, name: str, value: float) -> None:
-        value = float(value)
+        name, value = str(name)[:MAX_NAME], float(value)
         number = int(self._now())
         with self._lock:
             series = self._series.get(name)
@@ -115,7 +115,7 @@ class Monitor:
                         log.warning("monitor: more than %d names; others are dropped", MAX_NAMES)
                     self._refused = True
                     return
-                series = self._series[str(name)[:MAX_NAME]] = _Series(kind, number)
+                series = self._series[name] = _Series(kind, number)
             series.roll(number)
             series.now.add(series.kind, value)
             series.total += value

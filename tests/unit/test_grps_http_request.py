@@ -64,8 +64,9 @@ def test_json_that_is_none() -> None:
 class Duck:
     """Like a Flask response."""
 
-    status_code = 418
-    headers = {"Content-Type": "text/html", "Content-Length": "2"}
+    def __init__(self) -> None:
+        self.status_code = 418
+        self.headers = {"Content-Type": "text/html", "Content-Length": "2"}
 
     def get_data(self) -> bytes:
         return b"hi"
