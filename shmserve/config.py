@@ -35,6 +35,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     model_control: Literal["none", "explicit", "poll"] = "none"
     load_models: tuple[str, ...] = ()
     server_name: str = "shmserve"
+    # Models that run one after the other under one name. SHMSERVE_GRPS_PIPELINES has them as
+    # "name=model,model;other=model,model"
+    grps_pipelines: dict[str, Annotated[tuple[str, ...], Meta(min_length=1)]] = {}
 
     # Where it listens
     http_bind: tuple[str, ...] = ("127.0.0.1:8000",)
@@ -93,6 +96,7 @@ _LISTS = {
     "grpc_bind",
     "client_shm_allowed_uids",
 }
+_TABLES = {"grps_pipelines"}  # settings that are tables themselves: name -> list
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -110,7 +114,9 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         key = variable.removeprefix(PREFIX).lower()
         if key not in fields:
             raise ConfigError(f"unknown setting {variable} in the environment")
-        values[key] = _split(text) if key in _LISTS else text
+        values[key] = (
+            _split(text) if key in _LISTS else _table(key, text) if key in _TABLES else text
+        )
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as ex:
@@ -119,6 +125,13 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _table(key: str, text: str) -> dict[str, list[str]]:
+    entries = [part.partition("=") for part in text.split(";") if part.strip()]
+    if any(not separator or not name.strip() for name, separator, _ in entries):
+        raise ConfigError(f"bad setting: {key} is not 'name=model,model;other=model'")
+    return {name.strip(): _split(models) for name, _, models in entries}
 
 
 def _from_file(path: str) -> dict[str, Any]:
@@ -133,7 +146,7 @@ def _from_file(path: str) -> dict[str, Any]:
         raise ConfigError(f"the file named by {CONFIG_VARIABLE} is not TOML: {ex}") from ex
     values: dict[str, Any] = {}
     for key, value in document.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key not in _TABLES:
             values.update({f"{key}_{inner}": item for inner, item in value.items()})
         else:
             values[key] = value

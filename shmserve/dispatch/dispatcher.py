@@ -14,8 +14,10 @@ from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapsho
 from shmserve.dispatch.abandoned import Abandoned
 from shmserve.dispatch.call import Call
 from shmserve.dispatch.peer import Lane, Peer
+from shmserve.dispatch.pipeline import PLATFORM, PipelineCall, Pipelines
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.regions import RegionDesk
+from shmserve.dispatch.relay import RelayMemory
 from shmserve.errors import (
     ArenaExhausted,
     InvalidArgument,
@@ -26,7 +28,6 @@ from shmserve.errors import (
     ShmserveError,
     Unavailable,
 )
-from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.transport.link import Link
 
@@ -45,7 +46,7 @@ class Dispatcher:
         self.numbers = ids.RequestNumbers()
         self._run_dir = config.run_dir(settings)
         self._registry = RegistryReader(self._run_dir)
-        self.memory: ArenaMemory
+        self.memory: RelayMemory
         self._link = Link(
             self._run_dir,
             role,
@@ -54,7 +55,8 @@ class Dispatcher:
             on_stats=self._stats,
             held_bytes=lambda: self.memory.held_bytes,
         )
-        self.memory = ArenaMemory(self._link, self._epoch, self._link.arena_bytes)
+        self.memory = RelayMemory(self._link, self._epoch, self._link.arena_bytes)
+        self.pipelines = Pipelines(self, settings.grps_pipelines)
         self.regions = RegionDesk(self._link)
         self.abandoned = Abandoned(self.memory)
         self._peers: dict[str, Peer] = {}
@@ -102,6 +104,8 @@ class Dispatcher:
         """
         snapshot = self.snapshot()
         versions = snapshot.models.get(name)
+        if not versions and name in self.pipelines and version in ("", "1"):
+            return self.pipelines.entry(name)
         if not versions:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         if not version:
@@ -134,9 +138,12 @@ class Dispatcher:
 
     # ------------------------------------------------------------- requests
 
-    def call(self, entry: ModelEntry, timeout_s: float | None = None) -> Call:
-        """A new request for a model version; close it on every path."""
-        return Call(self, entry, timeout_s or self.settings.request_timeout_s)
+    def call(self, entry: ModelEntry, timeout_s: float | None = None) -> Call | PipelineCall:
+        """A new request for a model version, or a pipeline; close it on every path."""
+        timeout_s = timeout_s or self.settings.request_timeout_s
+        if entry.spec.platform == PLATFORM:
+            return PipelineCall(self, self.pipelines.steps(entry.spec.name), timeout_s)
+        return Call(self, entry, timeout_s)
 
     def lane(self, entry: ModelEntry, tried: set[str]) -> tuple[Peer, Lane]:
         """A lane to the least loaded instance that is not in `tried`.
@@ -170,7 +177,14 @@ class Dispatcher:
             with self._lock:
                 peer = self._peers.setdefault(
                     instance.process,
-                    Peer(instance, path, self.process, self.memory, self.settings.max_queue),
+                    Peer(
+                        instance,
+                        path,
+                        self.process,
+                        self.memory,
+                        self.settings.max_queue,
+                        keep=bool(self.settings.grps_pipelines),
+                    ),
                 )
         return peer
 
