@@ -7,13 +7,16 @@ Knows no sockets: the service calls `hello`, `handle`, `gone` and `tick`, and gi
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 
 import msgspec
 
 from shmserve.coordinator import shows
+from shmserve.coordinator.counters import Counters
 from shmserve.coordinator.regions import Regions
+from shmserve.coordinator.tuning import TuningDesk
 from shmserve.coordinator.wanted import Wanted
 from shmserve.core.effects import (
     AnswerGrant,
@@ -47,7 +50,7 @@ from shmserve.protocol.link_messages import (
     Stop,
     Trim,
 )
-from shmserve.protocol.messages import FromCoordinator, ToCoordinator
+from shmserve.protocol.messages import ToCoordinator
 from shmserve.protocol.region_messages import (
     DropRegions,
     NeedRegion,
@@ -55,6 +58,14 @@ from shmserve.protocol.region_messages import (
     RegisterRegion,
     StoredRegions,
     UnregisterRegions,
+)
+from shmserve.protocol.settings_messages import ChangeLog, ChangeTrace, TakeTraces
+from shmserve.protocol.stats_messages import (
+    AskReport,
+    CounterPage,
+    PageOwner,
+    ReportGiven,
+    StoredPages,
 )
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.transport.questions import close_all
@@ -65,7 +76,7 @@ SETTLE_S = 0.5  # after a restart: executors that still load have so long to say
 _WATCHDOG_S = 1.0
 _PART_BYTES = 96 * 1024
 
-Send = Callable[[str, FromCoordinator], None]
+Send = Callable[..., None]  # (process, message, fds)
 
 
 class Desk:
@@ -79,9 +90,13 @@ class Desk:
         send: Send,
         own: tuple[str, int, float],
         regions: Regions,
+        counters: Counters,
+        tuning: TuningDesk,
     ) -> None:
         self.fleet = fleet
         self.regions = regions
+        self.counters = counters
+        self.tuning = tuning
         self._writer = writer
         self._epoch = epoch
         self._send = send
@@ -111,6 +126,7 @@ class Desk:
         if self._writer.previous is not None:
             self.fleet.restore(self._writer.previous, now)
             self.regions.restore(self._writer.previous, now)
+            self.tuning.restore(self._writer.previous)
             self._hold_until = now + SETTLE_S
         for name, reason in wanted.failures.items():
             _log.error("model cannot be served model=%s reason=%s", name, reason)
@@ -129,6 +145,8 @@ class Desk:
         if message.role == "supervisor":
             self._supervisor, self._adopted = message.process, False
             self.regions.store_all(message.process)
+            self.counters.store_all(message.process)
+        self.tuning.hello(message.process)
         self._perform(effects)
 
     def gone(self, process: str, now: float) -> None:
@@ -136,6 +154,7 @@ class Desk:
             self._supervisor = ""
         self._perform(self.fleet.gone(process, now))
         self._questions.gone(process, now)
+        self.counters.gone(process)
 
     def handle(
         self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
@@ -149,6 +168,8 @@ class Desk:
             useless = self.regions.stored(message.numbers, fds, message.more, now)
             if useless:
                 self._send(process, DropRegions(tuple(useless)))
+            return
+        if self._watched(process, role, message, fds):
             return
         close_all(fds)  # no other message comes with any
         fleet = self.fleet
@@ -186,6 +207,7 @@ class Desk:
         self._questions.tick(now)
         self.regions.tick(now)
         self.regions.settle(self._publish, self._supervisor)
+        self.counters.tick(self._supervisor, lambda *of: of in self.fleet.versions)
         if now - self._asked_at >= _WATCHDOG_S:
             self._asked_at = now
             for record in list(self.fleet.processes.values()):
@@ -194,16 +216,39 @@ class Desk:
         if self._desire and self._supervisor and now >= self._hold_until:
             self._tell_supervisor()
 
-    def drain(self, reason: str) -> None:
+    def drain(self, reason: str, announce: bool = False) -> None:
         if not self.fleet.draining:
             _log.info("draining reason=%s", reason)
-        self._perform(self.fleet.drain())
+        self._perform(self.fleet.drain(announce))
 
     # ------------------------------------------------------------------- inside
 
+    def _watched(self, process: str, role: str, message: ToCoordinator, fds: list[int]) -> bool:
+        """Messages about numbers, logs and traces; whether it was one."""
+        match message, role:
+            case StoredPages(), "supervisor":
+                self.counters.stored(process, message.owners, fds)
+                return True
+            case CounterPage(), ("http" | "grpc" | "executor"):
+                pid = self.fleet.processes[process].pid
+                of = (message.model, message.version, message.instance)
+                owner = PageOwner(process, role, pid, *of)
+                self.counters.arrived(owner, message, fds, self._supervisor)
+                return True
+            case AskReport(), ("http" | "grpc"):
+                self._report(process, message.ticket)
+            case ((ChangeLog() | ChangeTrace() | TakeTraces()), ("http" | "grpc")):
+                names = {name for name, _ in self.fleet.versions}
+                everybody = [p.name for p in self.fleet.processes.values() if p.role != "cli"]
+                self.tuning.handle(process, message, names, self._publish, everybody)
+            case _:
+                return False
+        close_all(fds)
+        return True
+
     def _from_supervisor(self, message: Started | Exited | Drain, now: float) -> list[Effect]:
         if isinstance(message, Drain):
-            self.drain(message.reason)
+            self.drain(message.reason, message.announce)
             return []
         if message.instance not in self.fleet.instances:
             return []  # of a model that is no longer served
@@ -232,11 +277,23 @@ class Desk:
             rows = shows.model_rows(self.fleet)
         elif message.what == "regions":
             rows = shows.region_rows(self.regions.book)
+        elif message.what == "stats":
+            rows = shows.stats_rows(self.counters.report(self.fleet, self.regions.book))
         else:
             self._send(asker, Shown(message.ticket, (), f"nothing is called {message.what!r}"))
             return
         for part in shows.parts(message.ticket, rows):
             self._send(asker, part)
+
+    def _report(self, asker: str, ticket: int) -> None:
+        """All numbers: in a file of their own, because they outgrow a packet."""
+        data = msgspec.msgpack.encode(self.counters.report(self.fleet, self.regions.book))
+        fd = os.memfd_create("shmserve report", os.MFD_CLOEXEC)
+        try:
+            os.write(fd, data)
+            self._send(asker, ReportGiven(ticket, len(data)), (fd,))
+        finally:
+            os.close(fd)
 
     def _perform(self, effects: list[Effect]) -> None:
         # What was decided together is published together, and before anyone hears of it.
@@ -262,11 +319,14 @@ class Desk:
     def _publish(self) -> None:
         book = self.regions.book
         self.regions.changed = False
+        snapshot = self.fleet.snapshot(self._epoch)
         self._writer.publish(
             msgspec.structs.replace(
-                self.fleet.snapshot(self._epoch),
+                snapshot,
+                models=self.tuning.traced(snapshot.models),
                 regions=book.regions,
                 next_region=book.next_number,
+                tuning=self.tuning.tuning,
             )
         )
 

@@ -19,12 +19,15 @@ import msgspec
 from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
 from shmserve.coordinator.clients import ClientDoor, Connection
+from shmserve.coordinator.counters import Counters
 from shmserve.coordinator.desk import Desk
 from shmserve.coordinator.owners import Owners, Process
 from shmserve.coordinator.peers import Peer, accept
 from shmserve.coordinator.regions import Regions
+from shmserve.coordinator.tuning import TuningDesk
 from shmserve.core.budget import Ledger
 from shmserve.core.fleet import Fleet
+from shmserve.core.tuning import initial_log
 from shmserve.errors import PeerDied, ProtocolViolation
 from shmserve.protocol import messages
 from shmserve.protocol.link_messages import Hello, Welcome
@@ -118,7 +121,11 @@ class Coordinator:
             self._watch_owner, self._unwatch_owner, self._settings.client_shm_reap_dead_owners
         )
         regions = Regions(self._settings, self._run_dir, fleet, self._send, owners)
-        self._desk = Desk(fleet, writer, self._epoch, self._send, own, regions)
+        counters = Counters(
+            self._run_dir, self._epoch, self._send, self._settings.max_counted_models
+        )
+        tuning = TuningDesk(initial_log(self._settings.log_level), self._send)
+        self._desk = Desk(fleet, writer, self._epoch, self._send, own, regions, counters, tuning)
         listener = listen(os.path.join(self._run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
         if not again:

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from shmserve.core.tuning import TraceSettings, Tuning
 from shmserve.tensor.spec import ModelSpec
 
 
@@ -35,12 +36,14 @@ class ModelEntry(Struct, frozen=True):
     """One version of a model. Only instances in `instances` take requests now.
 
     READY with no instances: its executors are being restarted; requests get a clear 503.
+    `trace`: what is traced of its requests; None: nothing.
     """
 
     spec: ModelSpec
     state: ModelState
     instances: tuple[LiveInstance, ...] = ()
     reason: str = ""
+    trace: TraceSettings | None = None
 
 
 class Region(Struct, frozen=True):
@@ -83,7 +86,8 @@ class Snapshot(Struct, frozen=True):
 
     `models`: name -> version -> entry. `expected`: names that must be READY before
     the server is (loaded at start). `draining`: the service is about to stop. `regions`:
-    by `core.regions.region_key`; `next_region`: the number the next one gets.
+    by `core.regions.region_key`; `next_region`: the number the next one gets. `tuning`: what
+    clients have set; None: nobody has said yet.
     """
 
     epoch: str
@@ -94,6 +98,7 @@ class Snapshot(Struct, frozen=True):
     draining: bool = False
     regions: dict[str, Region] = {}
     next_region: int = 1
+    tuning: Tuning | None = None
 
     def newest(self, name: str) -> ModelEntry | None:
         """The newest READY version, else the newest of any state, else None."""

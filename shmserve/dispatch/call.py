@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from shmserve.core.registry import ModelEntry
 from shmserve.core.slots import Slot, SlotState
+from shmserve.dispatch.account import Account
 from shmserve.dispatch.peer import Lane, Peer, wire_execute
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.relay import AnySlot, Passed
@@ -22,13 +23,13 @@ from shmserve.errors import (
     Cancelled,
     Code,
     DeadlineExceeded,
+    ExecutorLost,
     ModelFailure,
     PeerDied,
     ProtocolViolation,
     ShmserveError,
     StaleDescriptor,
     TooLarge,
-    Unavailable,
     from_code,
 )
 from shmserve.protocol import messages
@@ -90,6 +91,7 @@ class Call:
 
     def __init__(self, dispatcher: Dispatcher, entry: ModelEntry, timeout_s: float) -> None:
         self.receipt = Receipt()
+        self.account = Account(dispatcher.counting, dispatcher.tracer, entry, self.receipt)
         self.entry = entry
         self._dispatcher = dispatcher
         self._memory = dispatcher.memory
@@ -178,16 +180,31 @@ class Call:
             tuple(self._inputs),
             outputs,
             parameters or {},
-            time.monotonic_ns(),
+            self.account.sent(request_id),
             self._deadline_ns,
             places=places,
         )
         for slot in self._slots:
             self._memory.lease(slot)
-        answer = self._run(message, on_wait)
-        if answer.error_code:
-            raise from_code(Code(answer.error_code), answer.error)
-        return Outcome(tuple(self._output(tensor) for tensor in answer.outputs), answer.parameters)
+        try:
+            answer = self._run(message, on_wait)
+            if answer.error_code:
+                self.account.refused(answer.error_code)
+                raise from_code(Code(answer.error_code), answer.error)
+            outputs_there = tuple([self._output(tensor) for tensor in answer.outputs])
+        except BaseException as ex:
+            self.account.failed(ex)
+            raise
+        self.account.succeeded = True
+        return Outcome(outputs_there, answer.parameters)
+
+    def answered(self) -> None:
+        """The answer is about to be sent: from now on statistics have it."""
+        self.account.answered()
+
+    def failed(self, error: BaseException) -> None:
+        """Something else than `execute` keeps the request from being answered."""
+        self.account.failed(error)
 
     def stream(
         self,
@@ -219,7 +236,7 @@ class Call:
                     self._dispatcher.explain(regions, _QUARANTINE_S)
                     attempt = _ATTEMPTS
                 if attempt == _ATTEMPTS or not entry.spec.rerun:
-                    raise Unavailable(
+                    raise ExecutorLost(
                         f"the executor of model '{entry.spec.name}' died while it had the "
                         "request; it is being restarted"
                     ) from ex
@@ -276,6 +293,7 @@ class Call:
                 self._held.append((tensor.at.slot, tensor.at.generation))
                 self._held_bytes += tensor.at.nbytes
         receipt = self.receipt
+        self.account.timing = answer.timing
         receipt.executor = peer.instance.name
         receipt.queue_ns = answer.timing.queue
         receipt.compute_ns = answer.timing.input + answer.timing.infer + answer.timing.output
@@ -334,12 +352,14 @@ class Call:
                 self._peer.release(self._held, self._held_bytes)
             self._peer = None
             self._held = []
-            self._dispatcher.count(self.receipt)
+        self.account.close()
 
     def __enter__(self) -> Call:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.account.failed(error)
         self.close()
 
 

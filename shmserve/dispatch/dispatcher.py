@@ -10,14 +10,17 @@ from typing import Any
 
 from shmserve import config, ids
 from shmserve.config import Settings
+from shmserve.core.counters import Gauges
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.dispatch.abandoned import Abandoned
 from shmserve.dispatch.call import Call
+from shmserve.dispatch.counting import Counting, reason_of
 from shmserve.dispatch.peer import Lane, Peer
 from shmserve.dispatch.pipeline import PLATFORM, PipelineCall, Pipelines
-from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.regions import RegionDesk
 from shmserve.dispatch.relay import RelayMemory
+from shmserve.dispatch.server_desk import ServerDesk
+from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
     ArenaExhausted,
     InvalidArgument,
@@ -28,7 +31,12 @@ from shmserve.errors import (
     ShmserveError,
     Unavailable,
 )
+from shmserve.observe import gauges
+from shmserve.protocol.link_messages import Welcome
+from shmserve.protocol.messages import FromCoordinator
+from shmserve.protocol.stats_messages import CounterPage
 from shmserve.shm.registry_page import RegistryReader
+from shmserve.transport import rundir
 from shmserve.transport.link import Link
 
 log = logging.getLogger(__name__)
@@ -54,7 +62,12 @@ class Dispatcher:
             on_trim=self._trim,
             on_stats=self._stats,
             held_bytes=lambda: self.memory.held_bytes,
+            on_message=self._on_message,
         )
+        epoch = rundir.read_epoch(self._run_dir)
+        self.counting = Counting(epoch, settings.max_counted_models)
+        self.tracer = Tracer(self.process, role)
+        self.server = ServerDesk(self._link)
         self.memory = RelayMemory(self._link, self._epoch, self._link.arena_bytes)
         self.pipelines = Pipelines(self, settings.grps_pipelines)
         self.regions = RegionDesk(self._link)
@@ -63,8 +76,6 @@ class Dispatcher:
         self._pruned_at = -1
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._copied = dict.fromkeys(("in", "batch", "out", "device"), 0)
-        self._requests = 0
         self._thread = threading.Thread(target=self._maintain, name="maintenance", daemon=True)
 
     def start(self) -> None:
@@ -85,6 +96,7 @@ class Dispatcher:
             peer.close()
         self._link.close()
         self.memory.close()
+        self.counting.close()
 
     # ------------------------------------------------------------- registry
 
@@ -214,14 +226,9 @@ class Dispatcher:
                 return
             time.sleep(0.02)
 
-    def count(self, receipt: Receipt) -> None:
-        """Add a finished request to this process's totals."""
-        with self._lock:
-            self._requests += 1
-            self._copied["in"] += receipt.copied_in
-            self._copied["batch"] += receipt.copied_batch
-            self._copied["out"] += receipt.copied_out
-            self._copied["device"] += receipt.copied_device
+    def refused(self, entry: ModelEntry, error: BaseException) -> None:
+        """A request for this version failed before there was a call for it: count that."""
+        self.counting.failed(entry, reason_of(error))
 
     # ---------------------------------------------------------- maintenance
 
@@ -238,6 +245,8 @@ class Dispatcher:
                     peer.flush()
                 self._prune()
                 self.memory.trim(self.settings.segment_idle_s)
+                self._measure()
+                self.tracer.flush(self.server.take_traces)
             except Exception:
                 log.exception("maintenance failed; it goes on")
                 time.sleep(_MAINTENANCE_S)
@@ -272,6 +281,25 @@ class Dispatcher:
         for peer in gone:
             peer.close()
 
+    def _measure(self) -> None:
+        stats = self.memory.stats()
+        self.counting.measure(
+            Gauges(
+                stats.slots - stats.free,
+                stats.used_bytes,
+                stats.segment_bytes,
+                gauges.connections(),
+                len(self.abandoned),
+            )
+        )
+
+    def _on_message(self, message: FromCoordinator) -> None:
+        if isinstance(message, Welcome):  # a coordinator that does not know our page
+            fd = self.counting.page.reader_fd()
+            if fd is not None:
+                self._link.send(CounterPage(self.counting.page.nbytes), [fd])
+                os.close(fd)
+
     def _trim(self, nbytes: int) -> None:
         self.memory.trim(0.0, nbytes)
 
@@ -285,8 +313,6 @@ class Dispatcher:
             }
         arena = self.memory.stats()
         return {
-            "requests": self._requests,
-            "copied_bytes": dict(self._copied),
             "abandoned": len(self.abandoned),
             "arena": {name: getattr(arena, name) for name in arena.__struct_fields__},
             what: self.memory.rows(what),

@@ -244,6 +244,14 @@ class PipelineCall:
             )
         return left
 
+    def answered(self) -> None:
+        """As `Call.answered`; of the models before the last one that is known already."""
+        self._calls[-1].answered()
+
+    def failed(self, error: BaseException) -> None:
+        """As `Call.failed`: it counts for the model that had the request."""
+        self._calls[-1].failed(error)
+
     def cancel(self) -> None:
         """As `Call.cancel`; models that have not begun never will."""
         self._cancelled = True
@@ -258,5 +266,7 @@ class PipelineCall:
     def __enter__(self) -> PipelineCall:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.failed(error)
         self.close()

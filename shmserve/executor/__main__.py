@@ -25,11 +25,13 @@ from shmserve.executor.backend import Backend, Context
 from shmserve.executor.loop import Loop
 from shmserve.executor.monitor import app_monitor
 from shmserve.executor.regions import ClientRegions
+from shmserve.observe import logs
 from shmserve.protocol.link_messages import Instance, Loaded, LoadFailed, Welcome
 from shmserve.protocol.messages import FromCoordinator
 from shmserve.protocol.region_messages import RegionsGone
+from shmserve.protocol.stats_messages import CounterPage
 from shmserve.shm.arena import ArenaMemory
-from shmserve.shm.status_page import StatusPage
+from shmserve.shm.status_page import SIZE, StatusPage
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import channel as channels
 from shmserve.transport.link import Link
@@ -51,7 +53,6 @@ class Executor:
         self.endpoint = f"{process}.sock"
         self.loaded: Loaded | None = None
         self.loop: Loop | None = None
-        self.status: StatusPage | None = None
         self.stopping = False
         self.link = Link(
             self.run_dir,
@@ -69,7 +70,7 @@ class Executor:
         self.regions = ClientRegions(self.link, copy=mode == "copy")
         epoch = process.rsplit("-", 1)[-1]
         self.memory = ArenaMemory(self.link, lambda: epoch, self.link.arena_bytes)
-        self.epoch = epoch
+        self.status = StatusPage(epoch)
 
     def run(self) -> int:
         """Load, serve, stop; the exit status."""
@@ -112,7 +113,6 @@ class Executor:
 
     def _serve(self, backend: Backend, spec: ModelSpec) -> None:
         listener = channels.listen(os.path.join(self.run_dir, self.endpoint))
-        self.status = StatusPage(self.epoch)
         try:
             self.memory.prepare()
         except ArenaExhausted as ex:  # then the first request asks again
@@ -148,10 +148,21 @@ class Executor:
             self.regions.forget(message.numbers)
         elif isinstance(message, Welcome):
             self.regions.clear()
+            self._tell_page()
+
+    def _tell_page(self) -> None:
+        """A coordinator that has just welcomed us does not know our counters."""
+        spec = self.instance.spec
+        page = CounterPage(SIZE, spec.name, spec.version, self.instance.name)
+        fd = self.status.segment.reader_fd()
+        try:
+            self.link.send(page, [fd])
+        finally:
+            os.close(fd)
 
     def stats(self, what: str) -> dict[str, Any]:
         """Numbers for the coordinator; asked on the link's thread even while a model runs."""
-        since = self.status.busy_since if self.status is not None else 0
+        since = self.status.busy_since
         stats: dict[str, Any] = {
             "instance": self.instance.name,
             "busy_ms": (time.monotonic_ns() - since) // 1_000_000 if since else 0,
@@ -175,10 +186,7 @@ def main() -> int:
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
     sys.stdin.close()
     setproctitle(f"shmserve: executor {instance.name}")
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format=f"%(asctime)s %(levelname)s executor {instance.name} %(name)s: %(message)s",
-    )
+    logs.setup(f"executor {instance.name}", settings.log_level)
     executor = Executor(instance, arguments.process_id, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: executor.stop("SIGTERM"))

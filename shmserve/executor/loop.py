@@ -21,6 +21,7 @@ from shmserve.executor.backend import Backend
 from shmserve.executor.connections import Connection, FrontendProcess
 from shmserve.executor.regions import ClientRegions
 from shmserve.executor.run import Runner, late
+from shmserve.executor.statistics import Statistics
 from shmserve.protocol import messages
 from shmserve.protocol.data_messages import (
     Answer,
@@ -65,6 +66,7 @@ class Loop:
         self._status = status
         self._idle_s = segment_idle_s
         self._runner = Runner(backend, spec, memory, regions)
+        self._statistics = Statistics(status.counters, spec)
         self._queue: RequestQueue[tuple[int, int], tuple[Connection, Execute]] = RequestQueue()
         self._connections: dict[int, Connection] = {}
         self._frontends: dict[tuple[str, int], FrontendProcess] = {}
@@ -101,6 +103,7 @@ class Loop:
             now = time.monotonic()
             if now >= trim_at:
                 self._memory.trim(self._idle_s)
+                self._statistics.measure(self._memory)
                 trim_at = now + _WAKE_S
 
     def close(self) -> None:
@@ -231,6 +234,8 @@ class Loop:
                 self._status.set_busy(0)
                 self._status.set_depth(len(self._queue))
             self.executed += 1
+            if not answer.error_code:  # before it is sent: whoever has it finds it counted
+                self._statistics.ran(message, answer.timing)
         else:
             answer, segments = late(message.request), []
         self._send(connection, answer, segments)

@@ -55,6 +55,21 @@ from shmserve.protocol.region_messages import (
     StoreRegions,
     UnregisterRegions,
 )
+from shmserve.protocol.settings_messages import (
+    ChangeLog,
+    ChangeTrace,
+    LogChanged,
+    SettingsAnswer,
+    TakeTraces,
+)
+from shmserve.protocol.stats_messages import (
+    AskReport,
+    CounterPage,
+    DropPages,
+    ReportGiven,
+    StoredPages,
+    StorePages,
+)
 
 VERSION = 1
 
@@ -64,10 +79,12 @@ ToFrontend = ExecutorHello | Answer
 ToCoordinator = (
     Hello | Grant | GiveBack | Loaded | LoadFailed | Started | Exited | Show | Stats | Drain
     | RegisterRegion | UnregisterRegions | NeedRegion | RegionShrunk | StoredRegions
+    | CounterPage | StoredPages | AskReport | ChangeLog | ChangeTrace | TakeTraces
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Granted | Trim | AskStats | Desired | Shown | Stop | Adopt
     | RegionAnswer | RegionGiven | RegionsGone | StoreRegions | DropRegions
+    | StorePages | DropPages | ReportGiven | SettingsAnswer | LogChanged
 )  # fmt: skip
 
 encoder = msgspec.msgpack.Encoder()

@@ -15,8 +15,10 @@ from msgspec import Struct
 from shmserve import config
 from shmserve.core.regions import Caller, ObjectFacts, RegionBook
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.core.tuning import LogChange, TraceChange, Tuning
 from shmserve.errors import ArenaExhausted, NotFound, ShmserveError, Unavailable
 from shmserve.protocol.data_messages import OutputPlace, Parameter, RegionRef
+from shmserve.protocol.stats_messages import Report
 from shmserve.tensor.spec import ModelSpec
 
 
@@ -94,6 +96,7 @@ class FakeCall:
         self.request: FakeRequest | None = None
         self.places: tuple[OutputPlace, ...] = ()
         self.closed = 0
+        self.outcomes: list[str] = []
         self._dispatcher = dispatcher
         self._inputs: dict[str, FakeTensor] = {}
 
@@ -159,6 +162,14 @@ class FakeCall:
             yield msgspec.structs.replace(outcome, final=False)
         yield FakeOutcome()
 
+    def answered(self) -> None:
+        """Count."""
+        self.outcomes.append("answered")
+
+    def failed(self, error: BaseException) -> None:
+        """Count."""
+        self.outcomes.append(type(error).__name__)
+
     def close(self) -> None:
         """Count."""
         self.closed += 1
@@ -181,6 +192,28 @@ class FakeRegions:
         self.book.unregister(caller, name)
 
 
+class FakeServer:
+    """Numbers that a test makes up, and the real rules for settings."""
+
+    def __init__(self) -> None:
+        self.numbers: Report | None = Report((), (), {}, {})
+        self.tuning = Tuning()
+
+    def report(self) -> Report:
+        """What `numbers` are; None: the coordinator is away."""
+        if self.numbers is None:
+            raise Unavailable("the coordinator did not answer within 3 s")
+        return self.numbers
+
+    def change_log(self, change: LogChange) -> None:
+        """Change it at once."""
+        self.tuning = msgspec.structs.replace(self.tuning, log=change.onto(self.tuning.log))
+
+    def change_trace(self, model: str, change: TraceChange) -> None:
+        """Change it at once."""
+        self.tuning = self.tuning.with_trace(model, change)
+
+
 class FakeDispatcher:
     """Models by name; `calls` are all calls ever made, `budget` bounds each one's bytes."""
 
@@ -192,6 +225,8 @@ class FakeDispatcher:
         self.calls: list[FakeCall] = []
         self.budget = budget
         self.regions = FakeRegions()
+        self.server = FakeServer()
+        self.refusals: list[tuple[str, str]] = []
         self.published = True
         self.draining = False
         for spec, function in models:
@@ -215,6 +250,7 @@ class FakeDispatcher:
             complete=True,
             draining=self.draining,
             regions=self.regions.book.regions,
+            tuning=self.server.tuning,
         )
 
     def model(self, name: str, version: str = "") -> ModelEntry:
@@ -243,6 +279,10 @@ class FakeDispatcher:
         call = FakeCall(self, entry)
         self.calls.append(call)
         return call
+
+    def refused(self, entry: ModelEntry, error: BaseException) -> None:
+        """Remember it."""
+        self.refusals.append((entry.spec.name, type(error).__name__))
 
     def start(self) -> None:
         """Nothing to connect to."""

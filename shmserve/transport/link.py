@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, Unavailable
+from shmserve.observe import logs
 from shmserve.protocol import messages
 from shmserve.protocol.link_messages import (
     AskStats,
@@ -45,6 +46,14 @@ from shmserve.protocol.region_messages import (
     RegisterRegion,
     UnregisterRegions,
 )
+from shmserve.protocol.settings_messages import (
+    ChangeLog,
+    ChangeTrace,
+    LogChanged,
+    SettingsAnswer,
+    TakeTraces,
+)
+from shmserve.protocol.stats_messages import AskReport, ReportGiven
 from shmserve.transport import rundir
 from shmserve.transport.channel import MAX_MESSAGE, Channel
 from shmserve.transport.questions import Make, Questions, close_all
@@ -60,10 +69,13 @@ _OUTBOX = 4096
 ARENA_WAIT_S = 2.0
 
 # What the next hello tells, or the next coordinator asks or is asked again, is void.
-_VOID = (GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion)
+_VOID = (
+    *(GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion),
+    *(AskReport, ChangeLog, ChangeTrace, TakeTraces),
+)
 
 # Replies to `Link.ask`: each has a `ticket`, and brings its question to an end.
-_ANSWERS = (RegionAnswer, RegionGiven)
+_ANSWERS = (RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer)
 
 
 class _Ticket:
@@ -304,6 +316,8 @@ class Link:
                 self._on_trim(message.nbytes)
             elif isinstance(message, AskStats):
                 self.send(Stats(message.ticket, self._on_stats(message.what)))
+            elif isinstance(message, LogChanged):
+                logs.apply(message.log)
             elif isinstance(message, Stop):
                 self._on_stop(message.reason)
             else:

@@ -7,6 +7,7 @@
     coordinator.sock  where every process has its link
     <process>.sock    an executor's endpoint
     registry.page, registry.msgpack   see shmserve.shm.registry_page
+    totals.msgpack    what processes that have ended counted, see shmserve.coordinator.counters
 
 Lock files stay for good (removing one would let two processes hold it); everything else
 is removed when the service starts and when it stops.
@@ -24,6 +25,7 @@ from shmserve.transport.processes import FileLock
 
 COORDINATOR_SOCKET = "coordinator.sock"
 EPOCH_FILE = "epoch"
+TOTALS_FILE = "totals.msgpack"
 _ENDPOINT = re.compile(r"executor-[0-9]+-[0-9a-f]+\.sock")
 _LONGEST_NAME = len("/executor-00000-0000.sock")
 _SOCKET_PATH_LIMIT = 107  # sun_path of a Unix-domain socket, without its NUL
@@ -59,7 +61,11 @@ def clean(run_dir: str) -> None:
     """Remove everything of a service that has ended, except lock files."""
     clean_sockets(run_dir)
     for name in os.listdir(run_dir):
-        if name.endswith(".new") or name.startswith("registry.") or name == EPOCH_FILE:
+        if (
+            name.endswith(".new")
+            or name.startswith("registry.")
+            or name in (EPOCH_FILE, TOTALS_FILE)
+        ):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(run_dir, name))
 

@@ -6,7 +6,7 @@ import falcon
 
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
-from shmserve.frontends.http import failures
+from shmserve.frontends.http import failures, observing
 from shmserve.frontends.http.infer import InferResource
 from shmserve.frontends.http.regions import add_routes
 from shmserve.frontends.http.resources import (
@@ -37,6 +37,7 @@ def create_app(
     app.add_route("/v2/health/ready", ReadyResource(dispatcher))
     regions = Regions(dispatcher, settings)
     add_routes(app, regions, settings)
+    observing.add_routes(app, dispatcher, settings)
     for path in _MODEL:
         app.add_route(path, ModelResource(dispatcher))
         app.add_route(f"{path}/ready", ModelReadyResource(dispatcher))

@@ -29,11 +29,15 @@ from shmserve.frontends.oip.validate import (
     refuse_decoupled,
 )
 from shmserve.protocol import oip_data
-from shmserve.protocol.oip import InferRequest, check_json_size, parse_request
+from shmserve.protocol.data_messages import OutputPlace
+from shmserve.protocol.oip import InferOutput, InferRequest, check_json_size, parse_request
 from shmserve.tensor import bytes_codec
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _STAGES = ("receive", "queue", "compute", "send")
+_Checked = tuple[
+    Intake, InferRequest, list[CheckedInput], tuple[InferOutput, ...], tuple[OutputPlace, ...]
+]
 _encode_receipt = msgspec.json.Encoder().encode
 
 
@@ -51,22 +55,15 @@ class InferResource:
         started = monotonic_ns()
         environ = req.env
         entry = self._dispatcher.ready_model(name, checked_version(version) if version else "")
-        plan = plan_of(entry.spec)
-        refuse_decoupled(plan)
-        settings = self._settings
-        intake = open_intake(environ, settings)
-        length = header_length(environ, intake)
-        if length == 0:
-            request, intake = _raw_request(plan, intake, settings)
-        else:
-            request = parse_request(_json_part(intake, length, settings), settings)
-        find = partial(self._regions.find, partial(caller_of, environ))
-        inputs = check_inputs(plan, request, settings, find)
-        wanted, places = check_outputs(plan, request, find)
-        _check_sizes(plan, inputs, intake)
+        try:
+            plan = plan_of(entry.spec)
+            intake, request, inputs, wanted, places = self._check(plan, environ)
+        except BaseException as ex:
+            self._dispatcher.refused(entry, ex)
+            raise
         call = self._dispatcher.call(entry)
         try:
-            _receive(plan, call, inputs, intake, settings)
+            _receive(plan, call, inputs, intake, self._settings)
             receipt = call.receipt
             receipt.receive_ns = monotonic_ns() - started
             outcome = call.execute(
@@ -78,10 +75,28 @@ class InferResource:
             )
             answered = monotonic_ns()
             result = make_result(plan, request, wanted, outcome, receipt)
+            call.answered()
             _respond(environ, resp, result, call, answered)
-        except BaseException:
+        except BaseException as ex:
+            call.failed(ex)
             call.close()
             raise
+
+    def _check(self, plan: ModelPlan, environ: dict[str, Any]) -> _Checked:
+        """Everything that can be known before memory is reserved and a model is asked."""
+        refuse_decoupled(plan, "HTTP end point")
+        settings = self._settings
+        intake = open_intake(environ, settings)
+        length = header_length(environ, intake)
+        if length == 0:
+            request, intake = _raw_request(plan, intake, settings)
+        else:
+            request = parse_request(_json_part(intake, length, settings), settings)
+        find = partial(self._regions.find, partial(caller_of, environ))
+        inputs = check_inputs(plan, request, settings, find)
+        wanted, places = check_outputs(plan, request, find)
+        _check_sizes(plan, inputs, intake)
+        return intake, request, inputs, wanted, places
 
 
 def _json_part(intake: Intake, length: int | None, settings: Settings) -> bytes:

@@ -16,6 +16,9 @@ EXTENSIONS = (
     "system_shared_memory",
     "binary_tensor_data",
     "parameters",
+    "statistics",
+    "trace",
+    "logging",
 )
 
 
