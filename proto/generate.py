@@ -6,6 +6,9 @@
 Needs the grpcio-tools version that pyproject.toml pins (`pip install grpcio-tools==1.72.1`,
 best in an environment of its own, since it may want an older protobuf): its code
 runs on protobuf 6.30 and later, code of newer ones does not run on 6.x.
+
+Messages only: the gRPC server registers its methods from the service's descriptor, so
+that each can choose its own (de)serialiser.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_json_nesting: Positive = 100  # depth of a JSON "data" array
     max_chunks: Positive = 65536  # chunks of a chunked body
     max_inputs: Positive = 256  # inputs, requested outputs or parameters of one request
+    max_fields: Positive = 1 << 20  # protobuf fields of one gRPC inference request
     max_connections: Positive = 1024  # per HTTP worker
     max_queue: Positive = 256  # requests waiting for or running on one instance, per frontend
 

@@ -44,7 +44,7 @@ def encoded_size(elements: Sequence[bytes]) -> int:
     return LENGTH_BYTES * len(elements) + sum(map(len, elements))
 
 
-def write(elements: Iterable[bytes], view: memoryview) -> int:
+def write(elements: Iterable[bytes | memoryview], view: memoryview) -> int:
     """Write the framed elements to the start of `view`; returns the bytes written.
 
     Raises:

@@ -1,0 +1,83 @@
+"""A closed-loop gRPC client: ``python -m bench.load.rpc ADDRESS METHOD BYTES CALLERS SECONDS``.
+
+A thread and a channel for each caller. Requests are encoded once and answers are not decoded,
+so that what is measured is the server. Prints one JSON object.
+"""
+
+import json
+import sys
+import threading
+import time
+
+import grpc
+import numpy as np
+
+from shmserve._generated import grpc_service_pb2 as pb
+
+OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),  # or all callers would share one connection
+]
+RECEIPT = (("shmserve-receipt", "1"),)
+
+
+def encoded(nbytes):
+    """A request of `nbytes` bytes for `identity`."""
+    tensor = np.random.default_rng(1).random(nbytes // 4, dtype=np.float32).tobytes()
+    asked = pb.ModelInferRequest(model_name="identity", raw_input_contents=[tensor])
+    asked.inputs.add(name="INPUT0", datatype="FP32", shape=[nbytes // 4])
+    return asked.SerializeToString(), tensor
+
+
+def checked(call, request, tensor):
+    """Is the answer right (where there is one), and what does the receipt say?"""
+    answer, done = call.with_call(request, metadata=RECEIPT, timeout=120)
+    if answer:
+        parsed = pb.ModelInferResponse.FromString(answer)
+        assert list(parsed.raw_output_contents) == [tensor], "a wrong answer"
+    trailing = dict(done.trailing_metadata())
+    return json.loads(trailing.get("shmserve-receipt", "null"))
+
+
+def run(call, request, until, taken):
+    while True:
+        begin = time.perf_counter()
+        if begin >= until:
+            return
+        call(request, timeout=120)
+        taken.append(time.perf_counter() - begin)
+
+
+def main(address, method, nbytes, callers, seconds):
+    request, tensor = encoded(int(nbytes))
+    channels = [grpc.insecure_channel(address, OPTIONS) for _ in range(int(callers))]
+    calls = [channel.unary_unary(method) for channel in channels]
+    receipts = [checked(call, request, tensor) for call in calls for _ in range(3)]
+    taken = [[] for _ in calls]
+    begin = time.perf_counter()
+    until = begin + float(seconds)
+    threads = [
+        threading.Thread(target=run, args=(call, request, until, own))
+        for call, own in zip(calls, taken, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wall = time.perf_counter() - begin
+    for channel in channels:
+        channel.close()
+    times = np.array([second for own in taken for second in own])
+    told = {
+        "requests": len(times),
+        "per_s": len(times) / wall,
+        "p50_us": float(np.median(times) * 1e6),
+        "p99_us": float(np.quantile(times, 0.99) * 1e6),
+        "copied": receipts[-1] and receipts[-1]["copied_bytes"],
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,78 @@
+"""The ModelInfer wire walk beside generated protobuf classes: ``python -m bench.wire``.
+
+No server: what is timed is what a handler does with a message of one FP32 tensor.
+
+    read    bytes to names, shape and a view of the tensor
+    write   names, shape and a view of the tensor to bytes
+
+Reported are medians over the calls in microseconds, and the generated classes' as a
+multiple of the walk's. Both take turns, so that a change of the machine's mood hits both.
+"""
+
+import statistics
+import time
+
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.protocol.infer_wire import encode_response, parse_request
+
+SIZES = {"64 B": 64, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
+
+
+def request(size):
+    message = pb.ModelInferRequest(model_name="identity", id="1")
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, size // 4])
+    message.raw_input_contents.append(bytes(size))
+    return message.SerializeToString()
+
+
+def read_generated(data):
+    message = pb.ModelInferRequest.FromString(data)
+    (tensor,) = message.inputs
+    names = message.model_name, message.model_version, message.id, dict(message.parameters)
+    found = tensor.name, tensor.datatype, tuple(tensor.shape), dict(tensor.parameters)
+    return names, found, list(message.outputs), memoryview(message.raw_input_contents[0])
+
+
+def write_generated(view, size):
+    message = pb.ModelInferResponse(model_name="identity", model_version="1", id="1")
+    message.outputs.add(name="OUTPUT0", datatype="FP32", shape=[1, size // 4])
+    message.raw_output_contents.append(bytes(view))
+    return message.SerializeToString()
+
+
+def write_walk(view, size):
+    rows = [("OUTPUT0", "FP32", (1, size // 4), {})]
+    return encode_response("identity", "1", "1", {}, rows, [view])
+
+
+def median_us(calls, generated, walk):
+    times = ([], [])
+    for _ in range(calls):
+        for kept, call in zip(times, (generated, walk), strict=True):
+            start = time.perf_counter_ns()
+            call()
+            kept.append(time.perf_counter_ns() - start)
+    return [statistics.median(kept) / 1000 for kept in times]
+
+
+def main():
+    print(f"{'':14}{'generated':>12}{'walk':>12}{'ratio':>8}")
+    for name, size in SIZES.items():
+        data, view = request(size), memoryview(bytearray(size))
+        calls = 5000 if size < 1 << 20 else 100
+        assert bytes(read_generated(data)[3]) == bytes(parse_request(data).inputs[0].raw)
+        assert write_generated(view, size) == write_walk(view, size)
+        for what, generated, walk in (
+            ("read", lambda d=data: read_generated(d), lambda d=data: parse_request(d)),
+            (
+                "write",
+                lambda v=view, s=size: write_generated(v, s),
+                lambda v=view, s=size: write_walk(v, s),
+            ),
+        ):
+            theirs, ours = median_us(calls, generated, walk)
+            print(f"{what + ' ' + name:14}{theirs:12.1f}{ours:12.1f}{theirs / ours:8.2f}")
+
+
+if __name__ == "__main__":
+    main()
