@@ -40,7 +40,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     http_bind: tuple[str, ...] = ("127.0.0.1:8000",)
     http_workers: Positive = 2
     grpc_bind: tuple[str, ...] = ("127.0.0.1:8001",)
-    grpc_processes: NonNegative = 1
+    grpc_processes: NonNegative = 1  # 0: no gRPC
+    grpc_socket_mode: Annotated[str, Meta(pattern="^[0-7]{3,4}$")] = "0600"  # of Unix sockets
+    grpc_tls_cert: str = ""  # PEM files; both or none
+    grpc_tls_key: str = ""
+    grpc_tls_client_ca: str = ""  # clients must show a certificate of this authority
+    grpc_compression: Literal["none", "deflate", "gzip"] = "none"  # of answers
+    grpc_reflection: bool = True
     run_dir: str = ""  # default: $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/shmserve, /tmp/shmserve-<uid>
 
     # Memory
@@ -60,6 +66,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_fields: Positive = 1 << 20  # protobuf fields of one gRPC inference request
     max_connections: Positive = 1024  # per HTTP worker
     max_queue: Positive = 256  # requests waiting for or running on one instance, per frontend
+    grpc_threads: Positive = 64  # inferences that run at a time, per gRPC process
+    grpc_max_calls: Positive = 512  # inferences that run, wait for a thread, or are being sent
+    grpc_max_streams: Positive = 64  # streams of inferences, per gRPC process
+    grpc_stream_requests: Positive = 16  # requests to decoupled models that run in one stream
+    grpc_max_watchers: Positive = 64  # clients that watch health, per gRPC process
+    grpc_max_message_bytes: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)] = (1 << 31) - 1
 
     # Deadlines
     head_timeout_s: Seconds = 10.0  # from the first byte of a head to its end
@@ -71,6 +83,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     execute_timeout_s: Seconds = 120.0  # an executor busy with one request longer is killed
     load_timeout_s: Seconds = 300.0  # loading a model
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted
+
+    grpc_keepalive_time_s: Seconds = 7200.0  # a silent connection is probed after this
+    grpc_keepalive_timeout_s: Seconds = 20.0  # and closed if it does not answer within this
+    grpc_keepalive_without_calls: bool = False  # probe those without calls, too; so may clients
+    grpc_min_ping_interval_s: Seconds = 300.0  # of clients without calls; others are cut off
+    grpc_max_connection_age_s: Annotated[float, Meta(ge=0)] = 0.0  # 0: as long as they like
 
     # Client shared memory
     client_shm_mode: Literal["map", "copy", "off"] = "map"  # a model may choose copy or off

@@ -194,16 +194,16 @@ class Desk:
         if self._desire and self._supervisor and now >= self._hold_until:
             self._tell_supervisor()
 
-    def drain(self, reason: str) -> None:
+    def drain(self, reason: str, announce: bool = False) -> None:
         if not self.fleet.draining:
             _log.info("draining reason=%s", reason)
-        self._perform(self.fleet.drain())
+        self._perform(self.fleet.drain(announce))
 
     # ------------------------------------------------------------------- inside
 
     def _from_supervisor(self, message: Started | Exited | Drain, now: float) -> list[Effect]:
         if isinstance(message, Drain):
-            self.drain(message.reason)
+            self.drain(message.reason, message.announce)
             return []
         if message.instance not in self.fleet.instances:
             return []  # of a model that is no longer served

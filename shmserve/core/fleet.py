@@ -39,6 +39,7 @@ class Fleet:
         self.failures: dict[str, str] = {}
         self.complete = False
         self.draining = False
+        self._dismissed = False  # executors were told to finish
 
     # ------------------------------------------------------------ what should be
 
@@ -144,15 +145,18 @@ class Fleet:
                 effects += self._stop(record, now)
         return effects
 
-    def drain(self) -> list[Effect]:
-        """The service is about to stop: say so, and let executors finish."""
-        if self.draining:
-            return []
+    def drain(self, announce: bool = False) -> list[Effect]:
+        """The service is about to stop: say so, and let executors finish.
+
+        `announce`: say so, no more; frontends will still need the executors.
+        """
+        effects: list[Effect] = [] if self.draining else [Publish()]
         self.draining = True
-        return [
-            Publish(),
-            *(Dismiss(p.name, "drain") for p in self.processes.values() if p.role == "executor"),
-        ]
+        if announce or self._dismissed:
+            return effects
+        self._dismissed = True
+        executors = (p for p in self.processes.values() if p.role == "executor")
+        return [*effects, *(Dismiss(p.name, "drain") for p in executors)]
 
     # -------------------------------------------------------- from the supervisor
 

@@ -81,9 +81,13 @@ class Stats(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Supervisor: the service is about to stop; tell frontends and executors."""
+    """Supervisor: the service is about to stop; tell frontends and executors.
+
+    `announce`: frontends only; executors are still needed, until this is said again.
+    """
 
     reason: str
+    announce: bool = False
 
 
 class Welcome(Message, frozen=True):

@@ -148,9 +148,9 @@ def _checked(wire: WireRequest, limits: Settings) -> InferRequest:
     inputs = tuple([_input(item, index) for index, item in enumerate(wire.inputs)])
     outputs = tuple([_output(item, index) for index, item in enumerate(wire.outputs)])
     if len(inputs) > 1:
-        _refuse_duplicates("input", [item.name for item in inputs])
+        refuse_duplicates("input", [item.name for item in inputs])
     if len(outputs) > 1:
-        _refuse_duplicates("output", [item.name for item in outputs])
+        refuse_duplicates("output", [item.name for item in outputs])
     if not wire.parameters:
         return InferRequest(inputs, outputs, wire.id)
     parameters, binary_output = _parameters(wire.parameters, limits)
@@ -220,7 +220,12 @@ def _output(wire: WireOutput, index: int) -> InferOutput:
     )
 
 
-def _refuse_duplicates(kind: str, names: list[str]) -> None:
+def refuse_duplicates(kind: str, names: list[str]) -> None:
+    """Refuse a second tensor of the same name; `kind`: "input" or "output".
+
+    Raises:
+        InvalidArgument: there is one.
+    """
     seen: set[str] = set()
     for index, name in enumerate(names):
         if name in seen:

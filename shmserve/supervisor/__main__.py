@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 
@@ -33,10 +32,6 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = config.load()
     setproctitle("shmserve: supervisor")
     logs.setup("supervisor", settings.log_level)
-    defaults = config.Settings()
-    for name in ("grpc_bind", "grpc_processes"):
-        if getattr(settings, name) != getattr(defaults, name):
-            logging.getLogger(__name__).warning("%s is set, but only HTTP is served", name)
     return Supervisor(
         settings,
         config.run_dir(settings),
@@ -44,6 +39,7 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.master_fd,
         coordinator=[sys.executable, "-m", "shmserve.coordinator"],
         executor=[sys.executable, "-m", "shmserve.executor"],
+        grpc=[sys.executable, "-m", "shmserve.frontends.grpc"],
         notifier=Notifier(arguments.notify_socket),
         watchdog_s=arguments.watchdog_usec / 1e6,
     ).run()

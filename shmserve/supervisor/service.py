@@ -1,11 +1,11 @@
-"""The supervisor's shell: runs the coordinator and the executors, and ends with the master.
+"""The supervisor's shell: runs coordinator, executors, gRPC processes; ends with the master.
 
 One thread with a selector over pidfds, and the link's thread, whose messages come in
 through a queue. Nothing is waited for without a deadline.
 
 The end, whether by SIGTERM or because the master is gone: tell the coordinator (frontends
-see `draining`), let executors finish, kill what does not, stop the coordinator, remove the
-sockets. `Supervisor.run` returns when no process of ours is left.
+see `draining`), let the gRPC processes finish, then the executors, kill what does not, stop
+the coordinator, remove the sockets. `Supervisor.run` returns when no process of ours is left.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import queue
 import selectors
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 from shmserve import ids
@@ -29,6 +30,7 @@ from shmserve.supervisor.announce import Announcer
 from shmserve.supervisor.children import Child
 from shmserve.supervisor.executors import Executors
 from shmserve.supervisor.fd_store import FdStore
+from shmserve.supervisor.frontends import Frontends
 from shmserve.transport import rundir
 from shmserve.transport.link import Link
 from shmserve.transport.notify import Notifier
@@ -38,7 +40,7 @@ from shmserve.transport.questions import close_all
 _log = logging.getLogger(__name__)
 
 _TURN_S = 0.25
-_TELL_S = 0.2  # between "draining" and the executors' SIGTERM
+_TELL_S = 0.2  # between "draining" and SIGTERM
 _WITHOUT_MASTER_S = 3.0  # the drain's limit once the master is gone
 _COORDINATOR_STOP_S = 2.0
 _DEAF_S = 20.0  # a coordinator that says nothing for so long is replaced
@@ -54,6 +56,7 @@ class Supervisor:
         master_fd: pidfd of the gunicorn master.
         coordinator: command of the coordinator; its arguments are appended.
         executor: command of an executor; its arguments are appended.
+        grpc: command of a gRPC process; its arguments are appended. None: there are none.
         notifier: the service manager.
         watchdog_s: its watchdog's period, 0: none.
     """
@@ -67,6 +70,7 @@ class Supervisor:
         *,
         coordinator: list[str],
         executor: list[str],
+        grpc: list[str] | None = None,
         notifier: Notifier,
         watchdog_s: float = 0.0,
     ) -> None:
@@ -91,6 +95,8 @@ class Supervisor:
         )
         self._store = FdStore()
         self._executors = Executors(run_dir, executor, master_fd, self._link.send, self._watch)
+        count = settings.grpc_processes if grpc is not None else 0
+        self._frontends = Frontends(run_dir, "grpc", grpc or [], count, master_fd)
         self._coordinator: Child | None = None
         self._coordinator_due = 0.0
         self._coordinator_restarts = Restarts(base_s=0.2, cap_s=5.0)
@@ -153,8 +159,8 @@ class Supervisor:
     def _turn(self, limit_s: float = _TURN_S) -> None:
         """Wait for events, handle them, then do what is due."""
         now = time.monotonic()
-        due = self._executors.next_due()
-        wait = limit_s if due is None else max(0.0, min(limit_s, due - now))
+        dues = (self._executors.next_due(), self._frontends.next_due())
+        wait = max(0.0, min([limit_s, *(due - now for due in dues if due is not None)]))
         for key, _ in self._selector.select(wait):
             if isinstance(key.data, Child):
                 self._ended(key.data)
@@ -169,6 +175,8 @@ class Supervisor:
             self._handle(self._inbox.get())
         now = time.monotonic()
         self._executors.turn(now)
+        for child in self._frontends.turn(now):
+            self._watch(child)
         self._keep_coordinator(now)
         self._announcer.turn(now)
 
@@ -192,6 +200,8 @@ class Supervisor:
     def _ended(self, child: Child) -> None:
         self._selector.unregister(child.pidfd)
         now = time.monotonic()
+        if self._frontends.ended(child, now):
+            return
         if child is not self._coordinator:
             self._executors.ended(child, now)
             return
@@ -244,23 +254,33 @@ class Supervisor:
         started = time.monotonic()
         self._announcer.stopping()
         self._executors.halt()
+        self._frontends.halt()
+        if self._frontends.children:  # what they have accepted still needs the executors
+            self._link.send(Drain(self._drain_reason, announce=True))
+            self._end_all(lambda: self._frontends.children, started)
         self._link.send(Drain(self._drain_reason))
-        while self._executors.children:
+        self._end_all(lambda: list(self._executors.children.values()), started)
+        self._stop_coordinator()
+        rundir.clean_sockets(self._run_dir)
+        if has_ended(self._master_fd):
+            rundir.clean(self._run_dir)
+
+    def _end_all(self, remaining: Callable[[], list[Child]], started: float) -> None:
+        """Stop processes, and kill what is left at the end of the drain's limit."""
+        begun = time.monotonic()
+        while children := remaining():
             now = time.monotonic()
             left = started + self._drain_limit_s - now
-            for child in self._executors.children.values():
-                if now - started >= _TELL_S:
+            for child in children:
+                if now - begun >= _TELL_S:
                     child.stop(now, max(0.0, left))
                 if left <= 0:  # the limit may have become shorter since it was told to stop
                     child.kill()
             self._turn(min(_TURN_S, _TELL_S))
             if left < -5.0:  # killed, and still there: in the kernel, nothing helps
-                _log.error("executors do not end pids=%s", self._pids())
-                break
-        self._stop_coordinator()
-        rundir.clean_sockets(self._run_dir)
-        if has_ended(self._master_fd):
-            rundir.clean(self._run_dir)
+                pids = [child.pid for child in children]
+                _log.error("processes do not end pids=%s", pids)
+                return
 
     def _stop_coordinator(self) -> None:
         child = self._coordinator
@@ -271,6 +291,3 @@ class Supervisor:
             child.kill()
             has_ended(child.pidfd, _COORDINATOR_STOP_S)
         self._ended(child)
-
-    def _pids(self) -> list[int]:
-        return [child.pid for child in self._executors.children.values()]

@@ -52,7 +52,7 @@ class InferResource:
         environ = req.env
         entry = self._dispatcher.ready_model(name, checked_version(version) if version else "")
         plan = plan_of(entry.spec)
-        refuse_decoupled(plan)
+        refuse_decoupled(plan, "HTTP end point")
         settings = self._settings
         intake = open_intake(environ, settings)
         length = header_length(environ, intake)

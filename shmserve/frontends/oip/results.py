@@ -51,7 +51,7 @@ def make_result(
             continue
         data: memoryview | bytes = tensor.view
         if want.classification:
-            datatype, shape, data = _classify(plan, want, tensor)
+            datatype, shape, data = classify(plan, want, tensor)
         if request.binary_output if want.binary is None else want.binary:
             size = len(data)
             outputs.append(AnswerOutput(name, datatype, shape, BinarySize(size)))
@@ -66,9 +66,10 @@ def make_result(
     return Result(head, buffers, total)
 
 
-def _classify(
+def classify(
     plan: ModelPlan, want: InferOutput, tensor: OutputTensor
 ) -> tuple[str, tuple[int, ...], bytes]:
+    """Datatype, shape and bytes of what an output that was to be classified becomes."""
     known = plan.outputs.get(want.name)
     elements, shape = top_classes(
         tensor.view,

@@ -35,16 +35,14 @@ class CheckedInput(Struct, frozen=True):
     at: RegionRef | None = None
 
 
-def refuse_decoupled(plan: ModelPlan) -> None:
-    """Models that answer more than once cannot be asked for one answer.
+def refuse_decoupled(plan: ModelPlan, where: str) -> None:
+    """Models that answer more than once cannot be asked for one answer. `where`: by what.
 
     Raises:
         Unimplemented: the model is decoupled.
     """
     if plan.spec.decoupled:
-        raise Unimplemented(
-            "HTTP end point doesn't support models with decoupled transaction policy"
-        )
+        raise Unimplemented(f"{where} doesn't support models with decoupled transaction policy")
 
 
 def check_inputs(

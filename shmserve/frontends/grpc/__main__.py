@@ -1,0 +1,75 @@
+"""``python -m shmserve.frontends.grpc``: started by the supervisor, never by hand."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+
+from setproctitle import setproctitle
+
+from shmserve import config
+from shmserve.dispatch import Dispatcher
+from shmserve.errors import ConfigError
+from shmserve.frontends.grpc.binds import AlreadyRuns, Listening, private
+from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.server import GrpcServer
+from shmserve.observe import logs
+from shmserve.transport.processes import follow, raise_fd_limit
+
+_log = logging.getLogger("shmserve.grpc")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="shmserve.frontends.grpc")
+    parser.add_argument("--number", type=int, required=True)
+    parser.add_argument("--master-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    settings = config.load()
+    setproctitle(f"shmserve: grpc {arguments.number}")
+    logs.setup(f"grpc {arguments.number}", settings.log_level)
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    follow(arguments.master_fd, stop.set)
+    raise_fd_limit()
+    return _serve(settings, arguments.number, stop)
+
+
+def _serve(settings: config.Settings, number: int, stop: threading.Event) -> int:
+    dispatcher = Dispatcher(settings, "grpc")
+    try:
+        listening = Listening(settings, config.run_dir(settings), number)
+        server = GrpcServer(dispatcher, settings, Callers(listening.binds, private(settings)))
+        bound = listening.bind(server.server)
+    except AlreadyRuns:
+        _log.info("another process has this number")
+        return 0
+    except ConfigError as ex:
+        _log.error("no gRPC: %s", ex.message)
+        return 1
+    try:
+        dispatcher.start()
+        server.start()
+        gc.collect()
+        gc.freeze()  # modules and handlers live for ever
+        _log.info("listening on %s", " ".join(bound))
+        stop.wait()
+        _log.info("draining")
+        server.drain(settings.drain_timeout_s)
+    finally:
+        listening.close()
+        dispatcher.close()
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    # Threads of gRPC's and of its pools must not keep a finished process from ending.
+    sys.stdout.flush()
+    os._exit(status)

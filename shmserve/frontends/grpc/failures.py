@@ -1,0 +1,40 @@
+"""Errors as gRPC statuses: code and text of the one table in `shmserve.errors`."""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+
+from shmserve.errors import Code, Internal, ModelFailure, ShmserveError
+
+_log = logging.getLogger("shmserve.grpc")
+
+_GENERIC = "internal server error"
+# Details travel percent-encoded in the trailers, for which clients have 8 KiB by default.
+_MAX_DETAILS = 2000  # bytes; each may become three
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def status_of(error: ShmserveError) -> grpc.StatusCode:
+    """The status code of an error of ours."""
+    return _CODES[error.grpc_status]
+
+
+def details_of(error: ShmserveError) -> str:
+    """Its text for the client, cut to what every client can receive."""
+    text = error.message or _GENERIC
+    data = text.encode(errors="replace")
+    if len(data) <= _MAX_DETAILS:
+        return data.decode()
+    return data[: _MAX_DETAILS - 3].decode(errors="ignore") + "..."
+
+
+def as_error(ex: Exception, what: str) -> ShmserveError:
+    """Whatever was raised as an error for the client; a defect's text goes to the log only."""
+    if isinstance(ex, ShmserveError):
+        if ex.code is Code.INTERNAL and not isinstance(ex, ModelFailure):
+            _log.error("%s failed", what, exc_info=ex)
+        return ex
+    _log.error("unexpected error in %s", what, exc_info=ex)
+    return Internal(_GENERIC)

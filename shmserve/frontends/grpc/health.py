@@ -1,0 +1,83 @@
+"""grpc.health.v1: readiness of the server and of each model, asked once or watched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from shmserve.core.registry import ModelState, Snapshot
+from shmserve.errors import InvalidArgument, NotFound, Unavailable
+from shmserve.frontends.oip.seam import Dispatcher
+
+SERVICE = "grpc.health.v1.Health"
+_PERIOD_S = 0.25  # how often a watched status is looked at
+_Status = health_pb2.HealthCheckResponse
+
+
+class Health:
+    """`service`: the name that stands for the server, beside the empty one."""
+
+    def __init__(self, dispatcher: Dispatcher, service: str, draining: Callable[[], bool]) -> None:
+        self._dispatcher = dispatcher
+        self._servers = ("", service)
+        self._draining = draining
+
+    def check(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        """Check."""
+        status = self._status(_service(data))
+        if status == _Status.SERVICE_UNKNOWN:
+            raise NotFound("no such service, and no model of that name")
+        return _encoded(status)
+
+    def watch(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Watch: the status now, and again whenever it is another, for as long as one likes."""
+        service = _service(data)
+        ended = threading.Event()
+        if not context.add_callback(ended.set):
+            return
+        told: int | None = None
+        while not ended.is_set():
+            status = self._status(service)
+            if status != told:
+                told = status
+                yield _encoded(status)
+            ended.wait(_PERIOD_S)
+
+    def ready(self) -> bool:
+        """Whether the server is."""
+        snapshot = self._snapshot()
+        return snapshot is not None and snapshot.ready and not self._draining()
+
+    def _snapshot(self) -> Snapshot | None:
+        try:
+            return self._dispatcher.snapshot()
+        except Unavailable:
+            return None
+
+    def _status(self, service: str) -> int:
+        if service in self._servers:
+            ready = self.ready()
+        else:
+            snapshot = self._snapshot()
+            entry = snapshot.newest(service) if snapshot is not None else None
+            if entry is None:
+                return int(_Status.SERVICE_UNKNOWN)
+            usable = entry.state is ModelState.READY and bool(entry.instances)
+            ready = usable and not self._draining()
+        return int(_Status.SERVING if ready else _Status.NOT_SERVING)
+
+
+def _service(data: bytes) -> str:
+    try:
+        return str(health_pb2.HealthCheckRequest.FromString(data).service)
+    except DecodeError:
+        raise InvalidArgument("the message is no HealthCheckRequest") from None
+
+
+def _encoded(status: int) -> bytes:
+    message: bytes = _Status(status=status).SerializeToString()
+    return message

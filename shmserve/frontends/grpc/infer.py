@@ -1,0 +1,235 @@
+"""One inference over gRPC: from the message's bytes to slots, and from slots to a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from time import monotonic_ns
+
+import grpc
+import msgspec
+from msgspec import Struct
+
+from shmserve.config import Settings
+from shmserve.core.registry import ModelEntry
+from shmserve.errors import DeadlineExceeded, ShmserveError
+from shmserve.frontends.grpc.callers import CallerOf, Callers
+from shmserve.frontends.grpc.rules import checked_version, to_request
+from shmserve.frontends.oip.plan import ModelPlan, plan_of
+from shmserve.frontends.oip.regions import Regions
+from shmserve.frontends.oip.results import classify
+from shmserve.frontends.oip.seam import Call, Dispatcher, Outcome, Receipt
+from shmserve.frontends.oip.validate import (
+    CheckedInput,
+    check_inputs,
+    check_outputs,
+    refuse_decoupled,
+)
+from shmserve.protocol.data_messages import OutputPlace, Parameter
+from shmserve.protocol.infer_wire import (
+    Part,
+    WireInferRequest,
+    encode_response,
+    encode_stream_response,
+    parse_request,
+    response_parts,
+)
+from shmserve.protocol.oip import InferOutput, InferRequest
+from shmserve.tensor import bytes_codec
+
+RECEIPT = "shmserve-receipt"
+_FINAL = "triton_final_response"
+_encode_receipt = msgspec.json.Encoder().encode
+
+
+class Inference(Struct, frozen=True):
+    """A request that fits its model. `empty_final`: a final answer without outputs is wanted."""
+
+    wire: WireInferRequest
+    entry: ModelEntry
+    plan: ModelPlan
+    request: InferRequest
+    inputs: list[CheckedInput]
+    wanted: tuple[InferOutput, ...]
+    places: tuple[OutputPlace, ...]
+    empty_final: bool
+    started: int
+
+
+class Inferences:
+    """Runs models for the rpcs ModelInfer and ModelStreamInfer."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, settings: Settings, regions: Regions, callers: Callers
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._regions = regions
+        self._callers = callers
+
+    def infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        """ModelInfer: a ModelInferRequest to a ModelInferResponse."""
+        started = monotonic_ns()
+        wire = parse_request(data, self._settings)
+        entry = self.entry_of(wire)
+        refuse_decoupled(plan_of(entry.spec), "ModelInfer RPC")
+        item = self.prepare(wire, entry, context, started)
+        call = self._begin(item, context)
+        try:
+            outcome = self._execute(call, item, context)
+            answered = monotonic_ns()
+            outputs, raw = _outputs(item, outcome, call.receipt)
+            spec = item.plan.spec
+            message = encode_response(
+                spec.name, spec.version, wire.id, outcome.parameters, outputs, raw
+            )
+            call.receipt.send_ns = monotonic_ns() - answered
+            if (RECEIPT, "1") in context.invocation_metadata():
+                told = _encode_receipt(call.receipt.as_dict())
+                context.set_trailing_metadata(((RECEIPT, told.decode()),))
+            return message
+        finally:
+            call.close()
+
+    def entry_of(self, wire: WireInferRequest) -> ModelEntry:
+        """The model version a request is for.
+
+        Raises:
+            ShmserveError: there is none, or it cannot be used now.
+        """
+        return self._dispatcher.ready_model(wire.model_name, checked_version(wire.model_version))
+
+    def prepare(
+        self, wire: WireInferRequest, entry: ModelEntry, context: grpc.ServicerContext, started: int
+    ) -> Inference:
+        """Check a request; nothing is reserved yet.
+
+        Raises:
+            ShmserveError: what does not fit.
+        """
+        plan = plan_of(entry.spec)
+        request, empty_final = to_request(wire, self._settings)
+        find = partial(self._regions.find, CallerOf(self._callers, context))
+        inputs = check_inputs(plan, request, self._settings, find)
+        wanted, places = check_outputs(plan, request, find)
+        return Inference(wire, entry, plan, request, inputs, wanted, places, empty_final, started)
+
+    def answer(self, item: Inference, context: grpc.ServicerContext) -> bytes:
+        """The one answer of an ordinary model, as a ModelStreamInferResponse."""
+        call = self._begin(item, context)
+        try:
+            outcome = self._execute(call, item, context)
+            return _stream_message(item, outcome, call.receipt, final=True)
+        finally:
+            call.close()
+
+    def answers(
+        self, item: Inference, context: grpc.ServicerContext, strict: bool
+    ) -> Iterator[bytes]:
+        """All answers of a model as ModelStreamInferResponses, errors of the model among them
+        (or raised, if `strict`). Closing the iterator cancels what has not come.
+        """
+        call = self._begin(item, context)
+        try:
+            request = item.request
+            names = tuple([output.name for output in request.outputs])
+            for outcome in call.stream(
+                request.id, names, request.parameters, context.is_active, item.places
+            ):
+                if outcome.error is not None:
+                    if strict:
+                        raise outcome.error
+                    yield encode_error(item.wire, outcome.error, item.entry, outcome.final)
+                elif outcome.outputs or not outcome.final or item.empty_final:
+                    yield _stream_message(item, outcome, call.receipt, final=outcome.final)
+        finally:
+            call.close()
+
+    def _begin(self, item: Inference, context: grpc.ServicerContext) -> Call:
+        """A call with every input in a slot."""
+        call = self._dispatcher.call(item.entry, self._timeout(context))
+        try:
+            _fill(call, item)
+        except BaseException:
+            call.close()
+            raise
+        call.receipt.receive_ns = monotonic_ns() - item.started
+        return call
+
+    def _timeout(self, context: grpc.ServicerContext) -> float:
+        remaining: float = context.time_remaining()
+        if remaining <= 0:
+            raise DeadlineExceeded("the call's deadline has passed")
+        return min(remaining, self._settings.request_timeout_s)
+
+    def _execute(self, call: Call, item: Inference, context: grpc.ServicerContext) -> Outcome:
+        request = item.request
+        names = tuple([output.name for output in request.outputs])
+        return call.execute(request.id, names, request.parameters, context.is_active, item.places)
+
+
+def encode_error(
+    wire: WireInferRequest | None, error: ShmserveError, entry: ModelEntry | None, final: bool
+) -> bytes:
+    """An error within a stream: a ModelStreamInferResponse that says whose it is."""
+    if wire is None:
+        return encode_stream_response(error.message, None)
+    name, version = (entry.spec.name, entry.spec.version) if entry else (wire.model_name, "")
+    return encode_stream_response(
+        error.message, encode_response(name, version, wire.id, {_FINAL: final}, (), ())
+    )
+
+
+def _fill(call: Call, item: Inference) -> None:
+    """Bring every input into a slot: one copy of what the message holds."""
+    receipt = call.receipt
+    model = item.plan.spec.name
+    for checked, wire in zip(item.inputs, item.wire.inputs, strict=True):
+        source = checked.source
+        if checked.at is not None:
+            call.add_region_input(source.name, source.datatype, source.shape, checked.at)
+            continue
+        reservation = call.reserve(checked.nbytes)
+        if wire.contents is not None:
+            wire.contents.write(reservation.view, source.datatype)
+        else:
+            assert wire.raw is not None
+            reservation.view[:] = wire.raw
+            if not checked.plan.datatype.itemsize:
+                bytes_codec.check(reservation.view, checked.count, source.name, model)
+        receipt.copied_in += checked.nbytes
+        call.add_input(source.name, source.datatype, source.shape, reservation)
+
+
+_Rows = list[tuple[str, str, tuple[int, ...], dict[str, Parameter]]]
+_NO_PARAMETERS: dict[str, Parameter] = {}
+
+
+def _outputs(item: Inference, outcome: Outcome, receipt: Receipt) -> tuple[_Rows, list[Part]]:
+    """What a response says of its outputs, and their bytes: empty for those in client memory."""
+    given = {tensor.name: tensor for tensor in outcome.outputs}
+    rows: _Rows = []
+    raw: list[Part] = []
+    for want in item.wanted:
+        tensor = given.get(want.name)
+        if tensor is None:
+            continue
+        datatype, shape = tensor.datatype, tensor.shape
+        data: memoryview | bytes = tensor.view
+        if want.region is not None:
+            data = b""
+        elif want.classification:
+            datatype, shape, data = classify(item.plan, want, tensor)
+        rows.append((tensor.name, datatype, shape, _NO_PARAMETERS))
+        raw.append(data)
+        receipt.copied_out += len(data)
+    return rows, raw
+
+
+def _stream_message(item: Inference, outcome: Outcome, receipt: Receipt, final: bool) -> bytes:
+    outputs, raw = _outputs(item, outcome, receipt)
+    spec = item.plan.spec
+    parameters = {**outcome.parameters, _FINAL: final}
+    return encode_stream_response(
+        "", response_parts(spec.name, spec.version, item.wire.id, parameters, outputs, raw)
+    )

@@ -1,0 +1,105 @@
+"""How rpcs become gRPC's method handlers: bytes in, bytes out, errors as statuses.
+
+Every unary rpc is registered as if its request were a stream, so that the handler begins
+before the message is there: only so can a client that never sends it be given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from shmserve.config import Settings
+from shmserve.errors import InvalidArgument, ShmserveError
+from shmserve.frontends.grpc.failures import as_error, details_of, status_of
+from shmserve.frontends.grpc.overdue import Overdue
+from shmserve.frontends.grpc.pools import check_admitted
+
+Unary = Callable[[bytes, grpc.ServicerContext], bytes]
+Stream = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
+
+
+def abort(context: grpc.ServicerContext, error: ShmserveError) -> None:
+    """End the call with an error's status. Never returns: it raises."""
+    context.abort(status_of(error), details_of(error))
+
+
+class Methods:
+    """Makes handlers that run in given pools."""
+
+    def __init__(self, overdue: Overdue, settings: Settings) -> None:
+        self._overdue = overdue
+        self._settings = settings
+
+    def unary(
+        self, name: str, run: Unary, pool: ThreadPoolExecutor, large: bool = False
+    ) -> grpc.RpcMethodHandler:
+        """One message, one answer. `large`: taking the answer may be a matter of time."""
+
+        def behave(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            try:
+                check_admitted()
+                answer = run(self.first(requests, context), context)
+            except grpc.RpcError:  # the client has gone
+                raise
+            except Exception as ex:
+                error = as_error(ex, name)
+            else:
+                if large:
+                    self._overdue.expect_taken(context, self.send_limit(len(answer)))
+                return answer
+            abort(context, error)
+            raise AssertionError("unreachable: abort raises")
+
+        return _in_pool(behave, pool, grpc.stream_unary_rpc_method_handler)
+
+    def stream(self, name: str, run: Stream, pool: ThreadPoolExecutor) -> grpc.RpcMethodHandler:
+        """Any number of messages and answers. Whoever does not take one is given up."""
+
+        def behave(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            try:
+                check_admitted()
+                for answer in run(requests, context):
+                    self._overdue.expect(context, self.send_limit(len(answer)))
+                    try:
+                        yield answer
+                    finally:
+                        self._overdue.met(context)
+                return
+            except grpc.RpcError:
+                raise
+            except Exception as ex:
+                error = as_error(ex, name)
+            abort(context, error)
+
+        return _in_pool(behave, pool, grpc.stream_stream_rpc_method_handler)
+
+    def first(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """The one message of a unary call.
+
+        Raises:
+            InvalidArgument: the call has none.
+        """
+        self._overdue.expect(context, self._settings.body_timeout_s)
+        try:
+            for data in requests:
+                return data
+        finally:
+            self._overdue.met(context)
+        raise InvalidArgument("the call has no request message")
+
+    def send_limit(self, nbytes: int) -> float:
+        """How long a client may take to receive so many bytes."""
+        return self._settings.send_timeout_s + nbytes / self._settings.min_bytes_per_s
+
+
+def _in_pool(
+    behave: Callable[..., Any],
+    pool: ThreadPoolExecutor,
+    make: Callable[[Callable[..., Any]], grpc.RpcMethodHandler],
+) -> grpc.RpcMethodHandler:
+    behave.experimental_thread_pool = pool  # type: ignore[attr-defined]
+    return make(behave)

@@ -1,0 +1,204 @@
+"""The gRPC server of one process: which rpc leads where, in which threads, under which limits."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
+
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.config import Settings
+from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.health import Health
+from shmserve.frontends.grpc.infer import Inferences
+from shmserve.frontends.grpc.methods import Methods
+from shmserve.frontends.grpc.overdue import Overdue
+from shmserve.frontends.grpc.pools import BoundedPool, Refusals
+from shmserve.frontends.grpc.resources import RegionResources, Resources, as_unary
+from shmserve.frontends.grpc.stream import METHOD as STREAM
+from shmserve.frontends.grpc.stream import Streams
+from shmserve.frontends.oip.regions import Regions
+from shmserve.frontends.oip.seam import Dispatcher
+
+_log = logging.getLogger(__name__)
+
+SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+INFER = "ModelInfer"
+
+_QUICK_THREADS = 4  # for what is answered from the registry
+_QUICK_CALLS = 1024
+_REGISTERING_THREADS = 4  # for what waits for the coordinator
+_REFLECTIONS = 4
+_TELL_S = 0.3  # between "not ready" and refusing calls
+_LOOK_S = 0.02
+_COMPRESSIONS = {
+    "none": grpc.Compression.NoCompression,
+    "deflate": grpc.Compression.Deflate,
+    "gzip": grpc.Compression.Gzip,
+}
+
+
+class GrpcServer:
+    """One server. `server` is gRPC's, for addresses to be added before `start`."""
+
+    def __init__(self, dispatcher: Dispatcher, settings: Settings, callers: Callers) -> None:
+        self._settings = settings
+        self._overdue = Overdue()
+        self._methods = Methods(self._overdue, settings)
+        self._make_pools(settings)
+        regions = Regions(dispatcher, settings)
+        inferences = Inferences(dispatcher, settings, regions, callers)
+        self._streams = Streams(inferences, self._stream_threads, settings.grpc_stream_requests)
+        health = Health(dispatcher, SERVICE.full_name, lambda: self._streams.draining)
+        resources = Resources(dispatcher, settings, health.ready)
+        handlers = self._inference_handlers(inferences)
+        handlers |= self._message_handlers(resources.rpcs(), self._quick)
+        handlers |= self._message_handlers(
+            RegionResources(regions, callers).rpcs(), self._registering
+        )
+        services = {SERVICE.full_name: handlers, HEALTH.full_name: self._health_handlers(health)}
+        if settings.grpc_reflection:
+            services |= self._reflection_handlers([*services])
+        self.server = grpc.server(
+            self._refusals,  # never used: every handler names its pool
+            [grpc.method_handlers_generic_handler(name, made) for name, made in services.items()],
+            options=options(settings),
+            compression=_COMPRESSIONS[settings.grpc_compression],
+        )
+
+    def _make_pools(self, settings: Settings) -> None:
+        make = partial(BoundedPool, refusals=(refusals := Refusals()))
+        self._refusals = refusals
+        self._calls = make(
+            "infer",
+            settings.grpc_threads,
+            settings.grpc_max_calls,
+            why=f"{settings.grpc_max_calls} inferences run or wait already (grpc_max_calls)",
+        )
+        streams, watchers = settings.grpc_max_streams, settings.grpc_max_watchers
+        self._stream_calls = make(
+            "stream", streams, streams, why=f"{streams} streams are open already (grpc_max_streams)"
+        )
+        self._watchers = make(
+            "watch", watchers, watchers, why=f"{watchers} watch already (grpc_max_watchers)"
+        )
+        busy = "too many calls at a time"
+        self._quick = make("quick", _QUICK_THREADS, _QUICK_CALLS, why=busy)
+        self._registering = make("register", _REGISTERING_THREADS, _QUICK_CALLS, why=busy)
+        self._reflections = make("reflection", _REFLECTIONS, _REFLECTIONS, why=busy)
+        most = streams * (settings.grpc_stream_requests + 1)  # a reader each
+        self._stream_threads = make("stream-work", most, most, why=busy)
+
+    def start(self) -> None:
+        self._overdue.start()
+        self.server.start()
+
+    def drain(self, limit_s: float) -> None:
+        """Say that we are not ready, refuse what is new, finish what was accepted, stop.
+
+        Streams and watchers end with the last request: clients keep them open for ever.
+        """
+        deadline = time.monotonic() + limit_s
+        self._streams.draining = True
+        time.sleep(min(_TELL_S, limit_s))
+        self.server.stop(max(0.0, deadline - time.monotonic()))
+        while self.busy and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if self.busy:
+            _log.warning("%d calls did not end within the drain's limit", self.busy)
+        self.close()
+
+    @property
+    def busy(self) -> int:
+        """Inferences that are worked on or whose answers are being sent."""
+        return self._calls.count + self._streams.busy + len(self._overdue)
+
+    def close(self) -> None:
+        """Cancel whatever runs."""
+        self.server.stop(None).wait()
+        self._overdue.close()
+        for pool in (
+            *(self._calls, self._stream_calls, self._stream_threads, self._watchers),
+            *(self._quick, self._registering, self._reflections, self._refusals),
+        ):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # ------------------------------------------------------------------ handlers
+
+    def _inference_handlers(self, inferences: Inferences) -> dict[str, grpc.RpcMethodHandler]:
+        return {
+            INFER: self._methods.unary(INFER, inferences.infer, self._calls, large=True),
+            STREAM: self._methods.stream(STREAM, self._streams.serve, self._stream_calls),
+        }
+
+    def _message_handlers(
+        self, rpcs: dict[str, Any], pool: BoundedPool
+    ) -> dict[str, grpc.RpcMethodHandler]:
+        handlers = {}
+        for name, rpc in rpcs.items():
+            request = GetMessageClass(SERVICE.methods_by_name[name].input_type)
+            handlers[name] = self._methods.unary(name, as_unary(request, rpc), pool)
+        return handlers
+
+    def _health_handlers(self, health: Health) -> dict[str, grpc.RpcMethodHandler]:
+        def watch(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            return health.watch(self._methods.first(requests, context), context)
+
+        return {
+            "Check": self._methods.unary("Check", health.check, self._quick),
+            "Watch": self._methods.stream("Watch", watch, self._watchers),
+        }
+
+    def _reflection_handlers(
+        self, services: list[str]
+    ) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
+        servicer = reflection.ReflectionServicer([*services, reflection.SERVICE_NAME])
+        message = servicer_request()
+
+        def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            parsed = (message.FromString(data) for data in requests)
+            for response in servicer.ServerReflectionInfo(parsed, context):
+                yield response.SerializeToString()
+
+        name = "ServerReflectionInfo"
+        handler = self._methods.stream(name, answer, self._reflections)
+        return {reflection.SERVICE_NAME: {name: handler}}
+
+
+def servicer_request() -> Any:
+    """The class of reflection's requests."""
+    from grpc_reflection.v1alpha import reflection_pb2
+
+    return reflection_pb2.ServerReflectionRequest
+
+
+def options(settings: Settings) -> list[tuple[str, int]]:
+    """gRPC's channel arguments for a server with these settings."""
+    most = settings.grpc_max_message_bytes
+    made = [
+        ("grpc.so_reuseport", int(settings.grpc_processes > 1)),
+        ("grpc.max_receive_message_length", most),
+        ("grpc.max_send_message_length", most),
+        ("grpc.keepalive_time_ms", _ms(settings.grpc_keepalive_time_s)),
+        ("grpc.keepalive_timeout_ms", _ms(settings.grpc_keepalive_timeout_s)),
+        ("grpc.keepalive_permit_without_calls", int(settings.grpc_keepalive_without_calls)),
+        (
+            "grpc.http2.min_ping_interval_without_data_ms",
+            _ms(settings.grpc_min_ping_interval_s),
+        ),
+    ]
+    if settings.grpc_max_connection_age_s:
+        made.append(("grpc.max_connection_age_ms", _ms(settings.grpc_max_connection_age_s)))
+    return made
+
+
+def _ms(seconds: float) -> int:
+    return min(round(seconds * 1000), (1 << 31) - 1)

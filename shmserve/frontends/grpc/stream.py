@@ -1,0 +1,234 @@
+"""ModelStreamInfer: many requests and many answers on one call.
+
+Ordinary models answer once, in the order of the requests: the call's own thread runs them one
+after another. From the first request to a decoupled model on, the stream is a `Session`:
+one thread reads, one per running request waits for its answers, the call's own sends. Between
+them is a bounded queue, so that a client that does not read stops the model in the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from time import monotonic_ns
+from typing import TypeGuard
+
+import grpc
+
+from shmserve.core.registry import ModelEntry
+from shmserve.errors import ShmserveError, Unavailable
+from shmserve.frontends.grpc.failures import as_error
+from shmserve.frontends.grpc.infer import Inference, Inferences, encode_error
+from shmserve.protocol.infer_wire import WireInferRequest, parse_request
+
+METHOD = "ModelStreamInfer"
+_ERRORS_END_IT = ("triton_grpc_error", "true")
+_AHEAD = 4  # answers that wait for being sent, per stream
+
+
+class Streams:
+    """All streams of a process.
+
+    Attributes:
+        busy: requests that are being worked on.
+        draining: new requests are refused.
+    """
+
+    def __init__(
+        self, inferences: Inferences, threads: ThreadPoolExecutor, most_requests: int
+    ) -> None:
+        self.inferences = inferences
+        self.threads = threads
+        self.most_requests = most_requests
+        self.draining = False
+        self.busy = 0
+        self._lock = threading.Lock()
+
+    def serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """The answers of one stream.
+
+        Raises:
+            ShmserveError: the first failure, if the client asked for the stream to end with it.
+        """
+        strict = _ERRORS_END_IT in context.invocation_metadata()
+        for data in requests:
+            with self.working():
+                item = self.begin(data, context, strict)
+                if not _is_decoupled(item):
+                    yield self.answer(item, context, strict)
+                    continue
+            yield from Session(self, context, strict).run(item, requests)
+            return
+
+    def begin(self, data: bytes, context: grpc.ServicerContext, strict: bool) -> Inference | bytes:
+        """A request that can run, or the message that says why it cannot."""
+        started = monotonic_ns()
+        wire: WireInferRequest | None = None
+        entry: ModelEntry | None = None
+        try:
+            if self.draining:
+                raise Unavailable("the server is stopping")
+            wire = parse_request(data)
+            entry = self.inferences.entry_of(wire)
+            return self.inferences.prepare(wire, entry, context, started)
+        except Exception as ex:
+            return self.told(wire, entry, ex, strict)
+
+    def answer(self, item: Inference | bytes, context: grpc.ServicerContext, strict: bool) -> bytes:
+        """The one message that an ordinary model's request gets."""
+        if isinstance(item, bytes):
+            return item
+        try:
+            return self.inferences.answer(item, context)
+        except Exception as ex:
+            return self.told(item.wire, item.entry, ex, strict)
+
+    def told(
+        self,
+        wire: WireInferRequest | None,
+        entry: ModelEntry | None,
+        ex: Exception,
+        strict: bool,
+    ) -> bytes:
+        """A failure as a message of the stream.
+
+        Raises:
+            ShmserveError: the failure itself, where it is to end the stream.
+        """
+        error = as_error(ex, METHOD)
+        if strict:
+            raise error
+        return encode_error(wire, error, entry, final=True)
+
+    def count(self, by: int) -> None:
+        """Requests that came, or went with their last answer."""
+        with self._lock:
+            self.busy += by
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        self.count(1)
+        try:
+            yield
+        finally:
+            self.count(-1)
+
+
+def _is_decoupled(item: Inference | bytes) -> TypeGuard[Inference]:
+    return isinstance(item, Inference) and item.plan.spec.decoupled
+
+
+class Session:
+    """A stream whose requests run at the same time. Every thread of it ends with the call."""
+
+    def __init__(self, streams: Streams, context: grpc.ServicerContext, strict: bool) -> None:
+        self._streams = streams
+        self._context = context
+        self._strict = strict
+        self._changed = threading.Condition()  # guards all below
+        self._ready: deque[bytes | ShmserveError] = deque()
+        self._working = 0  # threads that may still put something
+        self._requests = 0  # to decoupled models, running
+        self._over = False
+
+    def run(self, first: Inference, requests: Iterator[bytes]) -> Iterator[bytes]:
+        """The answers to `first`, which is for a decoupled model, and to all that follow."""
+        if not self._context.add_callback(self._end):
+            return
+        try:
+            self._spawn(lambda: self._read(first, requests))
+            while (message := self._next()) is not None:
+                try:
+                    if isinstance(message, ShmserveError):
+                        raise message
+                    yield message
+                finally:
+                    self._streams.count(-1)
+        finally:
+            self._end()
+
+    def _next(self) -> bytes | ShmserveError | None:
+        with self._changed:
+            while not self._ready and self._working and not self._over:
+                self._changed.wait()
+            if not self._ready:
+                return None
+            self._changed.notify_all()
+            return self._ready.popleft()
+
+    def _put(self, message: bytes | ShmserveError) -> bool:
+        """Hand a message over for being sent, once there is room; False: the stream is over."""
+        with self._changed:
+            while len(self._ready) >= _AHEAD and not self._over:
+                self._changed.wait()
+            if self._over:
+                return False
+            self._ready.append(message)
+            self._streams.count(1)
+            self._changed.notify_all()
+            return True
+
+    def _end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._streams.count(-len(self._ready))
+            self._ready.clear()
+            self._changed.notify_all()
+
+    def _spawn(self, work: Callable[[], None]) -> None:
+        with self._changed:
+            self._working += 1
+        try:
+            self._streams.threads.submit(self._guarded, work)
+        except BaseException:  # the pool is closed already
+            with self._changed:
+                self._working -= 1
+            raise
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except grpc.RpcError:
+            self._end()  # the client has gone
+        except Exception as ex:
+            self._put(as_error(ex, METHOD))
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
+
+    def _read(self, first: Inference, requests: Iterator[bytes]) -> None:
+        self._start(first)
+        for data in requests:
+            with self._streams.working():
+                item = self._streams.begin(data, self._context, self._strict)
+                if _is_decoupled(item):
+                    self._start(item)
+                else:
+                    self._put(self._streams.answer(item, self._context, self._strict))
+
+    def _start(self, item: Inference) -> None:
+        """Run a request in a thread of its own, once fewer than the most run."""
+        with self._changed:
+            while self._requests >= self._streams.most_requests and not self._over:
+                self._changed.wait()
+            if self._over:
+                return
+            self._requests += 1
+        self._spawn(lambda: self._produce(item))
+
+    def _produce(self, item: Inference) -> None:
+        try:
+            with self._streams.working():
+                for message in self._streams.inferences.answers(item, self._context, self._strict):
+                    if not self._put(message):
+                        return
+        except Exception as ex:
+            self._put(self._streams.told(item.wire, item.entry, ex, self._strict))
+        finally:
+            with self._changed:
+                self._requests -= 1
+                self._changed.notify_all()
