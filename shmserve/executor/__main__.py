@@ -23,6 +23,7 @@ from shmserve.errors import ArenaExhausted, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import Backend, Context
 from shmserve.executor.loop import Loop
+from shmserve.executor.monitor import app_monitor
 from shmserve.executor.regions import ClientRegions
 from shmserve.protocol.link_messages import Instance, Loaded, LoadFailed, Welcome
 from shmserve.protocol.messages import FromCoordinator
@@ -159,6 +160,8 @@ class Executor:
         }
         if what in ("segments", "slots"):
             stats[what] = self.memory.rows(what)
+        elif what == "monitor":
+            stats[what] = app_monitor.snapshot()
         return stats
 
 

@@ -31,6 +31,25 @@ class InputTensor(Protocol):
         ...
 
 
+class Responses(Protocol):
+    """Where the answers to a request of a decoupled model go; for any thread of the model."""
+
+    def send(self, response: Response | None, final: bool = False) -> None:
+        """Send an answer, and with `final` end the stream; None: only end it.
+
+        Waits while the client is behind. What nobody wants any more is dropped, and then
+        the request is `cancelled`. An answer that cannot be sent is replaced by its error.
+
+        Raises:
+            ProtocolViolation: `final` was sent before.
+        """
+        ...
+
+    def abandoned(self) -> None:
+        """Nobody can send any more: an open stream ends with an error. Safe in finalizers."""
+        ...
+
+
 class Request(Protocol):
     """One request as a backend sees it."""
 
@@ -38,6 +57,7 @@ class Request(Protocol):
     parameters: dict[str, Parameter]
     requested: tuple[str, ...]  # names of the wanted outputs, never empty
     deadline_ns: int  # CLOCK_MONOTONIC, 0: none
+    responses: Responses | None  # of decoupled models; None: the answer is returned
 
     @property
     def inputs(self) -> Mapping[str, InputTensor]:
@@ -84,7 +104,7 @@ class Context(Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """Runs one model instance, single-threaded, in a process of its own."""
+    """Runs one model instance in a process of its own; called by the main thread only."""
 
     def load(self, context: Context) -> ModelSpec:
         """Load the model; returns the completed spec.
@@ -96,7 +116,7 @@ class Backend(Protocol):
         ...
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
-        """Run a batch: one response per request, in order.
+        """Run a batch: one response per request, in order; none if the model is decoupled.
 
         May raise: then every request of the batch gets that error.
         """

@@ -29,14 +29,15 @@ from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 PYTHON = "python"
 ONNXRUNTIME = "onnxruntime"
+GRPS = "grps"  # a GRPS project; its configuration is its own
 
 # The file a version's folder must hold unless default_model_filename says otherwise
-MODEL_FILES = {PYTHON: "model.py", ONNXRUNTIME: "model.onnx"}
+MODEL_FILES = {PYTHON: "model.py", ONNXRUNTIME: "model.onnx", GRPS: "inference.yml"}
 _PLATFORMS = {"python": PYTHON, "onnxruntime_onnx": ONNXRUNTIME, "onnx_onnxv1": ONNXRUNTIME}
-_DEFAULT_PLATFORM = {PYTHON: "", ONNXRUNTIME: "onnxruntime_onnx"}
+_DEFAULT_PLATFORM = {PYTHON: "", ONNXRUNTIME: "onnxruntime_onnx", GRPS: ""}
 
 # Parameters of other servers that would change what a model does; unknown ones are the model's own
-_REFUSED_PARAMETERS = {PYTHON: ("EXECUTION_ENV_PATH",), ONNXRUNTIME: ()}
+_REFUSED_PARAMETERS = {PYTHON: ("EXECUTION_ENV_PATH",), ONNXRUNTIME: (), GRPS: ()}
 
 
 class ModelConfig(Struct, frozen=True):

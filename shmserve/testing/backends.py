@@ -12,7 +12,7 @@ import numpy as np
 
 from shmserve import repository
 from shmserve.errors import ShmserveError
-from shmserve.executor.backend import Backend, Context, Output, Response
+from shmserve.executor.backend import Backend, Context, Output, Response, Responses
 from shmserve.executor.backends import create
 from shmserve.protocol.data_messages import Parameter
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
@@ -55,6 +55,7 @@ class FakeRequest:
         self.requested = requested
         self.deadline_ns = 0
         self.cancelled = False
+        self.responses: Responses | None = None
         self.offered: dict[str, np.ndarray[Any, Any]] = {}
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

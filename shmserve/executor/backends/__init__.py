@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shmserve.errors import ConfigError
 from shmserve.executor.backend import Backend
-from shmserve.protocol.model_config import ONNXRUNTIME, PYTHON
+from shmserve.protocol.model_config import GRPS, ONNXRUNTIME, PYTHON
 from shmserve.tensor.spec import ModelSpec
 
 
@@ -23,4 +23,8 @@ def create(spec: ModelSpec) -> Backend:
         from shmserve.executor.backends.onnxruntime import OnnxRuntimeBackend
 
         return OnnxRuntimeBackend()
+    if spec.backend == GRPS:
+        from shmserve.executor.backends.grps import GrpsBackend
+
+        return GrpsBackend()
     raise ConfigError(f"model '{spec.name}': backend '{spec.backend}' is not supported")
