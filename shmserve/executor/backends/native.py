@@ -12,6 +12,10 @@
 
 An output is either written into what `request.output` offered or returned in the dict;
 a returned array is copied once (unless it is an input, or one that was offered).
+
+A worker that takes GRPS messages (parameter `grps` of config.pbtxt is "message") looks at
+`request.grps`, or at `request.http` of a request to its own HTTP path, and returns a
+`shmserve.grps.Message`, or what a custom HTTP request may be answered with.
 """
 
 from __future__ import annotations
@@ -24,9 +28,13 @@ import numpy as np
 
 from shmserve.errors import ConfigError, Internal
 from shmserve.executor.backend import Context, Request, Response
+from shmserve.executor.backends import native_messages
 from shmserve.executor.backends.failure import from_exception
+from shmserve.executor.backends.grps.http import HttpRequest
 from shmserve.executor.backends.outputs import OutputCheck
+from shmserve.protocol import grps_spec
 from shmserve.protocol.data_messages import Parameter
+from shmserve.protocol.grps_message import GrpsMessage
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec
 
@@ -62,6 +70,19 @@ class NativeRequest:
     def cancelled(self) -> bool:
         """Whether nobody waits for the answer any more; long loops may look now and then."""
         return self._request.cancelled
+
+    @property
+    def grps(self) -> GrpsMessage | None:
+        """The GRPS message of a worker that takes messages; None: the request has none.
+
+        Its tensors and binary data are views of shared memory.
+        """
+        return native_messages.message_of(self._request)
+
+    @property
+    def http(self) -> HttpRequest | None:
+        """A request to the worker's own HTTP path; None: it came another way."""
+        return native_messages.http_of(self._request)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -122,6 +143,7 @@ class NativeDialect:
         if not callable(getattr(self._kind, "infer", None)):
             raise ConfigError(f"model '{spec.name}': class Model has no method infer")
         self._check = OutputCheck(spec)
+        self._messages = grps_spec.takes_message(spec) or grps_spec.takes_http(spec)
         own_init = self._kind.__init__ is not object.__init__
         self._model = self._kind(context) if own_init else self._kind()
         return spec
@@ -138,6 +160,8 @@ class NativeDialect:
         view = NativeRequest(request, self._check)
         try:
             result = self._model.infer(view)
+            if self._messages:
+                return native_messages.response_of(request, result)
             pairs = self._pairs(result, view._offered)
             return Response(outputs=self._check.answer(request.requested, pairs.items()))
         except (Exception, SystemExit) as ex:
