@@ -34,6 +34,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     model_repository: tuple[str, ...] = ("workers",)
     model_control: Literal["none", "explicit", "poll"] = "none"
     load_models: tuple[str, ...] = ()
+    poll_interval_s: Seconds = 15.0  # model_control poll: how often the repository is looked at
+    load_attempts: Positive = 3  # processes that may end while they load a model for the first time
+    max_override_bytes: NonNegative = 64 * MIB  # files sent along with a request to load a model
+    max_override_files: NonNegative = 64
     server_name: str = "shmserve"
     # Models that run one after the other under one name. SHMSERVE_GRPS_PIPELINES has them as
     # "name=model,model;other=model,model"
@@ -104,6 +108,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     client_shm_max_region_bytes: Positive = 1 << 40  # one region
     client_shm_max_total_bytes: Positive = 1 << 42  # all regions of one owner
 
+    # Who may call what
+    http_restricted_api: tuple[str, ...] = ()  # <category>[,<category>]:<header>=<value>
+    grpc_restricted_protocol: tuple[str, ...] = ()
+    http_header_forward_pattern: str = ""  # request headers that become request parameters
+
     # Logging and numbers
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics: bool = True  # GET /metrics
@@ -119,6 +128,7 @@ _LISTS = {
     "client_shm_allowed_uids",
 }
 _TABLES = {"grps_pipelines"}  # settings that are tables themselves: name -> list
+_SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -136,24 +146,31 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         key = variable.removeprefix(PREFIX).lower()
         if key not in fields:
             raise ConfigError(f"unknown setting {variable} in the environment")
-        values[key] = (
-            _split(text) if key in _LISTS else _table(key, text) if key in _TABLES else text
-        )
+        values[key] = _items(key, text)
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as ex:
         raise ConfigError(f"bad setting: {ex}") from None
 
 
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _items(key: str, text: str) -> str | list[str] | dict[str, list[str]]:
+    """A text as the setting wants it: lists are split."""
+    if key in _TABLES:
+        return _table(key, text)
+    if key not in _LISTS | _SEMICOLONS:
+        return text
+    parts = text.split(";" if key in _SEMICOLONS else ",")
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _table(key: str, text: str) -> dict[str, list[str]]:
     entries = [part.partition("=") for part in text.split(";") if part.strip()]
     if any(not separator or not name.strip() for name, separator, _ in entries):
         raise ConfigError(f"bad setting: {key} is not 'name=model,model;other=model'")
-    return {name.strip(): _split(models) for name, _, models in entries}
+    return {
+        name.strip(): [model.strip() for model in models.split(",") if model.strip()]
+        for name, _, models in entries
+    }
 
 
 def _from_file(path: str) -> dict[str, Any]:
@@ -172,9 +189,9 @@ def _from_file(path: str) -> dict[str, Any]:
             values.update({f"{key}_{inner}": item for inner, item in value.items()})
         else:
             values[key] = value
-    for key in _LISTS & values.keys():
-        if isinstance(values[key], str):
-            values[key] = _split(values[key])
+    for key, value in values.items():
+        if isinstance(value, str):
+            values[key] = _items(key, value)
     return values
 
 

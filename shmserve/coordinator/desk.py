@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator
 
 import msgspec
 
+from shmserve.coordinator import plan as plans
 from shmserve.coordinator import shows
 from shmserve.coordinator.counters import Counters
+from shmserve.coordinator.model_control import ModelControl
+from shmserve.coordinator.orders import Orders, Send
+from shmserve.coordinator.plan import Plan, PlanFile
 from shmserve.coordinator.regions import Regions
 from shmserve.coordinator.tuning import TuningDesk
 from shmserve.coordinator.wanted import Wanted
@@ -24,23 +26,21 @@ from shmserve.core.effects import (
     Desire,
     Dismiss,
     Effect,
+    Forget,
     Publish,
     Report,
 )
 from shmserve.core.fleet import Fleet
+from shmserve.core.records import Incarnation, VersionRecord
 from shmserve.errors import ProtocolViolation
-from shmserve.protocol import messages
 from shmserve.protocol.link_messages import (
-    Adopt,
     AskStats,
-    Desired,
     Drain,
     Exited,
     GiveBack,
     Grant,
     Granted,
     Hello,
-    Instance,
     Loaded,
     LoadFailed,
     Show,
@@ -51,6 +51,7 @@ from shmserve.protocol.link_messages import (
     Trim,
 )
 from shmserve.protocol.messages import ToCoordinator
+from shmserve.protocol.model_messages import LoadModel, UnloadModel
 from shmserve.protocol.region_messages import (
     DropRegions,
     NeedRegion,
@@ -72,11 +73,7 @@ from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
-SETTLE_S = 0.5  # after a restart: executors that still load have so long to say hello
 _WATCHDOG_S = 1.0
-_PART_BYTES = 96 * 1024
-
-Send = Callable[..., None]  # (process, message, fds)
 
 
 class Desk:
@@ -92,45 +89,65 @@ class Desk:
         regions: Regions,
         counters: Counters,
         tuning: TuningDesk,
+        orders: Orders,
+        plan: PlanFile,
     ) -> None:
         self.fleet = fleet
         self.regions = regions
         self.counters = counters
         self.tuning = tuning
+        self.control: ModelControl
+        self._orders = orders
+        self._plan = plan
         self._writer = writer
         self._epoch = epoch
         self._send = send
         self._own = own
-        self._instances: dict[str, Instance] = {}
         self._questions = shows.Questions(send)
-        self._supervisor = ""
-        self._adopted = False  # whether the supervisor has been told what runs already
-        self._desire = False  # whether it must be told what should run
-        self._hold_until = 0.0
         self._asked_at = 0.0
 
     @property
     def urgent(self) -> bool:
         """Whether something waits for time to pass, so `tick` should come soon."""
+        leaving = any(model.leaving for model in self.fleet.models.by_name.values())
         return bool(
-            self.fleet.ledger.waiting or len(self._questions) or (self._desire and self._supervisor)
+            self.fleet.ledger.waiting or len(self._questions) or self._orders.waiting or leaving
         )
 
-    def begin(self, wanted: Wanted, now: float) -> None:
-        """The repository has been scanned: publish it, on top of what was there before."""
+    def begin(self, wanted: Wanted, marks: dict[str, str], now: float) -> None:
+        """The repository has been scanned for the first time: serve it.
+
+        `marks`: the fingerprints of all folders.
+        """
         effects: list[Effect] = []
+        by_model: dict[str, list[VersionRecord]] = {}
         for spec, instances in wanted.versions:
-            effects += self.fleet.add_version(spec, [i.name for i in instances], now)
-            self._instances.update({i.name: i for i in instances})
-        effects += self.fleet.scanned(wanted.failures)
+            by_model.setdefault(spec.name, []).append(self.control.version(spec, instances, 1))
+        for name, versions in by_model.items():
+            failed = {
+                key.partition("/")[2]: why
+                for key, why in wanted.failures.items()
+                if key.startswith(f"{name}/")
+            }
+            incarnation = Incarnation(1, versions, failed, marks.get(name, ""))
+            effects += self.fleet.models.load(name, incarnation, now, required=True)
+        self.control.tried = dict(marks)
+        for name, reason in wanted.failures.items():
+            _log.error("model cannot be served model=%s reason=%s", name, reason)
+        self.perform([*effects, *self.fleet.scanned(wanted.failures)])
+
+    def resume(self, plan: Plan, load_timeout_s: float, now: float) -> None:
+        """Go on where an earlier coordinator was when it ended."""
+        self._orders.instances = plans.restore(plan, self.fleet, now + load_timeout_s, now)
+        self.control.tried = dict(plan.tried)
+        effects = self.fleet.scanned(plan.failures)
         if self._writer.previous is not None:
             self.fleet.restore(self._writer.previous, now)
             self.regions.restore(self._writer.previous, now)
             self.tuning.restore(self._writer.previous)
-            self._hold_until = now + SETTLE_S
-        for name, reason in wanted.failures.items():
-            _log.error("model cannot be served model=%s reason=%s", name, reason)
-        self._perform(effects)
+        self._orders.hold(now)
+        self._orders.changed()
+        self.perform(effects)
 
     def hello(self, message: Hello, pid: int, now: float) -> None:
         """A process has a link; it has been welcomed."""
@@ -143,16 +160,15 @@ class Desk:
                 message.process, message.loaded.spec, message.loaded.endpoint, now
             )
         if message.role == "supervisor":
-            self._supervisor, self._adopted = message.process, False
+            self._orders.joined(message.process)
             self.regions.store_all(message.process)
             self.counters.store_all(message.process)
         self.tuning.hello(message.process)
-        self._perform(effects)
+        self.perform(effects)
 
     def gone(self, process: str, now: float) -> None:
-        if process == self._supervisor:
-            self._supervisor = ""
-        self._perform(self.fleet.gone(process, now))
+        self._orders.gone(process)
+        self.perform(self.fleet.gone(process, now))
         self._questions.gone(process, now)
         self.counters.gone(process)
 
@@ -169,7 +185,7 @@ class Desk:
             if useless:
                 self._send(process, DropRegions(tuple(useless)))
             return
-        if self._watched(process, role, message, fds):
+        if self._managed(process, role, message, fds):
             return
         close_all(fds)  # no other message comes with any
         fleet = self.fleet
@@ -190,7 +206,7 @@ class Desk:
             case Show(), "cli":
                 self._show(process, message, now)
             case RegisterRegion(), ("http" | "grpc"):
-                self.regions.register(process, message, self._supervisor)
+                self.regions.register(process, message, self._orders.supervisor)
             case UnregisterRegions(), ("http" | "grpc"):
                 self.regions.unregister(process, message, now)
             case NeedRegion(), "executor":
@@ -199,33 +215,35 @@ class Desk:
                 self.regions.shrunk(message.number)
             case _:
                 raise ProtocolViolation(f"{type(message).__name__} from a process of role {role}")
-        self._perform(effects)
+        self.perform(effects)
 
     def tick(self, now: float) -> None:
         """What is due: timeouts, questions, the watchdog, a supervisor to be told."""
-        self._perform(self.fleet.tick(now))
+        self.perform(self.fleet.tick(now))
         self._questions.tick(now)
         self.regions.tick(now)
-        self.regions.settle(self._publish, self._supervisor)
-        self.counters.tick(self._supervisor, lambda *of: of in self.fleet.versions)
+        self.counters.tick(self._orders.supervisor, self.fleet.models.has)
+        self.regions.settle(self._publish, self._orders.supervisor)
+        self.control.turn(now)
         if now - self._asked_at >= _WATCHDOG_S:
             self._asked_at = now
             for record in list(self.fleet.processes.values()):
                 if record.role in ("executor", "supervisor"):  # the latter sees we are alive
                     self._send(record.name, AskStats(0, "busy"))
-        if self._desire and self._supervisor and now >= self._hold_until:
-            self._tell_supervisor()
+        self._orders.tell()
 
     def drain(self, reason: str, announce: bool = False) -> None:
         if not self.fleet.draining:
             _log.info("draining reason=%s", reason)
-        self._perform(self.fleet.drain(announce))
+        self.perform(self.fleet.drain(announce))
 
     # ------------------------------------------------------------------- inside
 
-    def _watched(self, process: str, role: str, message: ToCoordinator, fds: list[int]) -> bool:
-        """Messages about numbers, logs and traces; whether it was one."""
+    def _managed(self, process: str, role: str, message: ToCoordinator, fds: list[int]) -> bool:
+        """Messages about numbers, logs, traces and loading models; whether it was one."""
         match message, role:
+            case ((LoadModel() | UnloadModel()), ("http" | "grpc")):
+                self.control.ask(process, message)
             case StoredPages(), "supervisor":
                 self.counters.stored(process, message.owners, fds)
                 return True
@@ -233,12 +251,12 @@ class Desk:
                 pid = self.fleet.processes[process].pid
                 of = (message.model, message.version, message.instance)
                 owner = PageOwner(process, role, pid, *of)
-                self.counters.arrived(owner, message, fds, self._supervisor)
+                self.counters.arrived(owner, message, fds, self._orders.supervisor)
                 return True
             case AskReport(), ("http" | "grpc"):
                 self._report(process, message.ticket)
             case ((ChangeLog() | ChangeTrace() | TakeTraces()), ("http" | "grpc")):
-                names = {name for name, _ in self.fleet.versions}
+                names = set(self.fleet.models.by_name)
                 everybody = [p.name for p in self.fleet.processes.values() if p.role != "cli"]
                 self.tuning.handle(process, message, names, self._publish, everybody)
             case _:
@@ -295,8 +313,11 @@ class Desk:
         finally:
             os.close(fd)
 
-    def _perform(self, effects: list[Effect]) -> None:
-        # What was decided together is published together, and before anyone hears of it.
+    def perform(self, effects: list[Effect]) -> None:
+        """Do what was decided."""
+        # What was decided together is written down, then published, then told.
+        if any(isinstance(effect, Publish | Desire | Forget) for effect in effects):
+            self._plan.write(self.fleet, self._orders.instances, self.control.tried)
         if any(isinstance(effect, Publish) for effect in effects):
             self._publish()
         for effect in effects:
@@ -310,11 +331,15 @@ class Desk:
                 case Dismiss():
                     self._send(effect.process, Stop(effect.reason))
                 case Desire():
-                    self._desire = True
+                    self._orders.changed()
+                case Forget():
+                    for name in effect.instances:
+                        self._orders.instances.pop(name, None)
+                    if effect.overrides:
+                        self.control.forgotten(effect.overrides)
                 case Report():
                     _log.warning("%s", effect.text)
-        if self._desire and self._supervisor:
-            self._tell_supervisor()
+        self._orders.tell()
 
     def _publish(self) -> None:
         book = self.regions.book
@@ -329,34 +354,3 @@ class Desk:
                 tuning=self.tuning.tuning,
             )
         )
-
-    def _tell_supervisor(self) -> None:
-        """What runs already (once), and what should run.
-
-        Not while executors published before a restart may still say hello: they would
-        be started a second time.
-        """
-        if self.fleet.draining:
-            self._desire = False
-        if not self._desire or self.fleet.awaiting or time.monotonic() < self._hold_until:
-            return
-        self._desire = False
-        if not self._adopted:
-            self._adopted = True
-            self._send(self._supervisor, Adopt(tuple(self.fleet.running())))
-        wanted = [self._instances[name] for name in self.fleet.desired()]
-        for part in _parts(wanted):
-            self._send(self._supervisor, part)
-
-
-def _parts(instances: list[Instance]) -> Iterator[Desired]:
-    part: list[Instance] = []
-    size = 0
-    for instance in instances:
-        nbytes = len(messages.encode(instance))
-        if part and size + nbytes > _PART_BYTES:
-            yield Desired(tuple(part), more=True)
-            part, size = [], 0
-        part.append(instance)
-        size += nbytes
-    yield Desired(tuple(part))

@@ -9,6 +9,7 @@ import msgspec
 
 from shmserve.core.executor_counters import STAGES
 from shmserve.core.fleet import Fleet
+from shmserve.core.records import UNLOADED, Incarnation, ModelRecord, refused
 from shmserve.core.regions import RegionBook
 from shmserve.core.request_counters import Reason
 from shmserve.protocol.link_messages import AskStats, Shown
@@ -51,17 +52,34 @@ def _process_row(role: str, name: str, pid: int, up_s: float, held: int, instanc
 def model_rows(fleet: Fleet) -> list[Row]:
     """One row an instance, and one for each model without any."""
     rows: list[Row] = []
-    for (model, number), version in sorted(fleet.versions.items()):
-        state = version.entry().state.value
-        rows += [
-            _model_row(model, number, state, r.reason, r.name, r.state.value, r.pid, r.exits)
-            for r in version.instances
-        ]
+    for name, model in sorted(fleet.models.by_name.items()):
+        for incarnation in model.incarnations():
+            for version in incarnation.versions:
+                serving = incarnation is model.serving
+                state = (
+                    version.entry().state.value
+                    if serving
+                    else incarnation_state(model, incarnation)
+                )
+                number = version.spec.version
+                rows += [
+                    _model_row(name, number, state, r.reason, r.name, r.state.value, r.pid, r.exits)
+                    for r in version.instances
+                ]
+        if model.serving is None:
+            rows += [_model_row(name, number, "UNAVAILABLE", UNLOADED) for number in model.unloaded]
     rows += [
         _model_row(name, "", "UNAVAILABLE", reason)
-        for name, reason in sorted(fleet.failures.items())
+        for name, reason in sorted(
+            {**refused(fleet.models.by_name.values()), **fleet.failures}.items()
+        )
     ]
     return rows
+
+
+def incarnation_state(model: ModelRecord, incarnation: Incarnation) -> str:
+    """Of one that does not serve."""
+    return "LOADING" if incarnation is model.coming else "UNLOADING"
 
 
 def region_rows(book: RegionBook) -> list[Row]:

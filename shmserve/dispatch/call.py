@@ -27,9 +27,11 @@ from shmserve.errors import (
     ModelFailure,
     PeerDied,
     ProtocolViolation,
+    QueueFull,
     ShmserveError,
     StaleDescriptor,
     TooLarge,
+    Unavailable,
     from_code,
 )
 from shmserve.protocol import messages
@@ -221,10 +223,21 @@ class Call:
             yield Outcome((), {}, True, ex)
 
     def _run(self, message: Execute, on_wait: Callable[[], bool] | None) -> Answer:
-        entry = self.entry
+        entry = self._dispatcher.latest(self.entry)
         tried: set[str] = set()
-        for attempt in range(1, _ATTEMPTS + 1):
-            peer, lane = self._dispatcher.lane(entry, tried)
+        attempt = 1
+        while True:
+            peer, lane, entry = self._lane(entry, tried)
+            try:
+                wire_execute(peer, lane, self._memory, message)
+            except TooLarge:  # nothing was sent, but the lane's books may be ahead of its peer's
+                peer.discard(lane)
+                raise
+            except PeerDied:  # it was not taken, so it is no attempt
+                peer.discard(lane)
+                tried.add(peer.instance.process)
+                self._dispatcher.departed(peer)
+                continue
             try:
                 return self._exchange(peer, lane, message, on_wait)
             except (PeerDied, ProtocolViolation) as ex:
@@ -240,17 +253,27 @@ class Call:
                         f"the executor of model '{entry.spec.name}' died while it had the "
                         "request; it is being restarted"
                     ) from ex
+                attempt += 1
                 entry = self._dispatcher.refreshed(entry)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _lane(self, entry: ModelEntry, tried: set[str]) -> tuple[Peer, Lane, ModelEntry]:
+        """A lane to an executor that was not tried, of the version as it is by now.
+
+        Ends: each turn but the last has tried an executor more.
+        """
+        while True:
+            try:
+                return *self._dispatcher.lane(entry, tried), entry
+            except QueueFull:
+                raise
+            except Unavailable:  # those known of have ended: have others taken over?
+                entry = self._dispatcher.refreshed(entry)
+                if all(instance.process in tried for instance in entry.instances):
+                    raise
 
     def _exchange(
         self, peer: Peer, lane: Lane, message: Execute, on_wait: Callable[[], bool] | None
     ) -> Answer:
-        try:
-            wire_execute(peer, lane, self._memory, message)
-        except TooLarge:  # nothing was sent, but the lane's books may be ahead of its peer's
-            peer.discard(lane)
-            raise
         try:
             answer = self._wait(peer, lane, message.request, on_wait)
         except (PeerDied, ProtocolViolation, DeadlineExceeded, Cancelled):

@@ -15,6 +15,7 @@ from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapsho
 from shmserve.dispatch.abandoned import Abandoned
 from shmserve.dispatch.call import Call
 from shmserve.dispatch.counting import Counting, reason_of
+from shmserve.dispatch.models import ModelDesk
 from shmserve.dispatch.peer import Lane, Peer
 from shmserve.dispatch.pipeline import PLATFORM, PipelineCall, Pipelines
 from shmserve.dispatch.regions import RegionDesk
@@ -26,7 +27,6 @@ from shmserve.errors import (
     InvalidArgument,
     NotFound,
     PeerDied,
-    ProtocolViolation,
     QueueFull,
     ShmserveError,
     Unavailable,
@@ -71,8 +71,10 @@ class Dispatcher:
         self.memory = RelayMemory(self._link, self._epoch, self._link.arena_bytes)
         self.pipelines = Pipelines(self, settings.grps_pipelines)
         self.regions = RegionDesk(self._link)
+        self.models = ModelDesk(self._link, self.process, settings)
         self.abandoned = Abandoned(self.memory)
         self._peers: dict[str, Peer] = {}
+        self._departed: list[Peer] = []  # they may still hold something of ours
         self._pruned_at = -1
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -91,7 +93,8 @@ class Dispatcher:
             self._thread.join(timeout=2 * _MAINTENANCE_S)
         self.abandoned.close()
         with self._lock:
-            peers, self._peers = list(self._peers.values()), {}
+            peers = [*self._peers.values(), *self._departed]
+            self._peers, self._departed = {}, []
         for peer in peers:
             peer.close()
         self._link.close()
@@ -138,6 +141,8 @@ class Dispatcher:
         """
         entry = self.model(name, version)
         if entry.state is not ModelState.READY:
+            if not version and entry.state is not ModelState.LOADING:
+                raise NotFound(f"Request for unknown model: '{name}' has no available versions")
             raise Unavailable(
                 f"Request for unknown model: '{name}' version {entry.spec.version} "
                 "is not at ready state"
@@ -145,8 +150,25 @@ class Dispatcher:
         return entry
 
     def refreshed(self, entry: ModelEntry) -> ModelEntry:
-        """The same version as it is now."""
-        return self.ready_model(entry.spec.name, entry.spec.version)
+        """The same version as it is now.
+
+        Raises:
+            NotFound, Unavailable: it is served no more, or as something that takes other
+                requests than this one, which was checked against `entry`.
+        """
+        found = self.ready_model(entry.spec.name, entry.spec.version)
+        if not found.spec.takes_the_same(entry.spec):
+            raise Unavailable(
+                f"model '{entry.spec.name}' has been replaced by one with other inputs or outputs"
+            )
+        return found
+
+    def latest(self, entry: ModelEntry) -> ModelEntry:
+        """The same version as it is now, or `entry` while that may still be served."""
+        found = self.snapshot().models.get(entry.spec.name, {}).get(entry.spec.version)
+        if found is entry or found is None or not found.instances:
+            return entry
+        return found if found.spec.takes_the_same(entry.spec) else entry
 
     # ------------------------------------------------------------- requests
 
@@ -173,9 +195,9 @@ class Dispatcher:
                 return peer, peer.acquire()
             except QueueFull as ex:
                 full = ex
-            except (PeerDied, ProtocolViolation) as ex:
+            except PeerDied:
                 tried.add(peer.instance.process)
-                self.lost(peer, ex)
+                self.departed(peer)
         if full is not None:
             raise full
         raise Unavailable(
@@ -207,6 +229,13 @@ class Dispatcher:
             if self._peers.get(peer.instance.process) is peer:
                 del self._peers[peer.instance.process]
         peer.close()
+
+    def departed(self, peer: Peer) -> None:
+        """A peer takes no more requests: it is ending, but may be working on earlier ones."""
+        with self._lock:
+            if self._peers.get(peer.instance.process) is peer:
+                del self._peers[peer.instance.process]
+                self._departed.append(peer)
 
     def explain(self, regions: set[int], wait_s: float) -> None:
         """An executor died of a request with these regions: say so if it was their fault.
@@ -261,6 +290,11 @@ class Dispatcher:
 
     def _prune(self) -> None:
         """Forget executors that the registry does not name any more."""
+        with self._lock:
+            over = [peer for peer in self._departed if peer.over]
+            self._departed = [peer for peer in self._departed if peer not in over]
+        for peer in over:
+            peer.close()
         try:
             snapshot = self.snapshot()
         except Unavailable:
@@ -275,11 +309,10 @@ class Dispatcher:
             for instance in entry.instances
         }
         with self._lock:
-            gone = [p for name, p in self._peers.items() if name not in live and not p.in_flight]
+            gone = [p for name, p in self._peers.items() if name not in live]
             for peer in gone:
                 del self._peers[peer.instance.process]
-        for peer in gone:
-            peer.close()
+            self._departed += gone
 
     def _measure(self) -> None:
         stats = self.memory.stats()

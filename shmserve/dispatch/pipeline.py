@@ -52,19 +52,18 @@ class Pipelines:
         return sorted(self._configured)
 
     def entry(self, name: str) -> ModelEntry:
-        """The pipeline as a model: READY if all its models are.
+        """The pipeline as a model, in the state of its first model that is not READY.
 
         Raises:
             NotFound: one of its models is not in the repository.
             ConfigError: two of its models do not fit together.
         """
         steps = self.steps(name)
-        states = {entry.state for entry in steps.entries}
-        ready = states == {ModelState.READY}
-        waits = next((e for e in steps.entries if e.state is not ModelState.READY), None)
-        reason = f"model '{waits.spec.name}' is not ready" if waits is not None else ""
-        state = ModelState.READY if ready else ModelState.UNAVAILABLE
-        return ModelEntry(_spec(steps), state, steps.entries[-1].instances, reason)
+        last = steps.entries[-1]
+        waits = next((e for e in steps.entries if e.state is not ModelState.READY), last)
+        ready = waits.state is ModelState.READY
+        reason = "" if ready else f"model '{waits.spec.name}' is not ready"
+        return ModelEntry(_spec(steps), waits.state, last.instances, reason)
 
     def steps(self, name: str) -> Steps:
         """The models of a pipeline and how they fit; raises as `entry` does."""

@@ -22,6 +22,7 @@ from shmserve import config
 from shmserve.errors import ArenaExhausted, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import Backend, Context
+from shmserve.executor.backends.failure import from_exception, sanitised
 from shmserve.executor.loop import Loop
 from shmserve.executor.monitor import app_monitor
 from shmserve.executor.regions import ClientRegions
@@ -77,9 +78,12 @@ class Executor:
         self.link.start()
         backend: Backend | None = None
         try:
-            backend = backends.create(self.instance.spec)
-            spec = self._load(backend)
-            if spec is None:
+            try:
+                backend = backends.create(self.instance.spec)
+                spec = self._load(backend)
+            except ShmserveError as ex:
+                log.error("model not loaded: %s", ex.message)
+                self.link.send(LoadFailed(self.instance.name, sanitised(ex.message)))
                 return 1
             self._serve(backend, spec)
         finally:
@@ -92,24 +96,17 @@ class Executor:
                 pass
         return 0
 
-    def _load(self, backend: Backend) -> ModelSpec | None:
+    def _load(self, backend: Backend) -> ModelSpec:
         context = Context(
             self.instance.spec, self.instance.directory, self.instance.name, self.instance.device
         )
         started = time.monotonic()
         try:
             spec = backend.load(context)
-        except ShmserveError as ex:
-            reason = ex.message
-            log.error("model not loaded: %s", reason)
         except Exception as ex:
-            log.exception("model not loaded")
-            reason = f"{type(ex).__name__}: {ex}"
-        else:
-            log.info("loaded in %.2f s", time.monotonic() - started)
-            return spec
-        self.link.send(LoadFailed(self.instance.name, reason))
-        return None
+            raise from_exception(ex, log, "loading it failed") from ex
+        log.info("loaded in %.2f s", time.monotonic() - started)
+        return spec
 
     def _serve(self, backend: Backend, spec: ModelSpec) -> None:
         listener = channels.listen(os.path.join(self.run_dir, self.endpoint))

@@ -43,6 +43,7 @@ from shmserve.protocol.link_messages import (
     Trim,
     Welcome,
 )
+from shmserve.protocol.model_messages import LoadModel, ModelAnswer, UnloadModel
 from shmserve.protocol.region_messages import (
     DropRegions,
     NeedRegion,
@@ -80,11 +81,13 @@ ToCoordinator = (
     Hello | Grant | GiveBack | Loaded | LoadFailed | Started | Exited | Show | Stats | Drain
     | RegisterRegion | UnregisterRegions | NeedRegion | RegionShrunk | StoredRegions
     | CounterPage | StoredPages | AskReport | ChangeLog | ChangeTrace | TakeTraces
+    | LoadModel | UnloadModel
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Granted | Trim | AskStats | Desired | Shown | Stop | Adopt
     | RegionAnswer | RegionGiven | RegionsGone | StoreRegions | DropRegions
     | StorePages | DropPages | ReportGiven | SettingsAnswer | LogChanged
+    | ModelAnswer
 )  # fmt: skip
 
 encoder = msgspec.msgpack.Encoder()

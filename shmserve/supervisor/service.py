@@ -41,6 +41,7 @@ from shmserve.transport.questions import close_all
 _log = logging.getLogger(__name__)
 
 _TURN_S = 0.25
+_BEYOND_S = 2.0  # after the longest request: until an executor that should have ended is killed
 _TELL_S = 0.2  # between "draining" and SIGTERM
 _WITHOUT_MASTER_S = 3.0  # the drain's limit once the master is gone
 _COORDINATOR_STOP_S = 2.0
@@ -96,9 +97,16 @@ class Supervisor:
         )
         self._store = FdStore[int](StoredRegions)
         self._pages = FdStore[PageOwner](StoredPages)
-        self._executors = Executors(run_dir, executor, master_fd, self._link.send, self._watch)
         count = settings.grpc_processes if grpc is not None else 0
         self._frontends = Frontends(run_dir, "grpc", grpc or [], count, master_fd)
+        self._executors = Executors(
+            run_dir,
+            executor,
+            master_fd,
+            self._link.send,
+            self._watch,
+            settings.request_timeout_s + _BEYOND_S,
+        )
         self._coordinator: Child | None = None
         self._coordinator_due = 0.0
         self._coordinator_restarts = Restarts(base_s=0.2, cap_s=5.0)
@@ -200,7 +208,7 @@ class Supervisor:
             self._part += message.instances
             if not message.more:
                 wanted, self._part = self._part, []
-                self._executors.desire(wanted, now)
+                self._executors.desire(wanted, now, message.hurry)
 
     def _watch(self, child: Child) -> None:
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)

@@ -6,7 +6,7 @@ far as they see it, and counts what they must give back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -214,6 +214,30 @@ class FakeServer:
         self.tuning = self.tuning.with_trace(model, change)
 
 
+class FakeModels:
+    """Notes what it is told; `refusal` is raised instead, if there is one."""
+
+    def __init__(self) -> None:
+        self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
+        self.unloads: list[str] = []
+        self.in_repository: list[str] = []
+        self.refusal: ShmserveError | None = None
+
+    def folders(self) -> list[str]:
+        """Names in the repository."""
+        return self.in_repository
+
+    def load(self, name: str, model_config: str | None, files: Mapping[str, bytes]) -> None:
+        """Note it."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.loads.append((name, model_config, dict(files)))
+
+    def unload(self, name: str) -> None:
+        """Note it."""
+        self.unloads.append(name)
+
+
 class FakeDispatcher:
     """Models by name; `calls` are all calls ever made, `budget` bounds each one's bytes."""
 
@@ -227,6 +251,8 @@ class FakeDispatcher:
         self.regions = FakeRegions()
         self.server = FakeServer()
         self.refusals: list[tuple[str, str]] = []
+        self.models = FakeModels()
+        self.refused_models: dict[str, str] = {}
         self.published = True
         self.draining = False
         for spec, function in models:
@@ -251,6 +277,7 @@ class FakeDispatcher:
             draining=self.draining,
             regions=self.regions.book.regions,
             tuning=self.server.tuning,
+            refused=self.refused_models,
         )
 
     def model(self, name: str, version: str = "") -> ModelEntry:

@@ -39,6 +39,7 @@ from shmserve.protocol.link_messages import (
     Welcome,
 )
 from shmserve.protocol.messages import FromCoordinator, ToCoordinator
+from shmserve.protocol.model_messages import LoadModel, ModelAnswer, UnloadModel
 from shmserve.protocol.region_messages import (
     NeedRegion,
     RegionAnswer,
@@ -71,11 +72,11 @@ ARENA_WAIT_S = 2.0
 # What the next hello tells, or the next coordinator asks or is asked again, is void.
 _VOID = (
     *(GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion),
-    *(AskReport, ChangeLog, ChangeTrace, TakeTraces),
+    *(AskReport, ChangeLog, ChangeTrace, TakeTraces, LoadModel, UnloadModel),
 )
 
 # Replies to `Link.ask`: each has a `ticket`, and brings its question to an end.
-_ANSWERS = (RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer)
+_ANSWERS = (RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer, ModelAnswer)
 
 
 class _Ticket:

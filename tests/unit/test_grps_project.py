@@ -184,6 +184,16 @@ def test_a_native_worker_that_takes_the_message_is_completed(tmp_path: Path) -> 
     assert json.loads(spec.config_json)["output"][0]["dims"] == [-1]
 
 
+def test_the_published_configuration_may_be_loaded_again(tmp_path: Path) -> None:
+    make(tmp_path / "p")
+    native(tmp_path)
+    for name in ("p", "m"):
+        (spec,) = repository.find([str(tmp_path)], name).specs
+        again = repository.find([str(tmp_path)], name, spec.config_json)
+        assert again.failures == {}
+        assert again.specs[0].inputs == spec.inputs
+
+
 def test_a_native_worker_that_says_it_wrongly_is_refused(tmp_path: Path) -> None:
     native(tmp_path / "a", "tensors")
     assert (

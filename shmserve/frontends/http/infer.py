@@ -15,6 +15,7 @@ from shmserve.errors import InvalidArgument
 from shmserve.frontends.http import coding
 from shmserve.frontends.http.buffers import BufferBody
 from shmserve.frontends.http.callers import caller_of
+from shmserve.frontends.http.forwarding import compiled, forwarded
 from shmserve.frontends.http.intake import Intake, header_length, held, open_intake
 from shmserve.frontends.http.paths import checked_version
 from shmserve.frontends.oip.plan import ModelPlan, plan_of
@@ -48,6 +49,7 @@ class InferResource:
         self._dispatcher = dispatcher
         self._settings = settings
         self._regions = regions
+        self._forward = compiled(settings.http_header_forward_pattern)
 
     def on_post(
         self, req: falcon.Request, resp: falcon.Response, name: str, version: str = ""
@@ -96,6 +98,8 @@ class InferResource:
         inputs = check_inputs(plan, request, settings, find)
         wanted, places = check_outputs(plan, request, find)
         _check_sizes(plan, inputs, intake)
+        if self._forward is not None:
+            request.parameters.update(forwarded(self._forward, environ))
         return intake, request, inputs, wanted, places
 
 

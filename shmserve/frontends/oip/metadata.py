@@ -12,6 +12,8 @@ from shmserve.tensor.spec import TensorSpec
 # Only what is there, in Triton's order
 EXTENSIONS = (
     "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
     "model_configuration",
     "system_shared_memory",
     "binary_tensor_data",

@@ -6,7 +6,7 @@ shared memory or processes; `shmserve.dispatch.Dispatcher` is the real one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from shmserve.core.regions import Caller
@@ -129,8 +129,19 @@ class ServerDesk(Protocol):
     def change_trace(self, model: str, change: TraceChange) -> None: ...
 
 
+class ModelDesk(Protocol):
+    """Where models are loaded and unloaded."""
+
+    def folders(self) -> list[str]: ...
+    def load(self, name: str, model_config: str | None, files: Mapping[str, bytes]) -> None: ...
+    def unload(self, name: str) -> None: ...
+
+
 class Dispatcher(Protocol):
     """The way to the models."""
+
+    @property
+    def models(self) -> ModelDesk: ...
 
     @property
     def regions(self) -> RegionDesk: ...
