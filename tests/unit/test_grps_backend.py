@@ -259,7 +259,7 @@ def test_what_server_yml_says_in_vain_is_logged(
 ) -> None:
     caplog.set_level(logging.INFO)
     load("echo")
-    assert "interface.port is not used; the setting is http_bind" in caplog.text
+    assert "interface.port is not used; the settings are http_bind" in caplog.text
     assert f"loaded for cpu in {PROJECTS / 'echo'}" in caplog.text
 
 
