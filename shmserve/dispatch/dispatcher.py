@@ -172,12 +172,15 @@ class Dispatcher:
 
     # ------------------------------------------------------------- requests
 
-    def call(self, entry: ModelEntry, timeout_s: float | None = None) -> Call | PipelineCall:
+    def call(
+        self, entry: ModelEntry, timeout_s: float | None = None, cancellable: bool = False
+    ) -> Call | PipelineCall:
         """A new request for a model version, or a pipeline; close it on every path."""
         timeout_s = timeout_s or self.settings.request_timeout_s
         if entry.spec.platform == PLATFORM:
-            return PipelineCall(self, self.pipelines.steps(entry.spec.name), timeout_s)
-        return Call(self, entry, timeout_s)
+            steps = self.pipelines.steps(entry.spec.name)
+            return PipelineCall(self, steps, timeout_s, cancellable)
+        return Call(self, entry, timeout_s, cancellable)
 
     def lane(self, entry: ModelEntry, tried: set[str]) -> tuple[Peer, Lane]:
         """A lane to the least loaded instance that is not in `tried`.

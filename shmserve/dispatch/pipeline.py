@@ -17,7 +17,8 @@ from msgspec import Struct
 from shmserve.core import joints
 from shmserve.core.joints import Joint
 from shmserve.core.registry import ModelEntry, ModelState
-from shmserve.dispatch.call import Call, Outcome, Reservation
+from shmserve.dispatch.call import Call
+from shmserve.dispatch.outcome import Outcome, Reservation
 from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import Cancelled, ConfigError, DeadlineExceeded, Internal, NotFound
 from shmserve.protocol import config_json, grps_spec
@@ -139,7 +140,7 @@ class PipelineCall:
         self._deadline = time.monotonic() + timeout_s
         self._cancellable = cancellable
         self._cancelled = False
-        first = Call(dispatcher, steps.entries[0], timeout_s)
+        first = Call(dispatcher, steps.entries[0], timeout_s, cancellable)
         self._calls = [first]
         self.entry = steps.entries[-1]
         self.receipt: Any = PipelineReceipt(first.receipt)
@@ -201,7 +202,7 @@ class PipelineCall:
                 answers = call.stream(request_id, names, own, on_wait)
             else:
                 answers = iter((call.execute(request_id, names, own, on_wait),))
-            following = Call(self._dispatcher, taker, self._left())
+            following = Call(self._dispatcher, taker, self._left(), self._cancellable)
             self._calls.append(following)
             self.receipt.add(following.receipt)
             if self._cancelled:

@@ -28,6 +28,7 @@ MODELS = "grps_models"  # "name-version" of each model of the project, separated
 INFERENCE = "grps_inference_yml"  # the files themselves, for the metadata requests
 SERVER = "grps_server_yml"
 
+STREAM_TYPE = "application/octet-stream"  # of an HTTP stream, where nothing else is said
 CTRL_MODES = ("query_param", "header_param", "body_param")
 _PATH = re.compile(r"/[a-zA-Z0-9_\-/]*[a-zA-Z0-9_\-][a-zA-Z0-9_\-/]*")
 _TAKEN = re.compile(r"/(v2|metrics)(/|$)|/grps/v1(/|$)")

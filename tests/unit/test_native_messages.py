@@ -89,7 +89,7 @@ def test_errors(ask: Ask) -> None:
     assert caught.value.http_status == 500
     refused = answer(ask, GrpsMessage(str_data="refuse"))
     assert refused.status == grps.Status(418, "refused", StatusFlag.FAILURE)
-    with pytest.raises(ShmserveError, match=r"must return a grps\.Message, got dict"):
+    with pytest.raises(ShmserveError, match=r"must give a grps\.Message, got dict"):
         answer(ask, GrpsMessage(str_data="wrong"))
     assert backends.failure(ask(grps=b"\xff")).http_status == 400
 
@@ -120,3 +120,39 @@ def test_custom_http(ask: Ask, body: bytes, expected: Any) -> None:
         outputs["http_body"].tobytes(),
     )
     assert found == expected
+
+
+@pytest.fixture
+def talk() -> Callable[..., backends.FakeResponses]:
+    backend, spec = backends.load(str(Path(__file__).parents[1] / "grps_models" / "talk"))
+
+    def talker(streaming: bool, **inputs: bytes) -> backends.FakeResponses:
+        arrays = {name: np.frombuffer(data, np.uint8) for name, data in inputs.items()}
+        responses = backends.ask_stream(backend, spec, {"grps_streaming": streaming}, **arrays)
+        assert responses.ended.wait(30)
+        return responses
+
+    return talker
+
+
+def test_a_stream_of_messages(talk: Any) -> None:
+    def texts(told: backends.FakeResponses) -> list[str | None]:
+        found = [backends.arrays(response)["grps"].tobytes() for response in told.sent]
+        return [grps_wire.parse(data).str_data for data in found]
+
+    message = grps_wire.encode(GrpsMessage(str_data="a b c"))
+    assert texts(talk(True, grps=message)) == ["a", "b", "c"]
+    assert texts(talk(False, grps=message)) == ["a b c"]
+    told = talk(True, grps=grps_wire.encode(GrpsMessage(str_data="a raise")))
+    assert texts(told) == ["a"]
+    assert [error.message for error in told.errors] == ["lost for words"]
+
+
+def test_a_stream_of_custom_http(talk: Any) -> None:
+    head = grps_http.encode(HttpRequest("POST", "/talk"))
+    parts = [backends.arrays(r) for r in talk(True, http=head, http_body=b"a b").sent]
+    assert [part["http_body"].tobytes() for part in parts] == [b"a;", b"b;"]
+    heads = [grps_http.decode_answer(part["http"].tobytes()) for part in parts if "http" in part]
+    assert heads == [HttpAnswer(200, (("Content-Type", "text/event-stream"),))]
+    (part,) = [backends.arrays(r) for r in talk(False, http=head, http_body=b"a b").sent]
+    assert part["http_body"].tobytes() == b"a b;"

@@ -11,7 +11,9 @@ from shmserve.errors import Internal
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.executor.backends.grps import answers
 from shmserve.executor.backends.grps.http import HttpRequest, answer_of
+from shmserve.executor.backends.outputs import OutputCheck
 from shmserve.protocol import grps_http, grps_spec, grps_wire
+from shmserve.protocol.grps_http import HttpAnswer
 from shmserve.protocol.grps_message import GrpsMessage, success
 
 
@@ -36,25 +38,23 @@ def http_of(request: Request) -> HttpRequest | None:
     )
 
 
-def response_of(request: Request, result: Any, first: bool = True) -> Response:
+def response_of(request: Request, result: Any, check: OutputCheck, first: bool = True) -> Response:
     """What a model gave for a request with a message or of custom HTTP.
 
     Args:
         request: the request.
         result: a message, or for HTTP what `answer_of` takes.
+        check: of the model's outputs.
         first: it is the first part of the answer.
 
     Raises:
-        InvalidArgument, ValueError: it cannot be sent.
+        InvalidArgument: it cannot be sent.
         Internal: it is nothing of the kind.
     """
     if grps_http.HEAD in request.inputs:
-        if isinstance(result, GrpsMessage):
-            result = result.str_data if result.str_data is not None else result.bin_data or b""
-        head, body = answer_of(result)
-        return answers.http(head if first else None, body)
+        return _http_response(request, result, check, first)
     if not isinstance(result, GrpsMessage):
-        raise Internal(f"infer must return a grps.Message, got {type(result).__name__}")
+        raise Internal(f"infer must give a grps.Message, got {type(result).__name__}")
     message = result if result.status else structs.replace(result, status=success())
     pieces = grps_wire.parts(message)
     size = grps_wire.size_of(pieces)
@@ -64,3 +64,15 @@ def response_of(request: Request, result: Any, first: bool = True) -> Response:
         slot[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
         at += len(piece)
     return Response(outputs=(Output(grps_spec.MESSAGE, "UINT8", slot),), copied=size)
+
+
+def _http_response(request: Request, result: Any, check: OutputCheck, first: bool) -> Response:
+    if isinstance(result, GrpsMessage):
+        result = result.str_data if result.str_data is not None else result.bin_data or b""
+    try:
+        head, body = answer_of(result)
+    except ValueError as ex:
+        raise Internal(str(ex)) from None
+    if request.parameters.get(grps_spec.STREAMING) and not isinstance(result, tuple):
+        head = HttpAnswer(head.status, (("Content-Type", check.stream_type),))
+    return answers.http(head if first else None, body)

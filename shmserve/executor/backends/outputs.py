@@ -13,14 +13,23 @@ import numpy as np
 
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output
+from shmserve.protocol import grps_spec
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 
 class OutputCheck:
-    """Knows a model's outputs; makes `Output`s of a model's arrays."""
+    """Knows a model's outputs; makes `Output`s of a model's arrays.
+
+    `messages`: the model answers with GRPS messages, or over HTTP by itself; `stream_type`
+    is the content type of the latter's streams.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
+        self.messages = grps_spec.takes_message(spec) or grps_spec.takes_http(spec)
+        self.stream_type = spec.parameters.get(
+            "grps_streaming_ctrl_content_type", grps_spec.STREAM_TYPE
+        )
         self._model = spec.name
         self._specs = {output.name: output for output in spec.outputs}
 
@@ -54,9 +63,10 @@ class OutputCheck:
             )
 
     def answer(
-        self, requested: tuple[str, ...], pairs: Iterable[tuple[str, Any]]
+        self, requested: tuple[str, ...], pairs: Iterable[tuple[str, Any]], partial: bool = False
     ) -> tuple[Output, ...]:
         """The requested outputs, in the request's order; others the model gave are dropped.
+        `partial`: some may be missing, as in the answers of a stream.
 
         Raises:
             Internal: an output is unknown, given twice, missing, or of a wrong type or shape.
@@ -67,9 +77,9 @@ class OutputCheck:
                 raise Internal(f"model '{self._model}' gave output '{name}' twice")
             given[name] = self._output(self.spec(name), array)
         missing = [name for name in requested if name not in given]
-        if missing:
+        if missing and not partial:
             raise Internal(f"model '{self._model}' gave no output '{missing[0]}'")
-        return tuple(given[name] for name in requested)
+        return tuple(given[name] for name in requested if name in given)
 
     def _output(self, spec: TensorSpec, array: Any) -> Output:
         if isinstance(array, np.generic):

@@ -18,7 +18,6 @@ from shmserve.executor.backends.failure import from_exception, sanitised
 from shmserve.executor.backends.grps import answers, framework
 from shmserve.executor.backends.grps.answers import Answers
 from shmserve.executor.backends.grps.context import (
-    DEFAULT_STREAM_TYPE,
     GrpsContext,
     mark_success,
 )
@@ -40,7 +39,7 @@ class GrpsBackend:
     def __init__(self) -> None:
         self._models: Models | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._stream_type = DEFAULT_STREAM_TYPE
+        self._stream_type = grps_spec.STREAM_TYPE
 
     def load(self, context: Context) -> ModelSpec:
         spec = context.spec
@@ -54,7 +53,7 @@ class GrpsBackend:
         except (Exception, SystemExit) as ex:
             raise from_exception(ex, log, f"loading {context.instance} failed") from ex
         self._stream_type = spec.parameters.get(
-            "grps_streaming_ctrl_content_type", DEFAULT_STREAM_TYPE
+            "grps_streaming_ctrl_content_type", grps_spec.STREAM_TYPE
         )
         self._pool = ThreadPoolExecutor(project.max_concurrency, "grps")
         return spec
