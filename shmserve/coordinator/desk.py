@@ -27,6 +27,7 @@ from shmserve.core.effects import (
 from shmserve.core.fleet import Fleet
 from shmserve.errors import ProtocolViolation
 from shmserve.protocol import messages
+from shmserve.protocol.grps_messages import OnlineSet, SetOnline
 from shmserve.protocol.link_messages import (
     Adopt,
     AskStats,
@@ -79,6 +80,7 @@ class Desk:
         send: Send,
         own: tuple[str, int, float],
         regions: Regions,
+        grps_online: bool = False,
     ) -> None:
         self.fleet = fleet
         self.regions = regions
@@ -86,6 +88,7 @@ class Desk:
         self._epoch = epoch
         self._send = send
         self._own = own
+        self._grps_online = grps_online
         self._instances: dict[str, Instance] = {}
         self._questions = shows.Questions(send)
         self._supervisor = ""
@@ -111,6 +114,7 @@ class Desk:
         if self._writer.previous is not None:
             self.fleet.restore(self._writer.previous, now)
             self.regions.restore(self._writer.previous, now)
+            self._grps_online = self._writer.previous.grps_online
             self._hold_until = now + SETTLE_S
         for name, reason in wanted.failures.items():
             _log.error("model cannot be served model=%s reason=%s", name, reason)
@@ -172,6 +176,10 @@ class Desk:
                 self.regions.register(process, message, self._supervisor)
             case UnregisterRegions(), ("http" | "grpc"):
                 self.regions.unregister(process, message, now)
+            case SetOnline(), ("http" | "grpc"):
+                self._grps_online = message.online
+                self._publish()
+                self._send(process, OnlineSet(message.ticket))
             case NeedRegion(), "executor":
                 self.regions.need(process, message, now)
             case RegionShrunk(), "executor":
@@ -267,6 +275,7 @@ class Desk:
                 self.fleet.snapshot(self._epoch),
                 regions=book.regions,
                 next_region=book.next_number,
+                grps_online=self._grps_online,
             )
         )
 

@@ -118,7 +118,8 @@ class Coordinator:
             self._watch_owner, self._unwatch_owner, self._settings.client_shm_reap_dead_owners
         )
         regions = Regions(self._settings, self._run_dir, fleet, self._send, owners)
-        self._desk = Desk(fleet, writer, self._epoch, self._send, own, regions)
+        online = self._settings.grps_online
+        self._desk = Desk(fleet, writer, self._epoch, self._send, own, regions, online)
         listener = listen(os.path.join(self._run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
         if not again:

@@ -83,7 +83,8 @@ class Snapshot(Struct, frozen=True):
 
     `models`: name -> version -> entry. `expected`: names that must be READY before
     the server is (loaded at start). `draining`: the service is about to stop. `regions`:
-    by `core.regions.region_key`; `next_region`: the number the next one gets.
+    by `core.regions.region_key`; `next_region`: the number the next one gets. `grps_online`:
+    whether GRPS's load balancers should send requests here.
     """
 
     epoch: str
@@ -94,6 +95,7 @@ class Snapshot(Struct, frozen=True):
     draining: bool = False
     regions: dict[str, Region] = {}
     next_region: int = 1
+    grps_online: bool = False
 
     def newest(self, name: str) -> ModelEntry | None:
         """The newest READY version, else the newest of any state, else None."""

@@ -13,6 +13,7 @@ from shmserve.config import Settings
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.dispatch.abandoned import Abandoned
 from shmserve.dispatch.call import Call
+from shmserve.dispatch.online import set_online
 from shmserve.dispatch.peer import Lane, Peer
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.regions import RegionDesk
@@ -199,6 +200,10 @@ class Dispatcher:
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.02)
+
+    def set_online(self, online: bool) -> None:
+        """Change GRPS's online flag, for all processes."""
+        set_online(self._link, online)
 
     def count(self, receipt: Receipt) -> None:
         """Add a finished request to this process's totals."""

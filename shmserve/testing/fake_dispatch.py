@@ -194,6 +194,7 @@ class FakeDispatcher:
         self.regions = FakeRegions()
         self.published = True
         self.draining = False
+        self.online = False
         for spec, function in models:
             self.functions[spec.name] = function
             self.put(spec, ModelState.READY)
@@ -215,6 +216,7 @@ class FakeDispatcher:
             complete=True,
             draining=self.draining,
             regions=self.regions.book.regions,
+            grps_online=self.online,
         )
 
     def model(self, name: str, version: str = "") -> ModelEntry:
@@ -243,6 +245,10 @@ class FakeDispatcher:
         call = FakeCall(self, entry)
         self.calls.append(call)
         return call
+
+    def set_online(self, online: bool) -> None:
+        """GRPS's online flag."""
+        self.online = online
 
     def start(self) -> None:
         """Nothing to connect to."""

@@ -25,6 +25,7 @@ import msgspec
 
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, Unavailable
 from shmserve.protocol import messages
+from shmserve.protocol.grps_messages import OnlineSet, SetOnline
 from shmserve.protocol.link_messages import (
     AskStats,
     GiveBack,
@@ -60,10 +61,13 @@ _OUTBOX = 4096
 ARENA_WAIT_S = 2.0
 
 # What the next hello tells, or the next coordinator asks or is asked again, is void.
-_VOID = (GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion)
+_VOID = (
+    *(GiveBack, Grant, Stats, Loaded),
+    *(RegisterRegion, UnregisterRegions, NeedRegion, SetOnline),
+)
 
 # Replies to `Link.ask`: each has a `ticket`, and brings its question to an end.
-_ANSWERS = (RegionAnswer, RegionGiven)
+_ANSWERS = (RegionAnswer, RegionGiven, OnlineSet)
 
 
 class _Ticket:

@@ -6,7 +6,7 @@ import falcon
 
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
-from shmserve.frontends.http import failures
+from shmserve.frontends.http import failures, grps
 from shmserve.frontends.http.infer import InferResource
 from shmserve.frontends.http.regions import add_routes
 from shmserve.frontends.http.resources import (
@@ -42,4 +42,5 @@ def create_app(
         app.add_route(f"{path}/ready", ModelReadyResource(dispatcher))
         app.add_route(f"{path}/config", ModelConfigResource(dispatcher))
         app.add_route(f"{path}/infer", InferResource(dispatcher, settings, regions))
+    grps.add_routes(app, dispatcher, settings)
     return app
