@@ -34,6 +34,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     model_repository: tuple[str, ...] = ("workers",)
     model_control: Literal["none", "explicit", "poll"] = "none"
     load_models: tuple[str, ...] = ()
+    poll_interval_s: Seconds = 15.0  # model_control poll: how often the repository is looked at
+    load_attempts: Positive = 3  # processes that may end while they load a model for the first time
+    max_override_bytes: NonNegative = 64 * MIB  # files sent along with a request to load a model
+    max_override_files: NonNegative = 64
     server_name: str = "shmserve"
 
     # Where it listens
@@ -105,8 +109,16 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     grps_online: bool = False  # whether it is online before anybody says so
     grps_default_model: str = ""  # name-version; default: the only model there is
 
-    # Logging
+    # Who may call what
+    http_restricted_api: tuple[str, ...] = ()  # <category>[,<category>]:<header>=<value>
+    grpc_restricted_protocol: tuple[str, ...] = ()
+    http_header_forward_pattern: str = ""  # request headers that become request parameters
+
+    # Logging and numbers
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    metrics: bool = True  # GET /metrics
+    metrics_triton_names: bool = False  # also under the names that Triton's dashboards ask for
+    max_counted_models: Positive = 128  # model versions a frontend counts apart; then "(other)"
 
 
 _LISTS = {
@@ -116,6 +128,7 @@ _LISTS = {
     "grpc_bind",
     "client_shm_allowed_uids",
 }
+_SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -133,15 +146,19 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         key = variable.removeprefix(PREFIX).lower()
         if key not in fields:
             raise ConfigError(f"unknown setting {variable} in the environment")
-        values[key] = _split(text) if key in _LISTS else text
+        values[key] = _items(key, text)
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as ex:
         raise ConfigError(f"bad setting: {ex}") from None
 
 
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _items(key: str, text: str) -> str | list[str]:
+    """A text as the setting wants it: lists are split."""
+    if key not in _LISTS | _SEMICOLONS:
+        return text
+    parts = text.split(";" if key in _SEMICOLONS else ",")
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _from_file(path: str) -> dict[str, Any]:
@@ -160,9 +177,9 @@ def _from_file(path: str) -> dict[str, Any]:
             values.update({f"{key}_{inner}": item for inner, item in value.items()})
         else:
             values[key] = value
-    for key in _LISTS & values.keys():
-        if isinstance(values[key], str):
-            values[key] = _split(values[key])
+    for key, value in values.items():
+        if isinstance(value, str):
+            values[key] = _items(key, value)
     return values
 
 

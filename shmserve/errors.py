@@ -121,6 +121,10 @@ class QueueFull(Unavailable):
     """The bounded queue in front of an executor is full."""
 
 
+class ExecutorLost(Unavailable):
+    """The executor died while it had the request."""
+
+
 class DeadlineExceeded(ShmserveError):
     code = Code.DEADLINE_EXCEEDED
 

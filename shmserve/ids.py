@@ -28,6 +28,11 @@ def instance_name(model: str, version: str, index: int) -> str:
     return f"{model}/{version}/{index}"
 
 
+def reborn(instance: str, incarnation: int) -> str:
+    """An instance's name in a later incarnation of its model, e.g. ``digits/1/0@7``."""
+    return f"{instance}@{incarnation}" if incarnation > 1 else instance
+
+
 def is_model_name(name: str) -> bool:
     """Whether a name can be a folder of a model repository and nothing else."""
     return _MODEL_NAME.fullmatch(name) is not None and ".." not in name

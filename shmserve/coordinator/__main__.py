@@ -7,10 +7,9 @@ import sys
 
 from setproctitle import setproctitle
 
-from shmserve import config
+from shmserve import config, repository
 from shmserve.coordinator.service import Coordinator
 from shmserve.observe import logs
-from shmserve.repository import scan
 
 
 def main() -> int:
@@ -28,7 +27,7 @@ def main() -> int:
         arguments.process_id,
         arguments.epoch,
         arguments.master_fd,
-        scan,
+        repository,
     ).run()
 
 

@@ -7,13 +7,18 @@ Knows no sockets: the service calls `hello`, `handle`, `gone` and `tick`, and gi
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+import os
 
 import msgspec
 
+from shmserve.coordinator import plan as plans
 from shmserve.coordinator import shows
+from shmserve.coordinator.counters import Counters
+from shmserve.coordinator.model_control import ModelControl
+from shmserve.coordinator.orders import Orders, Send
+from shmserve.coordinator.plan import Plan, PlanFile
 from shmserve.coordinator.regions import Regions
+from shmserve.coordinator.tuning import TuningDesk
 from shmserve.coordinator.wanted import Wanted
 from shmserve.core.effects import (
     AnswerGrant,
@@ -21,24 +26,22 @@ from shmserve.core.effects import (
     Desire,
     Dismiss,
     Effect,
+    Forget,
     Publish,
     Report,
 )
 from shmserve.core.fleet import Fleet
+from shmserve.core.records import Incarnation, VersionRecord
 from shmserve.errors import ProtocolViolation
-from shmserve.protocol import messages
 from shmserve.protocol.grps_messages import OnlineSet, SetOnline
 from shmserve.protocol.link_messages import (
-    Adopt,
     AskStats,
-    Desired,
     Drain,
     Exited,
     GiveBack,
     Grant,
     Granted,
     Hello,
-    Instance,
     Loaded,
     LoadFailed,
     Show,
@@ -48,7 +51,8 @@ from shmserve.protocol.link_messages import (
     Stop,
     Trim,
 )
-from shmserve.protocol.messages import FromCoordinator, ToCoordinator
+from shmserve.protocol.messages import ToCoordinator
+from shmserve.protocol.model_messages import LoadModel, UnloadModel
 from shmserve.protocol.region_messages import (
     DropRegions,
     NeedRegion,
@@ -57,16 +61,20 @@ from shmserve.protocol.region_messages import (
     StoredRegions,
     UnregisterRegions,
 )
+from shmserve.protocol.settings_messages import ChangeLog, ChangeTrace, TakeTraces
+from shmserve.protocol.stats_messages import (
+    AskReport,
+    CounterPage,
+    PageOwner,
+    ReportGiven,
+    StoredPages,
+)
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
-SETTLE_S = 0.5  # after a restart: executors that still load have so long to say hello
 _WATCHDOG_S = 1.0
-_PART_BYTES = 96 * 1024
-
-Send = Callable[[str, FromCoordinator], None]
 
 
 class Desk:
@@ -80,45 +88,70 @@ class Desk:
         send: Send,
         own: tuple[str, int, float],
         regions: Regions,
+        counters: Counters,
+        tuning: TuningDesk,
+        orders: Orders,
+        plan: PlanFile,
         grps_online: bool = False,
     ) -> None:
         self.fleet = fleet
         self.regions = regions
+        self.counters = counters
+        self.tuning = tuning
+        self.control: ModelControl
+        self._orders = orders
+        self._plan = plan
         self._writer = writer
         self._epoch = epoch
         self._send = send
         self._own = own
         self._grps_online = grps_online
-        self._instances: dict[str, Instance] = {}
         self._questions = shows.Questions(send)
-        self._supervisor = ""
-        self._adopted = False  # whether the supervisor has been told what runs already
-        self._desire = False  # whether it must be told what should run
-        self._hold_until = 0.0
         self._asked_at = 0.0
 
     @property
     def urgent(self) -> bool:
         """Whether something waits for time to pass, so `tick` should come soon."""
+        leaving = any(model.leaving for model in self.fleet.models.by_name.values())
         return bool(
-            self.fleet.ledger.waiting or len(self._questions) or (self._desire and self._supervisor)
+            self.fleet.ledger.waiting or len(self._questions) or self._orders.waiting or leaving
         )
 
-    def begin(self, wanted: Wanted, now: float) -> None:
-        """The repository has been scanned: publish it, on top of what was there before."""
+    def begin(self, wanted: Wanted, marks: dict[str, str], now: float) -> None:
+        """The repository has been scanned for the first time: serve it.
+
+        `marks`: the fingerprints of all folders.
+        """
         effects: list[Effect] = []
+        by_model: dict[str, list[VersionRecord]] = {}
         for spec, instances in wanted.versions:
-            effects += self.fleet.add_version(spec, [i.name for i in instances], now)
-            self._instances.update({i.name: i for i in instances})
-        effects += self.fleet.scanned(wanted.failures)
+            by_model.setdefault(spec.name, []).append(self.control.version(spec, instances, 1))
+        for name, versions in by_model.items():
+            failed = {
+                key.partition("/")[2]: why
+                for key, why in wanted.failures.items()
+                if key.startswith(f"{name}/")
+            }
+            incarnation = Incarnation(1, versions, failed, marks.get(name, ""))
+            effects += self.fleet.models.load(name, incarnation, now, required=True)
+        self.control.tried = dict(marks)
+        for name, reason in wanted.failures.items():
+            _log.error("model cannot be served model=%s reason=%s", name, reason)
+        self.perform([*effects, *self.fleet.scanned(wanted.failures)])
+
+    def resume(self, plan: Plan, load_timeout_s: float, now: float) -> None:
+        """Go on where an earlier coordinator was when it ended."""
+        self._orders.instances = plans.restore(plan, self.fleet, now + load_timeout_s, now)
+        self.control.tried = dict(plan.tried)
+        effects = self.fleet.scanned(plan.failures)
         if self._writer.previous is not None:
             self.fleet.restore(self._writer.previous, now)
             self.regions.restore(self._writer.previous, now)
             self._grps_online = self._writer.previous.grps_online
-            self._hold_until = now + SETTLE_S
-        for name, reason in wanted.failures.items():
-            _log.error("model cannot be served model=%s reason=%s", name, reason)
-        self._perform(effects)
+            self.tuning.restore(self._writer.previous)
+        self._orders.hold(now)
+        self._orders.changed()
+        self.perform(effects)
 
     def hello(self, message: Hello, pid: int, now: float) -> None:
         """A process has a link; it has been welcomed."""
@@ -131,15 +164,17 @@ class Desk:
                 message.process, message.loaded.spec, message.loaded.endpoint, now
             )
         if message.role == "supervisor":
-            self._supervisor, self._adopted = message.process, False
+            self._orders.joined(message.process)
             self.regions.store_all(message.process)
-        self._perform(effects)
+            self.counters.store_all(message.process)
+        self.tuning.hello(message.process)
+        self.perform(effects)
 
     def gone(self, process: str, now: float) -> None:
-        if process == self._supervisor:
-            self._supervisor = ""
-        self._perform(self.fleet.gone(process, now))
+        self._orders.gone(process)
+        self.perform(self.fleet.gone(process, now))
         self._questions.gone(process, now)
+        self.counters.gone(process)
 
     def handle(
         self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
@@ -153,6 +188,8 @@ class Desk:
             useless = self.regions.stored(message.numbers, fds, message.more, now)
             if useless:
                 self._send(process, DropRegions(tuple(useless)))
+            return
+        if self._managed(process, role, message, fds):
             return
         close_all(fds)  # no other message comes with any
         fleet = self.fleet
@@ -173,7 +210,7 @@ class Desk:
             case Show(), "cli":
                 self._show(process, message, now)
             case RegisterRegion(), ("http" | "grpc"):
-                self.regions.register(process, message, self._supervisor)
+                self.regions.register(process, message, self._orders.supervisor)
             case UnregisterRegions(), ("http" | "grpc"):
                 self.regions.unregister(process, message, now)
             case SetOnline(), ("http" | "grpc"):
@@ -186,28 +223,54 @@ class Desk:
                 self.regions.shrunk(message.number)
             case _:
                 raise ProtocolViolation(f"{type(message).__name__} from a process of role {role}")
-        self._perform(effects)
+        self.perform(effects)
 
     def tick(self, now: float) -> None:
         """What is due: timeouts, questions, the watchdog, a supervisor to be told."""
-        self._perform(self.fleet.tick(now))
+        self.perform(self.fleet.tick(now))
         self._questions.tick(now)
         self.regions.tick(now)
-        self.regions.settle(self._publish, self._supervisor)
+        self.counters.tick(self._orders.supervisor, self.fleet.models.has)
+        self.regions.settle(self._publish, self._orders.supervisor)
+        self.control.turn(now)
         if now - self._asked_at >= _WATCHDOG_S:
             self._asked_at = now
             for record in list(self.fleet.processes.values()):
                 if record.role in ("executor", "supervisor"):  # the latter sees we are alive
                     self._send(record.name, AskStats(0, "busy"))
-        if self._desire and self._supervisor and now >= self._hold_until:
-            self._tell_supervisor()
+        self._orders.tell()
 
     def drain(self, reason: str, announce: bool = False) -> None:
         if not self.fleet.draining:
             _log.info("draining reason=%s", reason)
-        self._perform(self.fleet.drain(announce))
+        self.perform(self.fleet.drain(announce))
 
     # ------------------------------------------------------------------- inside
+
+    def _managed(self, process: str, role: str, message: ToCoordinator, fds: list[int]) -> bool:
+        """Messages about numbers, logs, traces and loading models; whether it was one."""
+        match message, role:
+            case ((LoadModel() | UnloadModel()), ("http" | "grpc")):
+                self.control.ask(process, message)
+            case StoredPages(), "supervisor":
+                self.counters.stored(process, message.owners, fds)
+                return True
+            case CounterPage(), ("http" | "grpc" | "executor"):
+                pid = self.fleet.processes[process].pid
+                of = (message.model, message.version, message.instance)
+                owner = PageOwner(process, role, pid, *of)
+                self.counters.arrived(owner, message, fds, self._orders.supervisor)
+                return True
+            case AskReport(), ("http" | "grpc"):
+                self._report(process, message.ticket)
+            case ((ChangeLog() | ChangeTrace() | TakeTraces()), ("http" | "grpc")):
+                names = set(self.fleet.models.by_name)
+                everybody = [p.name for p in self.fleet.processes.values() if p.role != "cli"]
+                self.tuning.handle(process, message, names, self._publish, everybody)
+            case _:
+                return False
+        close_all(fds)
+        return True
 
     def _from_supervisor(self, message: Started | Exited | Drain, now: float) -> list[Effect]:
         if isinstance(message, Drain):
@@ -240,14 +303,29 @@ class Desk:
             rows = shows.model_rows(self.fleet)
         elif message.what == "regions":
             rows = shows.region_rows(self.regions.book)
+        elif message.what == "stats":
+            rows = shows.stats_rows(self.counters.report(self.fleet, self.regions.book))
         else:
             self._send(asker, Shown(message.ticket, (), f"nothing is called {message.what!r}"))
             return
         for part in shows.parts(message.ticket, rows):
             self._send(asker, part)
 
-    def _perform(self, effects: list[Effect]) -> None:
-        # What was decided together is published together, and before anyone hears of it.
+    def _report(self, asker: str, ticket: int) -> None:
+        """All numbers: in a file of their own, because they outgrow a packet."""
+        data = msgspec.msgpack.encode(self.counters.report(self.fleet, self.regions.book))
+        fd = os.memfd_create("shmserve report", os.MFD_CLOEXEC)
+        try:
+            os.write(fd, data)
+            self._send(asker, ReportGiven(ticket, len(data)), (fd,))
+        finally:
+            os.close(fd)
+
+    def perform(self, effects: list[Effect]) -> None:
+        """Do what was decided."""
+        # What was decided together is written down, then published, then told.
+        if any(isinstance(effect, Publish | Desire | Forget) for effect in effects):
+            self._plan.write(self.fleet, self._orders.instances, self.control.tried)
         if any(isinstance(effect, Publish) for effect in effects):
             self._publish()
         for effect in effects:
@@ -261,51 +339,27 @@ class Desk:
                 case Dismiss():
                     self._send(effect.process, Stop(effect.reason))
                 case Desire():
-                    self._desire = True
+                    self._orders.changed()
+                case Forget():
+                    for name in effect.instances:
+                        self._orders.instances.pop(name, None)
+                    if effect.overrides:
+                        self.control.forgotten(effect.overrides)
                 case Report():
                     _log.warning("%s", effect.text)
-        if self._desire and self._supervisor:
-            self._tell_supervisor()
+        self._orders.tell()
 
     def _publish(self) -> None:
         book = self.regions.book
         self.regions.changed = False
+        snapshot = self.fleet.snapshot(self._epoch)
         self._writer.publish(
             msgspec.structs.replace(
-                self.fleet.snapshot(self._epoch),
+                snapshot,
+                models=self.tuning.traced(snapshot.models),
                 regions=book.regions,
                 next_region=book.next_number,
                 grps_online=self._grps_online,
+                tuning=self.tuning.tuning,
             )
         )
-
-    def _tell_supervisor(self) -> None:
-        """What runs already (once), and what should run.
-
-        Not while executors published before a restart may still say hello: they would
-        be started a second time.
-        """
-        if self.fleet.draining:
-            self._desire = False
-        if not self._desire or self.fleet.awaiting or time.monotonic() < self._hold_until:
-            return
-        self._desire = False
-        if not self._adopted:
-            self._adopted = True
-            self._send(self._supervisor, Adopt(tuple(self.fleet.running())))
-        wanted = [self._instances[name] for name in self.fleet.desired()]
-        for part in _parts(wanted):
-            self._send(self._supervisor, part)
-
-
-def _parts(instances: list[Instance]) -> Iterator[Desired]:
-    part: list[Instance] = []
-    size = 0
-    for instance in instances:
-        nbytes = len(messages.encode(instance))
-        if part and size + nbytes > _PART_BYTES:
-            yield Desired(tuple(part), more=True)
-            part, size = [], 0
-        part.append(instance)
-        size += nbytes
-    yield Desired(tuple(part))

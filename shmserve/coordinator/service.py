@@ -18,14 +18,21 @@ import msgspec
 
 from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
+from shmserve.coordinator.background import Background
 from shmserve.coordinator.clients import ClientDoor, Connection
+from shmserve.coordinator.counters import Counters
 from shmserve.coordinator.desk import Desk
+from shmserve.coordinator.model_control import ModelControl
+from shmserve.coordinator.orders import Orders
 from shmserve.coordinator.owners import Owners, Process
 from shmserve.coordinator.peers import Peer, accept
+from shmserve.coordinator.plan import Plan, PlanFile
 from shmserve.coordinator.regions import Regions
+from shmserve.coordinator.tuning import TuningDesk
 from shmserve.core.budget import Ledger
 from shmserve.core.fleet import Fleet
-from shmserve.errors import PeerDied, ProtocolViolation
+from shmserve.core.tuning import initial_log
+from shmserve.errors import ConfigError, PeerDied, ProtocolViolation
 from shmserve.protocol import messages
 from shmserve.protocol.link_messages import Hello, Welcome
 from shmserve.protocol.messages import FromCoordinator, ToCoordinator
@@ -57,14 +64,14 @@ class Coordinator:
         process: str,
         epoch: str,
         master_fd: int,
-        scan: wanted.Scanner,
+        library: wanted.Library,
     ) -> None:
         self._settings = settings
         self._run_dir = run_dir
         self._process = process
         self._epoch = epoch
         self._master_fd = master_fd
-        self._scan = scan
+        self._library = library
         self._selector = selectors.DefaultSelector()
         self._peers: dict[str, Peer] = {}
         self._doomed: list[Peer] = []
@@ -72,6 +79,7 @@ class Coordinator:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stop_at: float | None = None
         self._desk: Desk
+        self._background: Background
         self._door: ClientDoor | None = None
 
     def run(self) -> int:
@@ -108,29 +116,74 @@ class Coordinator:
             swept = segment.sweep()
             if swept:
                 _log.info("removed what earlier services left segments=%d", swept)
-        chosen = wanted.choose(self._settings, self._scan)
+        plan_file = PlanFile(self._run_dir, self._epoch)
+        plan = plan_file.read()
+        marks = {} if plan else self._survey()
+        chosen = wanted.Wanted() if plan else wanted.choose(self._settings, self._library.scan)
         pool = self._pool_bytes()
-        self._arena_bytes = self._arena_size(pool, chosen)
+        self._arena_bytes = self._arena_size(pool, _instances(plan, chosen))
         ledger = Ledger(pool, self._arena_bytes, now + _LEDGER_SETTLE_S if again else 0.0)
-        fleet = Fleet(ledger, self._settings.execute_timeout_s, self._settings.load_timeout_s)
+        fleet = self._fleet(ledger)
         own = (self._process, os.getpid(), now)
         owners = Owners(
             self._watch_owner, self._unwatch_owner, self._settings.client_shm_reap_dead_owners
         )
         regions = Regions(self._settings, self._run_dir, fleet, self._send, owners)
-        online = self._settings.grps_online
-        self._desk = Desk(fleet, writer, self._epoch, self._send, own, regions, online)
+        counters = Counters(
+            self._run_dir, self._epoch, self._send, self._settings.max_counted_models
+        )
+        tuning = TuningDesk(initial_log(self._settings.log_level), self._send)
+        orders = Orders(fleet, self._send)
+        self._background = Background(lambda: os.eventfd_write(self._wake_fd, 1))
+        self._desk = Desk(
+            fleet,
+            writer,
+            self._epoch,
+            self._send,
+            own,
+            regions,
+            counters,
+            tuning,
+            orders,
+            plan_file,
+            self._settings.grps_online,
+        )
+        self._desk.control = ModelControl(
+            self._settings,
+            self._run_dir,
+            fleet,
+            self._library,
+            self._background,
+            orders,
+            self._send,
+            self._desk.perform,
+        )
         listener = listen(os.path.join(self._run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
-        if not again:
-            writer.publish(fleet.snapshot(self._epoch))
-        self._desk.begin(chosen, now)
+        if plan is not None:
+            self._desk.resume(plan, self._settings.load_timeout_s, now)
+        else:
+            if not again:
+                writer.publish(fleet.snapshot(self._epoch))
+            self._desk.begin(chosen, marks, now)
         self._door = ClientDoor(self._settings, self._run_dir, regions, self._selector)
         self._door.open()
         self._selector.register(listener, selectors.EVENT_READ, None)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
         self._selector.register(self._master_fd, selectors.EVENT_READ, None)
         _log.info("ready epoch=%s again=%s pool_bytes=%d", self._epoch, again, ledger.pool_bytes)
+
+    def _fleet(self, ledger: Ledger) -> Fleet:
+        settings = self._settings
+        return Fleet(
+            ledger, settings.execute_timeout_s, settings.load_timeout_s, settings.load_attempts
+        )
+
+    def _survey(self) -> dict[str, str]:
+        try:
+            return self._library.survey(self._settings.model_repository)
+        except ConfigError:  # scanning it will say so
+            return {}
 
     def _pool_bytes(self) -> int:
         size, free = limits.shm_space()
@@ -140,8 +193,7 @@ class Coordinator:
             _log.warning("%s", advice)
         return pool
 
-    def _arena_size(self, pool: int, chosen: wanted.Wanted) -> int:
-        instances = sum(len(instances) for _, instances in chosen.versions)
+    def _arena_size(self, pool: int, instances: int) -> int:
         processes = self._settings.http_workers + instances
         size, advice = limits.arena_size(pool, processes, self._settings.arena_bytes)
         if advice:
@@ -169,6 +221,7 @@ class Coordinator:
                     key.data.accept(key.fileobj)
                 else:
                     self._accept(key.fileobj)
+        self._background.settle()
         self._desk.tick(time.monotonic())
         if self._door is not None:
             self._door.settle(time.monotonic())
@@ -275,6 +328,14 @@ class Coordinator:
         if self._door is not None:
             self._door.close()
         os.close(self._wake_fd)
+
+
+def _instances(plan: Plan | None, chosen: wanted.Wanted) -> int:
+    """How many executors there will be."""
+    if plan is None:
+        return sum(len(instances) for _, instances in chosen.versions)
+    serving = [model.serving for model in plan.models if model.serving is not None]
+    return sum(len(v.instances) for incarnation in serving for v in incarnation.versions)
 
 
 def _acquire(lock: FileLock) -> bool:

@@ -7,10 +7,14 @@ from typing import Any
 
 import msgspec
 
+from shmserve.core.executor_counters import STAGES
 from shmserve.core.fleet import Fleet
+from shmserve.core.records import UNLOADED, Incarnation, ModelRecord, refused
 from shmserve.core.regions import RegionBook
+from shmserve.core.request_counters import Reason
 from shmserve.protocol.link_messages import AskStats, Shown
 from shmserve.protocol.messages import FromCoordinator
+from shmserve.protocol.stats_messages import ModelReport, Report
 
 Row = dict[str, Any]
 ASKED = ("segments", "slots", "queues")  # what the processes are asked for
@@ -48,17 +52,34 @@ def _process_row(role: str, name: str, pid: int, up_s: float, held: int, instanc
 def model_rows(fleet: Fleet) -> list[Row]:
     """One row an instance, and one for each model without any."""
     rows: list[Row] = []
-    for (model, number), version in sorted(fleet.versions.items()):
-        state = version.entry().state.value
-        rows += [
-            _model_row(model, number, state, r.reason, r.name, r.state.value, r.pid, r.exits)
-            for r in version.instances
-        ]
+    for name, model in sorted(fleet.models.by_name.items()):
+        for incarnation in model.incarnations():
+            for version in incarnation.versions:
+                serving = incarnation is model.serving
+                state = (
+                    version.entry().state.value
+                    if serving
+                    else incarnation_state(model, incarnation)
+                )
+                number = version.spec.version
+                rows += [
+                    _model_row(name, number, state, r.reason, r.name, r.state.value, r.pid, r.exits)
+                    for r in version.instances
+                ]
+        if model.serving is None:
+            rows += [_model_row(name, number, "UNAVAILABLE", UNLOADED) for number in model.unloaded]
     rows += [
         _model_row(name, "", "UNAVAILABLE", reason)
-        for name, reason in sorted(fleet.failures.items())
+        for name, reason in sorted(
+            {**refused(fleet.models.by_name.values()), **fleet.failures}.items()
+        )
     ]
     return rows
+
+
+def incarnation_state(model: ModelRecord, incarnation: Incarnation) -> str:
+    """Of one that does not serve."""
+    return "LOADING" if incarnation is model.coming else "UNLOADING"
 
 
 def region_rows(book: RegionBook) -> list[Row]:
@@ -79,6 +100,33 @@ def region_rows(book: RegionBook) -> list[Row]:
         }
         for region in sorted(book.regions.values(), key=lambda r: (r.uid, r.name))
     ]
+
+
+def stats_rows(report: Report) -> list[Row]:
+    """One row a model version: what became of its requests, and mean times in milliseconds."""
+    found = sorted(report.models, key=lambda model: (model.model, model.version))
+    return [_stats_row(model) for model in found]
+
+
+def _stats_row(model: ModelReport) -> Row:
+    requests, runs = model.all_requests(), model.runs
+    row: Row = {
+        "model": model.model,
+        "version": model.version,
+        "answered": requests.succeeded,
+        "failed": requests.failed,
+        "refused": requests.failures[Reason.BAD_REQUEST],
+        "executions": runs.executions,
+        "inferences": runs.inferences,
+        "request_ms": _mean_ms(requests.success_ns, requests.succeeded),
+    }
+    for stage, ns in zip(STAGES, runs.stage_ns, strict=True):
+        row[f"{stage}_ms"] = _mean_ms(ns, runs.requests)
+    return row
+
+
+def _mean_ms(ns: int, count: int) -> float:
+    return round(ns / count / 1e6, 3) if count else 0.0
 
 
 def _model_row(

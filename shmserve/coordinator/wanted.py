@@ -42,6 +42,16 @@ class Scanner(Protocol):
     def __call__(self, paths: Sequence[str]) -> Scan: ...
 
 
+class Library(Protocol):
+    """The module `shmserve.repository`, as far as the coordinator needs it."""
+
+    def scan(self, paths: Sequence[str]) -> Scan: ...
+    def survey(self, paths: Sequence[str]) -> dict[str, str]: ...
+    def locate(self, paths: Sequence[str], name: str) -> str: ...
+    def fingerprint(self, directory: str) -> str: ...
+    def read_folder(self, directory: str, override: str | None = None) -> Folder: ...
+
+
 class Wanted(Struct, frozen=True):
     """Versions to serve with their instances, and what cannot be served and why."""
 
@@ -49,19 +59,8 @@ class Wanted(Struct, frozen=True):
     failures: dict[str, str] = {}
 
 
-def check(settings: Settings) -> None:
-    """Refuse what is not supported yet, by name.
-
-    Raises:
-        ConfigError: naming the setting and its value.
-    """
-    if settings.model_control == "poll":
-        raise ConfigError("model_control: 'poll' is not supported yet, use none or explicit")
-
-
 def choose(settings: Settings, scan: Scanner) -> Wanted:
     """Look at the repository and pick what should run."""
-    check(settings)
     try:
         found = scan(settings.model_repository)
     except ConfigError as ex:
@@ -74,15 +73,26 @@ def choose(settings: Settings, scan: Scanner) -> Wanted:
         for name in settings.load_models:
             if name not in found.models and name not in failures:
                 failures[name] = "load_models: there is no such model in the repository"
-    versions = []
+    versions: list[tuple[ModelSpec, tuple[Instance, ...]]] = []
     for name in sorted(names):
         folder = found.models[name]
-        failures.update({f"{name}/{version}": why for version, why in folder.failures.items()})
-        instances = list(folder.instances())
-        for spec in folder.specs:
-            own = tuple(i for i in instances if i.spec.version == spec.version)
-            if any(len(messages.encode(i)) > _MAX_INSTANCE for i in own):
-                failures[f"{name}/{spec.version}"] = "its configuration is too large"
-            else:
-                versions.append((spec, own))
+        found_versions, found_failures = split(folder)
+        versions += found_versions
+        failures.update({f"{name}/{version}": why for version, why in found_failures.items()})
     return Wanted(tuple(versions), failures)
+
+
+def split(
+    folder: Folder,
+) -> tuple[tuple[tuple[ModelSpec, tuple[Instance, ...]], ...], dict[str, str]]:
+    """A model's versions with their instances, and versions that cannot be served."""
+    failures = dict(folder.failures)
+    versions = []
+    instances = list(folder.instances())
+    for spec in folder.specs:
+        own = tuple(i for i in instances if i.spec.version == spec.version)
+        if any(len(messages.encode(i)) > _MAX_INSTANCE for i in own):
+            failures[spec.version] = "its configuration is too large"
+        else:
+            versions.append((spec, own))
+    return tuple(versions), failures

@@ -48,4 +48,12 @@ class Report:
     text: str
 
 
-Effect = Publish | Desire | AnswerGrant | AskTrim | Dismiss | Report
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Instances that are no more, and the files that were sent for them (empty: none)."""
+
+    instances: tuple[str, ...]
+    overrides: str
+
+
+Effect = Publish | Desire | AnswerGrant | AskTrim | Dismiss | Report | Forget

@@ -5,36 +5,42 @@ monotonic clock). Invariants (tests/property/test_fleet_properties.py):
 - an instance is published exactly while its executor has loaded it and has a link
   (or, within the grace after a coordinator restart, may still come back);
 - an instance has at most one executor; of two the supervisor's latest stays;
-- an instance whose model cannot be loaded is not started again;
+- an instance whose model cannot be loaded is not started again, nor one whose processes
+  have ended `load_attempts` times before any had loaded it;
 - what the supervisor should run is everything but what failed or is being stopped.
+Which incarnation of a model has which instances is decided in `core.models`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from shmserve.core.budget import Ledger
 from shmserve.core.effects import Desire, Dismiss, Effect, Publish, Report
-from shmserve.core.lifecycle import Event, State, step
-from shmserve.core.records import InstanceRecord, ProcessRecord, VersionRecord, published
+from shmserve.core.lifecycle import Event, State
+from shmserve.core.models import Models
+from shmserve.core.records import InstanceRecord, ProcessRecord, refused
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
 from shmserve.tensor.spec import ModelSpec
 
 GRACE_S = 2.0  # after a restart: how long executors have to say hello again
 
-_NOT_DESIRED = (State.FAILED, State.STOPPING)
-
 
 class Fleet:
     """Models, instances, processes and the pool's budget."""
 
-    def __init__(self, ledger: Ledger, execute_timeout_s: float, load_timeout_s: float) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        execute_timeout_s: float,
+        load_timeout_s: float,
+        load_attempts: int = 3,
+    ) -> None:
         self.ledger = ledger
         self._execute_timeout_s = execute_timeout_s
         self._load_timeout_s = load_timeout_s
-        self.versions: dict[tuple[str, str], VersionRecord] = {}
-        self.instances: dict[str, InstanceRecord] = {}
+        self._load_attempts = load_attempts
+        self.models = Models(load_timeout_s)
+        self.instances = self.models.instances
         self.processes: dict[str, ProcessRecord] = {}
         self.failures: dict[str, str] = {}
         self.complete = False
@@ -43,43 +49,43 @@ class Fleet:
 
     # ------------------------------------------------------------ what should be
 
-    def add_version(self, spec: ModelSpec, instances: Iterable[str], now: float) -> list[Effect]:
-        """A model version that should be served by these instances."""
-        version = VersionRecord(spec)
-        for name in instances:
-            record = InstanceRecord(name, since=now)
-            version.instances.append(record)
-            self.instances[name] = record
-        self.versions[spec.name, spec.version] = version
-        return [Publish(), Desire()]
-
     def scanned(self, failures: dict[str, str]) -> list[Effect]:
         """Every folder of the repository has been looked at."""
         self.failures = dict(failures)
         self.complete = True
         return [Publish()]
 
+    def excuse(self, model: str) -> list[Effect]:
+        """What kept a model from being served at start does not matter any more."""
+        self.failures = {
+            name: why for name, why in self.failures.items() if name.split("/")[0] != model
+        }
+        return [Publish()]
+
     def restore(self, previous: Snapshot, now: float) -> None:
         """After a restart: trust what was published until the grace is over."""
-        for version in self.versions.values():
-            entry = previous.models.get(version.spec.name, {}).get(version.spec.version)
-            if entry is None:
-                continue
-            if entry.state is ModelState.READY:
-                version.spec, version.loaded = entry.spec, True
-            live = {instance.name: instance for instance in entry.instances}
-            for record in version.instances:
-                known = live.get(record.name)
-                if entry.state is ModelState.UNAVAILABLE:
-                    record.state, record.reason = State.FAILED, entry.reason
-                if known is not None:
-                    record.state, record.since = State.READY, now
-                    record.pid, record.process = known.pid, known.process
-                    record.endpoint, record.awaited_until = known.endpoint, now + GRACE_S
+        for model in self.models.by_name.values():
+            for version in model.serving.versions if model.serving is not None else []:
+                entry = previous.models.get(model.name, {}).get(version.spec.version)
+                if entry is None:
+                    continue
+                if entry.state is ModelState.READY:
+                    version.spec, version.loaded = entry.spec, True
+                live = {instance.name: instance for instance in entry.instances}
+                for record in version.instances:
+                    known = live.get(record.name)
+                    if known is not None:
+                        record.state, record.since, record.loaded = State.READY, now, True
+                        record.pid, record.process = known.pid, known.process
+                        record.endpoint, record.awaited_until = known.endpoint, now + GRACE_S
 
     def desired(self) -> list[str]:
         """The instances the supervisor should run."""
-        return [r.name for r in self.instances.values() if r.state not in _NOT_DESIRED]
+        return [r.name for r in self.instances.values() if r.desired]
+
+    def hurried(self) -> list[str]:
+        """Of the others: those whose processes must not be waited for."""
+        return [r.name for r in self.instances.values() if r.hurried]
 
     def running(self) -> list[tuple[str, int, str]]:
         """Instances whose executor has a link, with pid and id: what a new supervisor adopts."""
@@ -96,10 +102,15 @@ class Fleet:
         return Snapshot(
             epoch=epoch,
             generation=0,
-            models=published(self.versions.values()),
+            models=self.models.entries(),
             complete=self.complete,
             failed=self.failures,
             draining=self.draining,
+            refused={
+                name: why
+                for name, why in refused(self.models.by_name.values()).items()
+                if name not in self.failures
+            },
         )
 
     # ----------------------------------------------------------- any process
@@ -126,24 +137,30 @@ class Fleet:
         record = self.instances.get(left.instance)
         if record is not None and record.process == process:
             was_live = record.live
-            self._step(record, Event.LOST, now)
+            self.models.step(record, Event.LOST, now)
             record.process = record.endpoint = ""
             effects += [Publish()] if was_live else []
+            effects += self._settle(record, now)
         return effects
 
     def tick(self, now: float) -> list[Effect]:
         """What only time decides. Call it at least once a second."""
         effects = self.ledger.expire(now)
-        for record in self.instances.values():
+        for record in list(self.instances.values()):
             if record.awaited_until and now >= record.awaited_until:
-                self._step(record, Event.LOST, now)
+                self.models.step(record, Event.LOST, now)
                 record.forget_process()
                 effects += [Report(f"instance={record.name} did not come back"), Publish()]
+            if record.left or record.state in (State.FAILED, State.STOPPING):
+                continue
+            reason = f"the model did not load within {self._load_timeout_s:g} s"
             late = record.state in (State.STARTING, State.LOADING)
-            if late and now - record.since > self._load_timeout_s:
-                record.reason = f"the model did not load within {self._load_timeout_s:g} s"
+            if not record.loaded and now > record.deadline:
+                effects += self._give_up(record, reason, now)
+            elif late and now - record.since > self._load_timeout_s:
+                record.reason = reason
                 effects += self._stop(record, now)
-        return effects
+        return effects + self.models.tick(now)
 
     def drain(self, announce: bool = False) -> list[Effect]:
         """The service is about to stop: say so, and let executors finish.
@@ -167,7 +184,7 @@ class Fleet:
         if record.pid != pid:
             effects = self._displace(record, now)
             record.pid = pid
-        self._step(record, Event.STARTED, now)
+        self.models.step(record, Event.STARTED, now)
         return effects
 
     def exited(self, instance: str, pid: int, reason: str, now: float) -> list[Effect]:
@@ -176,13 +193,21 @@ class Fleet:
         if record.pid not in (0, pid):
             return []  # an earlier process of it
         was_live, was_stopping = record.live, record.state is State.STOPPING
-        self._step(record, Event.EXITED, now)
+        self.models.step(record, Event.EXITED, now)
         record.exits += 1
+        effects: list[Effect] = [Desire()] if was_stopping else []
         if not was_stopping and record.state is not State.FAILED:
             record.reason = f"its executor ended: {reason}"
+            record.tries += self.models.unproven(record)
+            if record.tries >= self._load_attempts:
+                text = (
+                    f"its executor ended {record.tries} times while it loaded the model: {reason}"
+                )
+                effects = self._give_up(record, text, now)
         record.forget_process()
-        effects: list[Effect] = [Desire()] if was_stopping else []
-        return [*effects, Publish()] if was_live or was_stopping else effects
+        if was_live or was_stopping:
+            effects.append(Publish())
+        return effects + self._settle(record, now)
 
     # --------------------------------------------------------- from the executor
 
@@ -191,13 +216,15 @@ class Fleet:
         record = self._of_executor(process)
         if record is None:
             return []
-        version = self.versions[spec.name, spec.version]
-        if record not in version.instances or not endpoint or "/" in endpoint:
+        _, version = self.models.home(record.name)
+        known = (version.spec.name, version.spec.version)
+        if (spec.name, spec.version) != known or not endpoint or "/" in endpoint:
             raise ProtocolViolation(f"{process} loaded something else than {record.name}")
-        self._step(record, Event.LOADED, now)
+        self.models.step(record, Event.LOADED, now)
         record.endpoint, record.reason, record.awaited_until = endpoint, "", 0.0
+        record.loaded = True
         version.spec, version.loaded = spec, True
-        return [Publish()]
+        return [Publish(), *self._settle(record, now)]
 
     def load_failed(self, process: str, reason: str, now: float) -> list[Effect]:
         """The model cannot be loaded: definitive."""
@@ -205,17 +232,18 @@ class Fleet:
         record = self.instances.get(known.instance)
         if record is None or record.process not in (process, ""):
             return []  # dismissed, or another runs; but it may have ended right after telling
-        self._step(record, Event.LOAD_FAILED, now)
-        record.reason = reason
-        text = f"model cannot be loaded instance={record.name} reason={reason}"
-        return [Report(text), Publish(), Desire()]
+        return self._failed(record, reason, now)
 
     def busy(self, process: str, busy_ms: int, now: float) -> list[Effect]:
         """The executor has been busy with one request for so long."""
         record = self._of_executor(process)
-        if record is None or busy_ms <= self._execute_timeout_s * 1000:
+        if record is None:
             return []
-        if record.state not in (State.LOADING, State.READY):
+        was_busy, record.busy = record.busy, busy_ms > 0
+        if record.leave_at and was_busy != record.busy:
+            return [Publish()]
+        late = busy_ms > self._execute_timeout_s * 1000
+        if not late or record.left or record.state not in (State.LOADING, State.READY):
             return []
         record.reason = (
             f"a request ran longer than execute_timeout_s ({self._execute_timeout_s:g} s)"
@@ -228,7 +256,7 @@ class Fleet:
         if not name:  # it did not say: the supervisor may have
             name = next((r.name for r in self.instances.values() if r.pid == pid), "")
         record = self.instances.get(name)
-        if record is None or record.state is State.FAILED or self.draining:
+        if record is None or record.left or record.state is State.FAILED or self.draining:
             return [Dismiss(process, "not wanted")]
         if any(r.process == process for r in self.instances.values() if r is not record):
             raise ProtocolViolation(f"{process} ran another instance than {name} before")
@@ -238,10 +266,10 @@ class Fleet:
         if record.process != process or record.pid != pid:
             record.forget_process()
             if record.state is State.READY:
-                self._step(record, Event.LOST, now)
+                self.models.step(record, Event.LOST, now)
         self.processes[process].instance = name
         record.process, record.pid, record.awaited_until = process, pid, 0.0
-        self._step(record, Event.CONNECTED, now)
+        self.models.step(record, Event.CONNECTED, now)
         return []
 
     def _supervisor_joined(self, now: float) -> list[Effect]:
@@ -249,17 +277,17 @@ class Fleet:
         effects: list[Effect] = [Desire()]
         for record in self.instances.values():
             linked = record.process in self.processes or record.awaited_until
-            if not linked and record.state in (State.STARTING, State.STOPPING):
-                self._step(record, Event.EXITED, now)
+            if not linked and record.state in (State.STARTING, State.STOPPING, State.FAILED):
+                self.models.step(record, Event.EXITED, now)
                 record.forget_process()
-        return effects
+        return effects + self.models.tick(now)
 
     def _displace(self, record: InstanceRecord, now: float) -> list[Effect]:
         """Another process takes the instance over; the one it had goes."""
         rival, was_live = record.process, record.live
         record.forget_process()
         if record.state in (State.LOADING, State.READY):
-            self._step(record, Event.LOST, now)
+            self.models.step(record, Event.LOST, now)
         effects: list[Effect] = [Publish()] if was_live else []
         if rival in self.processes:
             self.processes[rival].instance = ""
@@ -267,14 +295,28 @@ class Fleet:
         return effects
 
     def _stop(self, record: InstanceRecord, now: float) -> list[Effect]:
-        self._step(record, Event.STOP, now)
+        self.models.step(record, Event.STOP, now)
         text = f"stopping instance={record.name} pid={record.pid} reason={record.reason}"
         return [Report(text), Publish(), Desire()]
 
-    def _step(self, record: InstanceRecord, event: Event, now: float) -> None:
-        after = step(record.state, event, record.name)
-        if after is not record.state:
-            record.state, record.since = after, now
+    def _give_up(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
+        """It has not loaded its model and will not be tried again; its process goes."""
+        rival = record.process
+        record.process = record.endpoint = ""
+        effects: list[Effect] = []
+        if rival in self.processes:
+            self.processes[rival].instance = ""
+            effects = [Dismiss(rival, "its model took too long to load")]
+        return effects + self._failed(record, reason, now)
+
+    def _failed(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
+        self.models.step(record, Event.LOAD_FAILED, now)
+        record.reason = reason
+        text = f"model cannot be loaded instance={record.name} reason={reason}"
+        return [Report(text), Publish(), Desire(), *self._settle(record, now)]
+
+    def _settle(self, record: InstanceRecord, now: float) -> list[Effect]:
+        return self.models.settle(self.models.home(record.name)[0], now)
 
     def _instance(self, name: str) -> InstanceRecord:
         record = self.instances.get(name)

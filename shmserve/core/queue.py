@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -35,6 +35,10 @@ class RequestQueue(Generic[Key, Item]):
     def drop_where(self, wanted: Callable[[Key], bool]) -> list[Item]:
         """Take out every item whose key is `wanted` (of a connection that closed, say)."""
         return [self._items.pop(key)[0] for key in [k for k in self._items if wanted(k)]]
+
+    def __iter__(self) -> Iterator[Key]:
+        """The keys of everything that waits."""
+        return iter(self._items)
 
     def __len__(self) -> int:
         return len(self._items)

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from shmserve.core.tuning import TraceSettings, Tuning
 from shmserve.tensor.spec import ModelSpec
 
 
@@ -35,12 +36,15 @@ class ModelEntry(Struct, frozen=True):
     """One version of a model. Only instances in `instances` take requests now.
 
     READY with no instances: its executors are being restarted; requests get a clear 503.
+    `trace`: what is traced of its requests; None: nothing.
     """
 
     spec: ModelSpec
     state: ModelState
     instances: tuple[LiveInstance, ...] = ()
     reason: str = ""
+    trace: TraceSettings | None = None
+    required: bool = True  # the server is not ready before it is READY
 
 
 class Region(Struct, frozen=True):
@@ -81,20 +85,24 @@ class Region(Struct, frozen=True):
 class Snapshot(Struct, frozen=True):
     """All of it at one generation.
 
-    `models`: name -> version -> entry. `expected`: names that must be READY before
-    the server is (loaded at start). `draining`: the service is about to stop. `regions`:
-    by `core.regions.region_key`; `next_region`: the number the next one gets. `grps_online`:
-    whether GRPS's load balancers should send requests here.
+    `models`: name -> version -> entry. `failed` and `refused`: what could not even be
+    described (model, or model/version) and why, at start and by a later request to load it;
+    only the former keeps the server from being ready. `draining`: the service is about to
+    stop. `regions`: by `core.regions.region_key`; `next_region`: the number the next one gets.
+    `tuning`: what clients have set; None: nobody has said yet.
+    `grps_online`: whether GRPS's load balancers should send requests here.
     """
 
     epoch: str
     generation: int
     models: dict[str, dict[str, ModelEntry]] = {}
     complete: bool = False  # every repository folder has been looked at and told below
-    failed: dict[str, str] = {}  # models that could not even be described, and why
+    failed: dict[str, str] = {}
     draining: bool = False
     regions: dict[str, Region] = {}
     next_region: int = 1
+    tuning: Tuning | None = None
+    refused: dict[str, str] = {}
     grps_online: bool = False
 
     def newest(self, name: str) -> ModelEntry | None:
@@ -109,11 +117,15 @@ class Snapshot(Struct, frozen=True):
 
     @property
     def ready(self) -> bool:
-        """Whether every model that should be loaded is, with an executor to run it."""
+        """Whether every model that should be loaded is, with an executor to run it.
+
+        A model that was loaded, or failed to, or is loading by a later request is not
+        required; once it serves it counts as any other.
+        """
         if not self.complete or self.draining or self.failed:
             return False
         return all(
-            entry.state is ModelState.READY and bool(entry.instances)
+            bool(entry.instances) if entry.state is ModelState.READY else not entry.required
             for versions in self.models.values()
             for entry in versions.values()
         )

@@ -15,15 +15,18 @@ from msgspec import Struct
 
 from shmserve.core.registry import ModelEntry
 from shmserve.core.slots import Slot, SlotState
+from shmserve.dispatch.account import Account
 from shmserve.dispatch.peer import Lane, Peer, wire_execute
 from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import (
     Cancelled,
     Code,
     DeadlineExceeded,
+    ExecutorLost,
     ModelFailure,
     PeerDied,
     ProtocolViolation,
+    QueueFull,
     ShmserveError,
     StaleDescriptor,
     TooLarge,
@@ -89,6 +92,7 @@ class Call:
 
     def __init__(self, dispatcher: Dispatcher, entry: ModelEntry, timeout_s: float) -> None:
         self.receipt = Receipt()
+        self.account = Account(dispatcher.counting, dispatcher.tracer, entry, self.receipt)
         self.entry = entry
         self._dispatcher = dispatcher
         self._memory = dispatcher.memory
@@ -149,16 +153,31 @@ class Call:
             tuple(self._inputs),
             outputs,
             parameters or {},
-            time.monotonic_ns(),
+            self.account.sent(request_id),
             self._deadline_ns,
             places=places,
         )
         for slot in self._slots:
             self._memory.lease(slot)
-        answer = self._run(message, on_wait)
-        if answer.error_code:
-            raise from_code(Code(answer.error_code), answer.error)
-        return Outcome(tuple(self._output(tensor) for tensor in answer.outputs), answer.parameters)
+        try:
+            answer = self._run(message, on_wait)
+            if answer.error_code:
+                self.account.refused(answer.error_code)
+                raise from_code(Code(answer.error_code), answer.error)
+            outputs_there = tuple([self._output(tensor) for tensor in answer.outputs])
+        except BaseException as ex:
+            self.account.failed(ex)
+            raise
+        self.account.succeeded = True
+        return Outcome(outputs_there, answer.parameters)
+
+    def answered(self) -> None:
+        """The answer is about to be sent: from now on statistics have it."""
+        self.account.answered()
+
+    def failed(self, error: BaseException) -> None:
+        """Something else than `execute` keeps the request from being answered."""
+        self.account.failed(error)
 
     def stream(
         self,
@@ -175,10 +194,21 @@ class Call:
             yield Outcome((), {}, True, ex)
 
     def _run(self, message: Execute, on_wait: Callable[[], bool] | None) -> Answer:
-        entry = self.entry
+        entry = self._dispatcher.latest(self.entry)
         tried: set[str] = set()
-        for attempt in range(1, _ATTEMPTS + 1):
-            peer, lane = self._dispatcher.lane(entry, tried)
+        attempt = 1
+        while True:
+            peer, lane, entry = self._lane(entry, tried)
+            try:
+                wire_execute(peer, lane, self._memory, message)
+            except TooLarge:  # nothing was sent, but the lane's books may be ahead of its peer's
+                peer.discard(lane)
+                raise
+            except PeerDied:  # it was not taken, so it is no attempt
+                peer.discard(lane)
+                tried.add(peer.instance.process)
+                self._dispatcher.departed(peer)
+                continue
             try:
                 return self._exchange(peer, lane, message, on_wait)
             except (PeerDied, ProtocolViolation) as ex:
@@ -190,21 +220,31 @@ class Call:
                     self._dispatcher.explain(regions, _QUARANTINE_S)
                     attempt = _ATTEMPTS
                 if attempt == _ATTEMPTS or not entry.spec.rerun:
-                    raise Unavailable(
+                    raise ExecutorLost(
                         f"the executor of model '{entry.spec.name}' died while it had the "
                         "request; it is being restarted"
                     ) from ex
+                attempt += 1
                 entry = self._dispatcher.refreshed(entry)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _lane(self, entry: ModelEntry, tried: set[str]) -> tuple[Peer, Lane, ModelEntry]:
+        """A lane to an executor that was not tried, of the version as it is by now.
+
+        Ends: each turn but the last has tried an executor more.
+        """
+        while True:
+            try:
+                return *self._dispatcher.lane(entry, tried), entry
+            except QueueFull:
+                raise
+            except Unavailable:  # those known of have ended: have others taken over?
+                entry = self._dispatcher.refreshed(entry)
+                if all(instance.process in tried for instance in entry.instances):
+                    raise
 
     def _exchange(
         self, peer: Peer, lane: Lane, message: Execute, on_wait: Callable[[], bool] | None
     ) -> Answer:
-        try:
-            wire_execute(peer, lane, self._memory, message)
-        except TooLarge:  # nothing was sent, but the lane's books may be ahead of its peer's
-            peer.discard(lane)
-            raise
         try:
             answer = self._wait(peer, lane, message.request, on_wait)
         except (PeerDied, ProtocolViolation, DeadlineExceeded, Cancelled):
@@ -246,6 +286,7 @@ class Call:
                 self._held.append((tensor.at.slot, tensor.at.generation))
                 self._held_bytes += tensor.at.nbytes
         receipt = self.receipt
+        self.account.timing = answer.timing
         receipt.executor = peer.instance.name
         receipt.queue_ns = answer.timing.queue
         receipt.compute_ns = answer.timing.input + answer.timing.infer + answer.timing.output
@@ -304,12 +345,14 @@ class Call:
                 self._peer.release(self._held, self._held_bytes)
             self._peer = None
             self._held = []
-            self._dispatcher.count(self.receipt)
+        self.account.close()
 
     def __enter__(self) -> Call:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.account.failed(error)
         self.close()
 
 

@@ -10,25 +10,33 @@ from typing import Any
 
 from shmserve import config, ids
 from shmserve.config import Settings
+from shmserve.core.counters import Gauges
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.dispatch.abandoned import Abandoned
 from shmserve.dispatch.call import Call
+from shmserve.dispatch.counting import Counting, reason_of
+from shmserve.dispatch.models import ModelDesk
 from shmserve.dispatch.online import set_online
 from shmserve.dispatch.peer import Lane, Peer
-from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.regions import RegionDesk
+from shmserve.dispatch.server_desk import ServerDesk
+from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
     ArenaExhausted,
     InvalidArgument,
     NotFound,
     PeerDied,
-    ProtocolViolation,
     QueueFull,
     ShmserveError,
     Unavailable,
 )
+from shmserve.observe import gauges
+from shmserve.protocol.link_messages import Welcome
+from shmserve.protocol.messages import FromCoordinator
+from shmserve.protocol.stats_messages import CounterPage
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.registry_page import RegistryReader
+from shmserve.transport import rundir
 from shmserve.transport.link import Link
 
 log = logging.getLogger(__name__)
@@ -54,16 +62,21 @@ class Dispatcher:
             on_trim=self._trim,
             on_stats=self._stats,
             held_bytes=lambda: self.memory.held_bytes,
+            on_message=self._on_message,
         )
+        epoch = rundir.read_epoch(self._run_dir)
+        self.counting = Counting(epoch, settings.max_counted_models)
+        self.tracer = Tracer(self.process, role)
+        self.server = ServerDesk(self._link)
         self.memory = ArenaMemory(self._link, self._epoch, self._link.arena_bytes)
         self.regions = RegionDesk(self._link)
+        self.models = ModelDesk(self._link, self.process, settings)
         self.abandoned = Abandoned(self.memory)
         self._peers: dict[str, Peer] = {}
+        self._departed: list[Peer] = []  # they may still hold something of ours
         self._pruned_at = -1
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._copied = dict.fromkeys(("in", "batch", "out", "device"), 0)
-        self._requests = 0
         self._thread = threading.Thread(target=self._maintain, name="maintenance", daemon=True)
 
     def start(self) -> None:
@@ -79,11 +92,13 @@ class Dispatcher:
             self._thread.join(timeout=2 * _MAINTENANCE_S)
         self.abandoned.close()
         with self._lock:
-            peers, self._peers = list(self._peers.values()), {}
+            peers = [*self._peers.values(), *self._departed]
+            self._peers, self._departed = {}, []
         for peer in peers:
             peer.close()
         self._link.close()
         self.memory.close()
+        self.counting.close()
 
     # ------------------------------------------------------------- registry
 
@@ -123,6 +138,8 @@ class Dispatcher:
         """
         entry = self.model(name, version)
         if entry.state is not ModelState.READY:
+            if not version and entry.state is not ModelState.LOADING:
+                raise NotFound(f"Request for unknown model: '{name}' has no available versions")
             raise Unavailable(
                 f"Request for unknown model: '{name}' version {entry.spec.version} "
                 "is not at ready state"
@@ -130,8 +147,25 @@ class Dispatcher:
         return entry
 
     def refreshed(self, entry: ModelEntry) -> ModelEntry:
-        """The same version as it is now."""
-        return self.ready_model(entry.spec.name, entry.spec.version)
+        """The same version as it is now.
+
+        Raises:
+            NotFound, Unavailable: it is served no more, or as something that takes other
+                requests than this one, which was checked against `entry`.
+        """
+        found = self.ready_model(entry.spec.name, entry.spec.version)
+        if not found.spec.takes_the_same(entry.spec):
+            raise Unavailable(
+                f"model '{entry.spec.name}' has been replaced by one with other inputs or outputs"
+            )
+        return found
+
+    def latest(self, entry: ModelEntry) -> ModelEntry:
+        """The same version as it is now, or `entry` while that may still be served."""
+        found = self.snapshot().models.get(entry.spec.name, {}).get(entry.spec.version)
+        if found is entry or found is None or not found.instances:
+            return entry
+        return found if found.spec.takes_the_same(entry.spec) else entry
 
     # ------------------------------------------------------------- requests
 
@@ -155,9 +189,9 @@ class Dispatcher:
                 return peer, peer.acquire()
             except QueueFull as ex:
                 full = ex
-            except (PeerDied, ProtocolViolation) as ex:
+            except PeerDied:
                 tried.add(peer.instance.process)
-                self.lost(peer, ex)
+                self.departed(peer)
         if full is not None:
             raise full
         raise Unavailable(
@@ -183,6 +217,13 @@ class Dispatcher:
                 del self._peers[peer.instance.process]
         peer.close()
 
+    def departed(self, peer: Peer) -> None:
+        """A peer takes no more requests: it is ending, but may be working on earlier ones."""
+        with self._lock:
+            if self._peers.get(peer.instance.process) is peer:
+                del self._peers[peer.instance.process]
+                self._departed.append(peer)
+
     def explain(self, regions: set[int], wait_s: float) -> None:
         """An executor died of a request with these regions: say so if it was their fault.
 
@@ -205,14 +246,9 @@ class Dispatcher:
         """Change GRPS's online flag, for all processes."""
         set_online(self._link, online)
 
-    def count(self, receipt: Receipt) -> None:
-        """Add a finished request to this process's totals."""
-        with self._lock:
-            self._requests += 1
-            self._copied["in"] += receipt.copied_in
-            self._copied["batch"] += receipt.copied_batch
-            self._copied["out"] += receipt.copied_out
-            self._copied["device"] += receipt.copied_device
+    def refused(self, entry: ModelEntry, error: BaseException) -> None:
+        """A request for this version failed before there was a call for it: count that."""
+        self.counting.failed(entry, reason_of(error))
 
     # ---------------------------------------------------------- maintenance
 
@@ -229,6 +265,8 @@ class Dispatcher:
                     peer.flush()
                 self._prune()
                 self.memory.trim(self.settings.segment_idle_s)
+                self._measure()
+                self.tracer.flush(self.server.take_traces)
             except Exception:
                 log.exception("maintenance failed; it goes on")
                 time.sleep(_MAINTENANCE_S)
@@ -243,6 +281,11 @@ class Dispatcher:
 
     def _prune(self) -> None:
         """Forget executors that the registry does not name any more."""
+        with self._lock:
+            over = [peer for peer in self._departed if peer.over]
+            self._departed = [peer for peer in self._departed if peer not in over]
+        for peer in over:
+            peer.close()
         try:
             snapshot = self.snapshot()
         except Unavailable:
@@ -257,11 +300,29 @@ class Dispatcher:
             for instance in entry.instances
         }
         with self._lock:
-            gone = [p for name, p in self._peers.items() if name not in live and not p.in_flight]
+            gone = [p for name, p in self._peers.items() if name not in live]
             for peer in gone:
                 del self._peers[peer.instance.process]
-        for peer in gone:
-            peer.close()
+            self._departed += gone
+
+    def _measure(self) -> None:
+        stats = self.memory.stats()
+        self.counting.measure(
+            Gauges(
+                stats.slots - stats.free,
+                stats.used_bytes,
+                stats.segment_bytes,
+                gauges.connections(),
+                len(self.abandoned),
+            )
+        )
+
+    def _on_message(self, message: FromCoordinator) -> None:
+        if isinstance(message, Welcome):  # a coordinator that does not know our page
+            fd = self.counting.page.reader_fd()
+            if fd is not None:
+                self._link.send(CounterPage(self.counting.page.nbytes), [fd])
+                os.close(fd)
 
     def _trim(self, nbytes: int) -> None:
         self.memory.trim(0.0, nbytes)
@@ -276,8 +337,6 @@ class Dispatcher:
             }
         arena = self.memory.stats()
         return {
-            "requests": self._requests,
-            "copied_bytes": dict(self._copied),
             "abandoned": len(self.abandoned),
             "arena": {name: getattr(arena, name) for name in arena.__struct_fields__},
             what: self.memory.rows(what),

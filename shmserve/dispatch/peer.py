@@ -7,6 +7,7 @@ as a database connection is. Everything a peer holds comes back when it dies.
 from __future__ import annotations
 
 import os
+import select
 import threading
 
 import msgspec
@@ -217,7 +218,22 @@ class Peer:
         for lane in lanes:
             lane.channel.close()
         self._give_back(retained)
-        self.segments.clear()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of ours is with it any more, or it has ended: `close` loses nothing.
+
+        An executor that takes no more requests may still work on some, and its model may
+        still hold inputs.
+        """
+        with self._lock:
+            if self.in_flight or not self._retained:
+                return not self.in_flight
+            lanes = [*self._idle, *([self._control] if self._control is not None else [])]
+            poll = select.poll()
+            for lane in lanes:
+                poll.register(lane.channel.fileno(), 0)
+            return not lanes or any(events & select.POLLHUP for _, events in poll.poll(0))
 
 
 def _close(fds: list[int]) -> None:

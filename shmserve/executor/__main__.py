@@ -22,14 +22,17 @@ from shmserve import config
 from shmserve.errors import ArenaExhausted, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import Backend, Context
+from shmserve.executor.backends.failure import from_exception, sanitised
 from shmserve.executor.loop import Loop
 from shmserve.executor.monitor import app_monitor
 from shmserve.executor.regions import ClientRegions
+from shmserve.observe import logs
 from shmserve.protocol.link_messages import Instance, Loaded, LoadFailed, Welcome
 from shmserve.protocol.messages import FromCoordinator
 from shmserve.protocol.region_messages import RegionsGone
+from shmserve.protocol.stats_messages import CounterPage
 from shmserve.shm.arena import ArenaMemory
-from shmserve.shm.status_page import StatusPage
+from shmserve.shm.status_page import SIZE, StatusPage
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import channel as channels
 from shmserve.transport.link import Link
@@ -51,7 +54,6 @@ class Executor:
         self.endpoint = f"{process}.sock"
         self.loaded: Loaded | None = None
         self.loop: Loop | None = None
-        self.status: StatusPage | None = None
         self.stopping = False
         self.link = Link(
             self.run_dir,
@@ -69,16 +71,19 @@ class Executor:
         self.regions = ClientRegions(self.link, copy=mode == "copy")
         epoch = process.rsplit("-", 1)[-1]
         self.memory = ArenaMemory(self.link, lambda: epoch, self.link.arena_bytes)
-        self.epoch = epoch
+        self.status = StatusPage(epoch)
 
     def run(self) -> int:
         """Load, serve, stop; the exit status."""
         self.link.start()
         backend: Backend | None = None
         try:
-            backend = backends.create(self.instance.spec)
-            spec = self._load(backend)
-            if spec is None:
+            try:
+                backend = backends.create(self.instance.spec)
+                spec = self._load(backend)
+            except ShmserveError as ex:
+                log.error("model not loaded: %s", ex.message)
+                self.link.send(LoadFailed(self.instance.name, sanitised(ex.message)))
                 return 1
             self._serve(backend, spec)
         finally:
@@ -91,28 +96,20 @@ class Executor:
                 pass
         return 0
 
-    def _load(self, backend: Backend) -> ModelSpec | None:
+    def _load(self, backend: Backend) -> ModelSpec:
         context = Context(
             self.instance.spec, self.instance.directory, self.instance.name, self.instance.device
         )
         started = time.monotonic()
         try:
             spec = backend.load(context)
-        except ShmserveError as ex:
-            reason = ex.message
-            log.error("model not loaded: %s", reason)
         except Exception as ex:
-            log.exception("model not loaded")
-            reason = f"{type(ex).__name__}: {ex}"
-        else:
-            log.info("loaded in %.2f s", time.monotonic() - started)
-            return spec
-        self.link.send(LoadFailed(self.instance.name, reason))
-        return None
+            raise from_exception(ex, log, "loading it failed") from ex
+        log.info("loaded in %.2f s", time.monotonic() - started)
+        return spec
 
     def _serve(self, backend: Backend, spec: ModelSpec) -> None:
         listener = channels.listen(os.path.join(self.run_dir, self.endpoint))
-        self.status = StatusPage(self.epoch)
         try:
             self.memory.prepare()
         except ArenaExhausted as ex:  # then the first request asks again
@@ -148,10 +145,21 @@ class Executor:
             self.regions.forget(message.numbers)
         elif isinstance(message, Welcome):
             self.regions.clear()
+            self._tell_page()
+
+    def _tell_page(self) -> None:
+        """A coordinator that has just welcomed us does not know our counters."""
+        spec = self.instance.spec
+        page = CounterPage(SIZE, spec.name, spec.version, self.instance.name)
+        fd = self.status.segment.reader_fd()
+        try:
+            self.link.send(page, [fd])
+        finally:
+            os.close(fd)
 
     def stats(self, what: str) -> dict[str, Any]:
         """Numbers for the coordinator; asked on the link's thread even while a model runs."""
-        since = self.status.busy_since if self.status is not None else 0
+        since = self.status.busy_since
         stats: dict[str, Any] = {
             "instance": self.instance.name,
             "busy_ms": (time.monotonic_ns() - since) // 1_000_000 if since else 0,
@@ -175,10 +183,7 @@ def main() -> int:
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
     sys.stdin.close()
     setproctitle(f"shmserve: executor {instance.name}")
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format=f"%(asctime)s %(levelname)s executor {instance.name} %(name)s: %(message)s",
-    )
+    logs.setup(f"executor {instance.name}", settings.log_level)
     executor = Executor(instance, arguments.process_id, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: executor.stop("SIGTERM"))

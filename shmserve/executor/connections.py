@@ -51,11 +51,12 @@ class FrontendProcess:
 class Connection:
     """One data channel. `frontend` is None until its hello."""
 
-    __slots__ = ("channel", "drops", "fd", "frontend", "known")
+    __slots__ = ("channel", "drops", "fd", "frontend", "known", "refusing")
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.fd = channel.fileno()
         self.frontend: FrontendProcess | None = None
         self.known: set[int] = set()  # our segments offered on it
+        self.refusing = False  # no further message comes in
         self.drops = 0  # how many of our segments were gone when it was last told

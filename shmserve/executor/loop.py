@@ -21,6 +21,7 @@ from shmserve.executor.backend import Backend
 from shmserve.executor.connections import Connection, FrontendProcess
 from shmserve.executor.regions import ClientRegions
 from shmserve.executor.run import Runner, late
+from shmserve.executor.statistics import Statistics
 from shmserve.protocol import messages
 from shmserve.protocol.data_messages import (
     Answer,
@@ -65,6 +66,7 @@ class Loop:
         self._status = status
         self._idle_s = segment_idle_s
         self._runner = Runner(backend, spec, memory, regions)
+        self._statistics = Statistics(status.counters, spec)
         self._queue: RequestQueue[tuple[int, int], tuple[Connection, Execute]] = RequestQueue()
         self._connections: dict[int, Connection] = {}
         self._frontends: dict[tuple[str, int], FrontendProcess] = {}
@@ -73,6 +75,7 @@ class Loop:
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll.register(self._wake_r, select.EPOLLIN)
         self._stopping = False
+        self._closed = False  # to new connections
         self.executed = 0
 
     def stop(self) -> None:
@@ -94,6 +97,8 @@ class Loop:
             events = self._epoll.poll(0 if self._queue or self._stopping else _WAKE_S)
             for fd, _ in events:
                 self._ready(fd)
+            if self._stopping and not self._closed:
+                self._take_the_last()
             if self._queue:
                 self._next()
             elif self._stopping and not events:
@@ -101,7 +106,33 @@ class Loop:
             now = time.monotonic()
             if now >= trim_at:
                 self._memory.trim(self._idle_s)
+                self._statistics.measure(self._memory)
                 trim_at = now + _WAKE_S
+
+    def _take_the_last(self) -> None:
+        """Refuse everything new in such a way that a sender knows, and take what was sent.
+
+        So a request is either taken and answered, or its frontend has seen that it was not
+        and sends it to another executor.
+        """
+        self._closed = True
+        channels.refuse(self._listener)
+        while self._accept():
+            continue
+        self._epoll.unregister(self._listener.fileno())
+        busy = {fd for fd, _ in self._queue}
+        for connection in list(self._connections.values()):
+            if connection.fd not in busy:
+                self._refuse(connection)
+
+    def _refuse(self, connection: Connection) -> None:
+        """Take no more requests on a channel than have been sent on it already."""
+        if connection.refusing:
+            return
+        connection.refusing = True
+        connection.channel.refuse()
+        self._epoll.unregister(connection.fd)  # it would report its end all the time
+        self._receive(connection)
 
     def close(self) -> None:
         """Close every channel and fd of the loop; after `run` has returned."""
@@ -118,16 +149,21 @@ class Loop:
         if connection is not None:
             self._receive(connection)
         elif fd == self._listener.fileno():
-            channel = channels.accept(self._listener)
-            if channel is not None:
-                connection = Connection(channel)
-                self._connections[connection.fd] = connection
-                self._epoll.register(connection.fd, select.EPOLLIN)
+            self._accept()
         else:
             try:
                 os.read(self._wake_r, 64)
             except BlockingIOError:
                 pass
+
+    def _accept(self) -> bool:
+        channel = channels.accept(self._listener)
+        if channel is None:
+            return False
+        connection = Connection(channel)
+        self._connections[connection.fd] = connection
+        self._epoll.register(connection.fd, select.EPOLLIN)
+        return True
 
     def _receive(self, connection: Connection) -> None:
         try:
@@ -135,10 +171,11 @@ class Loop:
                 received = connection.channel.receive_now()
                 if received is None:
                     return
-                if self._take(connection, *received):
+                if self._take(connection, *received) and not connection.refusing:
                     return
         except PeerDied:
-            self._close(connection)
+            if not connection.refusing:  # else it is our own doing
+                self._close(connection)
         except ProtocolViolation as ex:
             log.warning("closing a channel of pid %d: %s", connection.channel.peer_pid, ex)
             self._close(connection)
@@ -198,7 +235,8 @@ class Loop:
 
     def _close(self, connection: Connection) -> None:
         self._connections.pop(connection.fd, None)
-        self._epoll.unregister(connection.fd)
+        if not connection.refusing:
+            self._epoll.unregister(connection.fd)
         connection.channel.close()
         self._queue.drop_where(lambda key: key[0] == connection.fd)
         frontend = connection.frontend
@@ -231,6 +269,8 @@ class Loop:
                 self._status.set_busy(0)
                 self._status.set_depth(len(self._queue))
             self.executed += 1
+            if not answer.error_code:  # before it is sent: whoever has it finds it counted
+                self._statistics.ran(message, answer.timing)
         else:
             answer, segments = late(message.request), []
         self._send(connection, answer, segments)
@@ -239,6 +279,8 @@ class Loop:
         frontend = connection.frontend
         assert frontend is not None
         fds: list[int] = []
+        if self._closed and answer.final:  # the channel is idle once the answer is there
+            self._refuse(connection)
         try:
             new = set(segments) - connection.known
             if new or connection.drops != self._memory.drops or frontend.freed:

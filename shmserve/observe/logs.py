@@ -1,13 +1,91 @@
-"""Logs of the background processes: stderr, one line an event, who speaks in every line."""
+"""Logs: stderr, one line an event, who speaks in every line.
+
+What is logged can be changed while a process runs (`apply`, for all processes by the
+coordinator). One filter and one formatter do it, on every handler of the process,
+gunicorn's as well.
+"""
 
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
+
+from shmserve.core.tuning import LogSettings, initial_log
+
+TRACES = "shmserve.trace"  # its lines are wanted whatever the log settings say
+_LIBRARIES = ("gunicorn.error",)  # loggers with handlers of their own
+
+
+class _Chosen(logging.Filter):
+    """Lets through what the settings want."""
+
+    settings = LogSettings()
+    told = False  # by the coordinator, whose word counts from then on
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        settings, level = self.settings, record.levelno
+        if record.name == TRACES:
+            return True
+        if level >= logging.ERROR:
+            return settings.error
+        if level >= logging.WARNING:
+            return settings.warning
+        return settings.info if level >= logging.INFO else settings.verbose > 0
+
+
+class _Stamped(logging.Formatter):
+    """Another formatter's lines, with timestamps in ISO 8601 and UTC where that is wanted."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__(inner._fmt, inner.datefmt)
+        self._inner = inner
+
+    def formatTime(  # noqa: N802 (logging's name)
+        self, record: logging.LogRecord, datefmt: str | None = None
+    ) -> str:
+        if _chosen.settings.format != "ISO8601":
+            return self._inner.formatTime(record, datefmt)
+        moment = datetime.fromtimestamp(record.created, UTC)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_chosen = _Chosen()
 
 
 def setup(who: str, level: str) -> None:
     """Log to stderr. `who`: the process's role, and instance if it has one."""
     logging.basicConfig(
-        level=level.upper(),
         format=f"%(asctime)s %(levelname)s {who.replace('%', '%%')} %(name)s: %(message)s",
     )
+    logging.getLogger(TRACES).setLevel(logging.INFO)
+    _install(_chosen.settings if _chosen.told else initial_log(level))
+
+
+def apply(settings: LogSettings) -> None:
+    """From now on this process logs so."""
+    _chosen.told = True
+    _install(settings)
+
+
+def _install(settings: LogSettings) -> None:
+    _chosen.settings = settings
+    for name in ("", *_LIBRARIES):
+        logger = logging.getLogger(name)
+        if not logger.handlers:
+            continue
+        logger.setLevel(_least(settings))
+        for handler in logger.handlers:
+            if _chosen not in handler.filters:
+                handler.addFilter(_chosen)
+            inner = handler.formatter or logging.Formatter()
+            if not isinstance(inner, _Stamped):
+                handler.setFormatter(_Stamped(inner))
+
+
+def _least(settings: LogSettings) -> int:
+    """The least level that anybody wants: what is below costs nothing."""
+    if settings.verbose:
+        return logging.DEBUG
+    if settings.info:
+        return logging.INFO
+    return logging.WARNING if settings.warning else logging.ERROR

@@ -132,11 +132,13 @@ class Desired(Message, frozen=True):
     """Coordinator to supervisor: exactly these instances should run.
 
     A message is bounded by the socket's buffer: the list comes in parts, all but the
-    last with `more`.
+    last with `more`. Executors of other instances finish what they have accepted, but for
+    those of `hurry`, which are stuck.
     """
 
     instances: tuple[Instance, ...]
     more: bool = False
+    hurry: tuple[str, ...] = ()
 
 
 class Adopt(Message, frozen=True):

@@ -44,6 +44,7 @@ from shmserve.protocol.link_messages import (
     Trim,
     Welcome,
 )
+from shmserve.protocol.model_messages import LoadModel, ModelAnswer, UnloadModel
 from shmserve.protocol.region_messages import (
     DropRegions,
     NeedRegion,
@@ -56,6 +57,21 @@ from shmserve.protocol.region_messages import (
     StoreRegions,
     UnregisterRegions,
 )
+from shmserve.protocol.settings_messages import (
+    ChangeLog,
+    ChangeTrace,
+    LogChanged,
+    SettingsAnswer,
+    TakeTraces,
+)
+from shmserve.protocol.stats_messages import (
+    AskReport,
+    CounterPage,
+    DropPages,
+    ReportGiven,
+    StoredPages,
+    StorePages,
+)
 
 VERSION = 1
 
@@ -66,11 +82,15 @@ ToCoordinator = (
     Hello | Grant | GiveBack | Loaded | LoadFailed | Started | Exited | Show | Stats | Drain
     | RegisterRegion | UnregisterRegions | NeedRegion | RegionShrunk | StoredRegions
     | SetOnline
+    | CounterPage | StoredPages | AskReport | ChangeLog | ChangeTrace | TakeTraces
+    | LoadModel | UnloadModel
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Granted | Trim | AskStats | Desired | Shown | Stop | Adopt
     | RegionAnswer | RegionGiven | RegionsGone | StoreRegions | DropRegions
     | OnlineSet
+    | StorePages | DropPages | ReportGiven | SettingsAnswer | LogChanged
+    | ModelAnswer
 )  # fmt: skip
 
 encoder = msgspec.msgpack.Encoder()

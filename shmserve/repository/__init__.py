@@ -1,10 +1,21 @@
 """The model repository: folders on disk to what can be served, or why not.
 
-`scan` looks at every model, `find` at one. Both read only configuration, labels and
-the presence of model files; models are loaded by executors.
+`scan` looks at every model, `find` at one, `survey` only at whether they have changed. They
+read configuration, labels and the presence of model files; models are loaded by executors.
 """
 
+from shmserve.repository.fingerprint import fingerprint, survey
 from shmserve.repository.folder import ModelFolder, read_folder
-from shmserve.repository.scan import ScanResult, find, scan
+from shmserve.repository.scan import ScanResult, find, locate, names, scan
 
-__all__ = ["ModelFolder", "ScanResult", "find", "read_folder", "scan"]
+__all__ = [
+    "ModelFolder",
+    "ScanResult",
+    "find",
+    "fingerprint",
+    "locate",
+    "names",
+    "read_folder",
+    "scan",
+    "survey",
+]

@@ -31,9 +31,9 @@ def scan(paths: Sequence[str]) -> ScanResult:
     """
     models: dict[str, ModelFolder] = {}
     failures: dict[str, str] = {}
-    for name, directories in sorted(_folders(paths).items()):
+    for name, directories in sorted(folders(paths).items()):
         try:
-            models[name] = _read(name, directories)
+            models[name] = read_folder(_only(name, directories))
         except ConfigError as ex:
             failures[printable(name)] = ex.message
     return ScanResult(models, failures)
@@ -46,19 +46,38 @@ def find(paths: Sequence[str], name: str, override: str | None = None) -> ModelF
         NotFound: there is no such folder.
         ConfigError: it cannot be served.
     """
-    directories = _folders(paths).get(name) if ids.is_model_name(name) else None
+    return read_folder(locate(paths, name), override)
+
+
+def locate(paths: Sequence[str], name: str) -> str:
+    """The folder of one model.
+
+    Raises:
+        NotFound: there is no such folder.
+        ConfigError: there are several.
+    """
+    directories = folders(paths).get(name) if ids.is_model_name(name) else None
     if not directories:
         raise NotFound(f"model '{name}' is not in the repository")
-    return _read(name, directories, override)
+    return _only(name, directories)
 
 
-def _read(name: str, directories: list[str], override: str | None = None) -> ModelFolder:
+def _only(name: str, directories: list[str]) -> str:
     if len(directories) > 1:
         raise ConfigError(f"model '{name}' is in {len(directories)} paths of the repository")
-    return read_folder(directories[0], override)
+    return directories[0]
 
 
-def _folders(paths: Sequence[str]) -> dict[str, list[str]]:
+def names(paths: Sequence[str]) -> list[str]:
+    """Names of the folders that can be models, sorted.
+
+    Raises:
+        ConfigError: a path of the repository itself is not a readable folder.
+    """
+    return sorted(name for name in folders(paths) if ids.is_model_name(name))
+
+
+def folders(paths: Sequence[str]) -> dict[str, list[str]]:
     """Folder name -> where it is, in the order of the paths; hidden ones are left out."""
     found: dict[str, list[str]] = {}
     seen: set[str] = set()

@@ -1,17 +1,21 @@
-"""An executor's published words: how much is waiting, and since when it is busy.
+"""An executor's published words: how much is waiting, since when it is busy, what it has done.
 
-One page, one writer (the executor), 8-byte aligned words stored through a cast
-memoryview (never `struct.pack_into`, which zeroes first). Readers use them as hints
-for picking an executor; nobody trusts them for more (I7).
+One segment, one writer (the executor), 8-byte aligned words stored through a cast
+memoryview (never `struct.pack_into`, which zeroes first). Frontends use the first two as
+hints for picking an executor; the coordinator reads the counters (`core.executor_counters`).
+Nobody trusts them for more (I7).
 """
 
 from __future__ import annotations
 
+from shmserve.core import executor_counters
 from shmserve.shm.segment import Mapping, Segment
 
-SIZE = 4096
-_DEPTH = 0  # requests waiting or running
-_BUSY_SINCE = 8  # CLOCK_MONOTONIC ns, 0: idle; a cache line of its own
+_PAGE = 4096
+DEPTH = 0  # requests waiting or running
+BUSY_SINCE = 8  # CLOCK_MONOTONIC ns, 0: idle; a cache line of its own
+COUNTERS = 16  # from here on: a page of counters
+SIZE = -(-(COUNTERS + executor_counters.NWORDS) * 8 // _PAGE) * _PAGE
 
 
 class StatusPage:
@@ -20,18 +24,20 @@ class StatusPage:
     def __init__(self, epoch: str) -> None:
         self.segment = Segment(epoch, SIZE)
         self._words = self.segment.view.cast("Q")
+        self.counters = self._words[COUNTERS:]
 
     def set_depth(self, depth: int) -> None:
-        self._words[_DEPTH] = depth
+        self._words[DEPTH] = depth
 
     def set_busy(self, since_ns: int) -> None:
-        self._words[_BUSY_SINCE] = since_ns
+        self._words[BUSY_SINCE] = since_ns
 
     @property
     def busy_since(self) -> int:
-        return self._words[_BUSY_SINCE]
+        return self._words[BUSY_SINCE]
 
     def close(self) -> None:
+        self.counters.release()
         self._words.release()
         self.segment.close()
 
@@ -45,4 +51,4 @@ class StatusView:
 
     @property
     def depth(self) -> int:
-        return self._words[_DEPTH]
+        return self._words[DEPTH]

@@ -45,10 +45,11 @@ class Child:
         return self.kill_at is not None
 
     def stop(self, now: float, grace_s: float) -> None:
-        """SIGTERM now (once), SIGKILL after the grace."""
+        """SIGTERM now (once), SIGKILL after the grace; a later call can only shorten it."""
         if self.kill_at is None:
             self.kill_at = now + grace_s
             send_signal(self.pidfd, signal.SIGTERM)
+        self.kill_at = min(self.kill_at, now + grace_s)
 
     def enforce(self, now: float) -> None:
         """Kill it if it was told to stop and its grace is over."""

@@ -21,7 +21,7 @@ from shmserve.transport.processes import describe_status, pidfd_open, spawn
 
 _log = logging.getLogger(__name__)
 
-_STOP_GRACE_S = 2.0  # of an executor that is not desired any more
+_HURRY_S = 2.0  # for an executor that is stuck
 
 
 class Executors:
@@ -33,6 +33,7 @@ class Executors:
         master_fd: the pidfd that every process watches.
         tell: sends a message to the coordinator.
         watch: called with each new child, so that its end is noticed.
+        finish_s: how long an executor that is not desired any more may take to finish.
     """
 
     def __init__(
@@ -42,13 +43,16 @@ class Executors:
         master_fd: int,
         tell: Callable[[ToCoordinator], None],
         watch: Callable[[Child], None],
+        finish_s: float = _HURRY_S,
     ) -> None:
         self._run_dir = run_dir
         self._command = command
         self._master_fd = master_fd
         self._tell = tell
         self._watch = watch
+        self._finish_s = finish_s
         self._desired: dict[str, Instance] = {}
+        self._hurry: frozenset[str] = frozenset()
         self._told = False  # what is desired; before that an adopted executor is left alone
         self._restarts: dict[str, Restarts] = {}
         self._due: dict[str, float] = {}  # instances that wait for their next start
@@ -56,8 +60,9 @@ class Executors:
         self.children: dict[str, Child] = {}  # by instance
         self.halted = False  # draining: nothing is started any more
 
-    def desire(self, instances: Iterable[Instance], now: float) -> None:
-        """Run exactly these from now on."""
+    def desire(self, instances: Iterable[Instance], now: float, hurry: Iterable[str] = ()) -> None:
+        """Run exactly these from now on; of the others, those of `hurry` are not waited for."""
+        self._hurry = frozenset(hurry)
         self._desired = {instance.name: instance for instance in instances}
         self._told = True
         for name in list(self._due):
@@ -104,6 +109,8 @@ class Executors:
             reason,
         )
         if expected:
+            if child.name not in self._desired:
+                self._restarts.pop(child.name, None)
             return
         # One that chose to exit may have told the coordinator that its model cannot be loaded.
         at_once = child.stopping or status is None or status < 0
@@ -113,7 +120,7 @@ class Executors:
         """Do what is due."""
         for name, child in self.children.items():
             if self._told and name not in self._desired and not self.halted:
-                child.stop(now, _STOP_GRACE_S)
+                child.stop(now, _HURRY_S if name in self._hurry else self._finish_s)
             child.enforce(now)
         for name, due in list(self._due.items()):
             if now >= due and not self.halted:

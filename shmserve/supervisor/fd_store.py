@@ -1,47 +1,54 @@
-"""Descriptors of client regions, kept for the coordinator's successor."""
+"""Descriptors kept for the coordinator's successor: client regions, pages of counters."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Generic, TypeVar
 
-from shmserve.protocol.region_messages import StoredRegions
+from shmserve.protocol.messages import ToCoordinator
 from shmserve.transport.channel import MAX_FDS
 from shmserve.transport.link import Link
 
+Key = TypeVar("Key", bound=Hashable)
 
-class FdStore:
-    """By region number. Thread-safe: the link's thread fills it."""
 
-    def __init__(self) -> None:
+class FdStore(Generic[Key]):
+    """By what a descriptor is of. Thread-safe: the link's thread fills it.
+
+    `told`: makes the message that hands some over, and whether more come.
+    """
+
+    def __init__(self, told: Callable[[tuple[Key, ...], bool], ToCoordinator]) -> None:
+        self._told = told
         self._lock = threading.Lock()
-        self._fds: dict[int, int] = {}
+        self._fds: dict[Key, int] = {}
 
-    def keep(self, numbers: Sequence[int], fds: Sequence[int]) -> None:
+    def keep(self, keys: Sequence[Key], fds: Sequence[int]) -> None:
         """Take over descriptors."""
         with self._lock:
-            for number, fd in zip(numbers, fds, strict=False):
-                if number in self._fds:
+            for key, fd in zip(keys, fds, strict=False):
+                if key in self._fds:
                     os.close(fd)
                 else:
-                    self._fds[number] = fd
+                    self._fds[key] = fd
 
-    def drop(self, numbers: Iterable[int]) -> None:
+    def drop(self, keys: Iterable[Key]) -> None:
         with self._lock:
-            for number in numbers:
-                fd = self._fds.pop(number, None)
+            for key in keys:
+                fd = self._fds.pop(key, None)
                 if fd is not None:
                     os.close(fd)
 
     def hand_over(self, link: Link) -> None:
         """Give a coordinator copies of all; the last message says that it is the last."""
         with self._lock:
-            numbers = list(self._fds)
-            for start in range(0, len(numbers), MAX_FDS):
-                part = numbers[start : start + MAX_FDS]
-                link.send(StoredRegions(tuple(part), more=True), [self._fds[n] for n in part])
-        link.send(StoredRegions(()))
+            keys = list(self._fds)
+            for start in range(0, len(keys), MAX_FDS):
+                part = keys[start : start + MAX_FDS]
+                link.send(self._told(tuple(part), True), [self._fds[key] for key in part])
+        link.send(self._told((), False))
 
     def __len__(self) -> int:
         return len(self._fds)

@@ -148,8 +148,6 @@ def end(settings: Settings) -> None:
 
 
 def _check(settings: Settings) -> None:
-    if settings.model_control == "poll":
-        raise ConfigError("model_control: 'poll' is not supported yet, use none or explicit")
     for path in settings.model_repository:
         if not os.path.isdir(path):
             raise ConfigError(f"model_repository: {path!r} is not a directory")

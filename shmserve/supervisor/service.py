@@ -24,7 +24,8 @@ from shmserve.config import Settings
 from shmserve.core.lifecycle import Restarts
 from shmserve.protocol.link_messages import Adopt, Desired, Drain, Instance, Welcome
 from shmserve.protocol.messages import FromCoordinator
-from shmserve.protocol.region_messages import DropRegions, StoreRegions
+from shmserve.protocol.region_messages import DropRegions, StoredRegions, StoreRegions
+from shmserve.protocol.stats_messages import DropPages, PageOwner, StoredPages, StorePages
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.supervisor.announce import Announcer
 from shmserve.supervisor.children import Child
@@ -40,6 +41,7 @@ from shmserve.transport.questions import close_all
 _log = logging.getLogger(__name__)
 
 _TURN_S = 0.25
+_BEYOND_S = 2.0  # after the longest request: until an executor that should have ended is killed
 _TELL_S = 0.2  # between "draining" and SIGTERM
 _WITHOUT_MASTER_S = 3.0  # the drain's limit once the master is gone
 _COORDINATOR_STOP_S = 2.0
@@ -93,10 +95,18 @@ class Supervisor:
             on_message=self._from_link,
             on_fds=self._fds_from_link,
         )
-        self._store = FdStore()
-        self._executors = Executors(run_dir, executor, master_fd, self._link.send, self._watch)
+        self._store = FdStore[int](StoredRegions)
+        self._pages = FdStore[PageOwner](StoredPages)
         count = settings.grpc_processes if grpc is not None else 0
         self._frontends = Frontends(run_dir, "grpc", grpc or [], count, master_fd)
+        self._executors = Executors(
+            run_dir,
+            executor,
+            master_fd,
+            self._link.send,
+            self._watch,
+            settings.request_timeout_s + _BEYOND_S,
+        )
         self._coordinator: Child | None = None
         self._coordinator_due = 0.0
         self._coordinator_restarts = Restarts(base_s=0.2, cap_s=5.0)
@@ -138,8 +148,12 @@ class Supervisor:
         self._heard_at = time.monotonic()
         if isinstance(message, Welcome):
             self._store.hand_over(self._link)
+            self._pages.hand_over(self._link)
         elif isinstance(message, DropRegions):
             self._store.drop(message.numbers)
+            return
+        elif isinstance(message, DropPages):
+            self._pages.drop(message.owners)
             return
         self._inbox.put(message)
         os.eventfd_write(self._wake_fd, 1)
@@ -147,6 +161,8 @@ class Supervisor:
     def _fds_from_link(self, message: FromCoordinator, fds: list[int]) -> None:
         if isinstance(message, StoreRegions):
             self._store.keep(message.numbers, fds)
+        elif isinstance(message, StorePages):
+            self._pages.keep(message.owners, fds)
         else:
             close_all(fds)
 
@@ -192,7 +208,7 @@ class Supervisor:
             self._part += message.instances
             if not message.more:
                 wanted, self._part = self._part, []
-                self._executors.desire(wanted, now)
+                self._executors.desire(wanted, now, message.hurry)
 
     def _watch(self, child: Child) -> None:
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)

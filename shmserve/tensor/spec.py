@@ -42,6 +42,15 @@ class ModelSpec(Struct, frozen=True, omit_defaults=True):
     parameters: dict[str, str] = {}
     config_json: str = "{}"
 
+    def takes_the_same(self, other: ModelSpec) -> bool:
+        """Whether a request that was checked against the other spec suits this one."""
+        return self is other or (
+            self.inputs == other.inputs
+            and self.outputs == other.outputs
+            and self.max_batch_size == other.max_batch_size
+            and self.decoupled == other.decoupled
+        )
+
     def input(self, name: str) -> TensorSpec | None:
         return next((spec for spec in self.inputs if spec.name == name), None)
 

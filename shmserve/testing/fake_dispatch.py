@@ -6,7 +6,7 @@ far as they see it, and counts what they must give back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -15,8 +15,10 @@ from msgspec import Struct
 from shmserve import config
 from shmserve.core.regions import Caller, ObjectFacts, RegionBook
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.core.tuning import LogChange, TraceChange, Tuning
 from shmserve.errors import ArenaExhausted, NotFound, ShmserveError, Unavailable
 from shmserve.protocol.data_messages import OutputPlace, Parameter, RegionRef
+from shmserve.protocol.stats_messages import Report
 from shmserve.tensor.spec import ModelSpec
 
 
@@ -94,6 +96,7 @@ class FakeCall:
         self.request: FakeRequest | None = None
         self.places: tuple[OutputPlace, ...] = ()
         self.closed = 0
+        self.outcomes: list[str] = []
         self._dispatcher = dispatcher
         self._inputs: dict[str, FakeTensor] = {}
 
@@ -159,6 +162,14 @@ class FakeCall:
             yield msgspec.structs.replace(outcome, final=False)
         yield FakeOutcome()
 
+    def answered(self) -> None:
+        """Count."""
+        self.outcomes.append("answered")
+
+    def failed(self, error: BaseException) -> None:
+        """Count."""
+        self.outcomes.append(type(error).__name__)
+
     def close(self) -> None:
         """Count."""
         self.closed += 1
@@ -181,6 +192,52 @@ class FakeRegions:
         self.book.unregister(caller, name)
 
 
+class FakeServer:
+    """Numbers that a test makes up, and the real rules for settings."""
+
+    def __init__(self) -> None:
+        self.numbers: Report | None = Report((), (), {}, {})
+        self.tuning = Tuning()
+
+    def report(self) -> Report:
+        """What `numbers` are; None: the coordinator is away."""
+        if self.numbers is None:
+            raise Unavailable("the coordinator did not answer within 3 s")
+        return self.numbers
+
+    def change_log(self, change: LogChange) -> None:
+        """Change it at once."""
+        self.tuning = msgspec.structs.replace(self.tuning, log=change.onto(self.tuning.log))
+
+    def change_trace(self, model: str, change: TraceChange) -> None:
+        """Change it at once."""
+        self.tuning = self.tuning.with_trace(model, change)
+
+
+class FakeModels:
+    """Notes what it is told; `refusal` is raised instead, if there is one."""
+
+    def __init__(self) -> None:
+        self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
+        self.unloads: list[str] = []
+        self.in_repository: list[str] = []
+        self.refusal: ShmserveError | None = None
+
+    def folders(self) -> list[str]:
+        """Names in the repository."""
+        return self.in_repository
+
+    def load(self, name: str, model_config: str | None, files: Mapping[str, bytes]) -> None:
+        """Note it."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.loads.append((name, model_config, dict(files)))
+
+    def unload(self, name: str) -> None:
+        """Note it."""
+        self.unloads.append(name)
+
+
 class FakeDispatcher:
     """Models by name; `calls` are all calls ever made, `budget` bounds each one's bytes."""
 
@@ -192,6 +249,10 @@ class FakeDispatcher:
         self.calls: list[FakeCall] = []
         self.budget = budget
         self.regions = FakeRegions()
+        self.server = FakeServer()
+        self.refusals: list[tuple[str, str]] = []
+        self.models = FakeModels()
+        self.refused_models: dict[str, str] = {}
         self.published = True
         self.draining = False
         self.online = False
@@ -217,6 +278,8 @@ class FakeDispatcher:
             draining=self.draining,
             regions=self.regions.book.regions,
             grps_online=self.online,
+            tuning=self.server.tuning,
+            refused=self.refused_models,
         )
 
     def model(self, name: str, version: str = "") -> ModelEntry:
@@ -249,6 +312,10 @@ class FakeDispatcher:
     def set_online(self, online: bool) -> None:
         """GRPS's online flag."""
         self.online = online
+
+    def refused(self, entry: ModelEntry, error: BaseException) -> None:
+        """Remember it."""
+        self.refusals.append((entry.spec.name, type(error).__name__))
 
     def start(self) -> None:
         """Nothing to connect to."""

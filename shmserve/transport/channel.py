@@ -8,6 +8,8 @@ fds, SO_PEERCRED tells who is there. OS errors become the project's errors here.
 from __future__ import annotations
 
 import array
+import contextlib
+import errno
 import os
 import socket
 import struct
@@ -117,6 +119,14 @@ class Channel:
             raise ProtocolViolation("a message was too long or carried too many fds")
         return self._view[:size], fds
 
+    def refuse(self) -> None:
+        """Take no further message: the peer's sends fail from now on.
+
+        What it has sent before can still be received; then `receive` tells of an EOF.
+        """
+        with contextlib.suppress(OSError):  # it is gone already
+            self._socket.shutdown(socket.SHUT_RD)
+
     def fileno(self) -> int:
         return self._socket.fileno()
 
@@ -149,12 +159,21 @@ def listen(path: str, backlog: int = 128) -> socket.socket:
     return sock
 
 
+def refuse(listener: socket.socket) -> None:
+    """Take no further connection; those made before can still be accepted."""
+    listener.shutdown(socket.SHUT_RD)
+
+
 def accept(listener: socket.socket) -> Channel | None:
     """The next connection of a same-user (or root) peer, or None if there is none."""
     try:
         sock, _ = listener.accept()
     except BlockingIOError:
         return None
+    except OSError as ex:
+        if ex.errno == errno.EINVAL:  # `refuse` was called, and nobody is left in its queue
+            return None
+        raise
     channel = Channel(sock)
     if channel.peer_uid not in (0, os.geteuid()):
         channel.close()

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, Unavailable
+from shmserve.observe import logs
 from shmserve.protocol import messages
 from shmserve.protocol.grps_messages import OnlineSet, SetOnline
 from shmserve.protocol.link_messages import (
@@ -39,6 +40,7 @@ from shmserve.protocol.link_messages import (
     Welcome,
 )
 from shmserve.protocol.messages import FromCoordinator, ToCoordinator
+from shmserve.protocol.model_messages import LoadModel, ModelAnswer, UnloadModel
 from shmserve.protocol.region_messages import (
     NeedRegion,
     RegionAnswer,
@@ -46,6 +48,14 @@ from shmserve.protocol.region_messages import (
     RegisterRegion,
     UnregisterRegions,
 )
+from shmserve.protocol.settings_messages import (
+    ChangeLog,
+    ChangeTrace,
+    LogChanged,
+    SettingsAnswer,
+    TakeTraces,
+)
+from shmserve.protocol.stats_messages import AskReport, ReportGiven
 from shmserve.transport import rundir
 from shmserve.transport.channel import MAX_MESSAGE, Channel
 from shmserve.transport.questions import Make, Questions, close_all
@@ -62,12 +72,12 @@ ARENA_WAIT_S = 2.0
 
 # What the next hello tells, or the next coordinator asks or is asked again, is void.
 _VOID = (
-    *(GiveBack, Grant, Stats, Loaded),
-    *(RegisterRegion, UnregisterRegions, NeedRegion, SetOnline),
+    *(GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion),
+    *(AskReport, ChangeLog, ChangeTrace, TakeTraces, LoadModel, UnloadModel, SetOnline),
 )
 
 # Replies to `Link.ask`: each has a `ticket`, and brings its question to an end.
-_ANSWERS = (RegionAnswer, RegionGiven, OnlineSet)
+_ANSWERS = (RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer, ModelAnswer, OnlineSet)
 
 
 class _Ticket:
@@ -308,6 +318,8 @@ class Link:
                 self._on_trim(message.nbytes)
             elif isinstance(message, AskStats):
                 self.send(Stats(message.ticket, self._on_stats(message.what)))
+            elif isinstance(message, LogChanged):
+                logs.apply(message.log)
             elif isinstance(message, Stop):
                 self._on_stop(message.reason)
             else:

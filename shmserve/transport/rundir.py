@@ -7,6 +7,9 @@
     coordinator.sock  where every process has its link
     <process>.sock    an executor's endpoint
     registry.page, registry.msgpack   see shmserve.shm.registry_page
+    totals.msgpack    what processes that have ended counted, see shmserve.coordinator.counters
+    registry.models   see shmserve.coordinator.plan
+    overrides/        a folder for each load request that brings a configuration or files
 
 Lock files stay for good (removing one would let two processes hold it); everything else
 is removed when the service starts and when it stops.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import stat
 
 from shmserve.errors import ConfigError
@@ -24,7 +28,10 @@ from shmserve.transport.processes import FileLock
 
 COORDINATOR_SOCKET = "coordinator.sock"
 EPOCH_FILE = "epoch"
+TOTALS_FILE = "totals.msgpack"
+OVERRIDE_CONFIG = "config.json"  # in a folder of `overrides`, beside the model's own folder
 _ENDPOINT = re.compile(r"executor-[0-9]+-[0-9a-f]+\.sock")
+_OVERRIDES = re.compile(r"[a-z]+-[0-9]+-[0-9a-f]+-[0-9]+")
 _LONGEST_NAME = len("/executor-00000-0000.sock")
 _SOCKET_PATH_LIMIT = 107  # sun_path of a Unix-domain socket, without its NUL
 
@@ -59,9 +66,24 @@ def clean(run_dir: str) -> None:
     """Remove everything of a service that has ended, except lock files."""
     clean_sockets(run_dir)
     for name in os.listdir(run_dir):
-        if name.endswith(".new") or name.startswith("registry.") or name == EPOCH_FILE:
+        if (
+            name.endswith(".new")
+            or name.startswith("registry.")
+            or name in (EPOCH_FILE, TOTALS_FILE)
+        ):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(run_dir, name))
+    shutil.rmtree(overrides(run_dir), ignore_errors=True)
+
+
+def overrides(run_dir: str, name: str = "") -> str:
+    """Where what came with a load request lies, or the folder of all of them."""
+    return os.path.join(run_dir, "overrides", name) if name else os.path.join(run_dir, "overrides")
+
+
+def is_overrides(name: str) -> bool:
+    """Whether a name can be that of such a folder."""
+    return _OVERRIDES.fullmatch(name) is not None
 
 
 def clean_sockets(run_dir: str) -> None:

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from shmserve.core.budget import Ledger
 from shmserve.core.fleet import Fleet
 from shmserve.core.lifecycle import State
+from shmserve.core.records import Incarnation, InstanceRecord, VersionRecord
 from shmserve.errors import ProtocolViolation
 from shmserve.tensor.spec import ModelSpec
 
@@ -16,13 +17,19 @@ PIDS = st.integers(1, 4)
 INSTANCES = st.sampled_from(NAMES)
 
 
+def fleet_at(now):
+    fleet = Fleet(Ledger(1000, 100), 2.0, 10.0)
+    records = [InstanceRecord(name) for name in NAMES]
+    fleet.models.load("m", Incarnation(1, [VersionRecord(SPEC, records)]), now, required=True)
+    return fleet
+
+
 class FleetMachine(RuleBasedStateMachine):
     """Process i has pid i and the link executor-i-aa; it runs what it says at hello."""
 
     def __init__(self):
         super().__init__()
-        self.fleet = Fleet(Ledger(1000, 100), 2.0, 10.0)
-        self.fleet.add_version(SPEC, NAMES, 0.0)
+        self.fleet = fleet_at(0.0)
         self.now = 0.0
         self.linked: set[int] = set()
         self.failed: set[str] = set()
@@ -81,8 +88,7 @@ class FleetMachine(RuleBasedStateMachine):
     @rule()
     def coordinator_restart(self):
         before = self.fleet.snapshot("e")
-        self.fleet = Fleet(Ledger(1000, 100), 2.0, 10.0)
-        self.fleet.add_version(SPEC, NAMES, self.now)
+        self.fleet = fleet_at(self.now)
         self.fleet.restore(before, self.now)
         self.linked.clear()
         self.failed = {n for n, r in self.fleet.instances.items() if r.state is State.FAILED}

@@ -27,7 +27,7 @@ from shmserve.shm.registry_page import RegistryWriter
 from shmserve.shm.status_page import StatusPage
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from shmserve.transport import channel as channels
-from shmserve.transport.questions import Make
+from shmserve.transport.questions import Make, close_all
 
 Model = Callable[[Request], Response]
 
@@ -72,7 +72,8 @@ class Coordinator:
                         clients.pop(fd).close()
 
     def _serve(self, client: channels.Channel) -> None:
-        data, _ = client.receive()
+        data, fds = client.receive()
+        close_all(fds)
         message = messages.decode_to_coordinator(data)
         if isinstance(message, Hello):
             client.send(messages.encode(Welcome(messages.VERSION, "cafe0123")))

@@ -93,9 +93,8 @@ def test_with_explicit_control_only_what_was_named():
     assert chosen(model_control="explicit", load_models=("*",)) == chosen()
 
 
-def test_polling_is_refused_by_name():
-    with pytest.raises(ConfigError, match="'poll' is not supported"):
-        chosen(model_control="poll")
+def test_when_polling_everything_is_wanted():
+    assert chosen(model_control="poll") == chosen()
 
 
 def test_a_repository_that_cannot_be_read_is_a_failure_not_a_crash():

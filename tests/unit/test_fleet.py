@@ -6,6 +6,7 @@ from shmserve.core.budget import Ledger
 from shmserve.core.effects import AnswerGrant, Desire, Dismiss, Publish
 from shmserve.core.fleet import GRACE_S, Fleet
 from shmserve.core.lifecycle import State
+from shmserve.core.records import Incarnation, InstanceRecord, VersionRecord
 from shmserve.core.registry import ModelState
 from shmserve.errors import ProtocolViolation
 from shmserve.tensor.spec import ModelSpec
@@ -16,9 +17,13 @@ NAMES = ["m/1/0", "m/1/1"]
 
 def make(names=NAMES):
     fleet = Fleet(Ledger(1000, 100), execute_timeout_s=2.0, load_timeout_s=10.0)
-    fleet.add_version(SPEC, names, 0.0)
+    fleet.models.load("m", incarnation(names), 0.0, required=True)
     fleet.scanned({})
     return fleet
+
+
+def incarnation(names=NAMES, number=1):
+    return Incarnation(number, [VersionRecord(SPEC, [InstanceRecord(name) for name in names])])
 
 
 def bring_up(fleet, name="m/1/0", pid=10, process="executor-1-aa"):
@@ -37,7 +42,7 @@ def test_a_version_is_ready_with_its_first_instance_and_takes_its_spec():
     fleet.started("m/1/0", 10, 1.0)
     fleet.hello("executor-1-aa", "executor", 10, 0, "m/1/0", 1.5)
     complete = ModelSpec("m", "1", "onnxruntime_onnx", "onnxruntime", 8, (), ())
-    assert fleet.loaded("executor-1-aa", complete, "executor-1-aa.sock", 2.0) == [Publish()]
+    assert Publish() in fleet.loaded("executor-1-aa", complete, "executor-1-aa.sock", 2.0)
     assert entry(fleet).state is ModelState.READY
     assert entry(fleet).spec == complete
     assert [i.name for i in entry(fleet).instances] == ["m/1/0"]
@@ -88,12 +93,46 @@ def test_the_watchdog_takes_an_instance_out_until_it_has_ended():
     assert fleet.desired() == ["m/1/0"]
 
 
-def test_an_instance_that_never_loads_is_stopped():
+def test_an_instance_that_never_loads_is_given_up():
     fleet = make(["m/1/0"])
     fleet.started("m/1/0", 10, 1.0)
-    assert fleet.tick(11.0) == []
-    assert Desire() in fleet.tick(11.1)
+    fleet.hello("executor-1-aa", "executor", 10, 0, "m/1/0", 1.5)
+    assert fleet.tick(10.0) == []
+    effects = fleet.tick(10.1)
+    assert Desire() in effects
+    assert [e.process for e in effects if isinstance(e, Dismiss)] == ["executor-1-aa"]
+    assert (fleet.desired(), fleet.hurried()) == ([], ["m/1/0"])
+    assert entry(fleet).state is ModelState.UNAVAILABLE
     assert "10 s" in entry(fleet).reason
+    assert fleet.loaded("executor-1-aa", SPEC, "executor-1-aa.sock", 10.2) == []
+
+
+def test_an_instance_that_had_loaded_is_never_given_up():
+    fleet = make(["m/1/0"])
+    bring_up(fleet)
+    for turn in range(5):
+        fleet.gone("executor-1-aa", 3.0 + turn)
+        fleet.exited("m/1/0", 10, "signal SIGKILL", 3.1 + turn)
+        fleet.started("m/1/0", 10, 3.2 + turn)
+    assert fleet.desired() == ["m/1/0"]
+    assert Desire() in fleet.tick(100.0)  # it is stopped, and wanted again when it has ended
+    assert fleet.hurried() == ["m/1/0"]
+    fleet.exited("m/1/0", 10, "signal SIGKILL", 101.0)
+    assert fleet.desired() == ["m/1/0"]
+
+
+def test_processes_that_end_while_they_load_are_started_a_bounded_number_of_times():
+    fleet = make(["m/1/0"])
+    for turn in range(3):
+        assert fleet.desired() == ["m/1/0"]
+        fleet.started("m/1/0", 10 + turn, 1.0)
+        fleet.hello(f"executor-{turn}-aa", "executor", 10 + turn, 0, "m/1/0", 1.5)
+        fleet.gone(f"executor-{turn}-aa", 1.6)
+        fleet.exited("m/1/0", 10 + turn, "signal SIGSEGV", 1.7)
+    assert fleet.desired() == []
+    assert entry(fleet).state is ModelState.UNAVAILABLE
+    assert "3 times" in entry(fleet).reason
+    assert "SIGSEGV" in entry(fleet).reason
 
 
 def test_an_old_process_end_does_not_touch_the_new():
@@ -177,20 +216,12 @@ def test_after_a_restart_what_was_published_stays_for_the_grace():
     assert len(entry(again).instances) == 2
     again.hello("executor-1-aa", "executor", 10, 0, "m/1/0", 100.5)
     again.loaded("executor-1-aa", SPEC, "executor-1-aa.sock", 100.5)
+    again.instances["m/1/1"].deadline = again.instances["m/1/0"].deadline = 200.0
     assert again.tick(100.0 + GRACE_S - 0.1) == []
     assert Publish() in again.tick(100.0 + GRACE_S)
     assert not again.awaiting
     assert [i.name for i in entry(again).instances] == ["m/1/0"]
     assert again.desired() == NAMES
-
-
-def test_after_a_restart_a_failed_model_stays_failed():
-    fleet = make(["m/1/0"])
-    fleet.hello("executor-1-aa", "executor", 10, 0, "m/1/0", 1.5)
-    fleet.load_failed("executor-1-aa", "no", 2.0)
-    again = make(["m/1/0"])
-    again.restore(fleet.snapshot("e"), 100.0)
-    assert (again.desired(), entry(again).reason) == ([], "no")
 
 
 def test_a_new_supervisor_adopts_what_has_a_link_and_forgets_the_rest():

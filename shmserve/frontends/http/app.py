@@ -6,9 +6,11 @@ import falcon
 
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
-from shmserve.frontends.http import failures, grps
+from shmserve.frontends.http import failures, grps, observing
+from shmserve.frontends.http import regions as region_routes
+from shmserve.frontends.http import repository as repository_routes
+from shmserve.frontends.http.guard import Guard
 from shmserve.frontends.http.infer import InferResource
-from shmserve.frontends.http.regions import add_routes
 from shmserve.frontends.http.resources import (
     LiveResource,
     ModelConfigResource,
@@ -18,6 +20,8 @@ from shmserve.frontends.http.resources import (
     ServerResource,
 )
 from shmserve.frontends.oip.regions import Regions
+from shmserve.frontends.oip.repository import Repository
+from shmserve.frontends.oip.restricted import Restricted
 from shmserve.frontends.oip.seam import Dispatcher
 
 # A model's paths stand once without and once with a version
@@ -28,7 +32,11 @@ def create_app(
     dispatcher: Dispatcher, settings: Settings
 ) -> falcon.App[falcon.Request, falcon.Response]:
     """The WSGI application of one HTTP worker."""
-    app: falcon.App[falcon.Request, falcon.Response] = falcon.App(media_type="application/json")
+    restricted = Restricted(settings.http_restricted_api)
+    guard = Guard(restricted)
+    app: falcon.App[falcon.Request, falcon.Response] = falcon.App(
+        media_type="application/json", middleware=[guard] if restricted else None
+    )
     app.add_error_handler(Exception, failures.on_unexpected)
     app.add_error_handler(falcon.HTTPError, failures.on_http_error)
     app.add_error_handler(ShmserveError, failures.on_shmserve_error)
@@ -36,11 +44,13 @@ def create_app(
     app.add_route("/v2/health/live", LiveResource())
     app.add_route("/v2/health/ready", ReadyResource(dispatcher))
     regions = Regions(dispatcher, settings)
-    add_routes(app, regions, settings)
+    observing.add_routes(app, dispatcher, settings)
+    region_routes.add_routes(app, regions, settings)
+    repository_routes.add_routes(app, Repository(dispatcher, settings), settings)
     for path in _MODEL:
         app.add_route(path, ModelResource(dispatcher))
         app.add_route(f"{path}/ready", ModelReadyResource(dispatcher))
         app.add_route(f"{path}/config", ModelConfigResource(dispatcher))
         app.add_route(f"{path}/infer", InferResource(dispatcher, settings, regions))
-    grps.add_routes(app, dispatcher, settings)
+    grps.add_routes(app, dispatcher, settings, guard)
     return app

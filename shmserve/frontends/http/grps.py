@@ -16,6 +16,7 @@ from shmserve.frontends.grps.service import OK, Grps
 from shmserve.frontends.http import grps_custom
 from shmserve.frontends.http.grps_custom import CustomPaths, has_body, stream_type, wants_stream
 from shmserve.frontends.http.grps_stream import BINARY, respond_once, respond_stream
+from shmserve.frontends.http.guard import Guard
 from shmserve.frontends.http.intake import open_intake
 from shmserve.frontends.oip.seam import Dispatcher
 from shmserve.protocol import grps_json, grps_json_out
@@ -28,7 +29,10 @@ _TYPES = f"{JSON}, {BINARY}"
 
 
 def add_routes(
-    app: falcon.App[falcon.Request, falcon.Response], dispatcher: Dispatcher, settings: Settings
+    app: falcon.App[falcon.Request, falcon.Response],
+    dispatcher: Dispatcher,
+    settings: Settings,
+    guard: Guard,
 ) -> None:
     """Everything below /grps/v1/, and the models' own paths behind all others."""
     grps = Grps(dispatcher, settings)
@@ -40,7 +44,7 @@ def add_routes(
     app.add_route(f"{BASE}/infer/predict", predict)
     app.add_route(f"{BASE}/metadata/server", Quick(grps.server_metadata))
     app.add_route(f"{BASE}/metadata/model", ModelMetadataResource(grps, settings))
-    app.add_sink(CustomPaths(grps, settings, predict.predict).sink, r"/")
+    app.add_sink(CustomPaths(grps, settings, guard, predict.predict).sink, r"/")
 
 
 class Quick:
@@ -126,8 +130,8 @@ class PredictResource:
                 respond_stream(req, resp, exchange, stream_type(entry.spec))
             else:
                 respond_once(req, resp, exchange, as_ndarray)
-        except BaseException:
-            exchange.close()
+        except BaseException as ex:
+            exchange.failed(ex)
             raise
 
 

@@ -21,6 +21,7 @@ from shmserve.frontends.grps.answers import GENERIC, refusal
 from shmserve.frontends.grps.exchange import Exchange
 from shmserve.frontends.grps.service import Grps
 from shmserve.frontends.http.grps_stream import BINARY, guarded, send_chunks, watch
+from shmserve.frontends.http.guard import Guard
 from shmserve.frontends.http.intake import Intake, held, open_intake
 from shmserve.frontends.oip.seam import Outcome
 from shmserve.protocol import grps_http
@@ -77,8 +78,9 @@ def reads_body(spec: ModelSpec) -> bool:
 class CustomPaths:
     """Serves what no route took. `predict` answers plain GRPS requests."""
 
-    def __init__(self, grps: Grps, settings: Settings, predict: Any) -> None:
+    def __init__(self, grps: Grps, settings: Settings, guard: Guard, predict: Any) -> None:
         self._grps = grps
+        self._guard = guard
         self._settings = settings
         self._predict = predict
 
@@ -90,6 +92,7 @@ class CustomPaths:
             entry = None
         if entry is None:
             raise falcon.HTTPRouteNotFound
+        self._guard.check_inference(req)
         if req.method not in _METHODS:
             raise falcon.HTTPMethodNotAllowed(list(_METHODS))
         if takes_http(entry.spec):
@@ -143,8 +146,8 @@ def _serve(
             _answer_stream(req, resp, exchange)
         else:
             _answer_once(req, resp, exchange)
-    except BaseException:
-        exchange.close()
+    except BaseException as ex:
+        exchange.failed(ex)
         raise
 
 

@@ -15,6 +15,7 @@ from shmserve.errors import InvalidArgument
 from shmserve.frontends.http import coding
 from shmserve.frontends.http.buffers import BufferBody
 from shmserve.frontends.http.callers import caller_of
+from shmserve.frontends.http.forwarding import compiled, forwarded
 from shmserve.frontends.http.intake import Intake, header_length, held, open_intake
 from shmserve.frontends.http.paths import checked_version
 from shmserve.frontends.oip.plan import ModelPlan, plan_of
@@ -29,11 +30,15 @@ from shmserve.frontends.oip.validate import (
     refuse_decoupled,
 )
 from shmserve.protocol import oip_data
-from shmserve.protocol.oip import InferRequest, check_json_size, parse_request
+from shmserve.protocol.data_messages import OutputPlace
+from shmserve.protocol.oip import InferOutput, InferRequest, check_json_size, parse_request
 from shmserve.tensor import bytes_codec
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _STAGES = ("receive", "queue", "compute", "send")
+_Checked = tuple[
+    Intake, InferRequest, list[CheckedInput], tuple[InferOutput, ...], tuple[OutputPlace, ...]
+]
 _encode_receipt = msgspec.json.Encoder().encode
 
 
@@ -44,6 +49,7 @@ class InferResource:
         self._dispatcher = dispatcher
         self._settings = settings
         self._regions = regions
+        self._forward = compiled(settings.http_header_forward_pattern)
 
     def on_post(
         self, req: falcon.Request, resp: falcon.Response, name: str, version: str = ""
@@ -51,7 +57,35 @@ class InferResource:
         started = monotonic_ns()
         environ = req.env
         entry = self._dispatcher.ready_model(name, checked_version(version) if version else "")
-        plan = plan_of(entry.spec)
+        try:
+            plan = plan_of(entry.spec)
+            intake, request, inputs, wanted, places = self._check(plan, environ)
+        except BaseException as ex:
+            self._dispatcher.refused(entry, ex)
+            raise
+        call = self._dispatcher.call(entry)
+        try:
+            _receive(plan, call, inputs, intake, self._settings)
+            receipt = call.receipt
+            receipt.receive_ns = monotonic_ns() - started
+            outcome = call.execute(
+                request.id,
+                tuple([output.name for output in request.outputs]),
+                request.parameters,
+                _watch(environ),
+                places,
+            )
+            answered = monotonic_ns()
+            result = make_result(plan, request, wanted, outcome, receipt)
+            call.answered()
+            _respond(environ, resp, result, call, answered)
+        except BaseException as ex:
+            call.failed(ex)
+            call.close()
+            raise
+
+    def _check(self, plan: ModelPlan, environ: dict[str, Any]) -> _Checked:
+        """Everything that can be known before memory is reserved and a model is asked."""
         refuse_decoupled(plan, "HTTP end point")
         settings = self._settings
         intake = open_intake(environ, settings)
@@ -64,24 +98,9 @@ class InferResource:
         inputs = check_inputs(plan, request, settings, find)
         wanted, places = check_outputs(plan, request, find)
         _check_sizes(plan, inputs, intake)
-        call = self._dispatcher.call(entry)
-        try:
-            _receive(plan, call, inputs, intake, settings)
-            receipt = call.receipt
-            receipt.receive_ns = monotonic_ns() - started
-            outcome = call.execute(
-                request.id,
-                tuple([output.name for output in request.outputs]),
-                request.parameters,
-                _watch(environ),
-                places,
-            )
-            answered = monotonic_ns()
-            result = make_result(plan, request, wanted, outcome, receipt)
-            _respond(environ, resp, result, call, answered)
-        except BaseException:
-            call.close()
-            raise
+        if self._forward is not None:
+            request.parameters.update(forwarded(self._forward, environ))
+        return intake, request, inputs, wanted, places
 
 
 def _json_part(intake: Intake, length: int | None, settings: Settings) -> bytes:

@@ -23,6 +23,7 @@ from shmserve import config
 from shmserve.frontends.http import environ as environs
 from shmserve.frontends.http.connection import IDLE, LINGER, SEND, Connection, Service
 from shmserve.frontends.http.refusals import refusal
+from shmserve.observe import gauges
 
 _TICK_S = 1.0
 _STOPPING_TICK_S = 0.05
@@ -92,6 +93,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         self.threads = _Threads(self._serve)
         self.lock = threading.Lock()  # a socket is either shut down or closed, never both
         self.refused: deque[socket.socket] = deque()
+        gauges.provide_connections(lambda: len(self.connections))
         super().init_process()
 
     def run(self) -> None:

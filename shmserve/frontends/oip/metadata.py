@@ -12,10 +12,15 @@ from shmserve.tensor.spec import TensorSpec
 # Only what is there, in Triton's order
 EXTENSIONS = (
     "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
     "model_configuration",
     "system_shared_memory",
     "binary_tensor_data",
     "parameters",
+    "statistics",
+    "trace",
+    "logging",
 )
 
 

@@ -6,13 +6,15 @@ shared memory or processes; `shmserve.dispatch.Dispatcher` is the real one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from shmserve.core.regions import Caller
 from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.core.tuning import LogChange, TraceChange
 from shmserve.errors import ShmserveError
 from shmserve.protocol.data_messages import OutputPlace, Parameter, RegionRef
+from shmserve.protocol.stats_messages import Report
 
 
 class Receipt(Protocol):
@@ -98,6 +100,15 @@ class Call(Protocol):
         """
         ...
 
+    def answered(self) -> None:
+        """The answer is ready to be sent: the request is counted before its client has it.
+        Forgotten, that is made up for by `close`."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """The request ends without an answer for another reason than `execute` has raised."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -110,15 +121,41 @@ class RegionDesk(Protocol):
     def unregister(self, caller: Caller, name: str = "") -> None: ...
 
 
+class ServerDesk(Protocol):
+    """Numbers and settings of the whole server."""
+
+    def report(self) -> Report: ...
+    def change_log(self, change: LogChange) -> None: ...
+    def change_trace(self, model: str, change: TraceChange) -> None: ...
+
+
+class ModelDesk(Protocol):
+    """Where models are loaded and unloaded."""
+
+    def folders(self) -> list[str]: ...
+    def load(self, name: str, model_config: str | None, files: Mapping[str, bytes]) -> None: ...
+    def unload(self, name: str) -> None: ...
+
+
 class Dispatcher(Protocol):
     """The way to the models."""
 
     @property
+    def models(self) -> ModelDesk: ...
+
+    @property
     def regions(self) -> RegionDesk: ...
+    @property
+    def server(self) -> ServerDesk: ...
 
     def snapshot(self) -> Snapshot: ...
     def model(self, name: str, version: str = "") -> ModelEntry: ...
     def ready_model(self, name: str, version: str = "") -> ModelEntry: ...
     def call(self, entry: ModelEntry, timeout_s: float | None = None) -> Call: ...
     def set_online(self, online: bool) -> None: ...
+
+    def refused(self, entry: ModelEntry, error: BaseException) -> None:
+        """A request for this version failed before there was a call for it: count that."""
+        ...
+
     def close(self) -> None: ...

@@ -1,0 +1,57 @@
+"""Work that may wait for a disk, off the coordinator's only thread.
+
+One thread, one job at a time; what comes of a job is handed back to the coordinator's loop,
+which is woken. Jobs know nothing of the coordinator's state.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+_MOST = 4096
+
+
+class Background:
+    """See the module. `wake` is called from its thread when something is done."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._jobs: queue.Queue[tuple[Callable[[], Any], Callable[[Any], None]]] = queue.Queue(
+            _MOST
+        )
+        self._done: queue.SimpleQueue[tuple[Callable[[Any], None], Any]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
+        """Do `work`, then call `done` with its result in `settle`; False: too much is waiting."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="background", daemon=True)
+            self._thread.start()
+        try:
+            self._jobs.put_nowait((work, done))
+        except queue.Full:
+            return False
+        return True
+
+    def settle(self) -> None:
+        """Hand over what is done. On the coordinator's thread."""
+        while not self._done.empty():
+            done, result = self._done.get()
+            done(result)
+
+    def _run(self) -> None:
+        while True:
+            work, done = self._jobs.get()
+            try:
+                result = work()
+            except Exception as ex:
+                _log.exception("background job failed")
+                result = ex
+            self._done.put((done, result))
+            self._wake()

@@ -1,0 +1,82 @@
+"""APIs that need a secret: which category wants which header, for every transport.
+
+A setting is a list of ``<category>[,<category>...]:<header>=<value>``.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from typing import Protocol
+
+from shmserve.errors import ConfigError, PermissionDenied, Unavailable
+
+CATEGORIES = (
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+)
+GRPC_PREFIX = "triton-grpc-protocol-"  # of the metadata key that carries the secret
+
+
+class Headers(Protocol):
+    """Header fields or metadata by lower-case name."""
+
+    def get(self, name: str, /) -> str | None: ...
+
+
+class Restricted:
+    """What is restricted, and by what. False if nothing is.
+
+    Args:
+        rules: the setting `http_restricted_api`, or with `grpc` `grpc_restricted_protocol`.
+        grpc: answer as the gRPC frontend must, and look for `GRPC_PREFIX` before each header.
+
+    Raises:
+        ConfigError: a rule that cannot be understood; its secret is not shown.
+    """
+
+    def __init__(self, rules: Iterable[str], *, grpc: bool = False) -> None:
+        self._grpc = grpc
+        self._keys: dict[str, tuple[str, bytes]] = {}
+        setting = "grpc_restricted_protocol" if grpc else "http_restricted_api"
+        for number, rule in enumerate(rules, 1):
+            categories, colon, secret = rule.partition(":")
+            header, equals, value = secret.partition("=")
+            if not (colon and equals and header.strip() and value):
+                raise ConfigError(
+                    f"{setting}: item {number} is not <category>[,<category>]:<header>=<value>"
+                )
+            for category in (part.strip() for part in categories.split(",")):
+                if category not in CATEGORIES:
+                    raise ConfigError(f"{setting}: there is no category '{category}'")
+                if category in self._keys:
+                    raise ConfigError(f"{setting}: category '{category}' is there twice")
+                self._keys[category] = (header.strip(), value.encode())
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def check(self, category: str, headers: Headers) -> None:
+        """Let a request of a category through, or not.
+
+        Raises:
+            PermissionDenied: its secret is missing or wrong (over gRPC: Unavailable).
+        """
+        rule = self._keys.get(category)
+        if rule is None:
+            return
+        header, wanted = rule
+        name = (GRPC_PREFIX + header if self._grpc else header).lower()
+        given = headers.get(name) or ""
+        if hmac.compare_digest(given.encode(errors="surrogateescape"), wanted):
+            return
+        if self._grpc:
+            raise Unavailable(f"This protocol is restricted, expecting header '{name}'")
+        raise PermissionDenied(f"This API is restricted, expecting header '{header}'")

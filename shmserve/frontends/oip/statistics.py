@@ -1,0 +1,112 @@
+"""The statistics extension: what every model version has done, in Triton's shape.
+
+What the fields mean: docs/statistics.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmserve.core.executor_counters import OTHER_SIZES, RESPONSE, STAGES, ExecutorCounts
+from shmserve.core.registry import ModelEntry, ModelState
+from shmserve.errors import NotFound
+from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.protocol.stats_messages import ModelReport, Report
+
+_NONE = {"count": 0, "ns": 0}
+
+
+class Statistics:
+    """`models` is the whole of it."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def models(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
+        """`model_stats` of all versions that are ready, of a model's, or of one.
+
+        Raises:
+            NotFound: there is no such model or version, or it is not ready.
+            Unavailable: the numbers cannot be had now.
+        """
+        entries = self._entries(name, version)
+        report = self._dispatcher.server.report()
+        known = {(m.model, m.version): m for m in report.models}
+        return [
+            _statistics(known.get(key) or ModelReport(*key), report)
+            for key in ((e.spec.name, e.spec.version) for e in entries)
+        ]
+
+    def _entries(self, name: str, version: str) -> list[ModelEntry]:
+        models = self._dispatcher.snapshot().models
+        ready = [
+            entry
+            for model, versions in models.items()
+            for number, entry in versions.items()
+            if entry.state is ModelState.READY
+            and (not name or model == name)
+            and (not version or number == version)
+        ]
+        if name and not ready:
+            if version and models.get(name):
+                raise NotFound(f"requested version {version} of model '{name}' is not available")
+            raise NotFound(f"requested model '{name}' is not available")
+        return sorted(ready, key=lambda entry: (entry.spec.name, int(entry.spec.version)))
+
+
+def _statistics(model: ModelReport, report: Report) -> dict[str, Any]:
+    requests, runs = model.all_requests(), model.runs
+    stages = dict(zip(STAGES, (_duration(runs.requests, ns) for ns in runs.stage_ns), strict=True))
+    return {
+        "name": model.model,
+        "version": model.version,
+        "last_inference": runs.last_inference_ms,
+        "inference_count": runs.inferences,
+        "execution_count": runs.executions,
+        "inference_stats": {
+            "success": _duration(requests.succeeded, requests.success_ns),
+            "fail": _duration(requests.failed, requests.fail_ns),
+            **stages,
+            "cache_hit": _NONE,
+            "cache_miss": _NONE,
+        },
+        "response_stats": _responses(runs),
+        "batch_stats": _batches(runs),
+        "memory_usage": _memory(model, report),
+    }
+
+
+def _duration(count: int, ns: int) -> dict[str, int]:
+    return {"count": count, "ns": ns}
+
+
+def _batches(runs: ExecutorCounts) -> list[dict[str, Any]]:
+    return [
+        {
+            "batch_size": size,
+            "compute_input": _duration(values[0], values[1]),
+            "compute_infer": _duration(values[0], values[2]),
+            "compute_output": _duration(values[0], values[3]),
+        }
+        for size, values in sorted(runs.batches.items())
+        if size != OTHER_SIZES
+    ]
+
+
+def _responses(runs: ExecutorCounts) -> dict[str, Any]:
+    return {
+        str(index): {
+            name: _duration(values[2 * at], values[2 * at + 1]) for at, name in enumerate(RESPONSE)
+        }
+        for index, values in sorted(runs.responses.items())
+    }
+
+
+def _memory(model: ModelReport, report: Report) -> list[dict[str, Any]]:
+    """Shared memory that the version's executors hold for outputs."""
+    held = sum(
+        process.gauges.arena_bytes
+        for process in report.processes
+        if (process.owner.model, process.owner.version) == (model.model, model.version)
+    )
+    return [{"type": "CPU", "id": 0, "byte_size": held}] if held else []

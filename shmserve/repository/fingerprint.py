@@ -1,0 +1,61 @@
+"""Whether a model's folder has changed, by looking at its files and not into them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+
+from shmserve.repository.files import printable
+from shmserve.repository.scan import folders
+
+_MOST = 10_000  # files of one model that are looked at
+_DEPTH = 6
+_IGNORED = ("__pycache__",)  # what loading a model leaves behind is no change of it
+
+
+def fingerprint(directory: str) -> str:
+    """Names, sizes, times and inodes of a model's files, as one short text."""
+    digest = hashlib.blake2b(digest_size=16)
+    for count, line in enumerate(_lines(directory, "", _DEPTH)):
+        if count >= _MOST:
+            break
+        digest.update(line.encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def survey(paths: Sequence[str]) -> dict[str, str]:
+    """Every folder of the repository by name, with its fingerprint (all of them, if several).
+
+    Raises:
+        ConfigError: a path of the repository itself is not a readable folder.
+    """
+    return {
+        printable(name): "+".join(fingerprint(directory) for directory in directories)
+        for name, directories in folders(paths).items()
+    }
+
+
+def _lines(directory: str, prefix: str, depth: int) -> Iterator[str]:
+    try:
+        with os.scandir(directory) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+    except OSError as ex:
+        yield f"{prefix} {ex.errno}\0"
+        return
+    for entry in found:
+        if entry.name.startswith(".") or entry.name in _IGNORED:
+            continue
+        name = prefix + entry.name
+        try:
+            info = entry.stat()
+            is_folder = entry.is_dir()
+        except OSError as ex:
+            yield f"{name} {ex.errno}\0"
+            continue
+        if is_folder:
+            yield f"{name}/\0"
+            if depth:
+                yield from _lines(entry.path, f"{name}/", depth - 1)
+        else:
+            yield f"{name} {info.st_size} {info.st_mtime_ns} {info.st_ino}\0"

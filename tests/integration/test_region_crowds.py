@@ -1,0 +1,143 @@
+"""Very many regions, and callers that only look local."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmserve.testing.server import RunningServer, free_port, wait_until
+from tests.integration.region_client import Client, Memory
+
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "tests" / "region_models"
+CROWD, CALLERS, LIMBO = 10_000, 16, 256
+
+
+def test_ten_thousand_regions() -> None:
+    """Of callers who may have so many: all can be used, and none is left in the end."""
+    with RunningServer(MODELS, client_shm_max_regions=CROWD) as server, Memory(1 << 16) as memory:
+        client = Client(server.http_port)
+        assert client.register("first", memory.name, 4096)[0] == 200
+        assert client.infer("touch", ("first", 0), None, 4)[0] == 200
+        assert client.unregister()[0] == 200
+        before = _descriptors(server)
+        answers: list[int] = []
+
+        def register(share: int) -> None:
+            caller = Client(server.http_port)
+            for number in range(share, CROWD, CALLERS):
+                offset = number * 4 % 65536
+                answers.append(caller.register(f"r{number}", memory.name, 4, offset)[0])
+            caller.close()
+
+        callers = [threading.Thread(target=register, args=(share,)) for share in range(CALLERS)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        assert answers == [200] * CROWD
+        assert client.register("one-more", memory.name, 4)[0] == 503
+        assert len(client.status()) == CROWD
+        for number in (0, CROWD // 2, CROWD - 1):
+            assert client.infer("touch", (f"r{number}", 0), None, 1)[0] == 200
+        assert client.unregister()[0] == 200
+        assert client.status() == []
+        assert client.infer("touch", ("r0", 0), None, 1)[0] == 404
+        # the coordinator keeps the last few for requests that are on their way
+        at_most = {**before, "coordinator": before["coordinator"] + LIMBO}
+        wait_until(
+            lambda: all(at_most[role] >= count for role, count in _descriptors(server).items()),
+            "the descriptors of unregistered regions are closed",
+        )
+        client.close()
+    assert server.leaks() == []
+
+
+def _descriptors(server: RunningServer) -> dict[str, int]:
+    """Open descriptors of the processes that keep one for each region."""
+    found = {}
+    for pid, title in server.processes().items():
+        for role in ("coordinator", "supervisor"):
+            if role in title:
+                found[role] = len(os.listdir(f"/proc/{pid}/fd"))
+    assert len(found) == 2
+    return found
+
+
+# ----------------------------------------------------- another network namespace
+
+
+def _ip(*words: str) -> bool:
+    try:
+        return not subprocess.run(["ip", *words], capture_output=True, timeout=20).returncode
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """A network namespace that reaches this one at 10.213.7.1 and calls itself 10.213.7.2."""
+    name = f"shmserve-{os.getpid()}"
+    near, far = f"sn{os.getpid()}", f"sf{os.getpid()}"
+    if not _ip("netns", "add", name):
+        pytest.skip("network namespaces need root and iproute2")
+    try:
+        assert _ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", name)
+        assert _ip("address", "add", "10.213.7.1/24", "dev", near)
+        assert _ip("link", "set", near, "up")
+        for words in (
+            ("address", "add", "10.213.7.2/24", "dev", far),
+            ("link", "set", far, "up"),
+            ("link", "set", "lo", "up"),
+        ):
+            assert _ip("-n", name, *words)
+        yield name
+    finally:
+        _ip("netns", "delete", name)
+        _ip("link", "delete", near)
+
+
+_STRANGER = """
+import json, sys
+from tests.integration.region_client import Client
+port, key = int(sys.argv[1]), sys.argv[2]
+client = Client(port, "10.213.7.1")
+print(json.dumps({
+    "register": client.register("mine", key, 4096),
+    "use": client.infer("touch", ("theirs", 0), None, 4),
+    "unregister": client.unregister("theirs"),
+    "unregister all": client.unregister(),
+    "status": client.status(),
+}))
+"""
+
+
+def test_a_caller_from_another_network_namespace_is_remote(elsewhere: str) -> None:
+    """It has the same uid and the same files; only its address is not of this namespace."""
+    port = free_port()
+    server = RunningServer(MODELS, http_bind=f"127.0.0.1:{port},10.213.7.1:{port}")
+    server.http_port = port
+    with server, Memory(4096) as memory:
+        client = Client(port)
+        assert client.register("theirs", memory.name, 4096)[0] == 200
+        command = ["ip", "netns", "exec", elsewhere, sys.executable, "-c", _STRANGER]
+        done = subprocess.run(
+            [*command, str(port), memory.name], capture_output=True, text=True, timeout=60, cwd=ROOT
+        )
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert told["register"][0] == 403
+        assert memory.name not in told["register"][1]["error"]
+        assert told["use"][0] == 404
+        assert told["unregister"][0] == told["unregister all"][0] == 200  # of what is its own
+        assert told["status"] == []
+        assert client.status() == ["theirs"]
+        client.close()
+    assert server.leaks() == []

@@ -1,0 +1,240 @@
+"""Loads, reloads and unloads under any order of events: nothing is lost, nothing stays.
+
+The machine plays supervisor and executors, which are honest but may die at any time, and
+the coordinator may be replaced by one that knows only what was written down.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shmserve import ids
+from shmserve.coordinator import plan as plans
+from shmserve.core.budget import Ledger
+from shmserve.core.fleet import GRACE_S, Fleet
+from shmserve.core.models import LINGER_S
+from shmserve.core.records import Incarnation, InstanceRecord, VersionRecord
+from shmserve.protocol.link_messages import Instance
+from shmserve.tensor.spec import ModelSpec
+
+MODELS = st.sampled_from(["a", "b"])
+CHOICE = st.integers(0, 30)
+
+
+class Process:
+    def __init__(self, pid: int, instance: str) -> None:
+        self.pid = pid
+        self.instance = instance
+        self.name = f"executor-{pid}-aa"
+        self.linked = self.loaded = False
+
+
+class ModelControlMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.fleet = self.new_fleet()
+        self.orders: dict[str, Instance] = {}
+        self.now = 1.0
+        self.processes: dict[int, Process] = {}
+        self.next_pid = 1
+        self.supervised = True
+        self.unloaded: set[str] = set()
+
+    def new_fleet(self):
+        return Fleet(Ledger(1000, 100), 2.0, 10.0, 3)
+
+    def record(self, name):
+        return self.fleet.models.by_name.get(name)
+
+    def live(self, name):
+        entries = self.fleet.snapshot("e").models.get(name, {})
+        return {i.name for entry in entries.values() for i in entry.instances}
+
+    def pick(self, choice, wanted):
+        found = [p for p in self.processes.values() if wanted(p)]
+        return found[choice % len(found)] if found else None
+
+    # ------------------------------------------------------------------ requests
+
+    @rule(name=MODELS, versions=st.integers(1, 2), count=st.integers(1, 2))
+    def load(self, name, versions, count):
+        model = self.record(name)
+        if model is not None and model.changing:
+            return
+        before = self.live(name)
+        number = self.fleet.models.number()
+        records = []
+        for version in range(1, versions + 1):
+            spec = ModelSpec(name, str(version), "", "python", 0, (), ())
+            own = []
+            for index in range(count):
+                instance = ids.reborn(ids.instance_name(name, spec.version, index), number)
+                self.orders[instance] = Instance(instance, spec, "/x")
+                own.append(InstanceRecord(instance))
+            records.append(VersionRecord(spec, own))
+        self.fleet.models.load(name, Incarnation(number, records), self.now)
+        self.unloaded.discard(name)
+        assert self.live(name) == before, "what serves goes on until the new one can"
+
+    @rule(name=MODELS)
+    def unload(self, name):
+        model = self.record(name)
+        if model is None or model.changing:
+            return
+        self.fleet.models.unload(name, self.now)
+        self.unloaded.add(name)
+        assert self.live(name) == set()
+
+    # ----------------------------------------------------------- honest processes
+
+    @rule(choice=CHOICE)
+    def start(self, choice):
+        running = {p.instance for p in self.processes.values()}
+        due = [name for name in self.fleet.desired() if name not in running]
+        if not due:
+            return
+        process = Process(self.next_pid, due[choice % len(due)])
+        self.next_pid += 1
+        self.processes[process.pid] = process
+        self.fleet.started(process.instance, process.pid, self.now)
+
+    @rule(choice=CHOICE)
+    def link(self, choice):
+        process = self.pick(choice, lambda p: not p.linked)
+        if process is not None:
+            process.linked = True
+            self.hello(process)
+
+    def hello(self, process):
+        self.fleet.hello(process.name, "executor", process.pid, 0, process.instance, self.now)
+        if process.loaded:
+            self.tell_loaded(process)
+
+    @rule(choice=CHOICE)
+    def finish_loading(self, choice):
+        process = self.pick(choice, lambda p: p.linked and not p.loaded)
+        if process is not None:
+            process.loaded = True
+            name = process.instance.split("/")[0]
+            before = self.live(name)
+            self.tell_loaded(process)
+            assert self.live(name) or not before, "a change of incarnations leaves no gap"
+
+    def tell_loaded(self, process):
+        name, version, _ = process.instance.split("/")
+        spec = ModelSpec(name, version, "", "python", 0, (), ())
+        self.fleet.loaded(process.name, spec, f"{process.name}.sock", self.now)
+
+    @rule(choice=CHOICE)
+    def fail_to_load(self, choice):
+        process = self.pick(choice, lambda p: p.linked and not p.loaded)
+        if process is not None:
+            self.fleet.load_failed(process.name, "the model says no", self.now)
+            self.end(process)
+
+    @rule(choice=CHOICE, exit_first=st.booleans())
+    def die(self, choice, exit_first):
+        process = self.pick(choice, lambda p: True)
+        if process is not None:
+            self.end(process, exit_first)
+
+    def end(self, process, exit_first=False):
+        del self.processes[process.pid]
+        steps = [
+            lambda: self.fleet.gone(process.name, self.now),
+            lambda: (
+                process.instance in self.fleet.instances
+                and self.fleet.exited(process.instance, process.pid, "signal SIGKILL", self.now)
+            ),
+        ]
+        for step in reversed(steps) if exit_first else steps:
+            step()
+
+    @rule()
+    def stop_what_is_not_desired(self):
+        desired = set(self.fleet.desired())
+        for process in list(self.processes.values()):
+            if process.instance not in desired:
+                self.end(process)
+
+    @rule(seconds=st.floats(0.1, 4))
+    def wait(self, seconds):
+        self.now += seconds
+        self.fleet.tick(self.now)
+
+    @rule()
+    def another_supervisor(self):
+        """The old one and its unlinked children are gone; the others are adopted."""
+        for process in [p for p in self.processes.values() if not p.linked]:
+            del self.processes[process.pid]
+        self.fleet.hello("supervisor-1-aa", "supervisor", 9, 0, "", self.now)
+
+    @rule(reconnect=st.booleans())
+    def another_coordinator(self, reconnect):
+        plan = plans.describe("e", self.fleet, self.orders, {})
+        published = self.fleet.snapshot("e")
+        self.fleet = self.new_fleet()
+        self.orders = plans.restore(plan, self.fleet, self.now + 10.0, self.now)
+        self.fleet.restore(published, self.now)
+        for name in ("a", "b"):
+            assert self.live(name) == {
+                i.name for e in published.models.get(name, {}).values() for i in e.instances
+            }
+        for process in self.processes.values():  # the supervisor reports, executors come back
+            if process.instance in self.fleet.instances:
+                self.fleet.started(process.instance, process.pid, self.now)
+            if process.linked:
+                self.hello(process)
+
+    # ------------------------------------------------------------------ invariants
+
+    @invariant()
+    def only_what_serves_or_comes_is_desired(self):
+        for name in self.fleet.desired():
+            model, _ = self.fleet.models.home(name)
+            staying = [i for i in (model.serving, model.coming) if i is not None]
+            record = self.fleet.instances[name]
+            lingering = 0 < self.now < record.leave_at + 4 + LINGER_S and record.leave_at
+            assert lingering or any(record in i.instances() for i in staying)
+            assert model.name not in self.unloaded or lingering
+
+    @invariant()
+    def one_incarnation_is_published(self):
+        for name in ("a", "b"):
+            model = self.record(name)
+            live = self.live(name)
+            if live:
+                assert model is not None
+                assert model.serving is not None
+                assert live <= {i.name for i in model.serving.instances()}
+
+    @invariant()
+    def who_is_in_a_hurry_is_not_desired(self):
+        assert not set(self.fleet.hurried()) & set(self.fleet.desired())
+
+    @precondition(lambda self: self.fleet.instances)
+    @rule()
+    def in_the_end_everything_settles(self):
+        """With a supervisor that does its work and models that load, it comes to rest."""
+        for _ in range(60):
+            self.now += max(LINGER_S, GRACE_S)
+            self.fleet.tick(self.now)
+            self.stop_what_is_not_desired()
+            for _ in range(8):
+                self.start(0)
+                self.link(0)
+                self.finish_loading(0)
+        for model in self.fleet.models.by_name.values():
+            assert not model.changing
+            assert not model.leaving
+        assert {p.instance for p in self.processes.values()} == set(self.fleet.desired())
+        assert set(self.fleet.instances) == {
+            record.name
+            for model in self.fleet.models.by_name.values()
+            if model.serving is not None
+            for record in model.serving.instances()
+        }
+
+
+TestModelControl = ModelControlMachine.TestCase
+TestModelControl.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
