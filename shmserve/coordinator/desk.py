@@ -213,10 +213,6 @@ class Desk:
                 self.regions.register(process, message, self._orders.supervisor)
             case UnregisterRegions(), ("http" | "grpc"):
                 self.regions.unregister(process, message, now)
-            case SetOnline(), ("http" | "grpc"):
-                self._grps_online = message.online
-                self._publish()
-                self._send(process, OnlineSet(message.ticket))
             case NeedRegion(), "executor":
                 self.regions.need(process, message, now)
             case RegionShrunk(), "executor":
@@ -248,7 +244,7 @@ class Desk:
     # ------------------------------------------------------------------- inside
 
     def _managed(self, process: str, role: str, message: ToCoordinator, fds: list[int]) -> bool:
-        """Messages about numbers, logs, traces and loading models; whether it was one."""
+        """Messages about numbers, logs, traces, GRPS and loading models; whether it was one."""
         match message, role:
             case ((LoadModel() | UnloadModel()), ("http" | "grpc")):
                 self.control.ask(process, message)
@@ -261,6 +257,10 @@ class Desk:
                 owner = PageOwner(process, role, pid, *of)
                 self.counters.arrived(owner, message, fds, self._orders.supervisor)
                 return True
+            case SetOnline(), ("http" | "grpc"):
+                self._grps_online = message.online
+                self._publish()
+                self._send(process, OnlineSet(message.ticket))
             case AskReport(), ("http" | "grpc"):
                 self._report(process, message.ticket)
             case ((ChangeLog() | ChangeTrace() | TakeTraces()), ("http" | "grpc")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import InvalidArgument, ModelFailure
@@ -42,7 +42,9 @@ class Exchange:
         """
         if not self.entry.spec.decoupled:
             outcome = self.call.execute(parameters=self._parameters, on_wait=on_wait)
-            return make(outcome, True)
+            answer = make(outcome, True)
+            self.call.answered()
+            return answer
         made: list[T] = []
         for outcome in self.outcomes(on_wait):
             if made:
@@ -54,6 +56,7 @@ class Exchange:
                 break
         if not made:
             raise ModelFailure(f"model '{self.entry.spec.name}' gave no answer")
+        self.call.answered()
         return made[0]
 
     def outcomes(self, on_wait: OnWait = None) -> Iterator[Outcome]:
@@ -68,15 +71,14 @@ class Exchange:
             if outcome.outputs:
                 yield outcome
 
-    def close(self) -> None:
-        """Give every slot back."""
+    def failed(self, ex: BaseException) -> None:
+        """Give every slot back; there was no answer."""
+        self.call.failed(ex)
         self.call.close()
 
-    def __enter__(self) -> Exchange:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def close(self) -> None:
+        """Give every slot back. May be called again."""
+        self.call.close()
 
 
 def kind_of(payload: Payload) -> str:

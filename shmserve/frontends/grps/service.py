@@ -92,7 +92,8 @@ class Grps:
         call = self._dispatcher.call(entry, timeout_s)
         try:
             payloads.fill(call, plan, payload, self._settings)
-        except BaseException:
+        except BaseException as ex:
+            call.failed(ex)
             call.close()
             raise
         return Exchange(call, entry, plan, kind_of(payload), model, streaming)
@@ -116,7 +117,8 @@ class Grps:
                 reservation = call.reserve(size)
                 call.receipt.copied_in += body.fill(reservation.view)
                 call.add_input(grps_http.BODY, "UINT8", (size,), reservation)
-        except BaseException:
+        except BaseException as ex:
+            call.failed(ex)
             call.close()
             raise
         return Exchange(call, entry, plan_of(entry.spec), "", "", streaming)
