@@ -368,9 +368,7 @@ def test_streaming_by_header_and_by_body() -> None:
     assert answer.headers["content-type"] == "text/event-stream"
     assert b"stream data 2" in answer.content
     assert by_header.post({"str_data": "x"}, "?streaming=true").json["str_data"] == "one answer"
-    by_body = stream_client(
-        grps_streaming_ctrl_mode="body_param", grps_streaming_ctrl_key="stream"
-    )
+    by_body = stream_client(grps_streaming_ctrl_mode="body_param", grps_streaming_ctrl_key="stream")
     assert b"stream data 2" in by_body.post({"str_data": "x", "stream": True}).content
     assert by_body.post({"str_data": "x", "stream": "true"}).json["str_data"] == "one answer"
 
