@@ -144,8 +144,7 @@ json_values: Any = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["tensors", "name", "dtype", "shape", "flat_float32", "flatInt64", "flat_string"]
-                + ["s_s", "s_b", "s_i32", "sF", "x"]
+                "tensors name dtype shape flat_float32 flatInt64 flat_string s_s s_b s_i32 sF x".split()
             ),
             inner,
             max_size=4,
@@ -167,8 +166,7 @@ documents = st.dictionaries(
 def test_no_text_breaks_the_parser(text: bytes) -> None:
     try:
         message = grps_json.parse(text, LIMITS)
-    except InvalidArgument as ex:
-        assert ex.message
+    except InvalidArgument:
         return
     grps_json_out.encode(message)
     as_proto(message)
