@@ -144,7 +144,20 @@ json_values: Any = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                "tensors name dtype shape flat_float32 flatInt64 flat_string s_s s_b s_i32 sF x".split()
+                [
+                    "tensors",
+                    "name",
+                    "dtype",
+                    "shape",
+                    "flat_float32",
+                    "flatInt64",
+                    "flat_string",
+                    "s_s",
+                    "s_b",
+                    "s_i32",
+                    "sF",
+                    "x",
+                ]
             ),
             inner,
             max_size=4,
