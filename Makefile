@@ -6,7 +6,7 @@ SERVE_DEPS := $(VENV)/.serve
 DEV_DEPS := $(VENV)/.dev
 BENCH_DEPS := $(VENV)/.bench
 
-.PHONY: serve test lint proto proto-check bench drill soak clean
+.PHONY: serve test lint proto proto-check bench drill soak rounds clean
 
 serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
@@ -34,6 +34,9 @@ drill: $(DEV_DEPS)  ## the long kill matrix: 60 s of load, every process killed 
 
 soak: $(DEV_DEPS)  ## 100,000 small and 1,000 large requests, looking for growth
 	$(BIN)/python -m tests.crash.soak
+
+rounds: $(DEV_DEPS)  ## 50,000 rounds of registering, using and removing memory, over HTTP and gRPC
+	$(BIN)/python -m tests.crash.rounds
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

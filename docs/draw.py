@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from shmserve.core import lifecycle, slots
+from shmserve.core import lifecycle, slots, streams
 
 DOCUMENT = Path(__file__).with_name("ARCHITECTURE.md")
 
@@ -30,6 +30,15 @@ def instance_edges() -> list[tuple[str, str, str]]:
     ]
 
 
+def stream_edges() -> list[tuple[str, str, str]]:
+    return [
+        (state.value, event.value.lower(), target.value)
+        for state, row in streams.TRANSITIONS.items()
+        for event, target in row.items()
+        if state is not target
+    ]
+
+
 def mermaid(edges: list[tuple[str, str, str]]) -> str:
     lines = ["```mermaid", "stateDiagram-v2"]
     lines += [f"    {source} --> {target}: {event}" for source, event, target in edges]
@@ -38,7 +47,8 @@ def mermaid(edges: list[tuple[str, str, str]]) -> str:
 
 def drawn(text: str) -> str:
     """The document with fresh drawings between its markers."""
-    for name, edges in (("slot", slot_edges()), ("instance", instance_edges())):
+    drawings = {"slot": slot_edges(), "instance": instance_edges(), "stream": stream_edges()}
+    for name, edges in drawings.items():
         pattern = rf"(<!-- drawn: {name} -->\n).*?(<!-- end: {name} -->)"
         text = re.sub(
             pattern, lambda m, e=edges: f"{m[1]}{mermaid(e)}\n{m[2]}", text, flags=re.DOTALL

@@ -76,6 +76,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     grpc_stream_requests: Positive = 16  # requests to decoupled models that run in one stream
     grpc_max_watchers: Positive = 64  # clients that watch health, per gRPC process
     grpc_max_message_bytes: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)] = (1 << 31) - 1
+    max_streams: Positive = 256  # open streams of one instance of a decoupled model; others wait
+    stream_credit: Annotated[int, Meta(ge=1, le=1024)] = 16  # answers a stream may run ahead
 
     # Deadlines
     head_timeout_s: Seconds = 10.0  # from the first byte of a head to its end
@@ -83,11 +85,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     body_timeout_s: Seconds = 30.0  # a body, plus its size over min_bytes_per_s
     send_timeout_s: Seconds = 30.0  # an answer, plus its size over min_bytes_per_s
     min_bytes_per_s: Positive = 1 * MIB
-    request_timeout_s: Seconds = 60.0  # from admission to the executor's answer
+    request_timeout_s: Seconds = 60.0  # from admission to the answer; streams: to the next one
+    stream_timeout_s: Annotated[float, Meta(ge=0)] = 0.0  # a whole stream; 0: no limit
     execute_timeout_s: Seconds = 120.0  # an executor busy with one request longer is killed
     load_timeout_s: Seconds = 300.0  # loading a model
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted
 
+    grpc_message_timeout_s: Seconds = 300.0  # receiving the message of a gRPC call
     grpc_keepalive_time_s: Seconds = 7200.0  # a silent connection is probed after this
     grpc_keepalive_timeout_s: Seconds = 20.0  # and closed if it does not answer within this
     grpc_keepalive_without_calls: bool = False  # probe those without calls, too; so may clients

@@ -66,9 +66,11 @@ class Abandoned:
                 return
             if answer.request != waiting.number:
                 raise ProtocolViolation("an answer to something that was not asked")
+            waiting.peer.release(leases(answer.outputs), sum(t.at.nbytes for t in answer.outputs))
+            if not answer.final:
+                return  # of a stream: what was on its way when it was cancelled
             self._forget(fd)
             self._return_inputs(waiting, answer.retained)
-            waiting.peer.release(leases(answer.outputs), sum(t.at.nbytes for t in answer.outputs))
             waiting.peer.give(waiting.lane)
         except (PeerDied, ProtocolViolation):
             self._forget(fd)

@@ -1,42 +1,27 @@
 """One request through the data plane.
 
-Life: `reserve` and `add_input` per tensor, `execute` once, `close` after the last byte
-of the answer was sent. `close` gives every slot back on every path; a call that was
-abandoned leaves that to the `Abandoned` keeper, because the executor may still read.
+Life: `reserve` and `add_input` per tensor, `execute` or `stream` once, `close` after the
+last byte of the answer was sent. `close` gives every slot back on every path; a call that
+was abandoned leaves that to the `Abandoned` keeper, because the executor may still read.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
-
-from msgspec import Struct
 
 from shmserve.core.registry import ModelEntry
 from shmserve.core.slots import Slot, SlotState
 from shmserve.dispatch.account import Account
-from shmserve.dispatch.peer import Lane, Peer, wire_execute
+from shmserve.dispatch.cancellation import Cancellation
+from shmserve.dispatch.exchange import Exchange
+from shmserve.dispatch.outcome import Outcome, OutputTensor, Reservation
+from shmserve.dispatch.peer import RELEASE_AT_ONCE, Peer
 from shmserve.dispatch.receipt import Receipt
-from shmserve.errors import (
-    Cancelled,
-    Code,
-    DeadlineExceeded,
-    ExecutorLost,
-    ModelFailure,
-    PeerDied,
-    ProtocolViolation,
-    QueueFull,
-    ShmserveError,
-    StaleDescriptor,
-    TooLarge,
-    Unavailable,
-    from_code,
-)
-from shmserve.protocol import messages
+from shmserve.errors import Cancelled, Code, ProtocolViolation, StaleDescriptor, from_code
 from shmserve.protocol.data_messages import (
     Answer,
-    Cancel,
     Descriptor,
     Execute,
     OutputPlace,
@@ -48,49 +33,19 @@ from shmserve.protocol.data_messages import (
 if TYPE_CHECKING:
     from shmserve.dispatch.dispatcher import Dispatcher
 
-_TICK_S = 1.0  # how often a waiting request looks whether its client is still there
-_QUARANTINE_S = 0.5  # how long to wait for the coordinator's word on what killed an executor
-_ATTEMPTS = 2  # runs of one request; a request that kills executors must not go round
-
-
 _EMPTY = memoryview(b"")
 
 
-class Reservation:
-    """A slot being written. `view`: exactly the bytes asked for."""
-
-    __slots__ = ("slot", "view")
-
-    def __init__(self, slot: Slot, view: memoryview) -> None:
-        self.slot = slot
-        self.view = view
-
-
-class OutputTensor(Struct, frozen=True):
-    """One output; `view` are its bytes in shared memory, valid until `Call.close`.
-
-    An output that went into client memory has an empty view.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    view: memoryview
-
-
-class Outcome(Struct, frozen=True):
-    """An answer. `final` and `error` matter in streams only: `execute` raises errors."""
-
-    outputs: tuple[OutputTensor, ...]
-    parameters: dict[str, Parameter]
-    final: bool = True
-    error: ShmserveError | None = None
-
-
 class Call:
-    """One request. A context manager; not for use by two threads at a time."""
+    """One request. A context manager; not for use by two threads, but for `cancel`."""
 
-    def __init__(self, dispatcher: Dispatcher, entry: ModelEntry, timeout_s: float) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        entry: ModelEntry,
+        timeout_s: float,
+        cancellable: bool = False,
+    ) -> None:
         self.receipt = Receipt()
         self.account = Account(dispatcher.counting, dispatcher.tracer, entry, self.receipt)
         self.entry = entry
@@ -104,6 +59,14 @@ class Call:
         self._held: list[tuple[int, int]] = []  # output slots
         self._held_bytes = 0
         self._peer: Peer | None = None
+        self._exchange: Exchange | None = None
+        self._cancellation = Cancellation() if cancellable else None
+
+    def cancel(self) -> None:
+        """Make whoever waits in it raise `Cancelled` at once. From any thread, at any time,
+        but only for a call that was made `cancellable`."""
+        assert self._cancellation is not None, "the call was not made cancellable"
+        self._cancellation.cancel()
 
     def reserve(self, nbytes: int) -> Reservation:
         """Room for a tensor of `nbytes` bytes in this process's arena.
@@ -147,20 +110,9 @@ class Call:
             Unavailable, QueueFull: no executor could run it.
             DeadlineExceeded, Cancelled: it was abandoned.
         """
-        message = Execute(
-            self._dispatcher.numbers.next(),
-            request_id,
-            tuple(self._inputs),
-            outputs,
-            parameters or {},
-            self.account.sent(request_id),
-            self._deadline_ns,
-            places=places,
-        )
-        for slot in self._slots:
-            self._memory.lease(slot)
+        exchange = self._begin(request_id, outputs, parameters, on_wait, places, 0)
         try:
-            answer = self._run(message, on_wait)
+            answer = self._accept(exchange.first())
             if answer.error_code:
                 self.account.refused(answer.error_code)
                 raise from_code(Code(answer.error_code), answer.error)
@@ -188,115 +140,106 @@ class Call:
         places: tuple[OutputPlace, ...] = (),
     ) -> Iterator[Outcome]:
         """Run it and yield every answer; `frontends.oip.seam.Call.stream` has the contract."""
+        answers = self._answers(request_id, outputs, parameters, on_wait, places)
         try:
-            yield self.execute(request_id, outputs, parameters, on_wait, places)
-        except ModelFailure as ex:
-            yield Outcome((), {}, True, ex)
+            for answer in answers:
+                if answer.final and answer.error_code:
+                    self.account.refused(answer.error_code)
+                elif answer.final:
+                    self.account.succeeded = True
+                    self.account.answered()
+                yield self._outcome(answer)
+        except GeneratorExit:
+            self.account.failed(Cancelled("nobody wants further answers"))
+            raise
+        except BaseException as ex:
+            self.account.failed(ex)
+            raise
+        finally:
+            answers.close()
 
-    def _run(self, message: Execute, on_wait: Callable[[], bool] | None) -> Answer:
-        entry = self._dispatcher.latest(self.entry)
-        tried: set[str] = set()
-        attempt = 1
-        while True:
-            peer, lane, entry = self._lane(entry, tried)
-            try:
-                wire_execute(peer, lane, self._memory, message)
-            except TooLarge:  # nothing was sent, but the lane's books may be ahead of its peer's
-                peer.discard(lane)
-                raise
-            except PeerDied:  # it was not taken, so it is no attempt
-                peer.discard(lane)
-                tried.add(peer.instance.process)
-                self._dispatcher.departed(peer)
-                continue
-            try:
-                return self._exchange(peer, lane, message, on_wait)
-            except (PeerDied, ProtocolViolation) as ex:
-                peer.discard(lane)
-                tried.add(peer.instance.process)
-                self._dispatcher.lost(peer, ex)
-                regions = _regions_of(message)
-                if regions:  # was it one of them? Whatever it was: not a second time
-                    self._dispatcher.explain(regions, _QUARANTINE_S)
-                    attempt = _ATTEMPTS
-                if attempt == _ATTEMPTS or not entry.spec.rerun:
-                    raise ExecutorLost(
-                        f"the executor of model '{entry.spec.name}' died while it had the "
-                        "request; it is being restarted"
-                    ) from ex
-                attempt += 1
-                entry = self._dispatcher.refreshed(entry)
-
-    def _lane(self, entry: ModelEntry, tried: set[str]) -> tuple[Peer, Lane, ModelEntry]:
-        """A lane to an executor that was not tried, of the version as it is by now.
-
-        Ends: each turn but the last has tried an executor more.
-        """
-        while True:
-            try:
-                return *self._dispatcher.lane(entry, tried), entry
-            except QueueFull:
-                raise
-            except Unavailable:  # those known of have ended: have others taken over?
-                entry = self._dispatcher.refreshed(entry)
-                if all(instance.process in tried for instance in entry.instances):
-                    raise
-
-    def _exchange(
-        self, peer: Peer, lane: Lane, message: Execute, on_wait: Callable[[], bool] | None
-    ) -> Answer:
+    def _answers(
+        self,
+        request_id: str,
+        outputs: tuple[str, ...],
+        parameters: dict[str, Parameter] | None,
+        on_wait: Callable[[], bool] | None,
+        places: tuple[OutputPlace, ...],
+    ) -> Generator[Answer]:
+        settings = self._dispatcher.settings
+        credit = settings.stream_credit if self.entry.spec.decoupled else 0
+        ends_ns = time.monotonic_ns() + int(settings.stream_timeout_s * 1e9)
+        exchange = self._begin(request_id, outputs, parameters, on_wait, places, credit)
+        answer = self._accept(exchange.first())
+        owed = 0  # answers consumed and not acknowledged
         try:
-            answer = self._wait(peer, lane, message.request, on_wait)
-        except (PeerDied, ProtocolViolation, DeadlineExceeded, Cancelled):
-            raise
-        except BaseException:  # the executor may still read: never just let go
-            self._abandon(peer, lane, message.request)
-            raise
-        peer.give(lane)
-        return answer
+            while True:
+                yield answer
+                if answer.final:
+                    return
+                owed += 1
+                if 2 * owed >= credit or self._held_bytes >= RELEASE_AT_ONCE:
+                    exchange.acknowledge(owed, self._take_held())
+                    owed = 0
+                exchange.deadline_ns = time.monotonic_ns() + int(self._timeout_s * 1e9)
+                if settings.stream_timeout_s and ends_ns < exchange.deadline_ns:
+                    exchange.deadline_ns = ends_ns
+                    exchange.overdue = "the stream took longer than stream_timeout_s"
+                answer = self._accept(exchange.next())
+        finally:
+            exchange.leave()
 
-    def _wait(
-        self, peer: Peer, lane: Lane, number: int, on_wait: Callable[[], bool] | None
-    ) -> Answer:
-        while True:
-            remaining = (self._deadline_ns - time.monotonic_ns()) / 1e9
-            if remaining <= 0:
-                self._abandon(peer, lane, number)
-                raise DeadlineExceeded(
-                    f"model '{self.entry.spec.name}' gave no answer within {self._timeout_s:g} s"
-                )
-            try:
-                data, fds = lane.channel.receive(min(_TICK_S, max(remaining, 0.001)))
-            except DeadlineExceeded:
-                if on_wait is not None and not on_wait():
-                    self._abandon(peer, lane, number)
-                    raise Cancelled("the client has gone") from None
-                continue
-            answer = peer.take(data, fds)
-            if answer is not None:
-                return self._accept(peer, answer, number)
+    def _begin(
+        self,
+        request_id: str,
+        outputs: tuple[str, ...],
+        parameters: dict[str, Parameter] | None,
+        on_wait: Callable[[], bool] | None,
+        places: tuple[OutputPlace, ...],
+        credit: int,
+    ) -> Exchange:
+        message = Execute(
+            self._dispatcher.numbers.next(),
+            request_id,
+            tuple(self._inputs),
+            outputs,
+            parameters or {},
+            self.account.sent(request_id),
+            self._deadline_ns,
+            places=places,
+            credit=credit,
+        )
+        for slot in self._slots:
+            self._memory.lease(slot)
+        self._exchange = Exchange(
+            self._dispatcher, self.entry, message, self._timeout_s, on_wait, self._cancellation
+        )
+        return self._exchange
 
-    def _accept(self, peer: Peer, answer: Answer, number: int) -> Answer:
-        if answer.request != number:
-            raise ProtocolViolation("an answer to something that was not asked")
-        self._peer = peer
+    def _accept(self, answer: Answer) -> Answer:
+        assert self._exchange is not None
+        assert self._exchange.peer is not None
+        self._peer = self._exchange.peer
         self._retained = answer.retained
         for tensor in answer.outputs:
             if tensor.alias < 0 and isinstance(tensor.at, Descriptor):
                 self._held.append((tensor.at.slot, tensor.at.generation))
                 self._held_bytes += tensor.at.nbytes
-        receipt = self.receipt
-        self.account.timing = answer.timing
-        receipt.executor = peer.instance.name
-        receipt.queue_ns = answer.timing.queue
-        receipt.compute_ns = answer.timing.input + answer.timing.infer + answer.timing.output
-        receipt.copied_batch, receipt.copied_out, receipt.copied_device = (
-            answer.copied.batch,
-            answer.copied.out,
-            answer.copied.device,
-        )
-        receipt.copied_in += answer.copied.inputs
+        receipt, timing, copied = self.receipt, answer.timing, answer.copied
+        self.account.timing = timing
+        receipt.executor = self._peer.instance.name
+        receipt.queue_ns += timing.queue
+        receipt.compute_ns += timing.input + timing.infer + timing.output
+        receipt.copied_batch += copied.batch
+        receipt.copied_out += copied.out
+        receipt.copied_device += copied.device
+        receipt.copied_in += copied.inputs
         return answer
+
+    def _outcome(self, answer: Answer) -> Outcome:
+        error = from_code(Code(answer.error_code), answer.error) if answer.error_code else None
+        outputs = tuple([self._output(tensor) for tensor in answer.outputs])
+        return Outcome(outputs, answer.parameters, answer.final, error)
 
     def _output(self, tensor: WireTensor) -> OutputTensor:
         at = tensor.at
@@ -314,19 +257,20 @@ class Call:
                 raise ProtocolViolation("an output reaches outside of the input it aliases")
         return OutputTensor(tensor.name, tensor.datatype, tensor.shape, view)
 
-    def _abandon(self, peer: Peer, lane: Lane, number: int) -> None:
-        """Nobody waits any more: the slots wait for the late answer instead."""
-        try:
-            lane.channel.send(messages.encode(Cancel(number)))
-        except PeerDied:
-            pass  # then its EOF is what the keeper will see
-        slots, self._slots = self._slots, []
-        leases = [(slot.number, slot.generation) for slot in slots]
-        self._dispatcher.abandoned.keep(peer, lane, number, leases)
+    def _take_held(self) -> tuple[tuple[int, int], ...]:
+        held, self._held, self._held_bytes = tuple(self._held), [], 0
+        return held
 
     def close(self) -> None:
         """Give every slot back. Idempotent; views of outputs are void afterwards."""
         slots, self._slots = self._slots, []
+        exchange = self._exchange
+        if exchange is not None:
+            exchange.leave()
+            if exchange.abandoned:
+                slots = []
+        if self._cancellation is not None:
+            self._cancellation.close()
         kept: list[tuple[int, int]] = []
         for index, slot in enumerate(slots):
             if slot.state is not SlotState.LEASED:
@@ -342,9 +286,9 @@ class Call:
             if kept:
                 self._peer.retain(kept)
             if self._held:
-                self._peer.release(self._held, self._held_bytes)
+                nbytes = self._held_bytes
+                self._peer.release(list(self._take_held()), nbytes)
             self._peer = None
-            self._held = []
         self.account.close()
 
     def __enter__(self) -> Call:
@@ -354,9 +298,3 @@ class Call:
         if error is not None:
             self.account.failed(error)
         self.close()
-
-
-def _regions_of(message: Execute) -> set[int]:
-    """Numbers of the client regions a request touches."""
-    inputs = {t.at.region for t in message.inputs if isinstance(t.at, RegionRef)}
-    return inputs | {place.at.region for place in message.places}

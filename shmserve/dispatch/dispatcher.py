@@ -169,9 +169,11 @@ class Dispatcher:
 
     # ------------------------------------------------------------- requests
 
-    def call(self, entry: ModelEntry, timeout_s: float | None = None) -> Call:
+    def call(
+        self, entry: ModelEntry, timeout_s: float | None = None, cancellable: bool = False
+    ) -> Call:
         """A new request for a model version; close it on every path."""
-        return Call(self, entry, timeout_s or self.settings.request_timeout_s)
+        return Call(self, entry, timeout_s or self.settings.request_timeout_s, cancellable)
 
     def lane(self, entry: ModelEntry, tried: set[str]) -> tuple[Peer, Lane]:
         """A lane to the least loaded instance that is not in `tried`.

@@ -60,6 +60,7 @@ class Peer:
         self._idle: list[Lane] = []
         self._pending: list[tuple[int, int]] = []  # output slots to release, small ones
         self._retained: set[tuple[int, int]] = set()  # our slots that its model still holds
+        self._let_go: set[tuple[int, int]] = set()  # freed before we knew them as retained
         self._control: Lane | None = None  # for releases that cannot wait for a request
         self._status: StatusView | None = None
         self._lock = threading.Lock()
@@ -169,33 +170,53 @@ class Peer:
         return tuple(slots)
 
     def flush(self) -> None:
-        """Send releases that found no request to ride on. A dead peer needs none."""
+        """Send releases that found no request to ride on, and hear which of our slots its
+        model has let go of. A dead peer needs none."""
         with self._lock:
-            if not self._pending or self._closed:
+            if self._closed or not (self._pending or self._retained):
                 return
             slots, self._pending = self._pending, []
             try:
                 if self._control is None:
                     self._control = self._connect()
-                for start in range(0, len(slots), 1024):
+                channel = self._control.channel
+                for start in range(0, max(len(slots), 1), 1024):
                     part = tuple(slots[start : start + 1024])
-                    self._control.channel.send(messages.encode(Release(part)))
-            except PeerDied:
-                pass  # its death gives everything back
+                    channel.send(messages.encode(Release(part)))
+                freed = self._told(channel)
+            except (PeerDied, ProtocolViolation):
+                return  # its death gives everything back
+        self._freed(freed)
+
+    def _told(self, channel: Channel) -> tuple[tuple[int, int], ...]:
+        """What came on the control lane since: the hello, and answers to nothing but `freed`."""
+        freed: list[tuple[int, int]] = []
+        while (received := channel.receive_now()) is not None:
+            data, fds = received
+            _close(fds)
+            try:
+                message: messages.ToFrontend = messages.decode_to_frontend(data)
+            except DecodeError as ex:
+                raise ProtocolViolation("an answer that cannot be read") from ex
+            if isinstance(message, Answer):
+                freed += message.freed
+        return tuple(freed)
 
     def retain(self, slots: list[tuple[int, int]]) -> None:
         """The executor's model still holds these slots of ours."""
         with self._lock:
-            if not self._closed:
-                self._retained.update(slots)
-                return
-        self._give_back(slots)
+            gone = slots if self._closed else [slot for slot in slots if slot in self._let_go]
+            self._let_go.difference_update(gone)
+            self._retained.update(slot for slot in slots if slot not in gone)
+        self._give_back(gone)
 
     def _freed(self, slots: tuple[tuple[int, int], ...]) -> None:
-        """The model has let go of retained slots."""
+        """The model has let go of retained slots, or of some we shall hear of presently: it
+        may do so at any time, and other lanes may bring the news first."""
         with self._lock:
             mine = [slot for slot in slots if slot in self._retained]
             self._retained.difference_update(mine)
+            self._let_go.update(slot for slot in slots if slot not in mine)
         self._give_back(mine)
 
     def _give_back(self, slots: list[tuple[int, int]]) -> None:

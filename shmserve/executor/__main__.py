@@ -26,6 +26,7 @@ from shmserve.executor.backends.failure import from_exception, sanitised
 from shmserve.executor.loop import Loop
 from shmserve.executor.monitor import app_monitor
 from shmserve.executor.regions import ClientRegions
+from shmserve.executor.stream_loop import StreamLoop
 from shmserve.observe import logs
 from shmserve.protocol.link_messages import Instance, Loaded, LoadFailed, Welcome
 from shmserve.protocol.messages import FromCoordinator
@@ -114,7 +115,7 @@ class Executor:
             self.memory.prepare()
         except ArenaExhausted as ex:  # then the first request asks again
             log.warning("no first segment yet: %s", ex)
-        self.loop = Loop(
+        self.loop = self._make_loop(
             process=self.process,
             instance=self.instance.name,
             listener=listener,
@@ -132,6 +133,11 @@ class Executor:
         self.loaded = Loaded(self.instance.name, spec, self.endpoint)
         self.link.send(self.loaded)
         self.loop.run()
+
+    def _make_loop(self, **arguments: Any) -> Loop:
+        if arguments["spec"].decoupled:
+            return StreamLoop(max_streams=self.settings.max_streams, **arguments)
+        return Loop(**arguments)
 
     def stop(self, reason: str) -> None:
         """Finish what was accepted and exit."""

@@ -45,6 +45,10 @@ class Responses(Protocol):
         """
         ...
 
+    def fail(self, error: ShmserveError) -> None:
+        """End the stream with an error, if it has not ended; later answers are dropped."""
+        ...
+
     def abandoned(self) -> None:
         """Nobody can send any more: an open stream ends with an error. Safe in finalizers."""
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from shmserve.errors import StaleDescriptor
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.peer_segments import PeerSegments
@@ -51,7 +53,16 @@ class FrontendProcess:
 class Connection:
     """One data channel. `frontend` is None until its hello."""
 
-    __slots__ = ("channel", "drops", "fd", "frontend", "known", "refusing")
+    __slots__ = (
+        "backlog",
+        "channel",
+        "closed",
+        "drops",
+        "fd",
+        "frontend",
+        "known",
+        "refusing",
+    )
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -60,3 +71,5 @@ class Connection:
         self.known: set[int] = set()  # our segments offered on it
         self.refusing = False  # no further message comes in
         self.drops = 0  # how many of our segments were gone when it was last told
+        self.closed = False
+        self.backlog: deque[tuple[bytes, list[int]]] = deque()  # answers it has no room for yet

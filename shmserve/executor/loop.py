@@ -1,7 +1,8 @@
 """The executor's loop: take requests in, run them one after the other, answer.
 
 One thread does everything a request needs: epoll, receive, run, send. A peer that
-breaks the protocol loses its channel and nothing else happens.
+breaks the protocol loses its channel and nothing else happens. (Decoupled models are
+served by `stream_loop`.)
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import os
 import select
 import socket
+import threading
 import time
 
 import msgspec
@@ -26,6 +28,7 @@ from shmserve.protocol import messages
 from shmserve.protocol.data_messages import (
     Answer,
     Cancel,
+    Credit,
     Execute,
     ExecutorHello,
     FrontendHello,
@@ -41,7 +44,7 @@ from shmserve.transport import channel as channels
 log = logging.getLogger(__name__)
 
 _FRESH_NS = 1_000_000
-_WAKE_S = 1.0  # idle work: trimming segments, noticing a stop
+WAKE_S = 1.0  # idle work: trimming segments, noticing a stop
 
 
 class Loop:
@@ -65,8 +68,8 @@ class Loop:
         self._memory = memory
         self._status = status
         self._idle_s = segment_idle_s
-        self._runner = Runner(backend, spec, memory, regions)
         self._statistics = Statistics(status.counters, spec)
+        self._runner = Runner(backend, spec, memory, regions, self._cancelled)
         self._queue: RequestQueue[tuple[int, int], tuple[Connection, Execute]] = RequestQueue()
         self._connections: dict[int, Connection] = {}
         self._frontends: dict[tuple[str, int], FrontendProcess] = {}
@@ -76,13 +79,19 @@ class Loop:
         self._epoll.register(self._wake_r, select.EPOLLIN)
         self._stopping = False
         self._closed = False  # to new connections
+        self._thread = 0  # of `run`
+        self._running: tuple[int, int] | None = None  # the request the model works on
+        self._unwanted = False  # that it has been cancelled
         self.executed = 0
 
     def stop(self) -> None:
         """Finish what was accepted, then return from `run`. Safe from any thread or signal."""
         self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
         try:
-            os.write(self._wake_w, b"s")
+            os.write(self._wake_w, b"w")
         except BlockingIOError:
             pass
 
@@ -92,9 +101,10 @@ class Loop:
 
     def run(self) -> None:
         """Serve until stopped and everything accepted is answered."""
-        trim_at = time.monotonic() + _WAKE_S
+        self._thread = threading.get_ident()
+        trim_at = time.monotonic() + WAKE_S
         while True:
-            events = self._epoll.poll(0 if self._queue or self._stopping else _WAKE_S)
+            events = self._epoll.poll(0 if self._queue or self._stopping else WAKE_S)
             for fd, _ in events:
                 self._ready(fd)
             if self._stopping and not self._closed:
@@ -107,7 +117,7 @@ class Loop:
             if now >= trim_at:
                 self._memory.trim(self._idle_s)
                 self._statistics.measure(self._memory)
-                trim_at = now + _WAKE_S
+                trim_at = now + WAKE_S
 
     def _take_the_last(self) -> None:
         """Refuse everything new in such a way that a sender knows, and take what was sent.
@@ -120,10 +130,14 @@ class Loop:
         while self._accept():
             continue
         self._epoll.unregister(self._listener.fileno())
-        busy = {fd for fd, _ in self._queue}
+        busy = self._busy()
         for connection in list(self._connections.values()):
             if connection.fd not in busy:
                 self._refuse(connection)
+
+    def _busy(self) -> set[int]:
+        """Channels with a request that has been taken and not answered."""
+        return {fd for fd, _ in self._queue}
 
     def _refuse(self, connection: Connection) -> None:
         """Take no more requests on a channel than have been sent on it already."""
@@ -200,12 +214,41 @@ class Loop:
             raise ProtocolViolation("no hello before the first request")
         elif isinstance(message, Release):
             connection.frontend.release(self._memory, message.slots)
+            self._tell_freed(connection, connection.frontend)
         elif isinstance(message, Cancel):
             cancelled = self._queue.cancel((connection.fd, message.request))
             if cancelled is not None:
                 answer = Answer(message.request, error_code="CANCELLED", error="cancelled")
                 self._send(connection, answer, [])
+            else:
+                self._cancel(connection, message.request)
+        elif isinstance(message, Credit):
+            connection.frontend.release(self._memory, message.slots)
+            self._credit(connection, message)
         return False
+
+    def _cancel(self, connection: Connection, request: int) -> None:
+        """A request that is not queued (any more) is not wanted."""
+        if (connection.fd, request) == self._running:
+            self._unwanted = True
+
+    def _credit(self, connection: Connection, message: Credit) -> None:
+        """Only streams have use for it."""
+
+    def _tell_freed(self, connection: Connection, frontend: FrontendProcess) -> None:
+        """A frontend that sends releases by themselves has no answer that could tell it."""
+        if frontend.freed:
+            self._send(connection, Answer(0), [])
+
+    def _cancelled(self) -> bool:
+        """Whether the request that runs has been cancelled: the model asks, so look what came.
+
+        Nothing is run meanwhile. From a thread of the model's own: what is known already.
+        """
+        if not self._unwanted and threading.get_ident() == self._thread:
+            for fd, _ in self._epoll.poll(0):
+                self._ready(fd)
+        return self._unwanted
 
     def _take_request(
         self, connection: Connection, frontend: FrontendProcess, message: Execute, fds: list[int]
@@ -234,6 +277,11 @@ class Loop:
             os.close(fd)
 
     def _close(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        connection.closed = True
+        if self._running is not None and self._running[0] == connection.fd:
+            self._unwanted = True
         self._connections.pop(connection.fd, None)
         if not connection.refusing:
             self._epoll.unregister(connection.fd)
@@ -259,6 +307,7 @@ class Loop:
         self._status.set_depth(len(self._queue) + 1)
         if in_time:
             self._status.set_busy(now)
+            self._running, self._unwanted = (connection.fd, message.request), False
             try:
                 answer, segments = self._runner.run(frontend, message, now)
             except ProtocolViolation as ex:
@@ -266,6 +315,7 @@ class Loop:
                 self._close(connection)
                 return
             finally:
+                self._running = None
                 self._status.set_busy(0)
                 self._status.set_depth(len(self._queue))
             self.executed += 1
@@ -278,6 +328,9 @@ class Loop:
     def _send(self, connection: Connection, answer: Answer, segments: list[int]) -> None:
         frontend = connection.frontend
         assert frontend is not None
+        if connection.closed:  # while the model ran
+            frontend.release(self._memory, tuple(leases(answer.outputs)))
+            return
         fds: list[int] = []
         if self._closed and answer.final:  # the channel is idle once the answer is there
             self._refuse(connection)
@@ -286,17 +339,21 @@ class Loop:
             if new or connection.drops != self._memory.drops or frontend.freed:
                 offers, fds = self._memory.offers(new, connection.known)
                 answer = self._with_extras(connection, answer, tuple(offers))
-            connection.channel.send(messages.encode(answer), fds)
+            self._transmit(connection, messages.encode(answer), fds)
         except PeerDied:
             self._close(connection)
         except ShmserveError as ex:  # too long to send: tell that instead
             held = tuple(leases(answer.outputs))
             frontend.release(self._memory, held)
             connection.known.difference_update(segments)
-            self._send(connection, Answer(answer.request, (), ex.code, ex.message), [])
+            told = Answer(answer.request, (), ex.code, ex.message, final=answer.final)
+            self._send(connection, told, [])
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def _transmit(self, connection: Connection, data: bytes, fds: list[int]) -> None:
+        connection.channel.send(data, fds)
 
     def _with_extras(
         self, connection: Connection, answer: Answer, offers: tuple[SegmentOffer, ...]

@@ -23,7 +23,7 @@ class Placement:
 
     `tensors` go into the answer, `slots` (sealed, not leased yet) hold those that are
     not aliases of inputs, `offers` are those slots a model may have kept an array of.
-    On an error `undo` gives everything back.
+    On an error `Holdings.undo` gives everything back.
     """
 
     def __init__(self, request: ExecutorRequest, memory: ArenaMemory) -> None:
@@ -98,8 +98,9 @@ class Placement:
         """A model that returns (a part of) its input needs no copy: the frontend has it."""
         in_slots = [tensor for tensor in self._request.inputs.values() if tensor.slot]
         for index, tensor in enumerate(in_slots):
-            if tensor.base is not None:
-                offset = _offset_within(output.array, tensor.base)
+            base = tensor.base
+            if base is not None:
+                offset = _offset_within(output.array, base)
                 if offset is not None:
                     at = Descriptor(0, 0, 0, offset, output.array.nbytes)
                     shape = output.array.shape
@@ -110,9 +111,9 @@ class Placement:
         self._memory.seal(slot)
         return WireTensor(output.name, output.datatype, output.array.shape, at)
 
-    def undo(self) -> None:
-        for slot in self.slots:
-            self._memory.reclaim(slot)
+    def clear(self) -> None:
+        """Forget everything: others have taken care of the slots."""
+        self.tensors.clear()
         self.slots.clear()
         self.offers.clear()
 

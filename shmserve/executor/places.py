@@ -60,6 +60,7 @@ class Place:
 
     def put(self, output: Output, size: int | list[bytes]) -> WireTensor:
         """Have the output there: `size` is what `size_of` said."""
+        self.copied = 0
         array = output.array
         if isinstance(size, list):
             nbytes = bytes_codec.encoded_size(size)

@@ -16,6 +16,7 @@ import numpy as np
 
 from shmserve.core.slots import Slot
 from shmserve.errors import Internal
+from shmserve.executor.backend import Responses
 from shmserve.executor.places import Place
 from shmserve.protocol.data_messages import Execute, Parameter, WireTensor
 from shmserve.shm.arena import ArenaMemory
@@ -23,6 +24,10 @@ from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES, element_count
 
 Array = np.ndarray[Any, Any]
+Watch = Callable[[], bool]  # whether the request has been cancelled
+
+
+_NOTHING = memoryview(b"")
 
 
 def from_bytes(view: memoryview, dtype: np.dtype[Any]) -> Array:
@@ -33,7 +38,7 @@ def from_bytes(view: memoryview, dtype: np.dtype[Any]) -> Array:
 class Input:
     """One input tensor; implements `backend.InputTensor`."""
 
-    __slots__ = ("_base", "_model", "buffer", "datatype", "name", "shape", "slot")
+    __slots__ = ("_base", "_model", "_over", "buffer", "datatype", "name", "shape", "slot")
 
     def __init__(self, tensor: WireTensor, view: memoryview, model: str, slot: bool = True) -> None:
         self.slot = slot  # its bytes are in a slot of the frontend, not in client memory
@@ -43,9 +48,12 @@ class Input:
         self.buffer = view
         self._model = model
         self._base: Array | None = None
+        self._over = False
 
     def numpy(self) -> Array:
         """A read-only array on the shared bytes; BYTES elements are copied out first."""
+        if self._over:
+            raise Internal(f"input '{self.name}' was asked for after its request had ended")
         if self.datatype == "BYTES":
             elements = bytes_codec.decode(
                 bytes(self.buffer), element_count(self.shape), self.name, self._model
@@ -61,6 +69,12 @@ class Input:
     def base(self) -> Array | None:
         """The array all views of this input are based on, if one was made."""
         return self._base
+
+    def close(self) -> None:
+        """The request has ended: its bytes may be used for something else from now on."""
+        self._over = True
+        self._base = None
+        self.buffer = _NOTHING
 
     def still_held(self) -> bool:
         """Whether anybody else holds a view of it."""
@@ -99,6 +113,7 @@ class ExecutorRequest:
 
     __slots__ = (
         "_memory",
+        "_watch",
         "deadline_ns",
         "id",
         "inputs",
@@ -106,6 +121,7 @@ class ExecutorRequest:
         "parameters",
         "places",
         "requested",
+        "responses",
     )
 
     def __init__(
@@ -114,7 +130,9 @@ class ExecutorRequest:
         inputs: dict[str, Input],
         requested: tuple[str, ...],
         memory: ArenaMemory,
-        places: dict[str, Place] | None = None,
+        places: dict[str, Place] | None,
+        watch: Watch,
+        responses: Responses | None = None,
     ) -> None:
         self.places = places or {}
         self.id = wire.id
@@ -122,13 +140,15 @@ class ExecutorRequest:
         self.deadline_ns = wire.deadline_ns
         self.inputs = inputs
         self.requested = requested
+        self.responses = responses
         self.offers: dict[str, Offer] = {}
         self._memory = memory
+        self._watch = watch
 
     @property
     def cancelled(self) -> bool:
-        """Requests are cancelled before they start or not at all: this one has started."""
-        return False
+        """Whether nobody waits for the answer any more."""
+        return self._watch()
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
         """A writable array in the output slot of `name`; asking again replaces the offer."""

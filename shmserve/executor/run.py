@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
 
 from msgspec import Struct
 
-from shmserve.core.slots import SlotState
-from shmserve.errors import Code, Internal, ProtocolViolation, ShmserveError, StaleDescriptor
+from shmserve.errors import Code, Internal, ProtocolViolation, ShmserveError
 from shmserve.executor.backend import Backend, Response
 from shmserve.executor.connections import FrontendProcess
+from shmserve.executor.holdings import Holdings
+from shmserve.executor.inputs import InputReader
 from shmserve.executor.outputs import Placement
-from shmserve.executor.places import Place
 from shmserve.executor.regions import ClientRegions
-from shmserve.executor.request import ExecutorRequest, Input, Offer
-from shmserve.protocol.data_messages import (
-    Answer,
-    Copied,
-    Descriptor,
-    Execute,
-    Parameter,
-    RegionRef,
-    Timing,
-    WireTensor,
-)
+from shmserve.executor.request import ExecutorRequest, Watch
+from shmserve.protocol.data_messages import Answer, Copied, Execute, Parameter, Timing
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.client_region import Shrunk
-from shmserve.tensor import bytes_codec
-from shmserve.tensor.dtypes import DATATYPES, element_count
 from shmserve.tensor.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -45,17 +33,26 @@ class _Result(Struct, frozen=True):
 
 
 class Runner:
-    """Runs requests on the backend; every error becomes an answer."""
+    """Runs requests on the backend; every error becomes an answer.
+
+    `watch` tells the model whether the request that runs has been cancelled meanwhile.
+    """
 
     def __init__(
-        self, backend: Backend, spec: ModelSpec, memory: ArenaMemory, regions: ClientRegions
+        self,
+        backend: Backend,
+        spec: ModelSpec,
+        memory: ArenaMemory,
+        regions: ClientRegions,
+        watch: Watch,
     ) -> None:
         self._backend = backend
         self._regions = regions
         self._memory = memory
-        self._model = spec.name
+        self._watch = watch
+        self._reader = InputReader(spec.name, regions)
+        self._holdings = Holdings(memory)
         self._all_outputs = tuple(output.name for output in spec.outputs)
-        self._let_go: list[tuple[int, int]] = []  # appended to by finalizers
 
     def run(
         self, frontend: FrontendProcess, message: Execute, started_ns: int
@@ -65,28 +62,29 @@ class Runner:
         Raises:
             ProtocolViolation: a descriptor outside of what the frontend offered.
         """
-        self._settle()
-        self._copied_in = 0
+        holdings = self._holdings
+        holdings.settle()
         try:
-            inputs = {tensor.name: self._input(frontend, tensor) for tensor in message.inputs}
-            places = self._places(message) if message.places else None
+            inputs, copied_in = self._reader.read(frontend, message)
+            places = self._reader.places(message) if message.places else None
         except ShmserveError as ex:
             if isinstance(ex, ProtocolViolation):
                 raise
             return Answer(message.request, error_code=ex.code, error=ex.message), []
         requested = message.outputs or self._all_outputs
-        request = ExecutorRequest(message, inputs, requested, self._memory, places)
+        request = ExecutorRequest(message, inputs, requested, self._memory, places, self._watch)
         placement = Placement(request, self._memory)
         infer_ns = time.monotonic_ns()
         result = self._infer(request, placement)
-        for offer in request.offers.values():  # asked for and not used
-            self._give_up(offer)
-        retained = self._retained(request, frontend, message)
+        if request.offers:
+            holdings.drop_offers(request)
+        retained = holdings.retained(request, frontend, message)
         segments: list[int] = []
         if result.error_code:
-            self._undo(placement)
+            holdings.undo(placement)
         else:
-            segments = self._lease(placement, frontend)
+            frontend.held.update(holdings.lease(placement))
+            segments = [slot.segment for slot in placement.slots]
         timing = Timing(
             max(0, started_ns - message.sent_ns),
             infer_ns - started_ns,
@@ -100,39 +98,10 @@ class Runner:
             result.error,
             result.parameters,
             timing,
-            Copied(out=placement.copied_out, inputs=self._copied_in),
+            Copied(out=placement.copied_out, inputs=copied_in),
             retained=retained,
         )
         return answer, segments
-
-    # ------------------------------------------------------- client memory
-
-    def _input(self, frontend: FrontendProcess, tensor: WireTensor) -> Input:
-        at = tensor.at
-        if isinstance(at, Descriptor):
-            return Input(tensor, frontend.segments.view(at), self._model)
-        kind = DATATYPES[tensor.datatype]
-        region = self._regions.use(at.region)
-        try:
-            view = region.read(at) if region.copy else region.view(at).toreadonly()
-        except Shrunk as ex:
-            self._regions.shrunk(ex)
-            raise
-        if region.copy:
-            self._copied_in += at.nbytes
-        elif not kind.itemsize or (region.region.offset + at.offset) % kind.numpy.alignment:
-            # What is parsed must not change meanwhile; what is not aligned is not for everyone.
-            view = memoryview(bytes(view))
-            self._copied_in += at.nbytes
-        if not kind.itemsize:
-            bytes_codec.check(view, element_count(tensor.shape), tensor.name, self._model)
-        return Input(tensor, view, self._model, slot=False)
-
-    def _places(self, message: Execute) -> dict[str, Place]:
-        return {
-            place.name: Place(place.name, place.at, self._regions.use(place.at.region))
-            for place in message.places
-        }
 
     def _infer(self, request: ExecutorRequest, placement: Placement) -> _Result:
         try:
@@ -153,75 +122,21 @@ class Runner:
             responses = self._backend.execute([request])
         except ShmserveError:
             raise
-        except MemoryError as ex:
-            raise Internal("the model ran out of memory") from ex
-        except SystemExit as ex:  # sys.exit in a model is no reason to lose the executor
-            raise Internal("the model tried to exit") from ex
-        except Exception as ex:
-            log.exception("the backend failed")
-            raise Internal("the model failed; the server's log tells why") from ex
+        except (Exception, SystemExit) as ex:
+            raise what_failed(ex) from ex
         if len(responses) != 1:
             raise Internal(f"the model gave {len(responses)} responses to 1 request")
         return responses[0]
 
-    # ------------------------------------------------- slots and kept views
 
-    def _lease(self, placement: Placement, frontend: FrontendProcess) -> list[int]:
-        for slot in placement.slots:
-            self._memory.lease(slot)
-            frontend.held.add((slot.number, slot.generation))
-        for offer in placement.offers:
-            if offer.still_held():
-                self._hold(offer)
-        return [slot.segment for slot in placement.slots]
-
-    def _undo(self, placement: Placement) -> None:
-        offered = {offer.slot.number for offer in placement.offers}
-        for slot in placement.slots:
-            if slot.number not in offered:
-                self._memory.reclaim(slot)
-        for offer in placement.offers:
-            self._give_up(offer)
-        placement.tensors.clear()
-
-    def _give_up(self, offer: Offer) -> None:
-        if offer.still_held():
-            self._hold(offer)
-        else:
-            self._memory.reclaim(offer.slot)
-
-    def _hold(self, offer: Offer) -> None:
-        """The model kept the array of its output: it could write there, so a lease of our
-        own keeps the slot from being used again until the array is gone."""
-        slot = offer.slot
-        if slot.state is SlotState.RESERVED:
-            self._memory.seal(slot)
-        self._memory.lease(slot)
-        weakref.finalize(offer.base, self._let_go.append, (slot.number, slot.generation))
-
-    def _retained(
-        self, request: ExecutorRequest, frontend: FrontendProcess, message: Execute
-    ) -> tuple[int, ...]:
-        """Indices of inputs that the model kept views of; `freed` tells when they are gone."""
-        kept: list[int] = []
-        index = -1  # among those in slots
-        for tensor, wire in zip(request.inputs.values(), message.inputs, strict=True):
-            at = wire.at
-            if isinstance(at, RegionRef):
-                continue  # a view keeps the mapping, and that is all there is to keep
-            index += 1
-            if tensor.still_held():
-                kept.append(index)
-                lease = (at.slot, at.generation)
-                tensor.when_let_go(frontend.freed.append, lease)
-        return tuple(kept)
-
-    def _settle(self) -> None:
-        while self._let_go:
-            try:
-                self._memory.release(*self._let_go.pop())
-            except StaleDescriptor as ex:
-                log.error("a held slot was released twice: %s", ex)
+def what_failed(ex: BaseException) -> ShmserveError:
+    """What to tell of an exception that a backend let through and that is none of ours."""
+    if isinstance(ex, MemoryError):
+        return Internal("the model ran out of memory")
+    if isinstance(ex, SystemExit):  # sys.exit in a model is no reason to lose the executor
+        return Internal("the model tried to exit")
+    log.error("the backend failed", exc_info=ex)
+    return Internal("the model failed; the server's log tells why")
 
 
 def late(request: int) -> Answer:

@@ -10,9 +10,19 @@ from collections.abc import Callable
 
 from shmserve.core.counters import Gauges, Words, write_gauges
 from shmserve.core.executor_counters import ExecutorCounters
-from shmserve.protocol.data_messages import Execute, Timing
+from shmserve.errors import Code
+from shmserve.protocol.data_messages import Answer, Execute, Timing
 from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor.spec import ModelSpec
+
+
+class Spent:
+    """What the answers of one stream took in all, and how many there were."""
+
+    __slots__ = ("answers", "infer_ns", "output_ns", "queue_ns")
+
+    def __init__(self) -> None:
+        self.answers = self.queue_ns = self.infer_ns = self.output_ns = 0
 
 
 class Statistics:
@@ -39,6 +49,24 @@ class Statistics:
     def request(self, timing: Timing) -> None:
         """One request of an execution was answered; for each of a batch."""
         self._counters.request(timing.queue, timing.input, timing.infer, timing.output)
+
+    def answered(self, spent: Spent, answer: Answer) -> None:
+        """An answer of a stream; `spent` takes it in."""
+        timing = answer.timing
+        if answer.error_code:
+            outcome = "cancel" if answer.error_code == Code.CANCELLED else "fail"
+        else:
+            outcome = "empty_response" if answer.final and not answer.outputs else "success"
+        self.response(spent.answers, outcome, timing.infer, timing.output)
+        spent.answers += 1
+        spent.queue_ns += timing.queue
+        spent.infer_ns += timing.infer
+        spent.output_ns += timing.output
+
+    def streamed(self, spent: Spent, message: Execute) -> None:
+        """A stream came to its regular end: one execution, of one request."""
+        self.batch(self.elements(message), 0, spent.infer_ns, spent.output_ns)
+        self.request(Timing(spent.queue_ns, 0, spent.infer_ns, spent.output_ns))
 
     def response(self, index: int, outcome: str, infer_ns: int, output_ns: int) -> None:
         """Response `index` of a decoupled request; see `ExecutorCounters.response`."""

@@ -6,12 +6,13 @@ response = ask(backend, spec, INPUT0=np.zeros(4, np.float32))
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 
 from shmserve import repository
-from shmserve.errors import ShmserveError
+from shmserve.errors import Internal, ProtocolViolation, ShmserveError
 from shmserve.executor.backend import Backend, Context, Output, Response, Responses
 from shmserve.executor.backends import create
 from shmserve.protocol.data_messages import Parameter
@@ -40,6 +41,31 @@ class FakeInput:
         return self.memory.view() if DATATYPES[self.datatype].itemsize else self.memory.copy()
 
 
+class FakeResponses:
+    """Collects the answers of a decoupled model; `ended` is set with the last one."""
+
+    def __init__(self) -> None:
+        self.sent: list[Response] = []
+        self.errors: list[ShmserveError] = []  # the stream's own, not those of answers
+        self.ended = threading.Event()
+
+    def send(self, response: Response | None, final: bool = False) -> None:
+        if self.ended.is_set():
+            raise ProtocolViolation("FINISH of a stream that is CLOSED")
+        if response is not None:
+            self.sent.append(response)
+        if final:
+            self.ended.set()
+
+    def fail(self, error: ShmserveError) -> None:
+        if not self.ended.is_set():
+            self.errors.append(error)
+            self.ended.set()
+
+    def abandoned(self) -> None:
+        self.fail(Internal("abandoned"))
+
+
 class FakeRequest:
     """A request whose offered outputs are ordinary arrays, kept in `offered`."""
 
@@ -59,7 +85,7 @@ class FakeRequest:
         self.offered: dict[str, np.ndarray[Any, Any]] = {}
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        assert name not in self.offered, "offered twice"
+        assert name not in self.offered or self.responses is not None, "offered twice"
         self.offered[name] = np.full(shape, 77, DATATYPES[datatype].numpy)
         return self.offered[name]
 
@@ -83,6 +109,20 @@ def ask(
     """Run one request; all outputs are requested unless told otherwise."""
     names = requested or tuple(output.name for output in spec.outputs)
     return backend.execute([FakeRequest(names, parameters, **arrays)])[0]
+
+
+def ask_stream(
+    backend: Backend,
+    spec: ModelSpec,
+    parameters: dict[str, Parameter] | None = None,
+    **arrays: np.ndarray[Any, Any],
+) -> FakeResponses:
+    """Run one request of a decoupled model; wait for `ended` before looking."""
+    names = tuple(output.name for output in spec.outputs)
+    request = FakeRequest(names, parameters, **arrays)
+    request.responses = responses = FakeResponses()
+    assert not backend.execute([request])
+    return responses
 
 
 def arrays(response: Response) -> dict[str, np.ndarray[Any, Any]]:

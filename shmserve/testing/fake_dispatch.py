@@ -97,6 +97,7 @@ class FakeCall:
         self.places: tuple[OutputPlace, ...] = ()
         self.closed = 0
         self.outcomes: list[str] = []
+        self.cancelled = False
         self._dispatcher = dispatcher
         self._inputs: dict[str, FakeTensor] = {}
 
@@ -169,6 +170,10 @@ class FakeCall:
     def failed(self, error: BaseException) -> None:
         """Count."""
         self.outcomes.append(type(error).__name__)
+
+    def cancel(self) -> None:
+        """Remember."""
+        self.cancelled = True
 
     def close(self) -> None:
         """Count."""
@@ -303,7 +308,9 @@ class FakeDispatcher:
             raise Unavailable(f"Request for unknown model: '{name}' is not at ready state")
         return entry
 
-    def call(self, entry: ModelEntry, timeout_s: float | None = None) -> FakeCall:
+    def call(
+        self, entry: ModelEntry, timeout_s: float | None = None, cancellable: bool = False
+    ) -> FakeCall:
         """A new request."""
         call = FakeCall(self, entry)
         self.calls.append(call)

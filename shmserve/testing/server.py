@@ -61,6 +61,7 @@ class RunningServer:
         self.http_host = "127.0.0.1"
         self.http_port = free_port()
         self.unix_path = os.path.join(self.run_dir, "http.sock")
+        self.grpc_address = f"127.0.0.1:{free_port()}"
         self.log_path = Path(self.run_dir) / "log"
         self._gunicorn = gunicorn
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
@@ -68,6 +69,7 @@ class RunningServer:
             "run_dir": self.run_dir,
             "model_repository": repository,
             "http_bind": f"{self.http_host}:{self.http_port},unix:{self.unix_path}",
+            "grpc_bind": self.grpc_address,
             "drain_timeout_s": 10,
             **settings,
         }

@@ -23,7 +23,8 @@ ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
 _SEND_TIMEOUT_S = 5.0  # a peer that reads nothing for so long is as good as dead
 # As plain integers: operators of the socket module's flags run in Python, on every message.
 _FLAGS = int(socket.MSG_CMSG_CLOEXEC)
-_FLAGS_NOW = _FLAGS | int(socket.MSG_DONTWAIT)
+_NOW = int(socket.MSG_DONTWAIT)
+_FLAGS_NOW = _FLAGS | _NOW
 _INCOMPLETE = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 
 
@@ -67,19 +68,30 @@ class Channel:
             PeerDied: the other end is gone or does not read.
             TooLarge: the message exceeds `MAX_MESSAGE`.
         """
-        if len(data) > MAX_MESSAGE:
-            raise TooLarge(
-                f"the request's names, shapes and parameters take {len(data)} bytes, "
-                f"more than the {MAX_MESSAGE} that can be passed on"
-            )
+        check_size(data)
         try:
-            if fds:
-                rights = array.array("i", fds)
-                self._socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-            else:
-                self._socket.send(data)
+            self._transmit(data, fds, 0)
         except OSError as ex:
             raise PeerDied(f"the peer is gone: {ex.strerror or ex}") from ex
+
+    def send_now(self, data: bytes, fds: Sequence[int] = ()) -> bool:
+        """Send one message if the peer has room for it, else False; raises as `send` does."""
+        check_size(data)
+        try:
+            self._transmit(data, fds, _NOW)
+        except BlockingIOError:
+            return False
+        except OSError as ex:
+            raise PeerDied(f"the peer is gone: {ex.strerror or ex}") from ex
+        return True
+
+    def _transmit(self, data: bytes, fds: Sequence[int], flags: int) -> None:
+        if fds:
+            rights = array.array("i", fds)
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+            self._socket.sendmsg([data], ancillary, flags)
+        else:
+            self._socket.send(data, flags)
 
     def receive(self, timeout_s: float | None = None) -> tuple[memoryview, list[int]]:
         """Wait for one message; the view is valid until the next receive.
@@ -132,6 +144,15 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def check_size(data: bytes) -> None:
+    """Raises TooLarge: the message exceeds `MAX_MESSAGE`."""
+    if len(data) > MAX_MESSAGE:
+        raise TooLarge(
+            f"the request's names, shapes and parameters take {len(data)} bytes, "
+            f"more than the {MAX_MESSAGE} that can be passed on"
+        )
 
 
 def received_fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

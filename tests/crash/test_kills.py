@@ -19,12 +19,12 @@ MODELS = HERE.parent / "models"
 # Where each process dies: before the n-th call of a function.
 POINTS = {
     "frontend, slot reserved": "shmserve.dispatch.call:Call.add_input:20",
-    "frontend, request sent": "shmserve.dispatch.call:Call._wait:20",
+    "frontend, request sent": "shmserve.dispatch.exchange:Exchange._wait:20",
     "frontend, answer received": "shmserve.dispatch.call:Call._output:20",
     "frontend, slots not yet released": "shmserve.dispatch.call:Call.close:20",
     "executor, request received": "shmserve.executor.run:Runner.run:20",
     "executor, output reserved": "shmserve.executor.request:ExecutorRequest.offer:20",
-    "executor, output sealed": "shmserve.executor.run:Runner._lease:20",
+    "executor, output sealed": "shmserve.executor.holdings:Holdings.lease:20",
     "executor, answer not yet sent": "shmserve.executor.loop:Loop._send:20",
     "executor, segment about to be made": "shmserve.shm.segment:Segment.__init__:3",
     "any, segment still has its name": "posix_ipc:unlink_shared_memory:3",

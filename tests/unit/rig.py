@@ -9,6 +9,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from shmserve.errors import Unavailable
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.loop import Loop
 from shmserve.executor.regions import ClientRegions
+from shmserve.executor.stream_loop import StreamLoop
 from shmserve.protocol import messages
 from shmserve.protocol.link_messages import GiveBack, Grant, Granted, Hello, Welcome
 from shmserve.shm.arena import ArenaMemory
@@ -29,7 +31,7 @@ from shmserve.tensor.spec import ModelSpec, TensorSpec
 from shmserve.transport import channel as channels
 from shmserve.transport.questions import Make, close_all
 
-Model = Callable[[Request], Response]
+Model = Callable[[Request], Response | None]  # None: a decoupled model's answers go their own way
 
 SPEC = ModelSpec(
     name="m",
@@ -101,7 +103,7 @@ class FunctionBackend:
         return context.spec
 
     def execute(self, requests: Sequence[Request]) -> list[Response]:
-        return [self.model(request) for request in requests]
+        return [answer for r in requests if (answer := self.model(r)) is not None]
 
     def close(self) -> None:
         pass
@@ -126,12 +128,15 @@ class NoCoordinator:
 class ThreadExecutor:
     """An executor's loop in a thread."""
 
-    def __init__(self, run_dir: Path, name: str, model: Model, spec: ModelSpec) -> None:
+    def __init__(
+        self, run_dir: Path, name: str, model: Model, spec: ModelSpec, max_streams: int = 256
+    ) -> None:
         self.instance = LiveInstance(f"{spec.name}/1/0", name, f"{name}.sock", 1)
         self.memory = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
         self.status = StatusPage("cafe0123")
         self.listener = channels.listen(str(run_dir / f"{name}.sock"))
-        self.loop = Loop(
+        make = partial(StreamLoop, max_streams=max_streams) if spec.decoupled else Loop
+        self.loop = make(
             process=name,
             instance=self.instance.name,
             listener=self.listener,
@@ -171,7 +176,9 @@ class Rig:
     def serve(self, *models: Model, spec: ModelSpec = SPEC) -> ModelEntry:
         """One executor per model function; published as instances of one model."""
         started = [
-            ThreadExecutor(self.run_dir, f"x{len(self.executors) + i}", model, spec)
+            ThreadExecutor(
+                self.run_dir, f"x{len(self.executors) + i}", model, spec, self.settings.max_streams
+            )
             for i, model in enumerate(models)
         ]
         self.executors += started

@@ -12,7 +12,6 @@ from shmserve.errors import Code, ConfigError, ModelFailure, ShmserveError
 from shmserve.executor.backends import create
 from shmserve.executor.backends.failure import MAX_TEXT, describe, sanitised
 from shmserve.testing.backends import FakeRequest, arrays, ask, failure, load
-from shmserve.testing.models import X_TO_Y as CONFIG
 from shmserve.testing.models import Make, model_maker, native, triton
 
 X = np.arange(4, dtype=np.float32)
@@ -74,11 +73,6 @@ def test_no_inputs_and_no_auto_complete(make: Make) -> None:
     for name, code in (("a", native("pass")), ("b", triton("pass"))):
         with pytest.raises(ConfigError, match="input and output"):
             load(make(code, 'backend: "python"', name))
-
-
-def test_native_cannot_be_decoupled(make: Make) -> None:
-    with pytest.raises(ConfigError, match="decoupled"):
-        load(make(native("pass"), CONFIG + "model_transaction_policy { decoupled: true }"))
 
 
 def test_files_beside_the_model_can_be_imported(make: Make) -> None:

@@ -154,7 +154,7 @@ def test_triton_errors(make: Make, code: str, kind: Code) -> None:
         ("return [pb.InferenceResponse([1])]", "list of Tensor"),
         ("pb.Tensor('Y', [1.0])", "needs a numpy array, got list"),
         ("pb.Tensor('Y', np.zeros(1, complex))", "no datatype for complex128"),
-        ("requests[0].get_response_sender()", "only decoupled models"),
+        ("requests[0].set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)", "iterative"),
         ("raise pb.TritonModelException('mine')", "mine"),
         ("requests[0].inputs()[0].as_numpy()[0] = 1", "read-only"),
         ("pb.triton_string_to_numpy('TYPE_X')", "no data type 'TYPE_X'"),
@@ -177,14 +177,6 @@ def test_one_bad_response_does_not_spoil_the_others(make: Make) -> None:
 
 def test_calling_other_models_is_refused(make: Make) -> None:
     backend, spec = load(make(triton("pb.InferenceRequest(model_name='other')")))
-    assert isinstance(failure(ask(backend, spec, ("Y",), X=X)), Unimplemented)
-
-
-def test_decoupled_models_load_but_need_a_stream(make: Make) -> None:
-    backend, spec = load(
-        make(triton("return None"), CONFIG + "model_transaction_policy { decoupled: true }")
-    )
-    assert spec.decoupled
     assert isinstance(failure(ask(backend, spec, ("Y",), X=X)), Unimplemented)
 
 

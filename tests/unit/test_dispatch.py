@@ -53,6 +53,18 @@ def feed(call: Call, array: Array) -> None:
     call.add_input("IN", "FP32", array.shape, reservation)
 
 
+def caller_that_sees(error: type[Exception], call: Call) -> threading.Thread:
+    """A thread that executes; joining it fails the test if it did not see the error."""
+
+    def work() -> None:
+        with pytest.raises(error):
+            call.execute()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
 def slots_in_use(rig: Rig) -> int:
     stats = rig.dispatcher.memory.stats()
     return stats.slots - stats.free
@@ -162,12 +174,7 @@ def test_a_view_the_model_keeps_keeps_its_slot(rig: Rig) -> None:
     assert slots_in_use(rig) == 6
     kept.clear()
     gc.collect()
-    run(rig, entry, np.ones(1, np.float32))  # its answer tells
-    kept.clear()
-    run(rig, entry, np.ones(1, np.float32))
-    kept.clear()
-    run(rig, entry, np.ones(1, np.float32))
-    assert slots_in_use(rig) <= 2
+    until(lambda: slots_in_use(rig) == 0, "the slots of dropped views did not come back")
 
 
 def test_an_output_the_model_keeps_is_not_written_over(rig: Rig) -> None:
@@ -229,6 +236,70 @@ def test_a_cancelled_request_that_has_not_started_never_runs(rig: Rig) -> None:
     first.join()
     until(lambda: slots_in_use(rig) == 0, "the cancelled request's slot was not freed")
     assert "second" not in ran
+
+
+def test_a_running_model_can_see_that_it_was_cancelled(rig: Rig) -> None:
+    seen: list[str] = []
+
+    def patient(request: Request) -> Response:
+        if request.id == "second":
+            return own_array(request)
+        until(lambda: request.cancelled, "it was not told")
+        seen.append(request.id)
+        return into_offer(request)
+
+    entry = rig.serve(patient)
+    with rig.dispatcher.call(entry) as call:
+        feed(call, np.ones(5000, np.float32))
+        with pytest.raises(Cancelled):
+            call.execute("first", on_wait=lambda: False)
+    with rig.dispatcher.call(entry) as call:  # what comes after it is not cancelled
+        feed(call, np.ones(3, np.float32))
+        assert len(call.execute("second").outputs) == 1
+    assert seen == ["first"]
+    until(lambda: slots_in_use(rig) == 0, "the late answer did not free the input")
+
+
+def test_a_running_model_can_see_that_its_frontend_has_gone(rig: Rig) -> None:
+    seen: list[bool] = []
+
+    def patient(request: Request) -> Response:
+        assert not request.cancelled
+        running.set()
+        until(lambda: request.cancelled, "it was not told")
+        seen.append(True)
+        return into_offer(request)
+
+    running = threading.Event()
+    entry = rig.serve(patient)
+    with rig.dispatcher.call(entry) as call:
+        feed(call, np.ones(5000, np.float32))
+        caller = caller_that_sees(Unavailable, call)
+        assert running.wait(30)
+        (connection,) = rig.executors[0].loop._connections.values()
+        connection.channel._socket.shutdown(2)
+        caller.join()
+    until(lambda: seen == [True], "the model did not see it")
+    until(lambda: not rig.executors[0].memory.rows("slots"), "output slots are held")
+    until(lambda: slots_in_use(rig) == 0, "input slots are held")
+
+
+def test_an_ordinary_call_can_be_cancelled_at_once(rig: Rig) -> None:
+    running = threading.Event()
+
+    def patient(request: Request) -> Response:
+        running.set()
+        until(lambda: request.cancelled, "it was not told")
+        return into_offer(request)
+
+    entry = rig.serve(patient)
+    with rig.dispatcher.call(entry, cancellable=True) as call:
+        feed(call, np.ones(5, np.float32))
+        caller = caller_that_sees(Cancelled, call)
+        assert running.wait(30)
+        call.cancel()
+        caller.join()
+    until(lambda: slots_in_use(rig) == 0, "the late answer did not free the input")
 
 
 def test_an_executors_death_is_told_at_once(rig: Rig) -> None:

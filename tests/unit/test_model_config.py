@@ -57,7 +57,7 @@ def test_shape_has_no_batch_dimension_without_batching() -> None:
 )
 def test_shipped_workers_are_readable(name: str) -> None:
     config = parse(Path(f"workers/{name}/config.pbtxt").read_text(), name)
-    assert config.rerun
+    assert config.rerun is not config.decoupled  # what was half answered is not run again
     assert config.max_batch_size == 0
 
 

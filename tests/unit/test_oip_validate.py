@@ -169,7 +169,7 @@ def test_wrong_outputs_are_refused_before_the_model_runs() -> None:
 
 def test_decoupled_models_are_refused() -> None:
     with pytest.raises(Unimplemented, match="decoupled transaction policy"):
-        refuse_decoupled(make_plan(spec("m", "INT32", (1,), decoupled=True)))
+        refuse_decoupled(make_plan(spec("m", "INT32", (1,), decoupled=True)), "This")
 
 
 def test_a_plan_is_made_once_per_spec() -> None:

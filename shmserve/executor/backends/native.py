@@ -12,12 +12,13 @@
 
 An output is either written into what `request.output` offered or returned in the dict;
 a returned array is copied once (unless it is an input, or one that was offered).
+`native_stream` says how decoupled models answer.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
+
+_Stream = Callable[[Any, Request, OutputCheck], None]
 
 
 class NativeRequest:
@@ -112,21 +115,28 @@ class NativeDialect:
     def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
         self._model: Any = None
+        self._stream: _Stream | None = None  # runs one request of a decoupled model
 
     def start(self, context: Context) -> ModelSpec:
         spec = context.spec
-        if spec.decoupled:
-            raise ConfigError(f"model '{spec.name}': class Model cannot be decoupled")
         if not spec.inputs or not spec.outputs:
             raise ConfigError(f"model '{spec.name}': config.pbtxt must tell input and output")
         if not callable(getattr(self._kind, "infer", None)):
             raise ConfigError(f"model '{spec.name}': class Model has no method infer")
         self._check = OutputCheck(spec)
+        if spec.decoupled:
+            from shmserve.executor.backends.native_stream import stream
+
+            self._stream = stream
         own_init = self._kind.__init__ is not object.__init__
         self._model = self._kind(context) if own_init else self._kind()
         return spec
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
+        if self._stream is not None:
+            for request in requests:
+                self._run_stream(self._stream, request)
+            return ()
         return [self._one(request) for request in requests]
 
     def close(self) -> None:
@@ -138,18 +148,30 @@ class NativeDialect:
         view = NativeRequest(request, self._check)
         try:
             result = self._model.infer(view)
-            pairs = self._pairs(result, view._offered)
-            return Response(outputs=self._check.answer(request.requested, pairs.items()))
+            named = pairs(result, view._offered).items()
+            return Response(outputs=self._check.answer(request.requested, named))
         except (Exception, SystemExit) as ex:
             return Response(error=from_exception(ex, _log, "infer failed"))
 
-    @staticmethod
-    def _pairs(result: Any, offered: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-        if result is None:
-            return offered
-        if not isinstance(result, dict):
-            raise Internal(f"infer must return None or a dict, got {type(result).__name__}")
-        for name, array in result.items():
-            if name in offered and array is not offered[name]:
-                raise Internal(f"output '{name}' was both offered and returned")
-        return {**offered, **result}
+    def _run_stream(self, stream: _Stream, request: Request) -> None:
+        assert request.responses is not None
+        try:
+            stream(self._model, request, self._check)
+        except (Exception, SystemExit) as ex:
+            request.responses.fail(from_exception(ex, _log, "infer failed"))
+
+
+def pairs(result: Any, offered: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """All outputs by name: those that were offered, and those that were given.
+
+    Raises:
+        Internal: neither None nor a dict, or an output in both.
+    """
+    if result is None:
+        return offered
+    if not isinstance(result, dict):
+        raise Internal(f"infer must return None or a dict, got {type(result).__name__}")
+    for name, array in result.items():
+        if name in offered and array is not offered[name]:
+            raise Internal(f"output '{name}' was both offered and returned")
+    return {**offered, **result}

@@ -54,9 +54,10 @@ class OutputCheck:
             )
 
     def answer(
-        self, requested: tuple[str, ...], pairs: Iterable[tuple[str, Any]]
+        self, requested: tuple[str, ...], pairs: Iterable[tuple[str, Any]], partial: bool = False
     ) -> tuple[Output, ...]:
         """The requested outputs, in the request's order; others the model gave are dropped.
+        `partial`: some may be missing, as in the answers of a stream.
 
         Raises:
             Internal: an output is unknown, given twice, missing, or of a wrong type or shape.
@@ -67,9 +68,9 @@ class OutputCheck:
                 raise Internal(f"model '{self._model}' gave output '{name}' twice")
             given[name] = self._output(self.spec(name), array)
         missing = [name for name in requested if name not in given]
-        if missing:
+        if missing and not partial:
             raise Internal(f"model '{self._model}' gave no output '{missing[0]}'")
-        return tuple(given[name] for name in requested)
+        return tuple(given[name] for name in requested if name in given)
 
     def _output(self, spec: TensorSpec, array: Any) -> Output:
         if isinstance(array, np.generic):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,10 +13,15 @@ from shmserve.executor.backends.pb_errors import TritonError, TritonModelExcepti
 from shmserve.executor.backends.pb_tensor import Tensor
 from shmserve.protocol.data_messages import Parameter
 
+if TYPE_CHECKING:
+    from shmserve.executor.backends.pb_sender import InferenceResponseSender
+
 # Parameters with methods of their own
 _RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
 FLAG_SEQUENCE_START = 1
 FLAG_SEQUENCE_END = 2
+RELEASE_ALL = 1
+RELEASE_RESCHEDULE = 2
 
 
 class InferenceRequest:
@@ -26,16 +31,21 @@ class InferenceRequest:
         raise Unimplemented("calling other models from a model is not supported")
 
     @classmethod
-    def received(cls, request: Request, decoupled: bool) -> InferenceRequest:
+    def received(
+        cls, request: Request, open_sender: Callable[[Request], InferenceResponseSender]
+    ) -> InferenceRequest:
         """What a model gets for a request (for the server, not for models)."""
         made = cls.__new__(cls)
         made._request = request
-        made._decoupled = decoupled
+        made._open_sender = open_sender
+        # A stream ends when neither request nor sender is left: so there must be one.
+        made._sender = open_sender(request) if request.responses is not None else None
         made._inputs = [Tensor.of_input(tensor) for tensor in request.inputs.values()]
         return made
 
     _request: Request
-    _decoupled: bool
+    _open_sender: Callable[[Request], InferenceResponseSender]
+    _sender: InferenceResponseSender | None
     _inputs: list[Tensor]
 
     def inputs(self) -> list[Tensor]:
@@ -72,12 +82,18 @@ class InferenceRequest:
     def is_cancelled(self) -> bool:
         return self._request.cancelled
 
-    def get_response_sender(self) -> NoReturn:
-        if not self._decoupled:
+    def get_response_sender(self) -> InferenceResponseSender:
+        """The one sender of this request. Ordinary models that use it return None instead of
+        a response."""
+        if self._sender is None:
+            self._sender = self._open_sender(self._request)
+        return self._sender
+
+    def set_release_flags(self, flags: int) -> None:
+        if flags != RELEASE_ALL:
             raise TritonModelException(
-                "only decoupled models have a response sender (model_transaction_policy)"
+                "requests cannot be rescheduled: iterative sequences are not supported"
             )
-        raise Unimplemented("responses of decoupled models need a stream")
 
     def _number(self, name: str) -> int:
         found = self._request.parameters.get(name, 0)

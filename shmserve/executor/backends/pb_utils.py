@@ -17,18 +17,24 @@ from shmserve.executor.backends.pb_errors import TritonError, TritonModelExcepti
 from shmserve.executor.backends.pb_request import (
     FLAG_SEQUENCE_END,
     FLAG_SEQUENCE_START,
+    RELEASE_ALL,
+    RELEASE_RESCHEDULE,
     InferenceRequest,
     InferenceResponse,
 )
+from shmserve.executor.backends.pb_sender import RESPONSE_COMPLETE_FINAL, InferenceResponseSender
 from shmserve.executor.backends.pb_tensor import Tensor
 from shmserve.tensor.dtypes import BY_CONFIG_NAME, from_numpy
 
 __all__ = [
     "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
     "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
     "InferenceRequest",
     "InferenceResponse",
+    "InferenceResponseSender",
     "Logger",
     "ModelConfig",
     "Tensor",
@@ -44,7 +50,9 @@ __all__ = [
     "using_decoupled_model_transaction_policy",
 ]
 
-TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = RESPONSE_COMPLETE_FINAL
+TRITONSERVER_REQUEST_RELEASE_ALL = RELEASE_ALL
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = RELEASE_RESCHEDULE
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = FLAG_SEQUENCE_START
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = FLAG_SEQUENCE_END
 

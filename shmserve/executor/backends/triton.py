@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError, Unimplemented
+from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.backends.failure import from_exception, sanitised
 from shmserve.executor.backends.outputs import OutputCheck
 from shmserve.executor.backends.pb_config import AutoCompleteConfig
 from shmserve.executor.backends.pb_errors import TritonError, to_code
 from shmserve.executor.backends.pb_request import InferenceRequest, InferenceResponse
+from shmserve.executor.backends.pb_sender import InferenceResponseSender, SingleSink, StreamSink
+from shmserve.executor.backends.tasks import Tasks
 from shmserve.protocol import model_config
 from shmserve.tensor.spec import ModelSpec
 
@@ -27,6 +30,8 @@ class TritonDialect:
     def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
         self._model: Any = None
+        self._sinks: dict[int, SingleSink] = {}  # of an ordinary model, by request
+        self._tasks: Tasks | None = None  # of a decoupled model whose execute is `async`
 
     def start(self, context: Context) -> ModelSpec:
         spec = context.spec
@@ -37,8 +42,13 @@ class TritonDialect:
                 f"model '{spec.name}': neither config.pbtxt nor auto_complete_config tells "
                 "input and output"
             )
-        if not callable(getattr(self._kind, "execute", None)):
+        execute = getattr(self._kind, "execute", None)
+        if not callable(execute):
             raise ConfigError(f"model '{spec.name}': class TritonPythonModel has no execute")
+        if inspect.iscoroutinefunction(execute):
+            if not spec.decoupled:
+                raise ConfigError(f"model '{spec.name}': async execute is for decoupled models")
+            self._tasks = Tasks()
         self._spec = spec
         self._check = OutputCheck(spec)
         model = self._kind()
@@ -49,15 +59,18 @@ class TritonDialect:
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
         if self._spec.decoupled:
-            refused = Unimplemented(f"model '{self._spec.name}' is decoupled and needs a stream")
-            return [Response(error=refused) for _ in requests]
+            self._stream(requests)
+            return ()
+        self._sinks.clear()
         try:
             answers = self._model.execute(
-                [InferenceRequest.received(request, decoupled=False) for request in requests]
+                [InferenceRequest.received(request, self._single_sender) for request in requests]
             )
         except (Exception, SystemExit) as ex:
             error = from_exception(ex, _log, "execute failed")
             return [Response(error=error) for _ in requests]
+        if self._sinks:
+            answers = self._collected(requests, answers)
         if not isinstance(answers, list | tuple) or len(answers) != len(requests):
             got = f"{len(answers)}" if isinstance(answers, list | tuple) else _kind(answers)
             wrong = Internal(
@@ -67,12 +80,53 @@ class TritonDialect:
             return [Response(error=wrong) for _ in requests]
         return [self._response(*pair) for pair in zip(requests, answers, strict=True)]
 
+    # Models that send by themselves
+
+    def _single_sender(self, request: Request) -> InferenceResponseSender:
+        sink = self._sinks[id(request)] = SingleSink()
+        return InferenceResponseSender.to(request, sink)
+
+    def _collected(self, requests: Sequence[Request], answers: Any) -> Any:
+        """What was sent in the place of each None that was returned."""
+        given = [None] * len(requests) if answers is None else answers
+        if not isinstance(given, list | tuple) or len(given) != len(requests):
+            return answers
+        collected = []
+        for request, answer in zip(requests, given, strict=True):
+            sink = self._sinks.get(id(request))
+            collected.append(sink.wait(request) if answer is None and sink else answer)
+        return collected
+
+    def _stream_sender(self, request: Request) -> InferenceResponseSender:
+        return InferenceResponseSender.to(request, StreamSink(request, self._response))
+
+    def _stream(self, requests: Sequence[Request]) -> None:
+        # Ours until the end: what is wrong with the result must be told before its requests go.
+        given = [InferenceRequest.received(request, self._stream_sender) for request in requests]
+        try:
+            result = self._model.execute(given)
+        except (Exception, SystemExit) as ex:
+            _fail(requests, from_exception(ex, _log, "execute failed"))
+            return
+        if self._tasks is not None:
+            self._tasks.run(result, lambda error: _fail(requests, error))
+        elif result is not None:
+            name, kind = self._spec.name, _kind(result)
+            _fail(
+                requests,
+                Internal(f"model '{name}': execute of a decoupled model returned {kind}, not None"),
+            )
+
     def close(self) -> None:
         model, self._model = self._model, None
         if model is not None and hasattr(model, "finalize"):
             model.finalize()
+        if self._tasks is not None:
+            self._tasks.close()
 
-    def _response(self, request: Request, answer: Any) -> Response:
+    def _response(self, request: Request, answer: Any, partial: bool = False) -> Response:
+        if isinstance(answer, ShmserveError):
+            return Response(error=answer)
         if not isinstance(answer, InferenceResponse):
             return Response(
                 error=Internal(
@@ -85,10 +139,16 @@ class TritonDialect:
             return Response(error=_returned(error))
         pairs = ((tensor.name(), tensor.as_numpy()) for tensor in answer.output_tensors())
         try:
-            outputs = self._check.answer(request.requested, pairs)
+            outputs = self._check.answer(request.requested, pairs, partial)
         except ShmserveError as ex:
             return Response(error=ex)
         return Response(outputs=outputs, parameters=answer.plain_parameters)
+
+
+def _fail(requests: Sequence[Request], error: ShmserveError) -> None:
+    for request in requests:
+        if request.responses is not None:
+            request.responses.fail(error)
 
 
 def _returned(error: TritonError) -> ModelFailure:

@@ -72,8 +72,7 @@ class Inferences:
         started = monotonic_ns()
         wire = parse_request(data, self._settings)
         entry = self.entry_of(wire)
-        refuse_decoupled(plan_of(entry.spec), "ModelInfer RPC")
-        item = self.prepare(wire, entry, context, started)
+        item = self.prepare(wire, entry, context, started, one_answer=True)
         call = self._begin(item, context)
         try:
             outcome = self._execute(call, item, context)
@@ -84,10 +83,14 @@ class Inferences:
                 spec.name, spec.version, wire.id, outcome.parameters, outputs, raw
             )
             call.receipt.send_ns = monotonic_ns() - answered
+            call.answered()
             if (RECEIPT, "1") in context.invocation_metadata():
                 told = _encode_receipt(call.receipt.as_dict())
                 context.set_trailing_metadata(((RECEIPT, told.decode()),))
             return message
+        except BaseException as ex:
+            call.failed(ex)
+            raise
         finally:
             call.close()
 
@@ -100,18 +103,29 @@ class Inferences:
         return self._dispatcher.ready_model(wire.model_name, checked_version(wire.model_version))
 
     def prepare(
-        self, wire: WireInferRequest, entry: ModelEntry, context: grpc.ServicerContext, started: int
+        self,
+        wire: WireInferRequest,
+        entry: ModelEntry,
+        context: grpc.ServicerContext,
+        started: int,
+        one_answer: bool = False,
     ) -> Inference:
-        """Check a request; nothing is reserved yet.
+        """Check a request; nothing is reserved yet. `one_answer`: more cannot be sent.
 
         Raises:
             ShmserveError: what does not fit.
         """
-        plan = plan_of(entry.spec)
-        request, empty_final = to_request(wire, self._settings)
-        find = partial(self._regions.find, CallerOf(self._callers, context))
-        inputs = check_inputs(plan, request, self._settings, find)
-        wanted, places = check_outputs(plan, request, find)
+        try:
+            plan = plan_of(entry.spec)
+            if one_answer:
+                refuse_decoupled(plan, "ModelInfer RPC")
+            request, empty_final = to_request(wire, self._settings)
+            find = partial(self._regions.find, CallerOf(self._callers, context))
+            inputs = check_inputs(plan, request, self._settings, find)
+            wanted, places = check_outputs(plan, request, find)
+        except BaseException as ex:
+            self._dispatcher.refused(entry, ex)
+            raise
         return Inference(wire, entry, plan, request, inputs, wanted, places, empty_final, started)
 
     def answer(self, item: Inference, context: grpc.ServicerContext) -> bytes:
@@ -119,7 +133,12 @@ class Inferences:
         call = self._begin(item, context)
         try:
             outcome = self._execute(call, item, context)
-            return _stream_message(item, outcome, call.receipt, final=True)
+            message = _stream_message(item, outcome, call.receipt, final=True)
+            call.answered()
+            return message
+        except BaseException as ex:
+            call.failed(ex)
+            raise
         finally:
             call.close()
 
@@ -142,6 +161,9 @@ class Inferences:
                     yield encode_error(item.wire, outcome.error, item.entry, outcome.final)
                 elif outcome.outputs or not outcome.final or item.empty_final:
                     yield _stream_message(item, outcome, call.receipt, final=outcome.final)
+        except Exception as ex:
+            call.failed(ex)
+            raise
         finally:
             call.close()
 
@@ -150,7 +172,8 @@ class Inferences:
         call = self._dispatcher.call(item.entry, self._timeout(context))
         try:
             _fill(call, item)
-        except BaseException:
+        except BaseException as ex:
+            call.failed(ex)
             call.close()
             raise
         call.receipt.receive_ns = monotonic_ns() - item.started

@@ -17,6 +17,7 @@ from shmserve.errors import InvalidArgument, ShmserveError
 from shmserve.frontends.grpc.failures import as_error, details_of, status_of
 from shmserve.frontends.grpc.overdue import Overdue
 from shmserve.frontends.grpc.pools import check_admitted
+from shmserve.frontends.oip.restricted import Restricted
 
 Unary = Callable[[bytes, grpc.ServicerContext], bytes]
 Stream = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
@@ -27,12 +28,40 @@ def abort(context: grpc.ServicerContext, error: ShmserveError) -> None:
     context.abort(status_of(error), details_of(error))
 
 
+# Categories of the setting grpc_restricted_protocol
+_CATEGORIES = {
+    "ServerLive": "health",
+    "ServerReady": "health",
+    "ModelReady": "health",
+    "Check": "health",
+    "Watch": "health",
+    "ServerMetadata": "metadata",
+    "ModelMetadata": "metadata",
+    "ServerReflectionInfo": "metadata",
+    "ModelInfer": "inference",
+    "ModelStreamInfer": "inference",
+    "ModelConfig": "model-config",
+    "ModelStatistics": "statistics",
+    "TraceSetting": "trace",
+    "LogSettings": "logging",
+    **dict.fromkeys(("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+                    "model-repository"),
+    **{f"{kind}SharedMemory{act}": "shared-memory" for kind in ("System", "Cuda")
+       for act in ("Status", "Register", "Unregister")},
+}  # fmt: skip
+
+
 class Methods:
-    """Makes handlers that run in given pools."""
+    """Makes handlers that run in given pools.
+
+    Raises:
+        ConfigError: `grpc_restricted_protocol` cannot be understood.
+    """
 
     def __init__(self, overdue: Overdue, settings: Settings) -> None:
         self._overdue = overdue
         self._settings = settings
+        self._restricted = Restricted(settings.grpc_restricted_protocol, grpc=True)
 
     def unary(
         self, name: str, run: Unary, pool: ThreadPoolExecutor, large: bool = False
@@ -41,7 +70,7 @@ class Methods:
 
         def behave(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
             try:
-                check_admitted()
+                self._admit(name, context)
                 answer = run(self.first(requests, context), context)
             except grpc.RpcError:  # the client has gone
                 raise
@@ -61,7 +90,7 @@ class Methods:
 
         def behave(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             try:
-                check_admitted()
+                self._admit(name, context)
                 for answer in run(requests, context):
                     self._overdue.expect(context, self.send_limit(len(answer)))
                     try:
@@ -77,13 +106,19 @@ class Methods:
 
         return _in_pool(behave, pool, grpc.stream_stream_rpc_method_handler)
 
+    def _admit(self, name: str, context: grpc.ServicerContext) -> None:
+        check_admitted()
+        if self._restricted:
+            headers = {k: v for k, v in context.invocation_metadata() if isinstance(v, str)}
+            self._restricted.check(_CATEGORIES[name], headers)
+
     def first(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """The one message of a unary call.
 
         Raises:
             InvalidArgument: the call has none.
         """
-        self._overdue.expect(context, self._settings.body_timeout_s)
+        self._overdue.expect(context, self._settings.grpc_message_timeout_s)
         try:
             for data in requests:
                 return data

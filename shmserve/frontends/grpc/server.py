@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.control import RepositoryResources, ServerResources
 from shmserve.frontends.grpc.grps import SERVICE as GRPS
 from shmserve.frontends.grpc.grps import GrpsRpcs
 from shmserve.frontends.grpc.health import Health
@@ -37,7 +38,9 @@ INFER = "ModelInfer"
 
 _QUICK_THREADS = 4  # for what is answered from the registry
 _QUICK_CALLS = 1024
-_REGISTERING_THREADS = 4  # for what waits for the coordinator
+_ASKING_THREADS = 4  # for what waits for the coordinator
+_LOADING_THREADS = 16  # for what waits for models to be loaded
+_LOADING_CALLS = 64
 _REFLECTIONS = 4
 _TELL_S = 0.3  # between "not ready" and refusing calls
 _LOOK_S = 0.02
@@ -60,15 +63,17 @@ class GrpcServer:
         inferences = Inferences(dispatcher, settings, regions, callers)
         self._streams = Streams(inferences, self._stream_threads, settings.grpc_stream_requests)
         health = Health(dispatcher, SERVICE.full_name, lambda: self._streams.draining)
-        resources = Resources(dispatcher, settings, health.ready)
+        quick = Resources(dispatcher, settings, health.ready).rpcs()
+        asking = RegionResources(regions, callers).rpcs()
+        asking |= ServerResources(dispatcher, settings).rpcs()
+        loading = RepositoryResources(dispatcher, settings).rpcs()
         handlers = self._inference_handlers(inferences)
-        handlers |= self._message_handlers(resources.rpcs(), self._quick)
-        handlers |= self._message_handlers(
-            RegionResources(regions, callers).rpcs(), self._registering
-        )
+        handlers |= self._message_handlers(quick, self._quick)
+        handlers |= self._message_handlers(asking, self._asking)
+        handlers |= self._message_handlers(loading, self._loading)
         services = {SERVICE.full_name: handlers, HEALTH.full_name: self._health_handlers(health)}
         services[GRPS.full_name] = GrpsRpcs(dispatcher, settings, self._methods).handlers(
-            self._calls, self._stream_calls, self._quick, self._registering
+            self._calls, self._stream_calls, self._quick, self._asking
         )
         if settings.grpc_reflection:
             services |= self._reflection_handlers([*services])
@@ -97,7 +102,8 @@ class GrpcServer:
         )
         busy = "too many calls at a time"
         self._quick = make("quick", _QUICK_THREADS, _QUICK_CALLS, why=busy)
-        self._registering = make("register", _REGISTERING_THREADS, _QUICK_CALLS, why=busy)
+        self._asking = make("ask", _ASKING_THREADS, _QUICK_CALLS, why=busy)
+        self._loading = make("load", _LOADING_THREADS, _LOADING_CALLS, why=busy)
         self._reflections = make("reflection", _REFLECTIONS, _REFLECTIONS, why=busy)
         most = streams * (settings.grpc_stream_requests + 1)  # a reader each
         self._stream_threads = make("stream-work", most, most, why=busy)
@@ -132,7 +138,7 @@ class GrpcServer:
         self._overdue.close()
         for pool in (
             *(self._calls, self._stream_calls, self._stream_threads, self._watchers),
-            *(self._quick, self._registering, self._reflections, self._refusals),
+            *(self._quick, self._asking, self._loading, self._reflections, self._refusals),
         ):
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -96,7 +96,9 @@ class Call(Protocol):
         A final outcome may have neither outputs nor an error: then it only ends the stream.
         Views of an outcome are valid until the next one is asked for. The model's errors come
         as outcomes; what keeps it from answering at all is raised. Closing the iterator, or
-        the call, cancels what has not come.
+        the call, cancels what has not come. Each answer has `request_timeout_s`, counted from
+        when it is asked for, the whole stream `stream_timeout_s`. A reader who does not ask for
+        the next one holds back the model.
         """
         ...
 
@@ -107,6 +109,10 @@ class Call(Protocol):
 
     def failed(self, error: BaseException) -> None:
         """The request ends without an answer for another reason than `execute` has raised."""
+
+    def cancel(self) -> None:
+        """Make `execute` or `stream` raise `Cancelled` at once; for any other thread, at any
+        time, also before and after. Only for calls that were made `cancellable`."""
         ...
 
     def close(self) -> None: ...
@@ -151,11 +157,13 @@ class Dispatcher(Protocol):
     def snapshot(self) -> Snapshot: ...
     def model(self, name: str, version: str = "") -> ModelEntry: ...
     def ready_model(self, name: str, version: str = "") -> ModelEntry: ...
-    def call(self, entry: ModelEntry, timeout_s: float | None = None) -> Call: ...
     def set_online(self, online: bool) -> None: ...
 
     def refused(self, entry: ModelEntry, error: BaseException) -> None:
         """A request for this version failed before there was a call for it: count that."""
         ...
 
+    def call(
+        self, entry: ModelEntry, timeout_s: float | None = None, cancellable: bool = False
+    ) -> Call: ...
     def close(self) -> None: ...

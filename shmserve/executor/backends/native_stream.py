@@ -1,0 +1,86 @@
+"""Decoupled models of the native dialect: any number of answers to one request.
+
+    class Model:
+        def infer(self, request):                   # a generator: one request at a time
+            for i in range(3):
+                out = request.output("OUT", (1,))   # for the next answer only
+                out[:] = i
+                yield                               # or: yield {"OUT": array}
+
+or, with threads of its own and any number of requests under way:
+
+        def infer(self, request):
+            threading.Thread(target=self.answer, args=(request,)).start()
+        def answer(self, request):
+            request.send({"OUT": array})
+            request.finish()
+
+A generator whose request is cancelled is closed at its `yield`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import numpy as np
+
+from shmserve.errors import Internal, ShmserveError
+from shmserve.executor.backend import Request, Response
+from shmserve.executor.backends.native import NativeRequest, pairs
+from shmserve.executor.backends.outputs import OutputCheck
+
+
+class StreamRequest(NativeRequest):
+    """One request of a decoupled model. It may be kept, and used by any one thread."""
+
+    __slots__ = ()
+
+    def send(self, outputs: Mapping[str, np.ndarray[Any, Any]] | None = None) -> None:
+        """Send an answer: what was written into `output(...)` since the last one, and what is
+        given here. Waits while the client is behind; dropped if the request is `cancelled`.
+
+        Raises:
+            ProtocolViolation: after `finish`.
+        """
+        responses = self._request.responses
+        assert responses is not None
+        offered, self._offered = self._offered, {}
+        try:
+            named = pairs(outputs, offered).items()
+            found = self._check.answer(self._request.requested, named, partial=True)
+            response = Response(outputs=found)
+        except ShmserveError as ex:
+            response = Response(error=ex)
+        responses.send(response)
+
+    def finish(self) -> None:
+        """There are no more answers.
+
+        Raises:
+            ProtocolViolation: it was called before.
+        """
+        responses = self._request.responses
+        assert responses is not None
+        responses.send(None, final=True)
+
+    def __del__(self) -> None:
+        if self._request.responses is not None:
+            self._request.responses.abandoned()
+
+
+def stream(model: Any, request: Request, check: OutputCheck) -> None:
+    """Have the model answer; what it raises is raised."""
+    view = StreamRequest(request, check)
+    answers = model.infer(view)
+    if isinstance(answers, Generator):
+        for outputs in answers:
+            view.send(outputs)
+            if request.cancelled:
+                answers.close()
+        view.finish()
+    elif answers is not None:
+        kind = type(answers).__name__
+        raise Internal(
+            f"infer of a decoupled model must yield, or send and return None: got {kind}"
+        )

@@ -1,0 +1,417 @@
+"""gRPC of a real server: its processes, addresses, TLS, and what clients do to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2
+
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.tensor import bytes_codec
+from shmserve.testing.server import RunningServer, open_fds, wait_until
+from tests.grpc_client import Client, Sender, put, tensor
+from tests.integration.region_client import Memory
+
+MODELS = Path(__file__).parents[1] / "models"
+REGION_MODELS = Path(__file__).parents[1] / "region_models"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RunningServer]:
+    with RunningServer(MODELS, execute_timeout_s=20) as server:
+        yield server
+    assert server.leaks() == []
+
+
+@pytest.fixture
+def client(shared: RunningServer) -> Iterator[Client]:
+    with Client(shared.grpc_address) as client:
+        yield client
+
+
+def echo(array: np.ndarray, model: str = "echo") -> pb.ModelInferRequest:
+    return pb.ModelInferRequest(
+        model_name=model, inputs=[tensor(array, "IN")], raw_input_contents=[array.tobytes()]
+    )
+
+
+def command(text: str, id: str = "") -> pb.ModelInferRequest:
+    return pb.ModelInferRequest(
+        model_name="misbehaving",
+        id=id,
+        inputs=[tensor(np.zeros(1), "COMMAND", "BYTES")],
+        raw_input_contents=[bytes_codec.encode([text])],
+    )
+
+
+def out(answer: pb.ModelInferResponse) -> np.ndarray:
+    return np.frombuffer(answer.raw_output_contents[0], np.float32)
+
+
+def slots(server: RunningServer) -> int:
+    return len(server.show("slots"))
+
+
+@pytest.mark.parametrize("floats", [0, 1, 1000, 1 << 20, 16 << 20])
+def test_tensors_of_any_size(client: Client, floats: int) -> None:
+    array = np.random.default_rng(1).random(floats, dtype=np.float32)
+    answer, call = client.method("ModelInfer").with_call(
+        echo(array), metadata=(("shmserve-receipt", "1"),)
+    )
+    assert answer.raw_output_contents == [array.tobytes()]
+    receipt = dict(call.trailing_metadata())["shmserve-receipt"]
+    assert f'"in":{array.nbytes},' in receipt  # message to slot, nothing else
+    assert f'"out":{array.nbytes},' in receipt
+
+
+def test_http_and_grpc_are_one_server(client: Client, shared: RunningServer) -> None:
+    with Memory(4096) as memory:
+        client.call(
+            "SystemSharedMemoryRegister",
+            pb.SystemSharedMemoryRegisterRequest(name="r", key=memory.name, byte_size=4096),
+        )
+        status, regions = shared.get("/v2/systemsharedmemory/region/r/status")
+        assert (status, regions[0]["name"]) == (200, "r")
+        assert shared.request("POST", "/v2/systemsharedmemory/unregister")[0] == 200
+        assert not client.call("SystemSharedMemoryStatus").regions
+
+
+def test_failures_of_models(client: Client, shared: RunningServer) -> None:
+    code, details = client.error("ModelInfer", command("throw"))
+    assert code == "INTERNAL"
+    assert "no such luck" in details
+    code, details = client.error("ModelInfer", command("leave"))
+    assert (code, "died" in details) == ("UNAVAILABLE", True)
+    wait_until(lambda: client_ok(client, command("ok")), "its executor is back")
+    wait_until(lambda: slots(shared) == 0, "slots are left")
+
+
+def client_ok(client: Client, message: Any) -> bool:
+    try:
+        return bool(client.infer(message).outputs)
+    except grpc.RpcError:
+        return False
+
+
+def test_a_deadline_ends_the_wait_and_what_was_not_begun_never_runs(
+    client: Client, shared: RunningServer
+) -> None:
+    running = client.method("ModelInfer").future(command("sleep:1.5"))
+    time.sleep(0.2)
+    code, _ = client.error("ModelInfer", command("leave"), timeout=0.3)
+    assert code == "DEADLINE_EXCEEDED"
+    pid = shared.pids("executor misbehaving")
+    assert running.result().outputs
+    wait_until(lambda: slots(shared) == 0, "slots are left")
+    assert client.infer(command("ok")).outputs
+    assert shared.pids("executor misbehaving") == pid  # nobody told it to leave
+
+
+def test_what_was_cancelled_before_it_began_never_runs(
+    client: Client, shared: RunningServer
+) -> None:
+    running = client.method("ModelInfer").future(command("sleep:3"))
+    time.sleep(0.2)
+    waiting = client.method("ModelInfer").future(command("leave"))
+    time.sleep(0.2)
+    waiting.cancel()
+    pid = shared.pids("executor misbehaving")
+    assert running.result().outputs
+    wait_until(lambda: slots(shared) == 0, "slots are left")
+    assert client.infer(command("ok")).outputs
+    assert shared.pids("executor misbehaving") == pid
+
+
+def test_health_is_watched_while_an_executor_comes_and_goes(
+    client: Client, shared: RunningServer
+) -> None:
+    request = health_pb2.HealthCheckRequest(service="echo").SerializeToString()
+    watch = client.channel.unary_stream(
+        "/grpc.health.v1.Health/Watch",
+        response_deserializer=health_pb2.HealthCheckResponse.FromString,
+    )(request, timeout=60)
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    os.kill(shared.pids("executor echo")[0], signal.SIGKILL)
+    assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    watch.cancel()
+
+
+def test_a_stream_of_ordinary_requests(client: Client) -> None:
+    arrays = [np.full(1000, n, np.float32) for n in range(50)]
+    answers = [out(m.infer_response)[0] for m in client.stream(echo(a) for a in arrays)]
+    assert answers == list(range(50))
+
+
+def test_stream_clients_that_vanish_leave_nothing(shared: RunningServer) -> None:
+    (pid,) = shared.pids("grpc")
+    with Client(shared.grpc_address) as first:
+        assert first.infer(echo(np.zeros(9, np.float32))).outputs
+    before = open_fds(pid)
+    for _ in range(3):
+        program = subprocess.Popen(
+            [sys.executable, "-c", VANISHING, shared.grpc_address], stdout=subprocess.PIPE
+        )
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"streaming\n"
+        program.kill()
+        program.communicate()
+    wait_until(lambda: slots(shared) == 0, "slots are left")
+    wait_until(lambda: open_fds(pid) <= before + 2, "connections are left")
+
+
+VANISHING = """
+import sys, itertools, numpy as np
+from tests.integration.test_grpc import echo
+from tests.grpc_client import Client
+array = np.zeros(1 << 20, np.float32)
+client = Client(sys.argv[1])
+call = client.stream(echo(array) for _ in itertools.count())
+next(call)
+print("streaming", flush=True)
+for answer in call:
+    pass
+"""
+
+
+def test_a_slow_reader_disturbs_nobody(client: Client, shared: RunningServer) -> None:
+    array = np.zeros(1 << 20, np.float32)
+    with Client(shared.grpc_address) as slow:
+        call = slow.stream(echo(array) for _ in range(20))
+        next(call)
+        for _ in range(20):
+            assert client.infer(echo(np.zeros(9, np.float32)), timeout=10).outputs
+        assert sum(1 for _ in call) == 19
+
+
+# ------------------------------------------------------------------ processes
+
+
+def test_a_killed_process_is_back_and_costs_nobody_else_anything() -> None:
+    with RunningServer(MODELS) as server:
+        (victim,) = server.pids("grpc")
+        stop, counts, codes = threading.Event(), {"right": 0}, set()
+
+        def load() -> None:
+            with Client(server.grpc_address) as client:
+                array = np.full(100_000, 7, np.float32)
+                while not stop.is_set():
+                    try:
+                        assert out(client.infer(echo(array)))[0] == 7
+                        counts["right"] += 1
+                    except grpc.RpcError as ex:
+                        codes.add(ex.code().name)
+                        time.sleep(0.02)
+
+        threads = [threading.Thread(target=load) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: counts["right"] > 50, "answers")
+        os.kill(victim, signal.SIGKILL)
+        while not server.pids("grpc") or victim in server.pids("grpc"):
+            status, answer = server.infer(
+                "echo",
+                {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]},
+            )
+            assert status == 200, answer
+        seen = counts["right"]
+        wait_until(lambda: counts["right"] > seen + 50, "answers afterwards")
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert codes == {"UNAVAILABLE"}
+        wait_until(lambda: slots(server) == 0, "slots are left")
+        roles = [row["role"] for row in server.show("processes")]
+        assert roles.count("grpc") == 1
+    assert server.leaks() == []
+
+
+def test_several_processes_share_an_address() -> None:
+    unix = f"/tmp/shmserve-test-{os.getpid()}.sock"
+    port = socket.socket()
+    port.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{port.getsockname()[1]}"
+    port.close()
+    with RunningServer(MODELS, grpc_processes=2, grpc_bind=f"{address},unix:{unix}") as server:
+        wait_until(lambda: server.log().count("listening on") == 2, "both listen")
+        array = np.arange(5, dtype=np.float32)
+        clients = [Client(address) for _ in range(16)]
+        for client in clients:
+            assert out(client.infer(echo(array))).tolist() == array.tolist()
+        served = {row["process"]: row for row in server.show("processes") if row["role"] == "grpc"}
+        assert len(served) == 2
+        with Client(f"unix:{unix}") as local:
+            assert out(local.infer(echo(array))).tolist() == array.tolist()
+        os.kill(server.pids("grpc 0")[0], signal.SIGKILL)  # leaves its socket file behind
+        wait_until(lambda: server.log().count("listening on") == 3, "it is back")
+        with Client(f"unix:{unix}") as local:
+            assert out(local.infer(echo(array))).tolist() == array.tolist()
+        for client in clients:
+            client.close()
+    assert not os.path.exists(unix)
+    assert server.leaks() == []
+
+
+def test_another_supervisor_adopts_the_process() -> None:
+    with RunningServer(MODELS) as server, Client(server.grpc_address) as client:
+        (pid,) = server.pids("grpc")
+        (supervisor,) = server.pids("supervisor")
+        os.kill(supervisor, signal.SIGKILL)
+        wait_until(lambda: server.log().count("adopted grpc 0") == 1, "it is adopted")
+        assert client.infer(echo(np.zeros(3, np.float32))).outputs
+        assert server.pids("grpc") == [pid]
+        os.kill(pid, signal.SIGKILL)  # not the new one's child
+        wait_until(lambda: client_ok(client, echo(np.zeros(3, np.float32))), "another")
+    assert server.leaks() == []
+
+
+def test_a_port_that_is_taken_is_told_and_http_goes_on() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with RunningServer(MODELS, grpc_bind=address) as server:
+            told = f"no gRPC: grpc_bind: cannot listen on {address}: Address already in use"
+            wait_until(lambda: server.log().count(told) >= 2, "it says so, and tries again")
+            assert server.log().count("started grpc 0") < 6  # with growing pauses
+            assert server.ready()
+            taken.close()
+            with Client(address) as client:
+                wait_until(lambda: client_ok(client, echo(np.zeros(3, np.float32))), "it is back")
+    assert server.leaks() == []
+
+
+def test_no_processes() -> None:
+    with RunningServer(MODELS, grpc_processes=0) as server:
+        assert server.pids("grpc") == []
+    assert server.leaks() == []
+
+
+def test_a_stop_finishes_what_was_accepted() -> None:
+    with RunningServer(MODELS) as server, Client(server.grpc_address) as client:
+        assert client.infer(command("ok")).outputs
+        sender = Sender()
+        idle = client.stream(sender)  # keeps nobody waiting
+        sender.send(command("ok"))
+        next(idle)
+        running = client.method("ModelInfer").future(command("sleep:2"))
+        time.sleep(0.3)
+        begun = time.monotonic()
+        assert server.master is not None
+        server.master.send_signal(signal.SIGTERM)
+        assert running.result().outputs
+        assert server.stop() == 0
+        assert time.monotonic() - begun < 9  # well before the drain's limit
+        sender.close()
+    assert server.leaks() == []
+
+
+def test_with_the_master_it_ends() -> None:
+    server = RunningServer(MODELS)
+    server.start()
+    try:
+        assert server.master is not None
+        server.master.kill()
+        wait_until(lambda: not server.processes(), "everything's end")
+    finally:
+        server.kill_all()
+
+
+# ------------------------------------------------------------------ regions
+
+
+def test_region_to_region_copies_nothing() -> None:
+    size, floats = 1 << 20, 1 << 18
+    with (
+        RunningServer(REGION_MODELS) as server,
+        Client(server.grpc_address) as client,
+        Memory(size) as source,
+        Memory(size) as target,
+    ):
+        values = np.arange(floats, dtype=np.float32)
+        source.put(values)
+        for name, memory in (("in", source), ("out", target)):
+            client.call(
+                "SystemSharedMemoryRegister",
+                pb.SystemSharedMemoryRegisterRequest(name=name, key=memory.name, byte_size=size),
+            )
+        message = pb.ModelInferRequest(
+            model_name="touch",
+            inputs=[tensor(values, "IN", shared_memory_region="in", shared_memory_byte_size=size)],
+            outputs=[pb.ModelInferRequest.InferRequestedOutputTensor(name="OUT")],
+        )
+        put(
+            message.outputs[0].parameters,
+            {"shared_memory_region": "out", "shared_memory_byte_size": size},
+        )
+        answer, call = client.method("ModelInfer").with_call(
+            message, metadata=(("shmserve-receipt", "1"),)
+        )
+        assert answer.raw_output_contents == [b""]
+        receipt = dict(call.trailing_metadata())["shmserve-receipt"]
+        assert '"copied_bytes":{"in":0,"batch":0,"out":0,"device":0}' in receipt
+        np.testing.assert_array_equal(target.get(floats), values + 1)
+    assert server.leaks() == []
+
+
+# ------------------------------------------------------------------------ TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, and certificates of it for the server and a client."""
+    folder = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    key = ("-newkey", "rsa:2048", "-nodes")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
+    for name in ("server", "client"):
+        openssl(
+            "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}"
+        )
+        (folder / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        openssl(
+            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
+            *("-CAcreateserial", "-extfile", "ext", "-out", f"{name}.pem"),
+        )
+    return folder
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_tls(certificates: Path, mutual: bool) -> None:
+    def read(name: str) -> bytes:
+        return (certificates / name).read_bytes()
+
+    settings = {
+        "grpc_tls_cert": certificates / "server.pem",
+        "grpc_tls_key": certificates / "server.key",
+        **({"grpc_tls_client_ca": certificates / "ca.pem"} if mutual else {}),
+    }
+    anonymous = grpc.ssl_channel_credentials(read("ca.pem"))
+    known = grpc.ssl_channel_credentials(read("ca.pem"), read("client.key"), read("client.pem"))
+    message = echo(np.arange(3, dtype=np.float32))
+    with RunningServer(MODELS, **settings) as server:
+        with Client(server.grpc_address, known) as client:
+            assert out(client.infer(message)).tolist() == [0, 1, 2]
+        with Client(server.grpc_address, anonymous) as client:
+            if mutual:
+                assert client.error("ModelInfer", message, timeout=5)[0] == "UNAVAILABLE"
+            else:
+                assert client.infer(message).outputs
+        with Client(server.grpc_address) as client:
+            assert client.error("ModelInfer", message, timeout=5)[0] == "UNAVAILABLE"
+    assert server.leaks() == []
