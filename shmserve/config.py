@@ -112,6 +112,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     client_shm_max_region_bytes: Positive = 1 << 40  # one region
     client_shm_max_total_bytes: Positive = 1 << 42  # all regions of one owner
 
+    # GRPS
+    grps_online: bool = False  # whether it is online before anybody says so
+    grps_default_model: str = ""  # name-version; default: the only model there is
+
     # Who may call what
     http_restricted_api: tuple[str, ...] = ()  # <category>[,<category>]:<header>=<value>
     grpc_restricted_protocol: tuple[str, ...] = ()

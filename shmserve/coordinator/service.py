@@ -146,6 +146,7 @@ class Coordinator:
             tuning,
             orders,
             plan_file,
+            self._settings.grps_online,
         )
         self._desk.control = ModelControl(
             self._settings,

@@ -16,6 +16,7 @@ from shmserve.dispatch.abandoned import Abandoned
 from shmserve.dispatch.call import Call
 from shmserve.dispatch.counting import Counting, reason_of
 from shmserve.dispatch.models import ModelDesk
+from shmserve.dispatch.online import set_online
 from shmserve.dispatch.peer import Lane, Peer
 from shmserve.dispatch.pipeline import PLATFORM, PipelineCall, Pipelines
 from shmserve.dispatch.regions import RegionDesk
@@ -257,6 +258,10 @@ class Dispatcher:
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.02)
+
+    def set_online(self, online: bool) -> None:
+        """Change GRPS's online flag, for all processes."""
+        set_online(self._link, online)
 
     def refused(self, entry: ModelEntry, error: BaseException) -> None:
         """A request for this version failed before there was a call for it: count that."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
+from types import GenericAlias
 from typing import Annotated, Any, Optional
 
 import msgspec
@@ -95,7 +96,7 @@ _JsonMap = _struct(
 )
 
 
-_JsonTensors = _struct("_JsonTensors", [("tensors", list[_JsonTensor])])
+_JsonTensors = _struct("_JsonTensors", [("tensors", GenericAlias(list, (_JsonTensor,)))])
 _JsonMessage = _struct(
     "_JsonMessage",
     [

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from shmserve.errors import InvalidArgument
 from shmserve.protocol import varints
@@ -67,6 +68,32 @@ def parse(data: Bytes) -> GrpsMessage:
     if chosen is not None:
         plain[chosen[0]] = chosen[1]
     return GrpsMessage(**plain)
+
+
+class Glance(Struct, frozen=True):
+    """What the outermost fields of a message tell. `which`: as `GrpsMessage.which`."""
+
+    model: str
+    which: str
+    has_status: bool
+
+
+def glance(data: Bytes) -> Glance:
+    """Look at a message without reading its payload.
+
+    Raises:
+        InvalidArgument: it is no such message, as far as one can see.
+    """
+    model, which, has_status = "", "", False
+    for number, wire, value in _fields(memoryview(data).toreadonly()):
+        if wire != _LENGTH:
+            continue
+        if number == 2:
+            model = _text(value)
+        elif 3 <= number <= 7:
+            which = KINDS[number - 3]
+        has_status = has_status or number == 1
+    return Glance(model, which, has_status)
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int, Any]]:

@@ -69,7 +69,10 @@ def _rounded(doubles: Array, places: Array) -> Array:
         rounded: Array = np.rint(doubles * power) / power
         return rounded
     up, down = _POWERS[np.maximum(places, 0)], _POWERS[np.maximum(-places, 0)]
-    return np.where(places >= 0, np.rint(doubles * up) / up, np.rint(doubles / down) * down)
+    either: Array = np.where(
+        places >= 0, np.rint(doubles * up) / up, np.rint(doubles / down) * down
+    )
+    return either
 
 
 def _one_by_one(values: Array) -> Array:
