@@ -184,6 +184,77 @@ def test_a_pipeline_over_http(server: RunningServer) -> None:
     assert receipt["copied_bytes"] == {"in": 0, "batch": 0, "out": 0, "device": 0}
 
 
+def predict(server: RunningServer, query: str = "", **document: Any) -> tuple[int, Any]:
+    status, _, body = server.request(
+        "POST",
+        f"/grps/v1/infer/predict{query}",
+        json.dumps(document).encode(),
+        {"Content-Type": "application/json"},
+    )
+    return status, body if query else json.loads(body)
+
+
+def test_grps_clients_reach_projects_workers_and_pipelines(server: RunningServer) -> None:
+    server.wait_ready()
+    ok = {"code": 200, "msg": "OK", "status": "SUCCESS"}
+    for model, text, expected in (
+        ("your_model-1.0.0", "hi", "hi!"),  # as the project calls it
+        ("echo-1.0.0", "hi", "hi!"),  # as the worker is called
+        ("second-1.0.0", "x", "xb/1"),
+        ("chain-1.0.0", "x", "xab/1"),
+        ("native-3.0.0", "abc", "cba"),
+        ("words", "x", "1/bax!"),
+        ("words-1.0.0", "x", "1/bax!"),
+    ):
+        status, answer = predict(server, model=model, str_data=text)
+        assert (status, answer) == (200, {"status": ok, "str_data": expected}), model
+    status, answer = predict(server, model="line", ndarray=[1, 2])
+    assert answer["gtensors"]["tensors"][0]["flat_float32"] == [6.0, 10.0]
+    status, answer = predict(server, model="your_model-1.0.0", str_data="raise")
+    assert status == answer["status"]["code"] == 500
+    assert answer["status"]["msg"] == "cannot echo this, see <path>"
+    status, body = predict(server, "?streaming=true", model="your_model-1.0.0", str_data="a b stop")
+    assert status == 200
+    decoder = json.JSONDecoder()
+    found, at = [], 0
+    while at < len(body):
+        message, at = decoder.raw_decode(body.decode(), at)
+        found.append(message)
+    assert [m.get("str_data") for m in found] == ["a!", "b!", None]
+    assert found[-1]["status"] == {
+        "code": 500,
+        "msg": "the stream was stopped",
+        "status": "FAILURE",
+    }
+
+
+def test_grps_clients_see_what_pipelines_consist_of(server: RunningServer) -> None:
+    headers = {"Content-Type": "application/json"}
+    for name, inside in (("line", "model: shift"), ("your_model", "inferer_name: your_inferer")):
+        body = json.dumps({"str_data": name}).encode()
+        status, _, answer = server.request("POST", "/grps/v1/metadata/model", body, headers)
+        assert status == 200
+        assert inside in json.loads(answer)["str_data"]
+
+
+def test_own_paths_over_http(server: RunningServer) -> None:
+    headers = {"Content-Type": "application/json", "User-Agent": "me"}
+    path = "/v1/chat/completions"
+    status, _, body = server.request("POST", path, b'{"prompt": "a b"}', headers)
+    assert (status, json.loads(body)["words"]) == (200, ["a", "b"])
+    status, fields, body = server.request("GET", f"{path}?say=hi", headers=headers)
+    assert (status, body, fields["x-agent"]) == (203, b"hi", "me")
+    ask = b'{"prompt": "a b", "stream": true}'
+    status, fields, body = server.request("POST", path, ask, headers)
+    assert (status, body) == (200, b"data: a\n\ndata: b\n\n")
+    assert fields["content-type"].startswith("text/event-stream")
+    status, _, body = server.request("POST", path, b'{"fail": true}', headers)
+    assert status == 500
+    assert b"Traceback" not in body
+    status, _, body = server.request("POST", "/talk", b"a b", {"Content-Type": "text/plain"})
+    assert (status, body) == (200, b"a b;")
+
+
 def kill(server: RunningServer, instance: str) -> None:
     (pid,) = server.pids(f"executor {instance}")
     os.kill(pid, signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import InvalidArgument, NotFound
+from shmserve.frontends.grps import pipeline
 from shmserve.frontends.oip.seam import Dispatcher
 from shmserve.protocol.grps_names import Names
 
@@ -16,6 +17,7 @@ class Models:
 
     def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
         self._dispatcher = dispatcher
+        self._settings = settings
         self._default = settings.grps_default_model
         self._names: Names | None = None
 
@@ -38,6 +40,8 @@ class Models:
         if not name:
             return self._default_model()
         found = self.names().find(name)
+        if found is None and (line := pipeline.named(name, self._settings)):
+            return self._dispatcher.ready_model(line)
         if found is None:
             shown = name[:_SHOWN]
             raise NotFound(f"Model '{shown}' not found. Models are named name-version.")
@@ -46,7 +50,8 @@ class Models:
     def _default_model(self) -> ModelEntry:
         if self._default:
             found = self.names().find(self._default)
-            return self._dispatcher.ready_model(*(found or (self._default,)))
+            line = pipeline.named(self._default, self._settings)
+            return self._dispatcher.ready_model(*(found or (line or self._default,)))
         models = self._dispatcher.snapshot().models
         if len(models) != 1:
             raise InvalidArgument(
