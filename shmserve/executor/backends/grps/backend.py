@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -30,6 +31,7 @@ from shmserve.tensor.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
+_LOOK_S = 1.0  # how often a request that waits for a thread looks whether it is still wanted
 _EMPTY_ANSWER = (HttpAnswer(200, (("Content-Type", "text/plain"),)), b"")
 
 
@@ -55,6 +57,7 @@ class GrpsBackend:
         self._stream_type = spec.parameters.get(
             "grps_streaming_ctrl_content_type", grps_spec.STREAM_TYPE
         )
+        self._free = threading.Semaphore(project.max_concurrency)
         self._pool = ThreadPoolExecutor(project.max_concurrency, "grps")
         return spec
 
@@ -64,7 +67,15 @@ class GrpsBackend:
         for request in requests:
             if request.responses is None:
                 raise Internal("a GRPS project answers in streams only")
-            self._pool.submit(self._answer, request, Answers(request, request.responses))
+            out = Answers(request, request.responses)
+            # Not one more than there are threads: those that wait do so in the executor's
+            # queue, where they have a deadline and can be cancelled.
+            while not self._free.acquire(timeout=_LOOK_S):
+                if out.cancelled:
+                    out.end()
+                    break
+            else:
+                self._pool.submit(self._run, request, out)
         return []
 
     def close(self) -> None:
@@ -73,6 +84,12 @@ class GrpsBackend:
             pool.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ one request
+
+    def _run(self, request: Request, out: Answers) -> None:
+        try:
+            self._answer(request, out)
+        finally:
+            self._free.release()
 
     def _answer(self, request: Request, out: Answers) -> None:
         try:
