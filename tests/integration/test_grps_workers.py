@@ -255,6 +255,13 @@ def test_own_paths_over_http(server: RunningServer) -> None:
     assert (status, body) == (200, b"a b;")
 
 
+def test_values_of_a_projects_own_are_shown(frontend: Dispatcher, server: RunningServer) -> None:
+    say(frontend, "echo", "hi")
+    (row,) = server.show("monitor")
+    assert (row["instance"], row["name"], row["kind"]) == ("echo/1/0", "echoed", "inc")
+    assert row["total"] >= 1
+
+
 def kill(server: RunningServer, instance: str) -> None:
     (pid,) = server.pids(f"executor {instance}")
     os.kill(pid, signal.SIGKILL)
