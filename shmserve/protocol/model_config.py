@@ -31,9 +31,15 @@ from shmserve.tensor.spec import ModelSpec, TensorSpec
 PYTHON = "python"
 ONNXRUNTIME = "onnxruntime"
 PYTORCH = "pytorch"
+GRPS = "grps"  # a GRPS project; its configuration is its own
 
 # The file a version's folder must hold unless default_model_filename says otherwise
-MODEL_FILES = {PYTHON: "model.py", ONNXRUNTIME: "model.onnx", PYTORCH: "model.pt"}
+MODEL_FILES = {
+    PYTHON: "model.py",
+    ONNXRUNTIME: "model.onnx",
+    PYTORCH: "model.pt",
+    GRPS: "inference.yml",
+}
 # A model file may be a folder, which has ONNX models with external data
 MODEL_FILE_IN_FOLDER = "model.onnx"
 _PLATFORMS = {
@@ -42,7 +48,12 @@ _PLATFORMS = {
     "onnx_onnxv1": ONNXRUNTIME,
     "pytorch_libtorch": PYTORCH,
 }
-_DEFAULT_PLATFORM = {PYTHON: "", ONNXRUNTIME: "onnxruntime_onnx", PYTORCH: "pytorch_libtorch"}
+_DEFAULT_PLATFORM = {
+    PYTHON: "",
+    ONNXRUNTIME: "onnxruntime_onnx",
+    PYTORCH: "pytorch_libtorch",
+    GRPS: "",
+}
 
 # Those whose models can tell their tensors, so that a configuration may be incomplete
 _COMPLETING = (PYTHON, ONNXRUNTIME)

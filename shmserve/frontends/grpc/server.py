@@ -17,6 +17,8 @@ from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.frontends.grpc.callers import Callers
 from shmserve.frontends.grpc.control import RepositoryResources, ServerResources
+from shmserve.frontends.grpc.grps import SERVICE as GRPS
+from shmserve.frontends.grpc.grps import GrpsRpcs
 from shmserve.frontends.grpc.health import Health
 from shmserve.frontends.grpc.infer import Inferences
 from shmserve.frontends.grpc.methods import Methods
@@ -69,6 +71,9 @@ class GrpcServer:
         handlers |= self._message_handlers(asking, self._asking)
         handlers |= self._message_handlers(loading, self._loading, large=True)
         services = {SERVICE.full_name: handlers, HEALTH.full_name: self._health_handlers(health)}
+        services[GRPS.full_name] = GrpsRpcs(dispatcher, settings, self._methods).handlers(
+            self._calls, self._stream_calls, self._quick, self._asking
+        )
         if settings.grpc_reflection:
             services |= self._reflection_handlers([*services])
         self.server = grpc.server(
