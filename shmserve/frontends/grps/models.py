@@ -8,6 +8,7 @@ from shmserve.errors import InvalidArgument, NotFound
 from shmserve.frontends.oip.seam import Dispatcher
 from shmserve.protocol.grps_names import Names
 
+_FIRST = ("1", "1.0.0")
 _SHOWN = 128  # characters of a client's value that a message repeats
 
 
@@ -37,16 +38,27 @@ class Models:
         """
         if not name:
             return self._default_model()
-        found = self.names().find(name)
-        if found is None:
+        entry = self._named(name)
+        if entry is None:
             shown = name[:_SHOWN]
             raise NotFound(f"Model '{shown}' not found. Models are named name-version.")
-        return self._dispatcher.ready_model(*found)
+        return entry
+
+    def _named(self, name: str) -> ModelEntry | None:
+        found = self.names().find(name)
+        if found is not None:
+            return self._dispatcher.ready_model(*found)
+        model, _, version = name.rpartition("-")
+        if version in _FIRST:  # of what is served without being in the registry
+            try:
+                return self._dispatcher.ready_model(model, "1")
+            except NotFound:
+                pass
+        return None
 
     def _default_model(self) -> ModelEntry:
         if self._default:
-            found = self.names().find(self._default)
-            return self._dispatcher.ready_model(*(found or (self._default,)))
+            return self._named(self._default) or self._dispatcher.ready_model(self._default)
         models = self._dispatcher.snapshot().models
         if len(models) != 1:
             raise InvalidArgument(
