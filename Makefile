@@ -6,7 +6,7 @@ SERVE_DEPS := $(VENV)/.serve
 DEV_DEPS := $(VENV)/.dev
 BENCH_DEPS := $(VENV)/.bench
 
-.PHONY: serve test lint proto proto-check bench drill soak rounds clean
+.PHONY: serve test lint proto proto-check bench drill reload-drill soak rounds clean
 
 serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
@@ -31,6 +31,9 @@ bench: $(BENCH_DEPS)  ## measure, into bench/results
 
 drill: $(DEV_DEPS)  ## the long kill matrix: 60 s of load, every process killed three times
 	$(BIN)/python -m tests.crash.drill --seconds 60 --kills 3
+
+reload-drill: $(DEV_DEPS)  ## 500 loads, reloads and unloads under load, looking for lost requests and growth
+	$(BIN)/python -m tests.crash.reload --cycles 500
 
 soak: $(DEV_DEPS)  ## 100,000 small and 1,000 large requests, looking for growth
 	$(BIN)/python -m tests.crash.soak

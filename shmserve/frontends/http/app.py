@@ -9,6 +9,7 @@ from shmserve.errors import ShmserveError
 from shmserve.frontends.http import failures, grps, observing
 from shmserve.frontends.http import regions as region_routes
 from shmserve.frontends.http import repository as repository_routes
+from shmserve.frontends.http.generate import GenerateResource, GenerateStreamResource
 from shmserve.frontends.http.guard import Guard
 from shmserve.frontends.http.infer import InferResource
 from shmserve.frontends.http.resources import (
@@ -52,5 +53,7 @@ def create_app(
         app.add_route(f"{path}/ready", ModelReadyResource(dispatcher))
         app.add_route(f"{path}/config", ModelConfigResource(dispatcher))
         app.add_route(f"{path}/infer", InferResource(dispatcher, settings, regions))
+        app.add_route(f"{path}/generate", GenerateResource(dispatcher, settings))
+        app.add_route(f"{path}/generate_stream", GenerateStreamResource(dispatcher, settings))
     grps.add_routes(app, dispatcher, settings, guard)
     return app

@@ -65,14 +65,14 @@ class InferResource:
             raise
         call = self._dispatcher.call(entry)
         try:
-            _receive(plan, call, inputs, intake, self._settings)
+            receive(plan, call, inputs, intake, self._settings)
             receipt = call.receipt
             receipt.receive_ns = monotonic_ns() - started
             outcome = call.execute(
                 request.id,
                 tuple([output.name for output in request.outputs]),
                 request.parameters,
-                _watch(environ),
+                watch(environ),
                 places,
             )
             answered = monotonic_ns()
@@ -151,7 +151,7 @@ def _additional(plan: ModelPlan) -> str:
     return f"unexpected additional input data for model '{plan.spec.name}'"
 
 
-def _receive(
+def receive(
     plan: ModelPlan, call: Call, inputs: list[CheckedInput], intake: Intake, settings: Settings
 ) -> None:
     """Bring every input into a slot."""
@@ -179,7 +179,7 @@ def _receive(
         raise InvalidArgument(_additional(plan))
 
 
-def _watch(environ: dict[str, Any]) -> Callable[[], bool] | None:
+def watch(environ: dict[str, Any]) -> Callable[[], bool] | None:
     """How to see whether the client is still there; only our worker class can tell."""
     connection = environ.get("shmserve.connection")
     alive: Callable[[], bool] | None = connection.alive if connection is not None else None
