@@ -175,7 +175,7 @@ class Executor:
         if what in ("segments", "slots"):
             stats[what] = self.memory.rows(what)
         elif what == "monitor":
-            stats[what] = app_monitor.snapshot()
+            stats[what] = [{"instance": self.instance.name, **row} for row in app_monitor.rows()]
         return stats
 
 

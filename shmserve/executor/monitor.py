@@ -120,6 +120,10 @@ class Monitor:
             series.now.add(series.kind, value)
             series.total += value
 
+    def rows(self) -> list[dict[str, Any]]:
+        """`snapshot` as rows of a table."""
+        return [{"name": name, **values} for name, values in self.snapshot().items()]
+
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """By name: `kind`, `value` of the last full second (cdf: by percentile), `total`."""
         number = int(self._now())

@@ -28,6 +28,7 @@ MODELS = "grps_models"  # "name-version" of each model of the project, separated
 INFERENCE = "grps_inference_yml"  # the files themselves, for the metadata requests
 SERVER = "grps_server_yml"
 
+STREAM_TYPE = "application/octet-stream"  # of an HTTP stream, where nothing else is said
 CTRL_MODES = ("query_param", "header_param", "body_param")
 _PATH = re.compile(r"/[a-zA-Z0-9_\-/]*[a-zA-Z0-9_\-][a-zA-Z0-9_\-/]*")
 _TAKEN = re.compile(r"/(v2|metrics)(/|$)|/grps/v1(/|$)")
@@ -54,17 +55,16 @@ def completed(spec: ModelSpec) -> ModelSpec:
     _check(spec)
     if not (takes_message(spec) or takes_http(spec)):
         return spec
-    if spec.inputs or spec.outputs or spec.max_batch_size:
+    names = (MESSAGE, grps_http.HEAD, grps_http.BODY) if takes_http(spec) else (MESSAGE,)
+    inputs = tuple(TensorSpec(name, "UINT8", (-1,), len(names) > 1) for name in names)
+    outputs = tuple(TensorSpec(name, "UINT8", (-1,)) for name in names)
+    told = (spec.inputs or inputs, spec.outputs or outputs)  # its own published ones may be
+    if told != (inputs, outputs) or spec.max_batch_size:
         raise ConfigError(
             f"model '{spec.name}': a model that takes the GRPS message has no input, output "
-            "and max_batch_size in its configuration"
+            "and max_batch_size of its own in its configuration"
         )
-    names = (MESSAGE, grps_http.HEAD, grps_http.BODY) if takes_http(spec) else (MESSAGE,)
-    found = msgspec.structs.replace(
-        spec,
-        inputs=tuple(TensorSpec(name, "UINT8", (-1,), len(names) > 1) for name in names),
-        outputs=tuple(TensorSpec(name, "UINT8", (-1,)) for name in names),
-    )
+    found = msgspec.structs.replace(spec, inputs=inputs, outputs=outputs)
     return msgspec.structs.replace(found, config_json=config_json.completed(found))
 
 

@@ -21,14 +21,14 @@ _INFERENCE = "inference.yml"
 _SERVER = "server.yml"
 _INFERERS = ("customized", "torch")
 _CONVERTERS = ("customized", "torch", "none")
-# What a project may say, and which of our settings has it
+# What a project may say in vain, and where we have it
 _ELSEWHERE = {
-    "interface.framework": "http_bind and grpc_bind",
-    "interface.host": "http_bind and grpc_bind",
-    "interface.port": "http_bind and grpc_bind",
-    "max_connections": "max_connections",
-    "gpu": "nothing: the executor's process has no limit of GPU memory",
-    "log": "log_level; the log goes to standard error",
+    "interface.framework": "the settings are http_bind and grpc_bind",
+    "interface.host": "the settings are http_bind and grpc_bind",
+    "interface.port": "the settings are http_bind and grpc_bind",
+    "max_connections": "the setting is max_connections",
+    "gpu": "GPU memory is neither limited nor collected here",
+    "log": "the log goes to standard error, the setting is log_level",
 }
 
 
@@ -243,11 +243,11 @@ class _Reader:
 
     def elsewhere(self) -> list[str]:
         remarks = []
-        for path, setting in _ELSEWHERE.items():
+        for path, instead in _ELSEWHERE.items():
             outer, _, inner = path.partition(".")
             block = self.mapping(self.document, outer) if inner else self.document
             if block.get(inner or outer) is not None:
-                remarks.append(f"{self.what}: {path} is not used; the setting is {setting}")
+                remarks.append(f"{self.what}: {path} is not used; {instead}")
         return remarks
 
     # --------------------------------------------------------------- fields

@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -259,7 +260,7 @@ def test_what_server_yml_says_in_vain_is_logged(
 ) -> None:
     caplog.set_level(logging.INFO)
     load("echo")
-    assert "interface.port is not used; the setting is http_bind" in caplog.text
+    assert "interface.port is not used; the settings are http_bind" in caplog.text
     assert f"loaded for cpu in {PROJECTS / 'echo'}" in caplog.text
 
 
@@ -313,6 +314,35 @@ def test_a_name_that_nobody_registered(load: Load, tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("inferer_name: chat", "inferer_name: other"))
     with pytest.raises(ShmserveError, match="inferer_name 'other' is not registered"):
         load(root)
+
+
+def test_no_more_run_at_a_time_than_the_project_wants(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[int] = []
+    most: list[int] = []
+    gate = threading.Semaphore(0)
+
+    def enter(message: Any) -> Any:
+        running.append(1)
+        most.append(len(running))
+        gate.acquire(timeout=30)
+        running.pop()
+        return message
+
+    monkeypatch.setattr(sys, "enter_test", enter, raising=False)
+    root = write(tmp_path / "p", result="__import__('sys').enter_test(inp)")
+    (root / "conf/server.yml").write_text("max_concurrency: 2")
+    project = load(root)
+    streams = [Stream({}, grps=b"") for _ in range(5)]
+    feeder = threading.Thread(target=lambda: [project.start(stream) for stream in streams])
+    feeder.start()
+    gate.release(4)
+    streams[4].request.cancelled = True  # before its turn comes
+    gate.release()
+    feeder.join()
+    assert [len(stream.all()) for stream in streams] == [1, 1, 1, 1, 0]
+    assert max(most) <= 2
 
 
 def test_an_answer_that_is_no_message(load: Load, tmp_path: Path) -> None:

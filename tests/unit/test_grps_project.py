@@ -105,8 +105,8 @@ def test_what_the_files_say(tmp_path: Path) -> None:
     assert project.dag == ("your_model-1.0.0",)
     assert project.max_concurrency == 4
     text = "\n".join(project.remarks)
-    for path, setting in (("interface.port", "http_bind"), ("max_connections", "max_connections")):
-        assert f"{path} is not used; the setting is {setting}" in text
+    assert "interface.port is not used; the settings are http_bind and grpc_bind" in text
+    assert "max_connections is not used; the setting is max_connections" in text
     assert "log is not used" in text
 
 
@@ -182,6 +182,16 @@ def test_a_native_worker_that_takes_the_message_is_completed(tmp_path: Path) -> 
     assert [(t.name, t.optional) for t in spec.inputs] == [("grps", False)]
     assert not spec.decoupled
     assert json.loads(spec.config_json)["output"][0]["dims"] == [-1]
+
+
+def test_the_published_configuration_may_be_loaded_again(tmp_path: Path) -> None:
+    make(tmp_path / "p")
+    native(tmp_path)
+    for name in ("p", "m"):
+        (spec,) = repository.find([str(tmp_path)], name).specs
+        again = repository.find([str(tmp_path)], name, spec.config_json)
+        assert again.failures == {}
+        assert again.specs[0].inputs == spec.inputs
 
 
 def test_a_native_worker_that_says_it_wrongly_is_refused(tmp_path: Path) -> None:

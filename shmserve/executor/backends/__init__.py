@@ -24,7 +24,7 @@ def create(spec: ModelSpec) -> Backend:
 
         return OnnxRuntimeBackend()
     if spec.backend == GRPS:
-        from shmserve.executor.backends.grps import GrpsBackend
+        from shmserve.executor.backends.grps.backend import GrpsBackend
 
         return GrpsBackend()
     raise ConfigError(f"model '{spec.name}': backend '{spec.backend}' is not supported")

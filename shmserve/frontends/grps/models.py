@@ -5,10 +5,10 @@ from __future__ import annotations
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import InvalidArgument, NotFound
+from shmserve.frontends.grps import pipeline
 from shmserve.frontends.oip.seam import Dispatcher
 from shmserve.protocol.grps_names import Names
 
-_FIRST = ("1", "1.0.0")
 _SHOWN = 128  # characters of a client's value that a message repeats
 
 
@@ -17,6 +17,7 @@ class Models:
 
     def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
         self._dispatcher = dispatcher
+        self._settings = settings
         self._default = settings.grps_default_model
         self._names: Names | None = None
 
@@ -38,27 +39,19 @@ class Models:
         """
         if not name:
             return self._default_model()
-        entry = self._named(name)
-        if entry is None:
+        found = self.names().find(name)
+        if found is None and (line := pipeline.named(name, self._settings)):
+            return self._dispatcher.ready_model(line)
+        if found is None:
             shown = name[:_SHOWN]
             raise NotFound(f"Model '{shown}' not found. Models are named name-version.")
-        return entry
-
-    def _named(self, name: str) -> ModelEntry | None:
-        found = self.names().find(name)
-        if found is not None:
-            return self._dispatcher.ready_model(*found)
-        model, _, version = name.rpartition("-")
-        if version in _FIRST:  # of what is served without being in the registry
-            try:
-                return self._dispatcher.ready_model(model, "1")
-            except NotFound:
-                pass
-        return None
+        return self._dispatcher.ready_model(*found)
 
     def _default_model(self) -> ModelEntry:
         if self._default:
-            return self._named(self._default) or self._dispatcher.ready_model(self._default)
+            found = self.names().find(self._default)
+            line = pipeline.named(self._default, self._settings)
+            return self._dispatcher.ready_model(*(found or (line or self._default,)))
         models = self._dispatcher.snapshot().models
         if len(models) != 1:
             raise InvalidArgument(

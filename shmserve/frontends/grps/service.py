@@ -5,7 +5,7 @@ from __future__ import annotations
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import InvalidArgument, NotFound, ShmserveError, Unavailable
-from shmserve.frontends.grps import metadata, payloads
+from shmserve.frontends.grps import metadata, payloads, pipeline
 from shmserve.frontends.grps.exchange import Exchange, kind_of
 from shmserve.frontends.grps.models import Models
 from shmserve.frontends.grps.payloads import Body, Payload
@@ -63,6 +63,8 @@ class Grps:
         if not name:
             raise InvalidArgument("The model name is empty.")
         text = metadata.model_document(self.models.names(), name)
+        if text is None and (line := pipeline.named(name, self._settings)):
+            text = pipeline.document(line, self._settings)
         if text is None:
             raise NotFound("Model not found.")
         return GrpsMessage(success(), str_data=text)

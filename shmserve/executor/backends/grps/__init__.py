@@ -3,7 +3,3 @@
 What they import as `grps_framework` are the modules of this package (`framework.py` has
 the list); `backend.py` runs them, `models.py` is what inference.yml describes.
 """
-
-from shmserve.executor.backends.grps.backend import GrpsBackend
-
-__all__ = ["GrpsBackend"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +19,6 @@ from shmserve.executor.backends.failure import from_exception, sanitised
 from shmserve.executor.backends.grps import answers, framework
 from shmserve.executor.backends.grps.answers import Answers
 from shmserve.executor.backends.grps.context import (
-    DEFAULT_STREAM_TYPE,
     GrpsContext,
     mark_success,
 )
@@ -31,6 +31,7 @@ from shmserve.tensor.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
+_LOOK_S = 1.0  # how often a request that waits for a thread looks whether it is still wanted
 _EMPTY_ANSWER = (HttpAnswer(200, (("Content-Type", "text/plain"),)), b"")
 
 
@@ -40,7 +41,7 @@ class GrpsBackend:
     def __init__(self) -> None:
         self._models: Models | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._stream_type = DEFAULT_STREAM_TYPE
+        self._stream_type = grps_spec.STREAM_TYPE
 
     def load(self, context: Context) -> ModelSpec:
         spec = context.spec
@@ -54,8 +55,9 @@ class GrpsBackend:
         except (Exception, SystemExit) as ex:
             raise from_exception(ex, log, f"loading {context.instance} failed") from ex
         self._stream_type = spec.parameters.get(
-            "grps_streaming_ctrl_content_type", DEFAULT_STREAM_TYPE
+            "grps_streaming_ctrl_content_type", grps_spec.STREAM_TYPE
         )
+        self._free = threading.Semaphore(project.max_concurrency)
         self._pool = ThreadPoolExecutor(project.max_concurrency, "grps")
         return spec
 
@@ -65,7 +67,15 @@ class GrpsBackend:
         for request in requests:
             if request.responses is None:
                 raise Internal("a GRPS project answers in streams only")
-            self._pool.submit(self._answer, request, Answers(request, request.responses))
+            out = Answers(request, request.responses)
+            # Not one more than there are threads: those that wait do so in the executor's
+            # queue, where they have a deadline and can be cancelled.
+            while not self._free.acquire(timeout=_LOOK_S):
+                if out.cancelled:
+                    out.end()
+                    break
+            else:
+                self._pool.submit(self._run, request, out)
         return []
 
     def close(self) -> None:
@@ -74,6 +84,12 @@ class GrpsBackend:
             pool.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ one request
+
+    def _run(self, request: Request, out: Answers) -> None:
+        try:
+            self._answer(request, out)
+        finally:
+            self._free.release()
 
     def _answer(self, request: Request, out: Answers) -> None:
         try:

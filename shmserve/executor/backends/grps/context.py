@@ -8,9 +8,8 @@ from typing import Any
 from shmserve._generated import grps_pb2
 from shmserve.executor.backends.grps import answers, http
 from shmserve.executor.backends.grps.answers import Answers
+from shmserve.protocol import grps_spec
 from shmserve.protocol.grps_http import HttpAnswer
-
-DEFAULT_STREAM_TYPE = "application/octet-stream"
 
 
 def mark_success(message: Any) -> None:
@@ -29,7 +28,7 @@ class GrpsContext:
         answers: Answers | None = None,
         http_request: http.HttpRequest | None = None,
         streaming: bool = False,
-        stream_type: str = DEFAULT_STREAM_TYPE,
+        stream_type: str = grps_spec.STREAM_TYPE,
         deadline_ns: int = 0,
     ) -> None:
         self._deadline_ns = deadline_ns
