@@ -19,6 +19,8 @@ class Names:
     Attributes:
         paths: paths of the HTTP server that are models', and whose.
         takes_http: whether any of these takes requests as they are.
+        default: the model of requests that name none: the only one there is, or the only one
+            that is configured for GRPS; empty: there is no such.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -30,6 +32,10 @@ class Names:
             for each in entries:
                 for name in names(each, snapshot):
                     self._known.setdefault(name, (each.spec.name, each.spec.version))
+        models = list(snapshot.models)
+        if len(models) > 1:
+            models = [m for m in models if _for_grps(snapshot.newest(m))]
+        self.default = models[0] if len(models) == 1 else ""
         # Of several that want one path the first by name, of its versions the newest ready one
         self.paths: dict[str, ModelEntry] = {}
         self.takes_http = False
@@ -63,6 +69,10 @@ def _given(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
 
 def _implied(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
     return [f"{entry.spec.name}-{version}" for version in versions_of(entry, snapshot)[-2:]]
+
+
+def _for_grps(entry: ModelEntry | None) -> bool:
+    return entry is not None and any(name.startswith("grps") for name in entry.spec.parameters)
 
 
 def _newest(entry: ModelEntry, snapshot: Snapshot) -> bool:

@@ -58,7 +58,7 @@ def test_predict_leads_there_as_well() -> None:
 
 def test_a_request_with_a_message_is_for_others() -> None:
     spec = models.spec("chat", grps_http_path="/c", grps_http_body="true", decoupled="true")
-    client = Client((spec, models.http_echo), (TEXT, models.echo))
+    client = Client((spec, models.http_echo), (TEXT, models.echo), grps_default_model="t-1")
     assert client.post({"str_data": "x", "model": "t-1"}).json["str_data"] == "x"
     refused(client.post({"str_data": "x", "model": "chat-1"}), 400, "name it in the query")
     by_query = client.client.simulate_post(PREDICT, query_string="model=chat-1", body=b"x")

@@ -419,9 +419,20 @@ def test_models_that_are_not_there() -> None:
     client = Client((models.message_spec(), models.echo), (FP32, models.echo))
     refused(client.post({"str_data": "x", "model": "other-1.0.0"}), 404, "'other-1.0.0'")
     refused(client.post({"str_data": "x", "model": "your_model"}), 404, "name-version")
-    refused(client.post({"str_data": "x"}), 400, "no default model")
     models.unready(client.fake, "your_model")
     refused(client.post({"str_data": "x", "model": "your_model-1.0.0"}), 503)
+
+
+def test_requests_that_name_no_model() -> None:
+    grps = (models.message_spec(), models.echo)
+    only = Client(grps, (FP32, models.echo), (TEXT, models.echo))  # the one meant for GRPS
+    assert only.post({"str_data": "x"}).json["str_data"] == "x"
+    assert only.fake.calls[-1].entry.spec.name == "your_model"
+    for served in (
+        [(FP32, models.echo), (TEXT, models.echo)],
+        [grps, (models.message_spec("b"), 0)],
+    ):
+        refused(Client(*served).post({"str_data": "x"}), 400, "no default model")
 
 
 def test_the_payloads_model_wins_over_the_querys() -> None:

@@ -185,6 +185,21 @@ def test_health_and_metadata(start: Any) -> None:
     refused(rpcs.call("ModelMetadata"), 400, "No model name.")
 
 
+def test_restricted_rpcs(start: Any) -> None:
+    rpcs = start((TEXT, models.echo), grpc_restricted_protocol=("inference,health:key=secret",))
+    for name in ("Predict", "Online", "CheckReadiness"):
+        with pytest.raises(grpc.RpcError) as caught:
+            rpcs.call(name, str_data="x")
+        assert "restricted" in caught.value.details()
+    with pytest.raises(grpc.RpcError, match="restricted"):
+        rpcs.stream(str_data="x")
+    succeeded(rpcs.call("ServerMetadata"))
+    method = rpcs.channel.unary_unary(SERVICE + "Predict")
+    data = pb.GrpsMessage(str_data="x").SerializeToString()
+    secret = (("triton-grpc-protocol-key", "secret"),)
+    succeeded(pb.GrpsMessage.FromString(method(data, metadata=secret, timeout=30)))
+
+
 def test_models_that_take_http_only(start: Any) -> None:
     spec = models.spec("c", grps_http_path="/c", grps_http_body="true", decoupled="true")
     refused(start((spec, models.http_echo)).call("Predict", str_data="x"), 400, "HTTP")

@@ -52,10 +52,10 @@ class Models:
             found = self.names().find(self._default)
             line = pipeline.named(self._default, self._settings)
             return self._dispatcher.ready_model(*(found or (line or self._default,)))
-        models = self._dispatcher.snapshot().models
-        if len(models) != 1:
+        names = self.names()
+        if not names.default:
             raise InvalidArgument(
                 "the request names no model, and the server has no default model"
-                f" ({len(models)} models, setting grps_default_model)"
+                f" ({len(names.snapshot.models)} models, setting grps_default_model)"
             )
-        return self._dispatcher.ready_model(next(iter(models)))
+        return self._dispatcher.ready_model(names.default)

@@ -20,8 +20,9 @@ from shmserve.errors import ModelFailure, ProtocolViolation, TooLarge, Unavailab
 from shmserve.frontends.grps.answers import GENERIC, refusal
 from shmserve.frontends.grps.exchange import Exchange
 from shmserve.frontends.grps.service import Grps
-from shmserve.frontends.http.grps_stream import BINARY, guarded, send_chunks, watch
+from shmserve.frontends.http.grps_stream import BINARY, guarded, send_chunks
 from shmserve.frontends.http.guard import Guard
+from shmserve.frontends.http.infer import watch
 from shmserve.frontends.http.intake import Intake, held, open_intake
 from shmserve.frontends.oip.seam import Outcome
 from shmserve.protocol import grps_http
@@ -172,12 +173,12 @@ def _answer_once(req: falcon.Request, resp: falcon.Response, exchange: Exchange)
         _apply(resp, outcome)
         return _body(outcome)
 
-    resp.data = exchange.once(make, watch(req))
+    resp.data = exchange.once(make, watch(req.env))
     exchange.close()
 
 
 def _answer_stream(req: falcon.Request, resp: falcon.Response, exchange: Exchange) -> None:
-    outcomes = exchange.outcomes(watch(req))
+    outcomes = exchange.outcomes(watch(req.env))
     first = next(outcomes, None)
     resp.content_type = stream_type(exchange.entry.spec)
     data = b""

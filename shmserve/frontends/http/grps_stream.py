@@ -12,7 +12,7 @@ from shmserve.errors import InvalidArgument, ModelFailure
 from shmserve.frontends.grps.answers import refusal, to_message
 from shmserve.frontends.grps.exchange import Exchange, OnWait
 from shmserve.frontends.http.buffers import BufferBody
-from shmserve.frontends.http.infer import set_receipt
+from shmserve.frontends.http.infer import set_receipt, watch
 from shmserve.frontends.oip.seam import Outcome
 from shmserve.protocol import grps_json_out
 from shmserve.protocol.grps_message import GrpsMessage, Status, StatusFlag
@@ -38,12 +38,6 @@ class Chunks:
             on_close()
 
 
-def watch(req: falcon.Request) -> OnWait:
-    """How to see whether the client is still there; only our worker class can tell."""
-    connection = req.env.get("shmserve.connection")
-    return connection.alive if connection is not None else None
-
-
 def respond_stream(
     req: falcon.Request, resp: falcon.Response, exchange: Exchange, content_type: str
 ) -> None:
@@ -52,7 +46,7 @@ def respond_stream(
     The first answer is waited for, so that a request that fails at once gets its status;
     a later failure is a message in the stream.
     """
-    pieces = _pieces(exchange, watch(req))
+    pieces = _pieces(exchange, watch(req.env))
     first = next(pieces, b"")
     resp.content_type = content_type
     send_chunks(resp, exchange, first, guarded(pieces, req.path, _failure_chunk))
@@ -102,7 +96,7 @@ def respond_once(
         resp.content_type = BINARY
         return memoryview(message.bin_data) if lasting else bytes(message.bin_data)
 
-    data = exchange.once(make, watch(req))
+    data = exchange.once(make, watch(req.env))
     receipt = exchange.call.receipt
     lasting = isinstance(data, memoryview)
     if lasting:
