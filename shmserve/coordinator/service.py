@@ -23,6 +23,7 @@ from shmserve.coordinator.clients import ClientDoor, Connection
 from shmserve.coordinator.counters import SETTLE_S, Counters
 from shmserve.coordinator.desk import Desk
 from shmserve.coordinator.model_control import ModelControl
+from shmserve.coordinator.monitoring import Monitoring
 from shmserve.coordinator.orders import Orders
 from shmserve.coordinator.owners import Owners, Process
 from shmserve.coordinator.peers import Peer, accept
@@ -162,6 +163,16 @@ class Coordinator:
             self._send,
             self._desk.perform,
         )
+        if self._settings.dashboard:
+            self._desk.monitoring = Monitoring(
+                counters,
+                fleet,
+                regions.book,
+                self._send,
+                self._epoch,
+                self._settings.max_counted_models,
+                now,
+            )
         listener = listen(os.path.join(self._run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
         if plan is not None:
@@ -208,7 +219,9 @@ class Coordinator:
 
     def _turn(self) -> None:
         """Wait for events, handle them, then do what is due."""
-        for key, ready in self._selector.select(_SOON_S if self._desk.urgent else _TICK_S):
+        patience = _SOON_S if self._desk.urgent else _TICK_S
+        until_due = max(0.0, self._desk.due - time.monotonic())
+        for key, ready in self._selector.select(min(patience, until_due)):
             if isinstance(key.data, Peer):
                 self._peer_ready(key.data, ready)
             elif key.fd == self._master_fd:
