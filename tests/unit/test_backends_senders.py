@@ -152,7 +152,7 @@ except pb.TritonModelException as ex:
 def test_bad_responses_and_errors_are_told_in_their_place(make: Make) -> None:
     body = f"""
 sender = requests[0].get_response_sender()
-sender.send(pb.InferenceResponse([pb.Tensor('Y', np.zeros(1, np.float64))]))
+sender.send(pb.InferenceResponse([pb.Tensor('Y', np.zeros(1, np.float32))] * 2))
 sender.send(pb.InferenceResponse(error=pb.TritonError('gone', pb.TritonError.NOT_FOUND)))
 sender.send(pb.InferenceResponse([]))
 sender.send({Y.format(4)}, flags={FINAL})
