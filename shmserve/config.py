@@ -125,6 +125,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics: bool = True  # GET /metrics
     metrics_triton_names: bool = False  # also under the names that Triton's dashboards ask for
+    dashboard: bool = True  # GET / shows people what happens, from a history that is kept for it
     max_counted_models: Positive = 128  # model versions a frontend counts apart; then "(other)"
 
 

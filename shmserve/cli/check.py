@@ -10,6 +10,8 @@ from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
 from shmserve.errors import ConfigError
 from shmserve.frontends.oip.restricted import Restricted
+from shmserve.protocol import model_config
+from shmserve.tensor.spec import ModelSpec
 
 
 def run(settings: Settings, load: bool = False) -> int:
@@ -21,6 +23,11 @@ def run(settings: Settings, load: bool = False) -> int:
     from shmserve.repository import scan
 
     return check(settings, scan, load)
+
+
+def notes(spec: ModelSpec) -> tuple[str, ...]:
+    """Hints of a model's configuration that have no effect."""
+    return model_config.parse_json(spec.config_json, spec.name, spec.backend).notes
 
 
 def check(settings: Settings, scan: wanted.Scanner, load: bool = False) -> int:
@@ -52,6 +59,8 @@ def check(settings: Settings, scan: wanted.Scanner, load: bool = False) -> int:
             continue
         count = f"{len(instances)} instance{'' if len(instances) == 1 else 's'}"
         print(f"ok    model {spec.name} version {spec.version}: {spec.backend}, {count}")
+        for note in notes(spec):
+            print(f"note  model {spec.name} version {spec.version}: {note}")
     for name, reason in sorted(found.failures.items()):
         print(f"FAIL  model {name}: {reason}")
     return 1 if problems else 0

@@ -43,18 +43,21 @@ def main() -> int:
     from shmserve.executor import backends
     from shmserve.executor.backend import Context
     from shmserve.executor.backends.failure import from_exception, sanitised
+    from shmserve.executor.warmup import warm_up
     from shmserve.observe import logs
 
     logs.setup("check", "error")
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
     try:
-        backend = backends.create(instance.spec)
         context = Context(instance.spec, instance.directory, instance.name, instance.device)
         try:
-            backend.load(context)
+            backend, spec = backends.load(context)
+            try:
+                warm_up(backend, spec, context)
+            finally:
+                backend.close()
         except Exception as ex:
             raise from_exception(ex, logging.getLogger(__name__), "loading failed") from ex
-        backend.close()
     except ShmserveError as ex:
         print(f"\n{_MARK}{sanitised(ex.message)}", flush=True)
         return 1

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct, field
 
 from shmserve.core import executor_counters, request_counters
-from shmserve.core.counters import read_gauges
+from shmserve.core.counters import Gauges, read_gauges
 from shmserve.core.fleet import Fleet
 from shmserve.core.regions import RegionBook
 from shmserve.protocol.stats_messages import (
@@ -37,6 +37,7 @@ from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
+SETTLE_S = 1.5  # after a restart: the supervisor gives back the pages it keeps
 _REMEMBERED = 1024  # names of pages that were added up lately
 
 Send = Callable[..., None]  # (process, message, fds)
@@ -49,6 +50,21 @@ class Totals(Struct):
     models: list[ModelReport] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)
+
+
+class Reading(Struct):
+    """What one page says: rows of a frontend, or the runs of an executor."""
+
+    owner: PageOwner
+    gauges: Gauges
+    rows: dict[tuple[str, str], request_counters.RequestCounts] = field(default_factory=dict)
+    runs: executor_counters.ExecutorCounts | None = None
+    depth: int = 0
+    busy_ns: int = 0
+
+    @property
+    def report(self) -> ProcessReport:
+        return ProcessReport(self.owner, self.gauges, self.depth, self.busy_ns)
 
 
 class _Page:
@@ -70,48 +86,46 @@ class _Sum:
         self.models = {(m.model, m.version): m for m in models}
         self.unreadable = 0
 
-    def add(self, page: _Page) -> ProcessReport | None:
+    def add(self, page: _Page) -> Reading | None:
         """Take a page in; None: it cannot be read."""
-        words = counter_page.read(page.fd, page.nbytes)
-        if page.owner.role == "executor":
-            report = self._add_executor(page.owner, words) if words is not None else None
-        else:
-            report = self._add_frontend(page.owner, words) if words is not None else None
-        if report is None:
+        reading = _read(page)
+        if reading is None:
             self.unreadable += 1
-        return report
-
-    def _add_executor(self, owner: PageOwner, words: memoryview) -> ProcessReport | None:
-        counters = words[COUNTERS:]
-        counts = executor_counters.read(counters)
-        if counts is None:
             return None
-        self._model(owner.model, owner.version).runs.add(counts)
-        return ProcessReport(owner, read_gauges(counters), words[DEPTH], words[BUSY_SINCE])
-
-    def _add_frontend(self, owner: PageOwner, words: memoryview) -> ProcessReport | None:
-        rows = request_counters.read(words)
-        if rows is None:
-            return None
-        for (model, version), counts in rows.items():
+        owner = reading.owner
+        if reading.runs is not None:
+            self._model(owner.model, owner.version).runs.add(reading.runs)
+        for (model, version), counts in reading.rows.items():
             of_model = self._model(model, version).requests
             of_model.setdefault(owner.role, request_counters.RequestCounts()).add(counts)
-        return ProcessReport(owner, read_gauges(words))
+        return reading
 
     def _model(self, model: str, version: str) -> ModelReport:
         return self.models.setdefault((model, version), ModelReport(model, version))
 
 
 class Counters:
-    """See the module. `send`: to a process, if it is there. `limit`: how many model versions
-    that are not served any more are remembered."""
+    """See the module.
 
-    def __init__(self, run_dir: str, epoch: str, send: Send, limit: int) -> None:
+    Args:
+        run_dir: where the totals' file is.
+        epoch: the service's.
+        send: to a process, if it is there.
+        limit: how many model versions that are not served any more are remembered.
+        settle_until: after a restart; a report that is asked for waits for the pages that
+            the supervisor keeps, until then at most. 0: there was no coordinator before.
+    """
+
+    def __init__(
+        self, run_dir: str, epoch: str, send: Send, limit: int, settle_until: float = 0.0
+    ) -> None:
         self._path = os.path.join(run_dir, rundir.TOTALS_FILE)
         self._send = send
         self._limit = limit
+        self._settle_until = settle_until
         self._pages: dict[str, _Page] = {}
         self._totals = self._load(epoch)
+        self.on_end: Callable[[Reading], None] = lambda reading: None
 
     # ------------------------------------------------------------------ pages
 
@@ -129,8 +143,16 @@ class Counters:
         if supervisor:
             self._send(supervisor, StorePages((owner,)), (fds[0],))
 
-    def stored(self, supervisor: str, owners: Sequence[PageOwner], fds: Sequence[int]) -> None:
+    def settled(self, now: float) -> bool:
+        """Whether all pages are here that there are, as far as one can know."""
+        return now >= self._settle_until
+
+    def stored(
+        self, supervisor: str, owners: Sequence[PageOwner], fds: Sequence[int], more: bool
+    ) -> None:
         """The supervisor gives back what our predecessor had."""
+        if not more:
+            self._settle_until = 0.0
         done: list[PageOwner] = []
         for owner, fd in zip(owners, fds, strict=False):
             if owner.process in self._totals.added:
@@ -161,7 +183,9 @@ class Counters:
             return
         total = _Sum(self._totals.models)
         for page in ended:
-            total.add(page)
+            last = total.add(page)
+            if last is not None:
+                self.on_end(last)
             role = page.owner.role
             self._totals.ends[role] = self._totals.ends.get(role, 0) + 1
         self._totals.models = self._bounded(list(total.models.values()), served)
@@ -181,6 +205,16 @@ class Counters:
 
     # ---------------------------------------------------------------- numbers
 
+    def readings(self) -> list[Reading]:
+        """What all pages say now."""
+        found = (_read(page) for page in self._pages.values())
+        return [reading for reading in found if reading is not None]
+
+    @property
+    def ends(self) -> Mapping[str, int]:
+        """How many processes have ended, by role."""
+        return self._totals.ends
+
     def report(self, fleet: Fleet, book: RegionBook) -> Report:
         """All numbers as of now."""
         total = _Sum(_copy(self._totals.models))
@@ -189,9 +223,9 @@ class Counters:
         for page in self._pages.values():
             role = page.owner.role
             starts[role] = starts.get(role, 0) + 1
-            report = total.add(page)
-            if report is not None and page.linked:
-                processes.append(report)
+            reading = total.add(page)
+            if reading is not None and page.linked:
+                processes.append(reading.report)
         return Report(
             tuple(total.models.values()),
             tuple(processes),
@@ -228,6 +262,22 @@ class Counters:
             os.replace(self._path + ".new", self._path)
         except OSError as ex:  # the numbers are right as long as this coordinator lives
             _log.error("totals of ended processes not written: %s", ex.strerror)
+
+
+def _read(page: _Page) -> Reading | None:
+    """None: it is not there as announced."""
+    words = counter_page.read(page.fd, page.nbytes)
+    if words is None:
+        return None
+    if page.owner.role == "executor":
+        counters = words[COUNTERS:]
+        runs = executor_counters.read(counters)
+        if runs is None:
+            return None
+        gauges = read_gauges(counters)
+        return Reading(page.owner, gauges, {}, runs, words[DEPTH], words[BUSY_SINCE])
+    rows = request_counters.read(words)
+    return None if rows is None else Reading(page.owner, read_gauges(words), rows)
 
 
 def _copy(models: list[ModelReport]) -> list[ModelReport]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from math import inf
 
 import msgspec
 
@@ -15,6 +16,7 @@ from shmserve.coordinator import plan as plans
 from shmserve.coordinator import shows
 from shmserve.coordinator.counters import Counters
 from shmserve.coordinator.model_control import ModelControl
+from shmserve.coordinator.monitoring import Monitoring
 from shmserve.coordinator.orders import Orders, Send
 from shmserve.coordinator.plan import Plan, PlanFile
 from shmserve.coordinator.regions import Regions
@@ -34,6 +36,7 @@ from shmserve.core.fleet import Fleet
 from shmserve.core.records import Incarnation, VersionRecord
 from shmserve.errors import ProtocolViolation
 from shmserve.protocol.grps_messages import OnlineSet, SetOnline
+from shmserve.protocol.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.link_messages import (
     AskStats,
     Drain,
@@ -99,6 +102,7 @@ class Desk:
         self.counters = counters
         self.tuning = tuning
         self.control: ModelControl
+        self.monitoring: Monitoring | None = None
         self._orders = orders
         self._plan = plan
         self._writer = writer
@@ -107,6 +111,7 @@ class Desk:
         self._own = own
         self._grps_online = grps_online
         self._questions = shows.Questions(send)
+        self._reports: list[tuple[str, int]] = []  # asked for: (process, ticket)
         self._asked_at = 0.0
 
     @property
@@ -114,8 +119,17 @@ class Desk:
         """Whether something waits for time to pass, so `tick` should come soon."""
         leaving = any(model.leaving for model in self.fleet.models.by_name.values())
         return bool(
-            self.fleet.ledger.waiting or len(self._questions) or self._orders.waiting or leaving
+            self.fleet.ledger.waiting
+            or len(self._questions)
+            or self._reports
+            or self._orders.waiting
+            or leaving
         )
+
+    @property
+    def due(self) -> float:
+        """When `tick` should come even if nothing else happens."""
+        return self.monitoring.due if self.monitoring is not None else inf
 
     def begin(self, wanted: Wanted, marks: dict[str, str], now: float) -> None:
         """The repository has been scanned for the first time: serve it.
@@ -189,7 +203,7 @@ class Desk:
             if useless:
                 self._send(process, DropRegions(tuple(useless)))
             return
-        if self._managed(process, role, message, fds):
+        if self._managed(process, role, message, fds, now):
             return
         close_all(fds)  # no other message comes with any
         fleet = self.fleet
@@ -226,6 +240,7 @@ class Desk:
         self.perform(self.fleet.tick(now))
         self._questions.tick(now)
         self.regions.tick(now)
+        self._report(now)
         self.counters.tick(self._orders.supervisor, self.fleet.models.has)
         self.regions.settle(self._publish, self._orders.supervisor)
         self.control.turn(now)
@@ -234,6 +249,8 @@ class Desk:
             for record in list(self.fleet.processes.values()):
                 if record.role in ("executor", "supervisor"):  # the latter sees we are alive
                     self._send(record.name, AskStats(0, "busy"))
+        if self.monitoring is not None:
+            self.monitoring.tick(now)
         self._orders.tell()
 
     def drain(self, reason: str, announce: bool = False) -> None:
@@ -243,13 +260,16 @@ class Desk:
 
     # ------------------------------------------------------------------- inside
 
-    def _managed(self, process: str, role: str, message: ToCoordinator, fds: list[int]) -> bool:
+    def _managed(
+        self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
+    ) -> bool:
         """Messages about numbers, logs, traces, GRPS and loading models; whether it was one."""
         match message, role:
             case ((LoadModel() | UnloadModel()), ("http" | "grpc")):
                 self.control.ask(process, message)
             case StoredPages(), "supervisor":
-                self.counters.stored(process, message.owners, fds)
+                self.counters.stored(process, message.owners, fds, message.more)
+                self._report(now)
                 return True
             case CounterPage(), ("http" | "grpc" | "executor"):
                 pid = self.fleet.processes[process].pid
@@ -262,7 +282,10 @@ class Desk:
                 self._publish()
                 self._send(process, OnlineSet(message.ticket))
             case AskReport(), ("http" | "grpc"):
-                self._report(process, message.ticket)
+                self._reports.append((process, message.ticket))
+                self._report(now)
+            case AskHistory(), ("http" | "grpc"):
+                self._history(process, message, now)
             case ((ChangeLog() | ChangeTrace() | TakeTraces()), ("http" | "grpc")):
                 names = set(self.fleet.models.by_name)
                 everybody = [p.name for p in self.fleet.processes.values() if p.role != "cli"]
@@ -287,6 +310,8 @@ class Desk:
         if message.ticket:
             self._questions.answered(process, message.ticket, message.stats, now)
             return []
+        if self.monitoring is not None:
+            self.monitoring.told(process, message.stats)
         busy_ms = message.stats.get("busy_ms", 0)
         if role != "executor" or not isinstance(busy_ms, int):
             return []
@@ -311,13 +336,30 @@ class Desk:
         for part in shows.parts(message.ticket, rows):
             self._send(asker, part)
 
-    def _report(self, asker: str, ticket: int) -> None:
-        """All numbers: in a file of their own, because they outgrow a packet."""
+    def _report(self, now: float) -> None:
+        """All numbers to all who asked."""
+        if not self._reports or not self.counters.settled(now):
+            return
         data = msgspec.msgpack.encode(self.counters.report(self.fleet, self.regions.book))
+        for asker, ticket in self._reports:
+            self._send_file(asker, ReportGiven(ticket, len(data)), data)
+        self._reports.clear()
+
+    def _history(self, asker: str, message: AskHistory, now: float) -> None:
+        """What happened lately."""
+        report = self.monitoring.report(message, now) if self.monitoring is not None else None
+        if report is None:
+            self._send(asker, HistoryGiven(message.ticket, 0))
+            return
+        data = msgspec.msgpack.encode(report)
+        self._send_file(asker, HistoryGiven(message.ticket, len(data)), data)
+
+    def _send_file(self, process: str, message: ReportGiven | HistoryGiven, data: bytes) -> None:
+        """A message and its data in a file of their own, because they may outgrow a packet."""
         fd = os.memfd_create("shmserve report", os.MFD_CLOEXEC)
         try:
             os.write(fd, data)
-            self._send(asker, ReportGiven(ticket, len(data)), (fd,))
+            self._send(process, message, (fd,))
         finally:
             os.close(fd)
 

@@ -20,9 +20,10 @@ from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
 from shmserve.coordinator.background import Background
 from shmserve.coordinator.clients import ClientDoor, Connection
-from shmserve.coordinator.counters import Counters
+from shmserve.coordinator.counters import SETTLE_S, Counters
 from shmserve.coordinator.desk import Desk
 from shmserve.coordinator.model_control import ModelControl
+from shmserve.coordinator.monitoring import Monitoring
 from shmserve.coordinator.orders import Orders
 from shmserve.coordinator.owners import Owners, Process
 from shmserve.coordinator.peers import Peer, accept
@@ -130,7 +131,11 @@ class Coordinator:
         )
         regions = Regions(self._settings, self._run_dir, fleet, self._send, owners)
         counters = Counters(
-            self._run_dir, self._epoch, self._send, self._settings.max_counted_models
+            self._run_dir,
+            self._epoch,
+            self._send,
+            self._settings.max_counted_models,
+            now + SETTLE_S if again else 0.0,
         )
         tuning = TuningDesk(initial_log(self._settings.log_level), self._send)
         orders = Orders(fleet, self._send)
@@ -158,6 +163,16 @@ class Coordinator:
             self._send,
             self._desk.perform,
         )
+        if self._settings.dashboard:
+            self._desk.monitoring = Monitoring(
+                counters,
+                fleet,
+                regions.book,
+                self._send,
+                self._epoch,
+                self._settings.max_counted_models,
+                now,
+            )
         listener = listen(os.path.join(self._run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
         if plan is not None:
@@ -204,7 +219,9 @@ class Coordinator:
 
     def _turn(self) -> None:
         """Wait for events, handle them, then do what is due."""
-        for key, ready in self._selector.select(_SOON_S if self._desk.urgent else _TICK_S):
+        patience = _SOON_S if self._desk.urgent else _TICK_S
+        until_due = max(0.0, self._desk.due - time.monotonic())
+        for key, ready in self._selector.select(min(patience, until_due)):
             if isinstance(key.data, Peer):
                 self._peer_ready(key.data, ready)
             elif key.fd == self._master_fd:

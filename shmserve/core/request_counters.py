@@ -6,19 +6,20 @@ own (`OTHER`); a row's name is complete before the number of rows in use says th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from enum import IntEnum
 
 from msgspec import Struct, field
 
 from shmserve.core.counters import (
+    BOUNDS_NS,
     BUCKETS,
     HEAD_WORDS,
     MAGIC,
     ROWS_WORD,
     Words,
     add_each,
-    bucket,
     is_page,
 )
 
@@ -100,12 +101,14 @@ class RequestCounters:
         """Where a model version's row is; the one of all others if there is no room."""
         return self._rows.get((model, version)) or self._new_row(model, version)
 
-    def succeeded(self, row: int, ns: int) -> None:
-        """A request was answered, `ns` after its arrival."""
+    def succeeded(self, model: str, version: str, ns: int) -> int:
+        """A request was answered, `ns` after its arrival. Returns the row."""
         words = self._words
+        row = self._rows.get((model, version)) or self._new_row(model, version)
         words[row + _SUCCEEDED] += 1
         words[row + _SUCCESS_NS] += ns
-        words[row + _HISTOGRAM + bucket(ns)] += 1
+        words[row + _HISTOGRAM + bisect_left(BOUNDS_NS, ns)] += 1
+        return row
 
     def failed(self, row: int, reason: Reason, ns: int) -> None:
         """A request failed `ns` after its arrival."""

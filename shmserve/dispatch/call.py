@@ -153,7 +153,7 @@ class Call:
         return Outcome(outputs_there, answer.parameters)
 
     def answered(self) -> None:
-        """The answer is about to be sent: from now on statistics have it."""
+        """The answer is about to be sent, and its receipt complete: statistics have it now."""
         self.account.answered()
 
     def failed(self, error: BaseException) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from shmserve.core.tuning import LogChange, TraceChange
 from shmserve.errors import Code, Unavailable, from_code
+from shmserve.protocol.history_messages import AskHistory, HistoryGiven, HistoryReport
 from shmserve.protocol.settings_messages import (
     ChangeLog,
     ChangeTrace,
@@ -24,6 +25,7 @@ from shmserve.transport.questions import Make, close_all
 _ANSWER_S = 3.0  # a restarted coordinator is back by then, and is asked again
 
 _decode = msgspec.msgpack.Decoder(Report).decode
+_decode_history = msgspec.msgpack.Decoder(HistoryReport).decode
 
 
 class ServerDesk:
@@ -45,6 +47,26 @@ class ServerDesk:
             return _decode(os.pread(fds[0], answer.nbytes, 0))
         except (OSError, msgspec.DecodeError):
             raise Unavailable("the coordinator's numbers cannot be read") from None
+        finally:
+            close_all(fds)
+
+    def history(
+        self, level: int, since: int = 0, life: str = "", brief: bool = False
+    ) -> HistoryReport:
+        """What happened lately; see `AskHistory`.
+
+        Raises:
+            Unavailable: the coordinator is away, and did not come back in time.
+        """
+        answer, fds = self._link.ask(
+            lambda ticket, _: AskHistory(ticket, level, since, life, brief), _ANSWER_S
+        )
+        try:
+            if not isinstance(answer, HistoryGiven) or len(fds) != 1:
+                raise Unavailable("the coordinator keeps no history")
+            return _decode_history(os.pread(fds[0], answer.nbytes, 0))
+        except (OSError, msgspec.DecodeError):
+            raise Unavailable("the coordinator's history cannot be read") from None
         finally:
             close_all(fds)
 

@@ -30,6 +30,10 @@ class InputTensor(Protocol):
         """A read-only array of `shape`; BYTES: an object array of `bytes` (copied, then parsed)."""
         ...
 
+    def private(self) -> np.ndarray[Any, Any]:
+        """A writable copy of the array, for a model that writes into its inputs; counted."""
+        ...
+
 
 class Responses(Protocol):
     """Where the answers to a request of a decoupled model go; for any thread of the model."""

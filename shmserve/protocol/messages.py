@@ -24,6 +24,7 @@ from shmserve.protocol.data_messages import (
     Release,
 )
 from shmserve.protocol.grps_messages import OnlineSet, SetOnline
+from shmserve.protocol.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.link_messages import (
     Adopt,
     AskStats,
@@ -84,6 +85,7 @@ ToCoordinator = (
     | SetOnline
     | CounterPage | StoredPages | AskReport | ChangeLog | ChangeTrace | TakeTraces
     | LoadModel | UnloadModel
+    | AskHistory
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Granted | Trim | AskStats | Desired | Shown | Stop | Adopt
@@ -91,6 +93,7 @@ FromCoordinator = (
     | OnlineSet
     | StorePages | DropPages | ReportGiven | SettingsAnswer | LogChanged
     | ModelAnswer
+    | HistoryGiven
 )  # fmt: skip
 
 encoder = msgspec.msgpack.Encoder()

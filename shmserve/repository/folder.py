@@ -12,7 +12,7 @@ from shmserve import ids
 from shmserve.errors import ConfigError
 from shmserve.protocol import grps_spec, model_config
 from shmserve.protocol.link_messages import Instance
-from shmserve.protocol.model_config import MODEL_FILES, ModelConfig
+from shmserve.protocol.model_config import MODEL_FILE_IN_FOLDER, MODEL_FILES, ModelConfig
 from shmserve.repository import files, grps_project
 from shmserve.tensor.spec import ModelSpec
 
@@ -75,10 +75,7 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
     except OSError as ex:
         raise ConfigError(f"model '{name}': its folder cannot be read ({ex.strerror})") from None
     config = _config(directory, name, present, override)
-    labels = {
-        output: _labels(directory, name, output, file)
-        for output, file in config.label_files.items()
-    }
+    labels = read_labels(config, directory)
     specs: list[ModelSpec] = []
     failures: dict[str, str] = {}
     for version in config.version_policy.select(present):
@@ -96,6 +93,18 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
     return ModelFolder(name, directory, config, tuple(specs), failures)
 
 
+def read_labels(config: ModelConfig, directory: str) -> dict[str, tuple[str, ...]]:
+    """Class names by output, of the outputs that have a label_filename.
+
+    Raises:
+        ConfigError: a file that is missing, too large, not text or outside of the folder.
+    """
+    return {
+        output: _labels(directory, config.name, output, file)
+        for output, file in config.label_files.items()
+    }
+
+
 def _versions(directory: str) -> list[int]:
     with os.scandir(directory) as entries:
         return sorted(
@@ -111,8 +120,9 @@ def _config(directory: str, name: str, present: list[int], override: str | None)
         return model_config.parse_json(override, name, guess)
     path = os.path.join(directory, CONFIG_FILE)
     if not os.path.lexists(path):
-        if guess not in (model_config.ONNXRUNTIME, model_config.GRPS):
-            raise ConfigError(f"model '{name}': {CONFIG_FILE} is missing")
+        if guess not in (model_config.ONNXRUNTIME, model_config.PYTHON, model_config.GRPS):
+            why = " (a TorchScript model does not tell its tensors)" if guess else ""
+            raise ConfigError(f"model '{name}': {CONFIG_FILE} is missing{why}")
         return model_config.parse("", name, guess)
     text = files.read_text(path, MAX_CONFIG_BYTES, f"model '{name}': {CONFIG_FILE}")
     return model_config.parse(text, name, guess)
@@ -124,7 +134,7 @@ def _guess_backend(directory: str, present: list[int]) -> str:
         if grps_project.root_of(directory, str(version)):
             return model_config.GRPS
         for backend, file in MODEL_FILES.items():
-            if os.path.isfile(os.path.join(directory, str(version), file)):
+            if os.path.exists(os.path.join(directory, str(version), file)):
                 return backend
     return ""
 
@@ -153,6 +163,8 @@ def _missing(directory: str, version: int, present: list[int], config: ModelConf
         return ""
     file = config.model_file
     path = os.path.join(directory, str(version), file)
+    if os.path.isdir(path):  # a model with its parts: the file of the same name inside
+        path = os.path.join(path, MODEL_FILE_IN_FOLDER)
     if not os.path.isfile(path):
         return f"version {version} has no file '{file}'"
     if not os.access(path, os.R_OK):

@@ -18,6 +18,7 @@ from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapsho
 from shmserve.core.tuning import LogChange, TraceChange, Tuning
 from shmserve.errors import ArenaExhausted, NotFound, ShmserveError, Unavailable
 from shmserve.protocol.data_messages import OutputPlace, Parameter, RegionRef
+from shmserve.protocol.history_messages import HistoryReport
 from shmserve.protocol.stats_messages import Report
 from shmserve.tensor.spec import ModelSpec
 
@@ -202,6 +203,8 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.numbers: Report | None = Report((), (), {}, {})
+        self.histories: dict[int, HistoryReport] = {}
+        self.asked: list[tuple[int, int, str, bool]] = []
         self.tuning = Tuning()
 
     def report(self) -> Report:
@@ -209,6 +212,15 @@ class FakeServer:
         if self.numbers is None:
             raise Unavailable("the coordinator did not answer within 3 s")
         return self.numbers
+
+    def history(
+        self, level: int, since: int = 0, life: str = "", brief: bool = False
+    ) -> HistoryReport:
+        """What `histories` has of this level."""
+        self.asked.append((level, since, life, brief))
+        if level not in self.histories:
+            raise Unavailable("the coordinator did not answer within 3 s")
+        return self.histories[level]
 
     def change_log(self, change: LogChange) -> None:
         """Change it at once."""

@@ -27,6 +27,7 @@ from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, Unava
 from shmserve.observe import logs
 from shmserve.protocol import messages
 from shmserve.protocol.grps_messages import OnlineSet, SetOnline
+from shmserve.protocol.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.link_messages import (
     AskStats,
     GiveBack,
@@ -74,10 +75,14 @@ ARENA_WAIT_S = 2.0
 _VOID = (
     *(GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion),
     *(AskReport, ChangeLog, ChangeTrace, TakeTraces, LoadModel, UnloadModel, SetOnline),
+    AskHistory,
 )
 
 # Replies to `Link.ask`: each has a `ticket`, and brings its question to an end.
-_ANSWERS = (RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer, ModelAnswer, OnlineSet)
+_ANSWERS = (
+    *(RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer, ModelAnswer, OnlineSet),
+    HistoryGiven,
+)
 
 
 class _Ticket:

@@ -104,7 +104,7 @@ def test_the_index_has_every_state(repository: Repository, dispatcher: FakeDispa
     spec = dispatcher.entries["identity"]["1"].spec
     dispatcher.entries = {}
     dispatcher.put(spec, ModelState.READY)
-    dispatcher.refused = {"identity/2": "no weights", "worse": "line 3"}
+    dispatcher.refused_models = {"identity/2": "no weights", "worse": "line 3"}
     dispatcher.models.in_repository = ["identity", "never", "worse"]
     assert repository.index() == [
         IndexRow("identity", "1", "READY"),

@@ -33,7 +33,8 @@ from shmserve.executor.backends import native_messages
 from shmserve.executor.backends.failure import from_exception
 from shmserve.executor.backends.grps.http import HttpRequest
 from shmserve.executor.backends.outputs import OutputCheck
-from shmserve.protocol import grps_spec
+from shmserve.executor.backends.reshape import model_side
+from shmserve.protocol import config_json, grps_spec
 from shmserve.protocol.data_messages import Parameter
 from shmserve.protocol.grps_message import GrpsMessage
 from shmserve.tensor.dtypes import DATATYPES
@@ -161,7 +162,8 @@ class NativeDialect:
             raise ConfigError(f"model '{spec.name}': config.pbtxt must tell input and output")
         if not callable(getattr(self._kind, "infer", None)):
             raise ConfigError(f"model '{spec.name}': class Model has no method infer")
-        self._check = OutputCheck(spec)
+        config_json.require_complete(spec)
+        self._check = OutputCheck(model_side(spec))
         if spec.decoupled:
             from shmserve.executor.backends.native_stream import stream
 

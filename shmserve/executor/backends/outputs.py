@@ -15,7 +15,7 @@ from shmserve.errors import Internal
 from shmserve.executor.backend import Output
 from shmserve.protocol import grps_spec
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
-from shmserve.tensor.spec import ModelSpec, TensorSpec
+from shmserve.tensor.spec import ModelSpec, TensorSpec, fits
 
 
 class OutputCheck:
@@ -50,16 +50,10 @@ class OutputCheck:
         Raises:
             Internal: it names the output, what was wanted and what was given.
         """
-        wanted = spec.shape
-        if wanted == shape:
-            return
-        fits = len(wanted) == len(shape) and all(
-            want in (-1, dim) for want, dim in zip(wanted, shape, strict=True)
-        )
-        if not fits:
+        if spec.shape != shape and not fits(spec.shape, shape):
             raise Internal(
                 f"model '{self._model}': output '{spec.name}' must have shape "
-                f"{list(wanted)}, got {list(shape)}"
+                f"{list(spec.shape)}, got {list(shape)}"
             )
 
     def answer(

@@ -19,6 +19,7 @@ _BY_END = {
     "stats": "statistics",
     "setting": "trace",
     "logging": "logging",
+    "metrics": "statistics",
 }
 _BY_START = (
     ("/v2/repository/", "model-repository"),

@@ -77,7 +77,6 @@ class InferResource:
             )
             answered = monotonic_ns()
             result = make_result(plan, request, wanted, outcome, receipt)
-            call.answered()
             _respond(environ, resp, result, call, answered)
         except BaseException as ex:
             call.failed(ex)
@@ -207,6 +206,7 @@ def _respond(
     receipt.send_ns = monotonic_ns() - answered
     if environ.get("HTTP_SHMSERVE_RECEIPT") == "1":
         set_receipt(resp, receipt)
+    call.answered()
     if chosen or not result.buffers:
         call.close()
 

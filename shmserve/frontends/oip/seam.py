@@ -14,6 +14,7 @@ from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.core.tuning import LogChange, TraceChange
 from shmserve.errors import ShmserveError
 from shmserve.protocol.data_messages import OutputPlace, Parameter, RegionRef
+from shmserve.protocol.history_messages import HistoryReport
 from shmserve.protocol.stats_messages import Report
 
 
@@ -103,8 +104,8 @@ class Call(Protocol):
         ...
 
     def answered(self) -> None:
-        """The answer is ready to be sent: the request is counted before its client has it.
-        Forgotten, that is made up for by `close`."""
+        """The answer is ready to be sent and its receipt complete: the request is counted
+        before its client has it. Forgotten, that is made up for by `close`."""
         ...
 
     def failed(self, error: BaseException) -> None:
@@ -131,6 +132,9 @@ class ServerDesk(Protocol):
     """Numbers and settings of the whole server."""
 
     def report(self) -> Report: ...
+    def history(
+        self, level: int, since: int = 0, life: str = "", brief: bool = False
+    ) -> HistoryReport: ...
     def change_log(self, change: LogChange) -> None: ...
     def change_trace(self, model: str, change: TraceChange) -> None: ...
 

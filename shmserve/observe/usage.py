@@ -1,0 +1,41 @@
+"""What processes use of the machine, from /proc. What cannot be read is left out."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Usage(NamedTuple):
+    """`cpu_s`: processor time since its start. `private`: bytes of memory that are its own,
+    without what it shares (arenas, regions, libraries). `started`: in clock ticks since boot;
+    with the pid it names a process for good."""
+
+    cpu_s: float
+    private: int
+    started: int
+
+
+def of_process(pid: int) -> Usage | None:
+    """Of one process; None: it has ended, or is not ours to look at."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            _, resident, shared, *_ = file.read().split()
+        cpu = int(fields[11]) + int(fields[12])
+        return Usage(cpu / _TICKS, (int(resident) - int(shared)) * _PAGE, int(fields[19]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def machine_memory() -> int:
+    """Bytes of memory this machine has; 0: unknown."""
+    try:
+        with open("/proc/meminfo", "rb") as file:
+            return int(file.readline().split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return 0
