@@ -9,7 +9,7 @@ from shmserve.cli import try_load
 from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
 from shmserve.errors import ConfigError
-from shmserve.frontends.oip.restricted import Restricted
+from shmserve.frontends.oip.restricted import check_settings
 
 
 def run(settings: Settings, load: bool = False) -> int:
@@ -37,8 +37,7 @@ def check(settings: Settings, scan: wanted.Scanner, load: bool = False) -> int:
     if problems:
         return 1
     try:
-        Restricted(settings.http_restricted_api)
-        Restricted(settings.grpc_restricted_protocol, grpc=True)
+        check_settings(settings)
         found = wanted.choose(settings, scan)
     except ConfigError as ex:
         print(f"FAIL  {ex.message}")
