@@ -6,13 +6,20 @@ SERVE_DEPS := $(VENV)/.serve
 DEV_DEPS := $(VENV)/.dev
 BENCH_DEPS := $(VENV)/.bench
 
-.PHONY: serve test lint proto proto-check bench drill soak rounds clean
+# Requirement and index of a torch for the CPU: the default index has one for CUDA, of several GB
+TORCH ?= torch --index-url https://download.pytorch.org/whl/cpu
+TORCH_DEPS := $(VENV)/.torch
+
+.PHONY: serve test test-torch lint proto proto-check bench drill reload-drill soak rounds clean
 
 serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
 
 test: $(DEV_DEPS)  ## set up and pass the tests
 	$(BIN)/python -m pytest
+
+test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the pytorch backend
+	$(BIN)/python -m pytest -m torch tests/torch
 
 lint: $(DEV_DEPS)  ## ruff, mypy strict, import layers
 	$(BIN)/ruff format --check .
@@ -32,6 +39,9 @@ bench: $(BENCH_DEPS)  ## measure, into bench/results
 drill: $(DEV_DEPS)  ## the long kill matrix: 60 s of load, every process killed three times
 	$(BIN)/python -m tests.crash.drill --seconds 60 --kills 3
 
+reload-drill: $(DEV_DEPS)  ## 500 loads, reloads and unloads under load, looking for lost requests and growth
+	$(BIN)/python -m tests.crash.reload --cycles 500
+
 soak: $(DEV_DEPS)  ## 100,000 small and 1,000 large requests, looking for growth
 	$(BIN)/python -m tests.crash.soak
 
@@ -47,6 +57,10 @@ $(SERVE_DEPS): $(VENV)/bin/python pyproject.toml
 
 $(DEV_DEPS): $(SERVE_DEPS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx,dev]'
+	@touch $@
+
+$(TORCH_DEPS): $(DEV_DEPS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	@touch $@
 
 $(BENCH_DEPS): $(DEV_DEPS)

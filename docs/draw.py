@@ -1,4 +1,4 @@
-"""Draw the state machines into docs/ARCHITECTURE.md from the tables that the code runs on.
+"""Draw state machines and tables into the documents from the tables that the code runs on.
 
 `python docs/draw.py` rewrites the drawings; `--check` fails when one is stale.
 """
@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 from shmserve.core import lifecycle, slots, streams
+from shmserve.protocol.config_fields import HINTS, NO_EFFECT, SUPPORTED, schema_paths
 
-DOCUMENT = Path(__file__).with_name("ARCHITECTURE.md")
+FOLDER = Path(__file__).parent
 
 
 def slot_edges() -> list[tuple[str, str, str]]:
@@ -45,24 +46,52 @@ def mermaid(edges: list[tuple[str, str, str]]) -> str:
     return "\n".join([*lines, "```"])
 
 
-def drawn(text: str) -> str:
+def config_table() -> str:
+    """Every field of config.pbtxt and what becomes of it; parts of a refused field are left out."""
+    lines = ["| field | |", "|---|---|"]
+    for path in schema_paths():
+        if path in SUPPORTED and any(other.startswith(f"{path}.") for other in SUPPORTED):
+            continue  # its parts say it
+        if path in SUPPORTED:
+            lines.append(f"| `{path}` | honoured |")
+        elif path in NO_EFFECT:
+            lines.append(f"| `{path}` | no effect: {NO_EFFECT[path]} |")
+        elif path in HINTS:
+            lines.append(f"| `{path}` | refused: {HINTS[path]} |")
+    return "\n".join(lines)
+
+
+def drawings() -> dict[str, dict[str, str]]:
+    """Document -> name of a drawing -> the drawing."""
+    machines = {
+        "slot": mermaid(slot_edges()),
+        "instance": mermaid(instance_edges()),
+        "stream": mermaid(stream_edges()),
+    }
+    return {"ARCHITECTURE.md": machines, "compatibility.md": {"config": config_table()}}
+
+
+def drawn(text: str, made: dict[str, str]) -> str:
     """The document with fresh drawings between its markers."""
-    drawings = {"slot": slot_edges(), "instance": instance_edges(), "stream": stream_edges()}
-    for name, edges in drawings.items():
+    for name, drawing in made.items():
         pattern = rf"(<!-- drawn: {name} -->\n).*?(<!-- end: {name} -->)"
-        text = re.sub(
-            pattern, lambda m, e=edges: f"{m[1]}{mermaid(e)}\n{m[2]}", text, flags=re.DOTALL
+        text, count = re.subn(
+            pattern, lambda m, d=drawing: f"{m[1]}{d}\n{m[2]}", text, flags=re.DOTALL
         )
+        assert count == 1, f"there is no place for '{name}'"
     return text
 
 
 def main() -> int:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    fresh = drawn(text)
-    if "--check" in sys.argv:
-        return 0 if fresh == text else 1
-    DOCUMENT.write_text(fresh, encoding="utf-8")
-    return 0
+    stale = False
+    for document, made in drawings().items():
+        path = FOLDER / document
+        text = path.read_text(encoding="utf-8")
+        fresh = drawn(text, made)
+        stale = stale or fresh != text
+        if "--check" not in sys.argv:
+            path.write_text(fresh, encoding="utf-8")
+    return 1 if stale and "--check" in sys.argv else 0
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ class Code(StrEnum):
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
     INTERNAL = "INTERNAL"
+    UNKNOWN = "UNKNOWN"
 
 
 class Statuses(NamedTuple):
@@ -47,6 +48,7 @@ STATUS_TABLE: dict[Code, Statuses] = {
     Code.DEADLINE_EXCEEDED: Statuses(504, 4),
     Code.CANCELLED: Statuses(499, 1),
     Code.INTERNAL: Statuses(500, 13),
+    Code.UNKNOWN: Statuses(500, 2),
 }
 
 
@@ -167,7 +169,7 @@ class PeerDied(ShmserveError):
 
 def from_code(code: Code, message: str) -> ShmserveError:
     """The error a code stands for, e.g. one that came over a channel."""
-    if code in (Code.INTERNAL, Code.CANCELLED):
+    if code in (Code.INTERNAL, Code.UNKNOWN, Code.CANCELLED):
         return ModelFailure(message, code)
     for kind in (
         InvalidArgument,

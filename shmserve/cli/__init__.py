@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from shmserve import config
 from shmserve.errors import ShmserveError
 
-TABLES = ("processes", "models", "segments", "slots", "queues", "regions", "stats")
+TABLES = ("processes", "models", "segments", "slots", "queues", "regions", "stats", "monitor")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -22,7 +22,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run the server (gunicorn) in the foreground")
     serve.add_argument("gunicorn", nargs="*", help="options for gunicorn, after --")
-    commands.add_parser("check", help="check the settings and every model folder")
+    check = commands.add_parser("check", help="check the settings and every model folder")
+    check.add_argument(
+        "--load", action="store_true", help="load each model, too, in a process of its own"
+    )
     show = commands.add_parser("show", help="ask a running server what is going on")
     show.add_argument("what", choices=TABLES)
     show.add_argument("--json", action="store_true", help="one JSON array instead of a table")
@@ -41,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "check":
             from shmserve.cli import check
 
-            return check.run(settings)
+            return check.run(settings, arguments.load)
         from shmserve.cli import show
 
         return show.run(settings, arguments.what, as_json=arguments.json)

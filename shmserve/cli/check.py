@@ -5,19 +5,32 @@ from __future__ import annotations
 import os
 
 from shmserve import config
+from shmserve.cli import try_load
 from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
 from shmserve.errors import ConfigError
+from shmserve.frontends.oip.restricted import Restricted
+from shmserve.protocol import model_config
+from shmserve.tensor.spec import ModelSpec
 
 
-def run(settings: Settings) -> int:
-    """Check settings that were read already, memory limits and the model repository."""
+def run(settings: Settings, load: bool = False) -> int:
+    """Check settings that were read already, memory limits and the model repository.
+
+    Without `load` no model is run: what is wrong with a configuration or missing is found,
+    what is wrong with a model's code or weights is not.
+    """
     from shmserve.repository import scan
 
-    return check(settings, scan)
+    return check(settings, scan, load)
 
 
-def check(settings: Settings, scan: wanted.Scanner) -> int:
+def notes(spec: ModelSpec) -> tuple[str, ...]:
+    """Hints of a model's configuration that have no effect."""
+    return model_config.parse_json(spec.config_json, spec.name, spec.backend).notes
+
+
+def check(settings: Settings, scan: wanted.Scanner, load: bool = False) -> int:
     """Print the findings; returns the exit status."""
     print(f"ok    settings (run directory {config.run_dir(settings)})")
     problems = 0
@@ -31,13 +44,23 @@ def check(settings: Settings, scan: wanted.Scanner) -> int:
     if problems:
         return 1
     try:
+        Restricted(settings.http_restricted_api)
+        Restricted(settings.grpc_restricted_protocol, grpc=True)
         found = wanted.choose(settings, scan)
     except ConfigError as ex:
         print(f"FAIL  {ex.message}")
         return 1
+    problems = len(found.failures)
     for spec, instances in found.versions:
+        reason = try_load.problem(instances[0], settings.load_timeout_s) if load else ""
+        if reason:
+            problems += 1
+            print(f"FAIL  model {spec.name} version {spec.version}: {reason}")
+            continue
         count = f"{len(instances)} instance{'' if len(instances) == 1 else 's'}"
         print(f"ok    model {spec.name} version {spec.version}: {spec.backend}, {count}")
+        for note in notes(spec):
+            print(f"note  model {spec.name} version {spec.version}: {note}")
     for name, reason in sorted(found.failures.items()):
         print(f"FAIL  model {name}: {reason}")
-    return 1 if found.failures else 0
+    return 1 if problems else 0

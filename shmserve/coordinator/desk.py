@@ -33,6 +33,7 @@ from shmserve.core.effects import (
 from shmserve.core.fleet import Fleet
 from shmserve.core.records import Incarnation, VersionRecord
 from shmserve.errors import ProtocolViolation
+from shmserve.protocol.grps_messages import OnlineSet, SetOnline
 from shmserve.protocol.link_messages import (
     AskStats,
     Drain,
@@ -91,6 +92,7 @@ class Desk:
         tuning: TuningDesk,
         orders: Orders,
         plan: PlanFile,
+        grps_online: bool = False,
     ) -> None:
         self.fleet = fleet
         self.regions = regions
@@ -103,6 +105,7 @@ class Desk:
         self._epoch = epoch
         self._send = send
         self._own = own
+        self._grps_online = grps_online
         self._questions = shows.Questions(send)
         self._reports: list[tuple[str, int]] = []  # asked for: (process, ticket)
         self._asked_at = 0.0
@@ -149,6 +152,7 @@ class Desk:
         if self._writer.previous is not None:
             self.fleet.restore(self._writer.previous, now)
             self.regions.restore(self._writer.previous, now)
+            self._grps_online = self._writer.previous.grps_online
             self.tuning.restore(self._writer.previous)
         self._orders.hold(now)
         self._orders.changed()
@@ -248,7 +252,7 @@ class Desk:
     def _managed(
         self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
     ) -> bool:
-        """Messages about numbers, logs, traces and loading models; whether it was one."""
+        """Messages about numbers, logs, traces, GRPS and loading models; whether it was one."""
         match message, role:
             case ((LoadModel() | UnloadModel()), ("http" | "grpc")):
                 self.control.ask(process, message)
@@ -262,6 +266,10 @@ class Desk:
                 owner = PageOwner(process, role, pid, *of)
                 self.counters.arrived(owner, message, fds, self._orders.supervisor)
                 return True
+            case SetOnline(), ("http" | "grpc"):
+                self._grps_online = message.online
+                self._publish()
+                self._send(process, OnlineSet(message.ticket))
             case AskReport(), ("http" | "grpc"):
                 self._reports.append((process, message.ticket))
                 self._report(now)
@@ -365,6 +373,7 @@ class Desk:
                 models=self.tuning.traced(snapshot.models),
                 regions=book.regions,
                 next_region=book.next_number,
+                grps_online=self._grps_online,
                 tuning=self.tuning.tuning,
             )
         )

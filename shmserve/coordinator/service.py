@@ -150,6 +150,7 @@ class Coordinator:
             tuning,
             orders,
             plan_file,
+            self._settings.grps_online,
         )
         self._desk.control = ModelControl(
             self._settings,

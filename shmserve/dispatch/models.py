@@ -7,6 +7,7 @@ coordinator's from the moment it is asked; until then it is removed here.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -89,17 +90,26 @@ class ModelDesk:
     ) -> None:
         folder = rundir.overrides(self._run_dir, overrides)
         try:
-            os.makedirs(folder, mode=0o700)
+            _make(rundir.overrides(self._run_dir), "")
+            os.mkdir(folder, 0o700)
             _write(os.path.join(folder, rundir.OVERRIDE_CONFIG), model_config.encode())
             for path, content in files.items():
                 target = os.path.join(folder, name, path)
-                os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+                _make(folder, os.path.dirname(os.path.join(name, path)))
                 _write(target, content)
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
             raise InvalidArgument("two files of the request have paths that contradict") from None
         except OSError as ex:
             log.error("overrides cannot be written model=%s error=%s", name, ex.strerror)
             raise Internal("the files of the request cannot be stored") from None
+
+
+def _make(folder: str, inside: str) -> None:
+    """Make a folder and those inside it, for this user only whatever the umask."""
+    for part in ["", *filter(None, inside.split("/"))]:
+        folder = os.path.join(folder, part)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
 
 
 def _write(path: str, content: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import io
 import logging
 import os
 import signal
@@ -24,9 +25,12 @@ from shmserve.executor import backends
 from shmserve.executor.backend import Backend, Context
 from shmserve.executor.backends.failure import from_exception, sanitised
 from shmserve.executor.loop import Loop
+from shmserve.executor.monitor import app_monitor
 from shmserve.executor.regions import ClientRegions
 from shmserve.executor.stream_loop import StreamLoop
+from shmserve.executor.warmup import warm_up
 from shmserve.observe import logs
+from shmserve.protocol import model_config
 from shmserve.protocol.link_messages import Instance, Loaded, LoadFailed, Welcome
 from shmserve.protocol.messages import FromCoordinator
 from shmserve.protocol.region_messages import RegionsGone
@@ -76,19 +80,18 @@ class Executor:
     def run(self) -> int:
         """Load, serve, stop; the exit status."""
         self.link.start()
-        backend: Backend | None = None
+        loaded: tuple[Backend, ModelSpec] | None = None
         try:
             try:
-                backend = backends.create(self.instance.spec)
-                spec = self._load(backend)
+                loaded = self._load()
             except ShmserveError as ex:
                 log.error("model not loaded: %s", ex.message)
                 self.link.send(LoadFailed(self.instance.name, sanitised(ex.message)))
                 return 1
-            self._serve(backend, spec)
+            self._serve(*loaded)
         finally:
-            if backend is not None:
-                backend.close()
+            if loaded is not None:
+                loaded[0].close()
             self.link.close()
             try:
                 os.unlink(os.path.join(self.run_dir, self.endpoint))
@@ -96,17 +99,29 @@ class Executor:
                 pass
         return 0
 
-    def _load(self, backend: Backend) -> ModelSpec:
+    def _load(self) -> tuple[Backend, ModelSpec]:
         context = Context(
             self.instance.spec, self.instance.directory, self.instance.name, self.instance.device
         )
         started = time.monotonic()
         try:
-            spec = backend.load(context)
+            backend, spec = backends.load(context)
+            try:
+                warm_up(backend, spec, context)
+            except BaseException:
+                backend.close()
+                raise
         except Exception as ex:
             raise from_exception(ex, log, "loading it failed") from ex
         log.info("loaded in %.2f s", time.monotonic() - started)
-        return spec
+        self._tell_notes(spec)
+        return backend, spec
+
+    def _tell_notes(self, spec: ModelSpec) -> None:
+        """Hints of the configuration that have no effect: one instance tells them."""
+        if self.instance.name.endswith("/0"):
+            for note in model_config.parse_json(spec.config_json, spec.name, spec.backend).notes:
+                log.info("configuration: %s", note)
 
     def _serve(self, backend: Backend, spec: ModelSpec) -> None:
         listener = channels.listen(os.path.join(self.run_dir, self.endpoint))
@@ -173,6 +188,8 @@ class Executor:
         }
         if what in ("segments", "slots"):
             stats[what] = self.memory.rows(what)
+        elif what == "monitor":
+            stats[what] = [{"instance": self.instance.name, **row} for row in app_monitor.rows()]
         return stats
 
 
@@ -185,6 +202,10 @@ def main() -> int:
     settings = config.load()
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
     sys.stdin.close()
+    sys.argv = [""]  # a model's own use of it must not see the server's options
+    sys.dont_write_bytecode = True  # repositories are not ours to write to
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what models print belongs to the log
     setproctitle(f"shmserve: executor {instance.name}")
     logs.setup(f"executor {instance.name}", settings.log_level)
     executor = Executor(instance, arguments.process_id, settings)

@@ -30,6 +30,10 @@ class InputTensor(Protocol):
         """A read-only array of `shape`; BYTES: an object array of `bytes` (copied, then parsed)."""
         ...
 
+    def private(self) -> np.ndarray[Any, Any]:
+        """A writable copy of the array, for a model that writes into its inputs; counted."""
+        ...
+
 
 class Responses(Protocol):
     """Where the answers to a request of a decoupled model go; for any thread of the model."""
@@ -91,11 +95,15 @@ class Output(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True):
-    """The answer to one request: outputs, or an error."""
+    """The answer to one request: outputs, or an error.
+
+    `copied`: bytes that the backend itself has moved into offered outputs, for the receipt.
+    """
 
     outputs: tuple[Output, ...] = ()
     error: ShmserveError | None = None
     parameters: dict[str, Parameter] = {}
+    copied: int = 0
 
 
 class Context(Struct, frozen=True):

@@ -346,7 +346,9 @@ class Loop:
             held = tuple(leases(answer.outputs))
             frontend.release(self._memory, held)
             connection.known.difference_update(segments)
-            told = Answer(answer.request, (), ex.code, ex.message, final=answer.final)
+            told = msgspec.structs.replace(
+                answer, outputs=(), parameters={}, error_code=ex.code, error=ex.message, offers=()
+            )
             self._send(connection, told, [])
         finally:
             for fd in fds:
@@ -363,6 +365,6 @@ class Loop:
         return msgspec.structs.replace(
             answer,
             offers=offers,
-            dropped=self._memory.dropped(connection.known),
-            freed=connection.frontend.take_freed(),
+            dropped=answer.dropped + self._memory.dropped(connection.known),
+            freed=answer.freed + connection.frontend.take_freed(),
         )

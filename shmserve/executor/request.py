@@ -38,7 +38,17 @@ def from_bytes(view: memoryview, dtype: np.dtype[Any]) -> Array:
 class Input:
     """One input tensor; implements `backend.InputTensor`."""
 
-    __slots__ = ("_base", "_model", "_over", "buffer", "datatype", "name", "shape", "slot")
+    __slots__ = (
+        "_base",
+        "_model",
+        "_over",
+        "buffer",
+        "copied",
+        "datatype",
+        "name",
+        "shape",
+        "slot",
+    )
 
     def __init__(self, tensor: WireTensor, view: memoryview, model: str, slot: bool = True) -> None:
         self.slot = slot  # its bytes are in a slot of the frontend, not in client memory
@@ -46,6 +56,7 @@ class Input:
         self.datatype = tensor.datatype
         self.shape = tensor.shape
         self.buffer = view
+        self.copied = 0  # bytes, for models that write into their inputs
         self._model = model
         self._base: Array | None = None
         self._over = False
@@ -64,6 +75,14 @@ class Input:
         if self._base is None:
             self._base = from_bytes(self.buffer, DATATYPES[self.datatype].numpy)
         return self._base.reshape(self.shape)
+
+    def private(self) -> Array:
+        """A writable copy; BYTES elements are copied out anyway."""
+        if self.datatype == "BYTES":
+            return self.numpy()
+        self.copied += len(self.buffer)
+        flat = from_bytes(self.buffer, DATATYPES[self.datatype].numpy)
+        return flat.reshape(self.shape).copy()
 
     @property
     def base(self) -> Array | None:

@@ -98,7 +98,10 @@ class Runner:
             result.error,
             result.parameters,
             timing,
-            Copied(out=placement.copied_out, inputs=copied_in),
+            Copied(
+                out=placement.copied_out,
+                inputs=copied_in + sum(tensor.copied for tensor in inputs.values()),
+            ),
             retained=retained,
         )
         return answer, segments

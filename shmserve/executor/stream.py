@@ -164,14 +164,23 @@ class Stream:
             max(0, called_ns - self.progress_ns),
             time.monotonic_ns() - granted_ns,
         )
-        copied = Copied(out=placement.copied_out, inputs=self._copied_in)
-        self._queue_ns = self._copied_in = 0
+        copied = Copied(out=placement.copied_out, inputs=self._take_copied(request))
+        self._queue_ns = 0
         answer = Answer(
             self.number, tuple(placement.tensors), code, text, parameters, timing, copied,
             final=final, retained=retained,
         )  # fmt: skip
         segments = [slot.segment for slot in placement.slots]
         self._parts.post(Posted(self, answer, segments, leases))
+
+    def _take_copied(self, request: ExecutorRequest) -> int:
+        """Bytes of inputs that were copied since the last answer."""
+        taken = self._copied_in
+        self._copied_in = 0
+        for tensor in request.inputs.values():
+            taken += tensor.copied
+            tensor.copied = 0
+        return taken
 
     def _place(self, placement: Placement, response: Response) -> tuple[str, str]:
         """An answer that cannot be placed becomes its error; code and text, or ""."""

@@ -1,6 +1,8 @@
-"""Which fields of config.pbtxt are supported: a table, and a walk that refuses the rest.
+"""Which fields of config.pbtxt are supported: tables, and a walk that refuses the rest.
 
-The walk goes over every field that is set, so a field that a later schema adds is
+Three kinds of fields: those that are honoured; hints that never change a result and have
+no effect here, which is told once when the model loads; all others, which are refused by
+name. The walk goes over every field that is set, so a field that a later schema adds is
 refused until somebody lists it here. A message is listed before its fields: an empty
 `response_cache {}` or an explicit `allow_ragged_batch: false` say nothing and pass.
 """
@@ -12,6 +14,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from shmserve._generated import model_config_pb2 as pb
 from shmserve.errors import ConfigError
 
 SUPPORTED = frozenset(
@@ -29,45 +32,145 @@ SUPPORTED = frozenset(
         "input",
         "input.name",
         "input.data_type",
+        "input.format",
         "input.dims",
+        "input.reshape",
+        "input.reshape.shape",
         "input.optional",
         "output",
         "output.name",
         "output.data_type",
         "output.dims",
+        "output.reshape",
+        "output.reshape.shape",
         "output.label_filename",
         "optimization",
+        "optimization.graph",
+        "optimization.graph.level",
+        "dynamic_batching.preserve_ordering",
+        "dynamic_batching.default_queue_policy",
         "instance_group",
         "instance_group.name",
         "instance_group.kind",
         "instance_group.count",
+        "instance_group.rate_limiter",
         "default_model_filename",
         "parameters",
         "parameters.string_value",
+        "model_warmup",
+        "model_warmup.name",
+        "model_warmup.batch_size",
+        "model_warmup.count",
+        "model_warmup.inputs",
+        "model_warmup.inputs.data_type",
+        "model_warmup.inputs.dims",
+        "model_warmup.inputs.zero_data",
+        "model_warmup.inputs.random_data",
+        "model_warmup.inputs.input_data_file",
         "model_transaction_policy",
         "model_transaction_policy.decoupled",
+        "model_operations",
+        "model_repository_agents",
         "response_cache",
     }
 )
 
+# Hints that change no result and have no effect here: told when the model loads
+NO_EFFECT = {
+    "dynamic_batching": "requests run one by one",
+    "dynamic_batching.preferred_batch_size": "requests run one by one",
+    "dynamic_batching.max_queue_delay_microseconds": "requests run one by one",
+    "optimization.priority": "every instance is a process of its own",
+    "optimization.cuda": "instances run on the CPU",
+    "optimization.input_pinned_memory": "tensors are used where they lie",
+    "optimization.output_pinned_memory": "tensors are used where they lie",
+    "optimization.gather_kernel_buffer_threshold": "tensors are used where they lie",
+    "optimization.eager_batching": "requests run one by one",
+    "metric_tags": "metrics have the same labels for every model",
+    "model_metrics": "metrics have the same buckets for every model",
+}
+
+# Those of them whose every part is a hint, too
+_WHOLE = (
+    "optimization.cuda.",
+    "optimization.input_pinned_memory.",
+    "optimization.output_pinned_memory.",
+    "model_metrics.",
+)
+
 # What to tell about a refused field besides that it is not supported
 HINTS = {
-    "instance_group.gpus": "it needs the gpu extra, which is not available",
-    "dynamic_batching": "requests run one by one; leave the field out",
+    "runtime": "the backend's own runtime is used",
+    "input.is_shape_tensor": "shape tensors belong to TensorRT",
+    "output.is_shape_tensor": "shape tensors belong to TensorRT",
+    "input.is_non_linear_format_io": "the format belongs to TensorRT",
+    "output.is_non_linear_format_io": "the format belongs to TensorRT",
+    "input.allow_ragged_batch": "requests run one by one; leave the field out",
+    "batch_input": "requests run one by one, there is no batch to tell the model of",
+    "batch_output": "requests run one by one, there is no batch to scatter",
+    "optimization.execution_accelerators": "models run on the CPU without accelerators",
+    "dynamic_batching.priority_levels": "requests run in the order they come",
+    "dynamic_batching.default_priority_level": "requests run in the order they come",
+    "dynamic_batching.default_queue_policy.timeout_action": "the server's deadlines hold",
+    "dynamic_batching.default_queue_policy.default_timeout_microseconds": (
+        "the server's setting request_timeout_s holds"
+    ),
+    "dynamic_batching.default_queue_policy.allow_timeout_override": "the server's deadlines hold",
+    "dynamic_batching.default_queue_policy.max_queue_size": "queues are as long as the server's",
+    "dynamic_batching.priority_queue_policy": "requests run in the order they come",
+    "sequence_batching": "requests of a sequence are not kept together",
     "ensemble_scheduling": "call the models one after the other",
+    "instance_group.gpus": "it needs the gpu extra, which is not available",
+    "instance_group.secondary_devices": "instances run on the CPU",
+    "instance_group.profile": "profiles belong to TensorRT",
+    "instance_group.passive": "every instance takes requests",
+    "instance_group.host_policy": "set CPU affinity for the service",
+    "instance_group.rate_limiter.resources": "instances run as soon as they are free",
+    "instance_group.rate_limiter.priority": "instances run as soon as they are free",
+    "cc_model_filenames": "default_model_filename is used on every device",
+    "model_operations.op_library_filename": "custom operators are not loaded",
+    "model_repository_agents.agents": "models are read as they lie",
+    "response_cache.enable": "every request runs",
 }
 
 
 def refuse_unsupported(config: Message, model: str) -> None:
-    """Check every field that is set against the table.
+    """Check every field that is set against the tables.
 
     Raises:
         ConfigError: it names the first field that is not supported.
     """
     for path in _set_fields(config, ""):
-        if path not in SUPPORTED:
+        if path not in SUPPORTED and path not in NO_EFFECT and not path.startswith(_WHOLE):
             hint = f" ({HINTS[path]})" if path in HINTS else ""
             raise ConfigError(f"model '{model}': {path} is not supported{hint}")
+
+
+def without_effect(config: Message) -> list[str]:
+    """What an operator should know of hints that are set: one phrase for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for path in _set_fields(config, ""):
+        if path in NO_EFFECT and path not in reasons.setdefault(NO_EFFECT[path], []):
+            reasons[NO_EFFECT[path]].append(path)
+    return [
+        f"{', '.join(paths)}: no effect ({reason})" for reason, paths in sorted(reasons.items())
+    ]
+
+
+def schema_paths() -> Iterator[str]:
+    """Every field of the schema, below its message, in the schema's order."""
+    yield from _paths(pb.ModelConfig.DESCRIPTOR, "")
+
+
+def _paths(descriptor: Any, prefix: str) -> Iterator[str]:
+    for field in descriptor.fields:
+        path = f"{prefix}{field.name}"
+        yield path
+        kind = field.message_type
+        if kind is not None and kind.GetOptions().map_entry:
+            kind = kind.fields_by_name["value"].message_type
+        if kind is not None:
+            yield from _paths(kind, f"{path}.")
 
 
 def _set_fields(message: Message, prefix: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from shmserve.errors import ConfigError
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
@@ -49,9 +50,35 @@ def completed(spec: ModelSpec) -> str:
     ):
         told = {entry["name"]: entry for entry in config.get(key, [])}
         config[key] = [
-            told.get(tensor.name) or _tensor(tensor, batched, key, rest) for tensor in tensors
+            _merged(told.get(tensor.name, {}), _tensor(tensor, batched, key, rest))
+            for tensor in tensors
         ]
     return msgspec.json.encode(config).decode()
+
+
+def _merged(told: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """An entry of the configuration, completed by what the model tells."""
+    if told.get("data_type") == "TYPE_INVALID":
+        told = {**told, "data_type": found["data_type"]}
+    if told and not told["dims"]:
+        told = {**told, "dims": found["dims"]}
+    return {**found, **told}
+
+
+def require_complete(spec: ModelSpec) -> None:
+    """Check that the configuration tells all of each tensor it mentions.
+
+    Raises:
+        ConfigError: it names the tensor that lacks its data_type or dims.
+    """
+    config = msgspec.json.decode(spec.config_json)
+    for key, tensors in (("input", spec.inputs), ("output", spec.outputs)):
+        known = {tensor.name for tensor in tensors}
+        for entry in config.get(key, []):
+            if entry["name"] not in known:
+                raise ConfigError(
+                    f"model '{spec.name}': {key} '{entry['name']}': data_type or dims is missing"
+                )
 
 
 def _tensor(tensor: TensorSpec, batched: bool, key: str, extra: dict[str, Any]) -> dict[str, Any]:

@@ -40,28 +40,86 @@ class InstanceGroup(Struct, frozen=True):
     device: str = "cpu"
 
 
-def tensors(entries: Any, model: str, kind: str, batched: bool) -> tuple[TensorSpec, ...]:
+def tensors(
+    entries: Any, model: str, kind: str, batched: bool, partial: bool
+) -> tuple[TensorSpec, ...]:
+    """The tensors that are told completely.
+
+    Args:
+        entries: the messages.
+        model: the model's name.
+        kind: "input" or "output".
+        batched: whether the batch comes before the dimensions.
+        partial: whether the backend can tell a data_type or dims that are missing.
+    """
     found: dict[str, TensorSpec] = {}
+    seen: set[str] = set()
     for entry in entries:
         where = f"model '{model}': {kind} '{entry.name}'"
         if not entry.name:
             raise ConfigError(f"model '{model}': an {kind} has no name")
-        if entry.name in found:
+        if entry.name in seen:
             raise ConfigError(f"{where} is given twice")
-        # an open enum: a number the schema does not know has no name
-        names = pb.DataType.DESCRIPTOR.values_by_number
-        name = names[entry.data_type].name if entry.data_type in names else str(entry.data_type)
-        if name not in BY_CONFIG_NAME:
-            raise ConfigError(f"{where}: data_type is missing or invalid ({name})")
-        if not entry.dims:
+        seen.add(entry.name)
+        name = data_type(entry.data_type, where, partial)
+        if not entry.dims and not partial:
             raise ConfigError(f"{where}: dims is missing")
         for dim in entry.dims:
             if dim != -1 and dim < 1:
                 raise ConfigError(f"{where}: dims has {dim}, which is neither -1 nor positive")
+        _check_reshape(entry, where)
+        if kind == "input":
+            _check_format(entry, where)
+        if not name or not entry.dims:
+            continue
         shape = ((-1,) if batched else ()) + tuple(entry.dims)
         optional = kind == "input" and entry.optional
-        found[entry.name] = TensorSpec(entry.name, BY_CONFIG_NAME[name].name, shape, optional)
+        found[entry.name] = TensorSpec(entry.name, name, shape, optional)
     return tuple(found.values())
+
+
+def data_type(number: int, where: str, partial: bool = False) -> str:
+    """The protocol's name of a data type; "" where it is not told and need not be."""
+    # an open enum: a number the schema does not know has no name
+    names = pb.DataType.DESCRIPTOR.values_by_number
+    name = names[number].name if number in names else str(number)
+    if name == "TYPE_INVALID" and partial:
+        return ""
+    if name not in BY_CONFIG_NAME:
+        raise ConfigError(f"{where}: data_type is missing or invalid ({name})")
+    return BY_CONFIG_NAME[name].name
+
+
+def _check_format(entry: Any, where: str) -> None:
+    """A format only tells clients what the dimensions mean, so there must be the right number."""
+    if entry.format and len(entry.dims) != 3:
+        name = pb.ModelInput.Format.Name(entry.format)
+        raise ConfigError(f"{where}: format {name} needs 3 dims, got {len(entry.dims)}")
+
+
+def _check_reshape(entry: Any, where: str) -> None:
+    if not entry.HasField("reshape"):
+        return
+    shape = tuple(entry.reshape.shape)
+    if not entry.dims:
+        raise ConfigError(f"{where}: reshape needs dims")
+    if any(dim != -1 and dim < 1 for dim in shape):
+        raise ConfigError(f"{where}: reshape has a size that is neither -1 nor positive")
+    if _runs(tuple(entry.dims)) != _runs(shape):
+        raise ConfigError(
+            f"{where}: reshape {list(shape)} has other elements than dims {list(entry.dims)}"
+        )
+
+
+def _runs(dims: tuple[int, ...]) -> list[int]:
+    """Numbers of elements before, between and after the variable dimensions."""
+    runs = [1]
+    for dim in dims:
+        if dim == -1:
+            runs.append(1)
+        else:
+            runs[-1] *= dim
+    return runs
 
 
 def label_files(message: Any, model: str) -> dict[str, str]:
@@ -92,8 +150,9 @@ def instance_groups(message: Any, model: str, backend: str) -> tuple[InstanceGro
                 f"model '{model}': instance_group.kind KIND_GPU needs the gpu extra, "
                 "which is not available"
             )
-        # KIND_MODEL leaves the device to the model, which only Python code can choose
-        if kind not in ("KIND_AUTO", "KIND_CPU") and (kind, backend) != ("KIND_MODEL", "python"):
+        # KIND_MODEL leaves the device to the model, which ONNX models cannot choose
+        chosen_by_model = kind == "KIND_MODEL" and backend in ("python", "pytorch")
+        if kind not in ("KIND_AUTO", "KIND_CPU") and not chosen_by_model:
             raise ConfigError(
                 f"model '{model}': instance_group.kind {kind} is not supported "
                 f"by backend '{backend}'"

@@ -5,7 +5,7 @@ read configuration, labels and the presence of model files; models are loaded by
 """
 
 from shmserve.repository.fingerprint import fingerprint, survey
-from shmserve.repository.folder import ModelFolder, read_folder
+from shmserve.repository.folder import ModelFolder, read_folder, read_labels
 from shmserve.repository.scan import ScanResult, find, locate, names, scan
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "locate",
     "names",
     "read_folder",
+    "read_labels",
     "scan",
     "survey",
 ]

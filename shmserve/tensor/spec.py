@@ -21,6 +21,13 @@ class TensorSpec(Struct, frozen=True, omit_defaults=True):
     labels: tuple[str, ...] = ()
 
 
+def fits(told: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a shape is one that a description (-1: any size) allows."""
+    return len(told) == len(shape) and all(
+        want in (-1, dim) for want, dim in zip(told, shape, strict=True)
+    )
+
+
 class ModelSpec(Struct, frozen=True, omit_defaults=True):
     """One version of one model, as published in the registry.
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from shmserve import repository
 from shmserve.errors import Internal, ProtocolViolation, ShmserveError
+from shmserve.executor import backends
 from shmserve.executor.backend import Backend, Context, Output, Response, Responses
-from shmserve.executor.backends import create
+from shmserve.executor.warmup import warm_up
 from shmserve.protocol.data_messages import Parameter
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
 from shmserve.tensor.spec import ModelSpec
@@ -39,6 +40,9 @@ class FakeInput:
 
     def numpy(self) -> np.ndarray[Any, Any]:
         return self.memory.view() if DATATYPES[self.datatype].itemsize else self.memory.copy()
+
+    def private(self) -> np.ndarray[Any, Any]:
+        return self.memory.copy()
 
 
 class FakeResponses:
@@ -94,9 +98,10 @@ def load(directory: str) -> tuple[Backend, ModelSpec]:
     """Load the newest version of a model's folder as an executor would."""
     folder = repository.read_folder(directory)
     spec = folder.specs[-1]
-    backend = create(spec)
     context = Context(spec, folder.directory, f"{spec.name}/{spec.version}/0", "cpu")
-    return backend, backend.load(context)
+    backend, spec = backends.load(context)
+    warm_up(backend, spec, context)
+    return backend, spec
 
 
 def ask(

@@ -20,7 +20,7 @@ from shmserve.testing.server import RunningServer, wait_until
 from tests.crash.load import Load, Verdict
 
 MODELS = Path(__file__).parents[1] / "models"
-ROLES = ("http worker", "executor echo", "executor pair", "coordinator", "supervisor")
+ROLES = ("http worker", "grpc", "executor echo", "executor pair", "coordinator", "supervisor")
 
 
 def whole(server: RunningServer, expected: dict[str, int]) -> bool:

@@ -17,9 +17,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-def run_client(server: RunningServer) -> str:
+def run_client(address: str, program: str = "client_program.py") -> str:
     done = subprocess.run(
-        [sys.executable, str(HERE / "client_program.py"), f"{server.http_host}:{server.http_port}"],
+        [sys.executable, str(HERE / program), address],
         capture_output=True,
         text=True,
         timeout=WATCHDOG_S,
@@ -28,16 +28,30 @@ def run_client(server: RunningServer) -> str:
     return done.stdout
 
 
+SHIPPED = {path.parent.name for path in (ROOT / "workers").glob("*/config.pbtxt")}
+DECOUPLED = {"repeat_int32"}
+
+
+def served(lines: list[str], kind: str) -> set[str]:
+    """The workers a program has driven in this way."""
+    return {line.split()[1] for line in lines if line.startswith(f"{kind} ")}
+
+
 def test_tritonclient_on_every_shipped_worker(server: RunningServer) -> None:
-    shipped = {path.parent.name for path in (ROOT / "workers").glob("*/config.pbtxt")}
-    lines = run_client(server).split("\n")
-    for kind in ("sync", "aio"):
-        assert {line.split()[1] for line in lines if line.startswith(kind)} == shipped
+    lines = run_client(f"{server.http_host}:{server.http_port}").split("\n")
+    assert served(lines, "sync") == served(lines, "aio") == SHIPPED - DECOUPLED
+
+
+def test_tritonclient_over_grpc_on_every_shipped_worker(server: RunningServer) -> None:
+    lines = run_client(server.grpc_address, "grpc_program.py").split("\n")
+    assert served(lines, "sync") == SHIPPED - DECOUPLED
+    assert served(lines, "stream") == served(lines, "aio") == SHIPPED
+    assert "regions ok" in lines
 
 
 def test_a_plain_gthread_run_works_too() -> None:
     with RunningServer(gunicorn=("-k", "gthread", "--threads", "4")) as server:
-        run_client(server)
+        run_client(f"{server.http_host}:{server.http_port}")
         status, fields, _ = binary_identity(server, np.arange(1 << 20, dtype=np.float32))
         assert status == 200
         receipt = json.loads(fields["shmserve-receipt"])

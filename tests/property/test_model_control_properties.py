@@ -125,6 +125,13 @@ class ModelControlMachine(RuleBasedStateMachine):
         spec = ModelSpec(name, version, "", "python", 0, (), ())
         self.fleet.loaded(process.name, spec, f"{process.name}.sock", self.now)
 
+    @rule()
+    def all_load(self):
+        for _ in range(8):
+            self.start(0)
+            self.link(0)
+            self.finish_loading(0)
+
     @rule(choice=CHOICE)
     def fail_to_load(self, choice):
         process = self.pick(choice, lambda p: p.linked and not p.loaded)
@@ -199,6 +206,12 @@ class ModelControlMachine(RuleBasedStateMachine):
             assert model.name not in self.unloaded or lingering
 
     @invariant()
+    def every_instance_belongs_to_an_incarnation(self):
+        models = self.fleet.models.by_name.values()
+        known = [r.name for m in models for i in m.incarnations() for r in i.instances()]
+        assert sorted(known) == sorted(self.fleet.instances)
+
+    @invariant()
     def one_incarnation_is_published(self):
         for name in ("a", "b"):
             model = self.record(name)
@@ -216,7 +229,7 @@ class ModelControlMachine(RuleBasedStateMachine):
     @rule()
     def in_the_end_everything_settles(self):
         """With a supervisor that does its work and models that load, it comes to rest."""
-        for _ in range(60):
+        for _ in range(20):
             self.now += max(LINGER_S, GRACE_S)
             self.fleet.tick(self.now)
             self.stop_what_is_not_desired()
@@ -237,4 +250,4 @@ class ModelControlMachine(RuleBasedStateMachine):
 
 
 TestModelControl = ModelControlMachine.TestCase
-TestModelControl.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestModelControl.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)

@@ -5,6 +5,7 @@ The coordinator is a stand-in that grants what it is asked for (up to `budget`).
 
 from __future__ import annotations
 
+import itertools
 import select
 import socket
 import threading
@@ -166,6 +167,7 @@ class Rig:
         self.run_dir = run_dir
         self.coordinator = Coordinator(run_dir, budget)
         self.executors: list[ThreadExecutor] = []
+        self._names = (f"x{number}" for number in itertools.count())
         self.writer = RegistryWriter(str(run_dir), "cafe0123")
         self.settings = msgspec.convert(
             {"run_dir": str(run_dir), "arena_bytes": 1 << 20, **settings}, config.Settings
@@ -176,10 +178,8 @@ class Rig:
     def serve(self, *models: Model, spec: ModelSpec = SPEC) -> ModelEntry:
         """One executor per model function; published as instances of one model."""
         started = [
-            ThreadExecutor(
-                self.run_dir, f"x{len(self.executors) + i}", model, spec, self.settings.max_streams
-            )
-            for i, model in enumerate(models)
+            ThreadExecutor(self.run_dir, next(self._names), model, spec, self.settings.max_streams)
+            for model in models
         ]
         self.executors += started
         entry = ModelEntry(spec, ModelState.READY, tuple(e.instance for e in started))

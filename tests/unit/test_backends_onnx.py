@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,28 @@ def save(folder: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], 
     opsets = [helper.make_opsetid("", 17)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     onnx.save(model, folder / "1" / "model.onnx")
-    if more.get("config"):
-        (folder / "config.pbtxt").write_text(more["config"])
+    config = more.get("config")
+    if config is None:
+        config = told("input", inputs) + told("output", outputs)
+    if config:
+        (folder / "config.pbtxt").write_text(config)
     return str(folder)
 
 
-def adder(folder: Path, dims: Dims, kind: int = T.FLOAT, config: str = "") -> str:
+def told(key: str, values: list[Any]) -> str:
+    """The part of a configuration that tells these tensors."""
+    text = ""
+    for one in values:
+        tensor = one.type.tensor_type
+        kind = T.DataType.Name(tensor.elem_type)
+        names = {"FLOAT": "FP32", "DOUBLE": "FP64", "FLOAT16": "FP16", "BFLOAT16": "BF16"}
+        dims = [dim.dim_value or -1 for dim in tensor.shape.dim] or [1]
+        text += f'{key} [ {{ name: "{one.name}" data_type: TYPE_{names.get(kind, kind)} '
+        text += f"dims: {dims} }} ]\n"
+    return text
+
+
+def adder(folder: Path, dims: Dims, kind: int = T.FLOAT, config: str | None = None) -> str:
     """Y = X + X; the output has the input's dimensions."""
     node = helper.make_node("Add", ["X", "X"], ["Y"])
     ends = [value("X", kind, dims)], [value("Y", kind, dims)]
@@ -53,16 +70,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_bare_model_is_completed(folder: Path) -> None:
-    backend, spec = load(adder(folder, ["N", 3, None]))
+    backend, spec = load(adder(folder, ["N", 3, None], config=""))
+    assert spec.max_batch_size == 4
     assert spec.inputs == (TensorSpec("X", "FP32", (-1, 3, -1)),)
     assert spec.outputs == (TensorSpec("Y", "FP32", (-1, 3, -1)),)
     assert (spec.platform, spec.backend) == ("onnxruntime_onnx", "onnxruntime")
     config = json.loads(spec.config_json)
+    assert config["max_batch_size"] == 4
+    assert config["dynamic_batching"] == {}
     assert config["input"][0]["name"] == "X"
     assert config["output"][0] == {
         "name": "Y",
         "data_type": "TYPE_FP32",
-        "dims": [-1, 3, -1],
+        "dims": [3, -1],
         "label_filename": "",
         "is_shape_tensor": False,
         "is_non_linear_format_io": False,
@@ -97,12 +117,11 @@ def test_labels_survive_completion() -> None:
         ('input [ { name: "Q" data_type: TYPE_FP32 dims: [ 2, 3 ] } ]', "input 'Q' is not in"),
         ('output [ { name: "Q" data_type: TYPE_FP32 dims: [ 2, 3 ] } ]', "output 'Q' is not in"),
         ('input [ { name: "X" data_type: TYPE_FP64 dims: [ 2, 3 ] } ]', "is FP64, but FP32"),
-        ('input [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]', r"\[2\], but \[-1, 3\]"),
+        ('input [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]', r"\[-1, 2\], but \[-1, 3\]"),
         ('input [ { name: "X" data_type: TYPE_FP32 dims: [ 2, 4 ] } ]', r"\[2, 4\], but"),
         ('input [ { name: "X" data_type: TYPE_FP32 dims: [ 2, -1 ] } ]', r"\[2, -1\], but"),
         ('input [ { name: "X" data_type: TYPE_FP32 dims: [ 2, 3 ] optional: true } ]', "optional"),
         ("model_transaction_policy { decoupled: true }", "cannot be decoupled"),
-        ('parameters { key: "speed" value { string_value: "9" } }', "parameters.speed is not"),
         ('parameters { key: "intra_op_thread_count" value { string_value: "x" } }', "0 to 1024"),
         ('parameters { key: "execution_mode" value { string_value: "2" } }', "none of 0, 1"),
     ],
@@ -110,6 +129,80 @@ def test_labels_survive_completion() -> None:
 def test_disagreement_is_refused(folder: Path, config: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         load(adder(folder, ["N", 3], config=config))
+
+
+def test_a_bare_model_without_a_variable_batch(folder: Path) -> None:
+    _, spec = load(adder(folder, [2, "N"], config=""))
+    assert (spec.max_batch_size, spec.inputs[0].shape) == (0, (2, -1))
+    assert "dynamic_batching" not in json.loads(spec.config_json)
+
+
+def test_a_model_in_a_folder_with_its_data(folder: Path) -> None:
+    directory = Path(adder(folder, [2]))
+    (directory / "1" / "model.onnx").rename(directory / "1" / "moved")
+    (directory / "1" / "model.onnx").mkdir()
+    (directory / "1" / "moved").rename(directory / "1" / "model.onnx" / "model.onnx")
+    backend, spec = load(str(directory))
+    assert arrays(ask(backend, spec, X=np.ones(2, np.float32)))["Y"].tolist() == [2, 2]
+
+
+def test_reshape_and_warm_up(folder: Path) -> None:
+    config = """
+    max_batch_size: 2
+    input [ { name: "X" data_type: TYPE_FP32 dims: [ 6 ] reshape { shape: [ 2, 3 ] } } ]
+    output [ { name: "Y" data_type: TYPE_FP32 dims: [ 6 ] reshape { shape: [ 2, 3 ] } } ]
+    model_warmup [ { name: "w" batch_size: 2 inputs { key: "X" value {
+        data_type: TYPE_FP32 dims: [ 6 ] random_data: true } } } ]
+    """
+    backend, _spec = load(adder(folder, ["N", 2, 3], config=config))
+    request = FakeRequest(("Y",), X=np.ones((2, 6), np.float32))
+    got = arrays(backend.execute([request])[0])["Y"]
+    assert got.tolist() == [[2] * 6] * 2
+    assert np.shares_memory(got, request.offered["Y"])  # no copy for the other shape
+    with pytest.raises(ConfigError, match=r"\[-1, 3, 2\], but \[-1, 2, 3\]"):
+        load(adder(folder.parent / "n", ["N", 2, 3], config=config.replace("2, 3", "3, 2")))
+
+
+def test_a_bare_vector_is_a_batch_of_scalars(folder: Path) -> None:
+    backend, spec = load(adder(folder, ["N"], config=""))
+    assert (spec.max_batch_size, spec.inputs[0].shape) == (4, (-1, 1))
+    entry = json.loads(spec.config_json)["input"][0]
+    assert (entry["dims"], entry["reshape"]) == ([1], {"shape": []})
+    got = arrays(ask(backend, spec, X=np.ones((3, 1), np.float32)))["Y"]
+    assert got.tolist() == [[2], [2], [2]]
+
+
+def test_missing_parts_of_entries_are_completed(folder: Path) -> None:
+    config = """
+    max_batch_size: 8
+    input [ { name: "X" data_type: TYPE_FP32 } ]
+    output [ { name: "Y" dims: [ 3 ] label_filename: "names" } ]
+    dynamic_batching { preferred_batch_size: 4 }
+    """
+    directory = adder(folder, ["N", 3], config=config)
+    (folder / "names").write_text("a\nb\nc\n")
+    _, spec = load(directory)
+    assert spec.outputs[0].labels == ("a", "b", "c")
+    assert (spec.inputs[0].shape, spec.outputs[0].datatype) == ((-1, 3), "FP32")
+    entry = json.loads(spec.config_json)["output"][0]
+    assert (entry["data_type"], entry["dims"]) == ("TYPE_FP32", [3])
+
+
+def test_an_unknown_parameter_is_told_and_changes_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = 'parameters { key: "speed" value { string_value: "9" } }'
+    with caplog.at_level("INFO"):
+        load(adder(folder, ["N", 3], config=config))
+    assert "parameters.speed: no effect (it is no option of backend onnxruntime)" in caplog.text
+
+
+@pytest.mark.parametrize(("level", "name"), [(-1, "BASIC"), (1, "EXTENDED"), (2, "DISABLE_ALL")])
+def test_the_graph_level_of_the_configuration(folder: Path, level: int, name: str) -> None:
+    config = f"optimization {{ graph {{ level: {level} }} }}"
+    backend, _ = load(adder(folder, [2], config=config))
+    options = backend._session.get_session_options()  # type: ignore[attr-defined]
+    assert options.graph_optimization_level.name.endswith(name)
 
 
 def test_a_fixed_batch_dimension_is_refused(folder: Path) -> None:
@@ -147,10 +240,11 @@ def test_options_are_taken(folder: Path) -> None:
     assert arrays(ask(backend, spec, X=np.ones(2, np.float32)))["Y"].tolist() == [2, 2]
 
 
-def test_one_thread_by_default(folder: Path) -> None:
-    backend, _ = load(adder(folder, [2]))
+@pytest.mark.parametrize("count", [1, 2, 256])
+def test_an_instance_has_its_share_of_the_cores(folder: Path, count: int) -> None:
+    backend, _ = load(adder(folder, [2], config=f"instance_group [ {{ count: {count} }} ]"))
     options = backend._session.get_session_options()  # type: ignore[attr-defined]
-    assert options.intra_op_num_threads == 1
+    assert options.intra_op_num_threads == max(1, len(os.sched_getaffinity(0)) // count)
 
 
 def test_broken_files_fail_without_a_path(folder: Path) -> None:
@@ -256,8 +350,10 @@ def test_datatypes(folder: Path, kind: int, dtype: Any, known: bool) -> None:
 def test_empty_and_scalar_tensors(folder: Path) -> None:
     backend, spec = load(adder(folder, ["N"]))
     assert arrays(ask(backend, spec, X=np.zeros(0, np.float32)))["Y"].shape == (0,)
-    backend, spec = load(adder(folder.parent / "scalar", []))
-    assert arrays(ask(backend, spec, X=np.array(3, np.float32)))["Y"] == 6
+    for config in ("", None):  # told or not: a scalar has dims [1]
+        backend, spec = load(adder(folder.parent / f"scalar{config}", [], config=config))
+        assert spec.inputs[0].shape == (1,)
+        assert arrays(ask(backend, spec, X=np.array([3], np.float32)))["Y"].tolist() == [6]
 
 
 def test_strings(folder: Path) -> None:

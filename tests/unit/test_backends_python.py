@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from shmserve.errors import Code, ConfigError, ModelFailure, ShmserveError
 from shmserve.executor.backends import create
 from shmserve.executor.backends.failure import MAX_TEXT, describe, sanitised
 from shmserve.testing.backends import FakeRequest, arrays, ask, failure, load
+from shmserve.testing.models import X_TO_Y as CONFIG
 from shmserve.testing.models import Make, model_maker, native, triton
 
 X = np.arange(4, dtype=np.float32)
@@ -144,3 +146,11 @@ def test_sanitised_texts() -> None:
             raise RuntimeError
 
     assert describe(Broken()) == "Broken"
+
+
+def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = model_maker(tmp_path)("", CONFIG.replace("python", "pytorch"))
+    (Path(directory) / "1" / "model.pt").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"needs the extra 'torch': pip install 'shmserve\[tor"):
+        load(directory)

@@ -91,9 +91,11 @@ def test_triton_request_methods(make: Make) -> None:
     assert r.correlation_id() == 9 and r.flags() == 3 and r.timeout() == 50 and r.priority() == 2
     assert json.loads(r.parameters()) == {"own": True}
     assert not r.is_cancelled()
+    assert r.model_name() == "m" and r.model_version() == 1
     x = pb.get_input_tensor_by_name(r, "X")
     assert pb.get_input_tensor_by_name(r, "nope") is None
-    assert x.name() == "X" and x.shape() == [4] and x.triton_dtype() == "FP32" and x.is_cpu()
+    assert x.name() == "X" and x.shape() == [4] and x.is_cpu()
+    assert x.triton_dtype() == 11 and x.triton_dtype().name == "TYPE_FP32"
     assert x.as_numpy() is x.as_numpy() and not x.as_numpy().flags.writeable
     pb.Logger.log_info("hello"); pb.Logger.log("x", pb.Logger.VERBOSE)
     response = pb.InferenceResponse([pb.Tensor("Y", x.as_numpy() + 1)], parameters={"k": 1})
@@ -118,7 +120,7 @@ def test_triton_request_methods(make: Make) -> None:
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        ("UNKNOWN", Code.INTERNAL),
+        ("UNKNOWN", Code.UNKNOWN),
         ("INTERNAL", Code.INTERNAL),
         ("NOT_FOUND", Code.NOT_FOUND),
         ("INVALID_ARG", Code.INVALID_ARGUMENT),
@@ -138,14 +140,12 @@ def test_triton_errors(make: Make, code: str, kind: Code) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("return None", "list of 1 responses, got None"),
-        ("return 5", "list of 1 responses, got int"),
-        ("return []", "list of 1 responses, got 0"),
-        ("return [None]", "InferenceResponse objects, got None"),
-        ("return ['x']", "InferenceResponse objects, got str"),
-        ("return [pb.InferenceResponse([])]", "gave no output 'Y'"),
-        ("return [pb.InferenceResponse([pb.Tensor('Y', np.zeros(1))])]", "datatype FP32"),
-        ("return [pb.InferenceResponse([pb.Tensor('Q', np.zeros(1))])]", "unknown output 'Q'"),
+        ("return None", "'m_0_0', message: Expected a list in the execute return, got None"),
+        ("return 5", "Expected a list in the execute return, got int"),
+        ("return []", "one response for each request: 0 for 1"),
+        ("return [None]", "Expected an 'InferenceResponse' object in the execute function return"),
+        ("return ['x']", "return list, got str"),
+        ("1 / 0", "Failed to process the request(s) for model instance 'm_0_0', message: division"),
         (
             "t = pb.Tensor('Y', requests[0].inputs()[0].as_numpy())\n"
             "return [pb.InferenceResponse([t, t])]",
@@ -154,11 +154,25 @@ def test_triton_errors(make: Make, code: str, kind: Code) -> None:
         ("return [pb.InferenceResponse([1])]", "list of Tensor"),
         ("pb.Tensor('Y', [1.0])", "needs a numpy array, got list"),
         ("pb.Tensor('Y', np.zeros(1, complex))", "no datatype for complex128"),
-        ("requests[0].set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)", "iterative"),
+        ("pb.Tensor(None, np.zeros(1))", "name must be text, got NoneType"),
+        ("pb.InferenceResponse(None)", "must be a list of Tensor, got NoneType"),
+        ("pb.Logger.log_info(None)", "must be text, got NoneType"),
+        ("pb.Logger.log('x', 1)", "must be a LogLevel, got int"),
+        ("pb.InferenceRequest(inputs=[None], model_name='x')", "inputs must be a list of Tensor"),
+        ("pb.InferenceRequest(model_name=None)", "model_name cannot be NoneType"),
+        ("pb.InferenceRequest(requested_output_names=[1])", "requested_output_names cannot be int"),
+        ("pb.MetricFamily('a', 'b', pb.MetricFamily.COUNTER)", "MetricFamily: custom metrics"),
+        ("pb.load_model('x')", "load_model: managing models from a model is not supported"),
+        ("requests[0].set_release_flags(2)", "rescheduling of requests is not supported"),
+        ("pb.deserialize_bytes_tensor(b'123')", "ends within an element"),
+        ("pb.triton_to_numpy_type(99)", "no data type 99"),
         ("raise pb.TritonModelException('mine')", "mine"),
         ("requests[0].inputs()[0].as_numpy()[0] = 1", "read-only"),
         ("pb.triton_string_to_numpy('TYPE_X')", "no data type 'TYPE_X'"),
-        ("pb.InferenceResponse([], parameters={'a': None})", "must be a bool, int"),
+        (
+            "pb.InferenceResponse([], parameters={'a': None})",
+            "bool/int/str, found type",
+        ),
     ],
 )
 def test_triton_nonsense(make: Make, body: str, reason: str) -> None:
@@ -175,9 +189,147 @@ def test_one_bad_response_does_not_spoil_the_others(make: Make) -> None:
     assert bad.error is not None
 
 
-def test_calling_other_models_is_refused(make: Make) -> None:
-    backend, spec = load(make(triton("pb.InferenceRequest(model_name='other')")))
-    assert isinstance(failure(ask(backend, spec, ("Y",), X=X)), Unimplemented)
+@pytest.mark.parametrize("line", ["made.exec()", "asyncio.run(made.async_exec())"])
+def test_calling_other_models_is_refused_when_it_is_tried(make: Make, line: str) -> None:
+    body = f"""
+    import asyncio
+    made = pb.InferenceRequest(
+        model_name="other", request_id="7", correlation_id=3, timeout=5, flags=1,
+        inputs=requests[0].inputs(), requested_output_names=["Y"],
+        preferred_memory=pb.PreferredMemory(pb.TRITONSERVER_MEMORY_CPU, 0),
+        trace=requests[0].trace(), parameters={{"k": "v"}},
+    )
+    assert made.request_id() == "7" and made.correlation_id() == 3 and made.timeout() == 5
+    assert made.flags() == 1 and made.requested_output_names() == ["Y"]
+    assert made.parameters() == '{{"k":"v"}}' and made.inputs()[0].name() == "X"
+    made.set_flags(2)
+    assert made.flags() == 2 and made.model_name() == "other" and made.model_version() == -1
+    {line}
+    """
+    backend, spec = load(make(triton(body)))
+    error = failure(ask(backend, spec, ("Y",), X=X))
+    assert isinstance(error, Unimplemented), error
+    assert "InferenceRequest.exec: calling models" in error.message
+
+
+def test_outputs_are_taken_as_the_model_gives_them(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = """
+    y = pb.Tensor("Y", np.zeros((2, 2)))
+    s = pb.Tensor("S", np.array([1, 2.5, b"x", "y"], object))
+    return [pb.InferenceResponse([y, s, pb.Tensor("Q", np.zeros(1))])]
+    """
+    backend, spec = load(make(triton(body)))
+    for _ in range(2):
+        response = ask(backend, spec, ("Y", "S"), X=X)
+        assert [output.datatype for output in response.outputs] == ["FP64", "BYTES"]
+        got = arrays(response)
+        assert got["Y"].shape == (2, 2)
+        assert got["S"].tolist() == ["1", "2.5", b"x", "y"]
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert told == [
+        "model 'm': output 'Y' is FP64, but FP32 in the configuration",
+        "model 'm': output 'S' has shape [4], but [2] in the configuration",
+    ]
+    assert ask(backend, spec, ("Y", "nope"), X=X).error is None
+
+
+@pytest.mark.parametrize("dtype", ["S", "U", "object"])
+def test_strings_of_any_numpy_kind(make: Make, dtype: str) -> None:
+    body = f"return [pb.InferenceResponse([pb.Tensor('S', np.array(['ab', 'c'], {dtype!r}))])]"
+    backend, spec = load(make(triton(body.replace("'object'", "object"))))
+    got = arrays(ask(backend, spec, ("S",), X=X))["S"].tolist()
+    assert [e if isinstance(e, str) else e.decode() for e in got] == ["ab", "c"]
+
+
+def test_byte_tensors_are_framed_and_read_back() -> None:
+    load("workers/add_sub")
+    import triton_python_backend_utils as pb
+
+    array = np.array([[b"a", "ä"], [b"", 5]], object)
+    data = pb.serialize_byte_tensor(array)
+    assert data == b"\x01\0\0\0a\x02\0\0\0\xc3\xa4\0\0\0\0\x01\0\0\x005"
+    assert pb.deserialize_bytes_tensor(data).tolist() == [b"a", "ä".encode(), b"", b"5"]
+    assert pb.serialize_byte_tensor(np.zeros(0, object)) == ()
+    assert pb.serialize_byte_tensor(np.zeros(2)) is None
+
+
+def test_log_lines_have_their_level(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    body = "for f in 'info warn error verbose'.split(): getattr(pb.Logger, 'log_' + f)(f)\n"
+    body += "pb.Logger.log('told', pb.Logger.WARNING)\n" + IDENTITY
+    backend, spec = load(make(triton(body)))
+    with caplog.at_level("DEBUG", "shmserve.model"):
+        ask(backend, spec, ("Y",), X=X)
+    got = [(r.levelname, r.message) for r in caplog.records if r.name == "shmserve.model"]
+    assert got == [
+        ("INFO", "info"),
+        ("WARNING", "warn"),
+        ("ERROR", "error"),
+        ("DEBUG", "verbose"),
+        ("WARNING", "told"),
+    ]
+
+
+def test_a_file_of_another_name_has_its_neighbours(make: Make) -> None:
+    more = "    def initialize(self, args):\n        from . import neighbour\n"
+    directory = Path(make(triton(IDENTITY, more), CONFIG + 'default_model_filename: "a.b.py"'))
+    (directory / "1" / "model.py").rename(directory / "1" / "a.b.py")
+    (directory / "1" / "neighbour.py").write_text("")
+    load(str(directory))
+
+
+def test_files_beside_the_model(make: Make, tmp_path: Path) -> None:
+    more = """
+    def initialize(self, args):
+        import os, pathlib
+        import beside, above
+        from . import beside as relative
+        assert relative.VALUE == beside.VALUE
+        path = os.path.join(args["model_repository"], args["model_version"], "data.txt")
+        assert path == os.path.join(pb.get_model_dir(), "data.txt")
+        assert os.path.dirname(__file__) == pb.get_model_dir()
+        self.text = pathlib.Path(path).read_text() + beside.VALUE + above.VALUE
+"""
+    body = "return [pb.InferenceResponse([pb.Tensor('S', np.array([self.text, ''], object))])]"
+    directory = Path(make(triton(body, more)))
+    (directory / "1" / "beside.py").write_text("VALUE = 'b'")
+    (directory / "above.py").write_text("VALUE = 'c'")
+    (directory / "1" / "data.txt").write_text("a")
+    backend, spec = load(str(directory))
+    assert arrays(ask(backend, spec, ("S",), X=X))["S"][0] == "abc"
+
+
+def test_writable_inputs_are_copies(make: Make) -> None:
+    body = """
+    x = requests[0].inputs()[0].as_numpy()
+    x += 1
+    return [pb.InferenceResponse([pb.Tensor("Y", x)])]
+    """
+    parameter = 'parameters { key: "writable_inputs" value { string_value: "true" } }'
+    backend, _ = load(make(triton(body), CONFIG + parameter))
+    request = FakeRequest(("Y",), X=X)
+    assert arrays(backend.execute([request])[0])["Y"].tolist() == [1, 2, 3, 4]
+    assert request.inputs["X"].memory.tolist() == [0, 1, 2, 3]
+
+
+RESHAPED = """
+backend: "python" max_batch_size: 2
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 2, -1 ] reshape { shape: [ 1, 2, -1 ] } } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [] } } ]
+"""
+
+
+def test_reshape(make: Make) -> None:
+    body = """
+    x = requests[0].inputs()[0]
+    assert x.shape() == [2, 1, 2, 3] and x.as_numpy().shape == (2, 1, 2, 3), x.shape()
+    return [pb.InferenceResponse([pb.Tensor("Y", x.as_numpy().sum((1, 2, 3)))])]
+    """
+    backend, spec = load(make(triton(body), RESHAPED))
+    assert (spec.inputs[0].shape, spec.outputs[0].shape) == ((-1, 2, -1), (-1, 1))
+    got = arrays(ask(backend, spec, X=np.ones((2, 2, 3), np.float32)))["Y"]
+    assert got.tolist() == [[6], [6]]
 
 
 AUTO = """
@@ -204,19 +356,63 @@ def test_auto_complete_config(make: Make) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("config.set_dynamic_batching()", "dynamic_batching is not supported"),
         ("return None", "must return the configuration it got, got None"),
-        ("config.add_input({'name': 'Q'})", "no 'data_type'"),
+        ("config.add_input({'name': 'Q'})", "input 'Q' of auto_complete_config has no 'data_type'"),
+        ("config.add_output({})", "an output of auto_complete_config has no 'name'"),
+        (
+            "config.add_input({'name': 'X', 'data_type': 'TYPE_FP32', 'dims': [-1], 'optional': 1})"
+            "\n        config.add_input({'name': 'X', 'data_type': 'TYPE_INT8', 'dims': [-1]})",
+            "data_type TYPE_FP32 in the configuration, auto_complete_config adds TYPE_INT8",
+        ),
         ("config.add_input({'name': 'Q', 'data_type': 'x', 'dims': [1], 'z': 0})", "property 'z'"),
         ("config.add_output({'name': 'Q', 'data_type': 'TYPE_X', 'dims': [1]})", "TYPE_X"),
         ("config.add_input({'name': 'X', 'data_type': 'TYPE_FP32', 'dims': [2]})", r"dims \[-1\]"),
         ("config.set_max_batch_size(2)", "max_batch_size is 4"),
-        ("config.set_model_transaction_policy({})", "exactly one property"),
+        ("config.set_model_transaction_policy({'x': 1})", "unknown property 'x'"),
+        (
+            "config.set_model_transaction_policy({'decoupled': True})"
+            "\n        config.set_model_transaction_policy({'decoupled': False})",
+            "is decoupled in the configuration",
+        ),
     ],
 )
 def test_auto_complete_config_is_checked(make: Make, line: str, reason: str) -> None:
     with pytest.raises(ShmserveError, match=reason):
         load(make(triton(IDENTITY, AUTO % line), 'backend: "python"'))
+
+
+def test_labels_survive_auto_complete_config(make: Make) -> None:
+    directory = Path(
+        make(
+            triton(IDENTITY, AUTO % ""),
+            'backend: "python" output [ { name: "Y" label_filename: "names" } ]',
+        )
+    )
+    (directory / "names").write_text("a\nb\n")
+    _, spec = load(str(directory))
+    assert (spec.outputs[0].labels, spec.outputs[0].shape) == (("a", "b"), (-1, -1))
+
+
+def test_auto_complete_config_without_a_file(make: Make) -> None:
+    directory = make(triton(IDENTITY, AUTO % "config.set_dynamic_batching()"), "")
+    (Path(directory) / "config.pbtxt").unlink()
+    _, spec = load(directory)
+    assert (spec.backend, spec.max_batch_size) == ("python", 4)
+    assert "dynamic_batching" in json.loads(spec.config_json)
+
+
+def test_auto_complete_config_completes_an_entry(make: Make) -> None:
+    config = 'backend: "python" input [ { name: "X" } ] output [ { name: "Y" dims: [ -1 ] } ]'
+    _, spec = load(make(triton(IDENTITY, AUTO % ""), config))
+    assert spec.inputs[0].shape == (-1, -1)
+    with pytest.raises(ShmserveError, match="input 'X': data_type or dims is missing"):
+        load(
+            make(
+                triton(IDENTITY),
+                config + 'output [ { name: "S" data_type: TYPE_INT8 dims: 1 } ]',
+                name="n",
+            )
+        )
 
 
 # --------------------------------------------------------------------- DLPack

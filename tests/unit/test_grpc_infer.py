@@ -341,7 +341,7 @@ def test_the_clients_deadline_is_the_calls() -> None:
     dispatcher = fake_models.dispatcher()
     given: list[float | None] = []
     call = dispatcher.call
-    dispatcher.call = lambda entry, timeout_s=None: given.append(timeout_s) or call(entry)
+    dispatcher.call = lambda entry, timeout_s=None, **more: given.append(timeout_s) or call(entry)
     with Rig(dispatcher, request_timeout_s=20) as rig:
         rig.client.infer(timeout=5)
         rig.client.infer(timeout=500)

@@ -9,7 +9,7 @@ import pytest
 
 from shmserve.errors import ConfigError
 from shmserve.protocol import config_json
-from shmserve.protocol.config_fields import SUPPORTED
+from shmserve.protocol.config_fields import HINTS, NO_EFFECT, SUPPORTED, schema_paths
 from shmserve.protocol.model_config import VersionPolicy, parse, parse_json
 from shmserve.tensor.spec import TensorSpec
 
@@ -76,29 +76,27 @@ def test_versions_by_policy() -> None:
 REFUSED = {
     "ensemble_scheduling": "ensemble_scheduling { step [ { model_name: 'x' } ] }",
     "sequence_batching": "sequence_batching { max_sequence_idle_microseconds: 5 }",
-    "dynamic_batching": "dynamic_batching {}",
-    "model_warmup": "model_warmup [ { name: 'w' } ]",
     "response_cache.enable": "response_cache { enable: true }",
-    "optimization.graph": "optimization { graph { level: 1 } }",
-    "optimization.priority": "optimization { priority: PRIORITY_MAX }",
-    "model_repository_agents": "model_repository_agents { agents [ { name: 'a' } ] }",
+    "optimization.execution_accelerators": "optimization { execution_accelerators { } }",
+    "dynamic_batching.priority_levels": "dynamic_batching { priority_levels: 2 }",
+    "dynamic_batching.default_priority_level": "dynamic_batching { default_priority_level: 2 }",
+    "dynamic_batching.priority_queue_policy": "dynamic_batching { priority_queue_policy { key: 1 "
+    "value {} } }",
+    "dynamic_batching.default_queue_policy.max_queue_size": "dynamic_batching { "
+    "default_queue_policy { max_queue_size: 3 } }",
+    "model_repository_agents.agents": "model_repository_agents { agents [ { name: 'a' } ] }",
     "batch_input": "batch_input [ { kind: BATCH_ELEMENT_COUNT } ]",
     "batch_output": "batch_output [ { target_name: 'x' } ]",
-    "input.reshape": "input [ { name: 'C' data_type: TYPE_FP32 dims: [1] reshape { shape: [] } } ]",
     "input.is_shape_tensor": "input [ { name: 'C' is_shape_tensor: true } ]",
     "input.allow_ragged_batch": "input [ { name: 'C' allow_ragged_batch: true } ]",
-    "input.format": "input [ { name: 'C' format: FORMAT_NHWC } ]",
-    "output.reshape": "output [ { name: 'C' reshape { shape: [1] } } ]",
-    "instance_group.rate_limiter": "instance_group [ { rate_limiter { priority: 1 } } ]",
+    "instance_group.rate_limiter.priority": "instance_group [ { rate_limiter { priority: 1 } } ]",
     "instance_group.host_policy": "instance_group [ { host_policy: 'h' } ]",
     "instance_group.gpus": "instance_group [ { kind: KIND_GPU gpus: [0] } ]",
     "instance_group.passive": "instance_group [ { passive: true } ]",
     "instance_group.profile": "instance_group [ { profile: ['p'] } ]",
     "instance_group.secondary_devices": "instance_group [ { secondary_devices [ {} ] } ]",
     "cc_model_filenames": "cc_model_filenames { key: '7.5' value: 'x' }",
-    "metric_tags": "metric_tags { key: 'a' value: 'b' }",
-    "model_operations": "model_operations { op_library_filename: ['x.so'] }",
-    "model_metrics": "model_metrics {}",
+    "model_operations.op_library_filename": "model_operations { op_library_filename: ['x.so'] }",
     "runtime": "runtime: 'x'",
 }
 
@@ -109,13 +107,38 @@ def test_unsupported_fields_are_refused_by_name(field: str) -> None:
         parse(BASE + REFUSED[field], "m")
 
 
-def test_every_field_of_the_schema_is_supported_or_refused() -> None:
-    """What REFUSED does not name at the top level must be in the table, and the reverse."""
-    from shmserve._generated import model_config_pb2 as pb
+def test_what_is_refused_has_a_hint_or_is_a_part_of_what_has() -> None:
+    paths = set(schema_paths())
+    assert paths >= SUPPORTED | set(NO_EFFECT) | set(HINTS)
+    assert not SUPPORTED & set(NO_EFFECT)
+    assert not (SUPPORTED | set(NO_EFFECT)) & set(HINTS)
+    assert {path.partition(".")[0] for path in HINTS | NO_EFFECT} | SUPPORTED >= {
+        path for path in paths if "." not in path
+    }
 
-    top = {field.name for field in pb.ModelConfig.DESCRIPTOR.fields}
-    refused = {field for field in REFUSED if "." not in field}
-    assert top == refused | {path for path in SUPPORTED if "." not in path}
+
+HINTED = """
+max_batch_size: 8
+dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 %s }
+optimization { graph { level: 1 } priority: PRIORITY_MAX cuda { graphs: true }
+  input_pinned_memory { enable: true } output_pinned_memory { enable: true }
+  gather_kernel_buffer_threshold: 2 eager_batching: true }
+metric_tags { key: "a" value: "b" }
+model_metrics { metric_control [ { metric_identifier { family: "x" } } ] }
+input [ { name: "I" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] format: FORMAT_NCHW } ]
+"""
+
+
+def test_hints_are_accepted_and_told() -> None:
+    config = parse(BASE + HINTED % "preserve_ordering: true default_queue_policy {}", "m")
+    told = " ".join(config.notes)
+    for path in NO_EFFECT:
+        assert f"{path}" in told, path
+    assert "optimization.graph.level" in told  # a Python model has none
+    assert json.loads(config.json)["input"][1]["format"] == "FORMAT_NCHW"
+    assert json.loads(config.json)["dynamic_batching"]["preferred_batch_size"] == [4, 8]
+    assert parse("backend: 'onnxruntime' optimization { graph { level: 1 } }", "m").notes == ()
+    assert parse(BASE, "m").notes == ()
 
 
 def test_explicit_defaults_are_not_refused() -> None:
@@ -136,9 +159,39 @@ BAD = [
     ("input [ { name: 'A' data_type: TYPE_FP32 dims: [1] } ]", "input 'A' is given twice"),
     ("output [ { name: 'B' data_type: TYPE_FP32 dims: [1] } ]", "output 'B' is given twice"),
     ("input [ { data_type: TYPE_FP32 dims: [1] } ]", "an input has no name"),
-    ("input [ { name: 'C' dims: [1] } ]", "data_type is missing or invalid"),
     ("input [ { name: 'C' data_type: 99 dims: [1] } ]", "data_type|99"),
-    ("input [ { name: 'C' data_type: TYPE_FP32 } ]", "dims is missing"),
+    ("input [ { name: 'C' data_type: TYPE_FP32 dims: [2] format: FORMAT_NHWC } ]", "needs 3 dims"),
+    ("input [ { name: 'C' data_type: TYPE_FP32 reshape { shape: [] } } ]", "reshape needs dims"),
+    (
+        "input [ { name: 'C' data_type: TYPE_FP32 dims: [2] reshape { shape: [3] } } ]",
+        r"input 'C': reshape \[3\] has other elements than dims \[2\]",
+    ),
+    (
+        "input [ { name: 'C' data_type: TYPE_FP32 dims: [2, -1, 3] reshape { shape: [-1, 6] } } ]",
+        r"reshape \[-1, 6\] has other elements",
+    ),
+    (
+        "max_batch_size: 8 dynamic_batching { preferred_batch_size: 9 }",
+        "preferred_batch_size 9 is not between 1 and max_batch_size 8",
+    ),
+    ("dynamic_batching { preferred_batch_size: 0 }", "preferred_batch_size 0 is not between 1"),
+    ("model_warmup { name: 'w' }", "model_warmup 'w': it has no inputs"),
+    ("max_batch_size: 1 model_warmup { batch_size: 2 }", "'0': batch_size 2 is more than 1"),
+    ("model_warmup { name: 'w' count: 99999 }", "count 99999 is more than"),
+    (
+        "model_warmup { inputs { key: 'A' value { data_type: TYPE_FP32 dims: -1 } } }",
+        "model_warmup '0': input 'A': dims of a sample must be positive",
+    ),
+    (
+        "model_warmup { inputs { key: 'A' value { data_type: TYPE_FP32 dims: 2 } } }",
+        "one of zero_data, random_data, input_data_file is needed",
+    ),
+    (
+        "model_warmup { inputs { key: 'A' value { data_type: TYPE_FP32 dims: 2 "
+        "input_data_file: '../x' } } }",
+        "not a file inside",
+    ),
+    ("parameters { key: 'writable_inputs' value { string_value: '1' } }", "writable_inputs is '1'"),
     ("input [ { name: 'C' data_type: TYPE_FP32 dims: [0] } ]", "dims has 0"),
     ("input [ { name: 'C' data_type: TYPE_FP32 dims: [-2] } ]", "dims has -2"),
     (
@@ -177,8 +230,22 @@ def test_backend_by_name_platform_or_files() -> None:
     assert parse("backend: 'onnxruntime'", "m", "python").model_file == "model.onnx"
     with pytest.raises(ConfigError, match="backend is missing"):
         parse("", "m")
-    with pytest.raises(ConfigError, match="backend 'pytorch' is not supported"):
-        parse("backend: 'pytorch'", "m")
+    assert parse("platform: 'pytorch_libtorch'", "m").backend == "pytorch"
+    with pytest.raises(ConfigError, match=r"backend 'vllm' is not supported \(supported: python"):
+        parse("backend: 'vllm'", "m")
+    with pytest.raises(ConfigError, match=r"platform 'ensemble' is not supported \(call the"):
+        parse("platform: 'ensemble'", "m")
+
+
+def test_missing_parts_are_for_models_that_can_tell_them() -> None:
+    half = "input [ { name: 'A' data_type: TYPE_FP32 } ] output [ { name: 'B' dims: [1] } ]"
+    for backend in ("python", "onnxruntime"):
+        config = parse(f"backend: '{backend}' {half}", "m")
+        assert (config.inputs, config.outputs) == ((), ())
+    with pytest.raises(ConfigError, match="input 'A': dims is missing"):
+        parse(f"backend: 'pytorch' {half}", "m")
+    with pytest.raises(ConfigError, match="input 'A': dims is missing"):
+        parse_json(config.json, "m", partial=False)
 
 
 def test_model_kind_is_for_python_only() -> None:
@@ -227,8 +294,8 @@ def test_json_form_is_read_back() -> None:
         parse_json('{"nonsense": 1}', "m")
     with pytest.raises(ConfigError, match="config"):
         parse_json("{", "m")
-    with pytest.raises(ConfigError, match="dynamic_batching is not supported"):
-        parse_json('{"backend": "python", "dynamic_batching": {}}', "m")
+    with pytest.raises(ConfigError, match="sequence_batching is not supported"):
+        parse_json('{"backend": "python", "sequence_batching": {}}', "m")
 
 
 def test_completed_json_keeps_what_was_told() -> None:

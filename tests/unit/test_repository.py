@@ -130,7 +130,7 @@ def test_model_file_of_another_name(tmp_path: Path) -> None:
     assert repository.read_folder(str(folder)).failures == {}
 
 
-def test_config_is_optional_for_onnx_only(tmp_path: Path) -> None:
+def test_config_is_optional_for_models_that_tell(tmp_path: Path) -> None:
     onnx = tmp_path / "o" / "1"
     onnx.mkdir(parents=True)
     (onnx / "model.onnx").write_text("")
@@ -138,7 +138,12 @@ def test_config_is_optional_for_onnx_only(tmp_path: Path) -> None:
     assert (spec.backend, spec.inputs, spec.outputs) == ("onnxruntime", (), ())
     folder = make(tmp_path, "p")
     (folder / "config.pbtxt").unlink()
-    with pytest.raises(ConfigError, match=r"config.pbtxt is missing"):
+    assert repository.read_folder(str(folder)).specs[0].backend == "python"
+    (folder / "1" / "model.py").rename(folder / "1" / "model.pt")
+    with pytest.raises(ConfigError, match=r"config.pbtxt is missing .a TorchScript model does"):
+        repository.read_folder(str(folder))
+    (folder / "1" / "model.pt").rename(folder / "1" / "model.bin")
+    with pytest.raises(ConfigError, match=r"config.pbtxt is missing$"):
         repository.read_folder(str(folder))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -515,6 +516,26 @@ def test_a_request_without_credit_is_refused(rig: Rig) -> None:
     all_slots_come_back(rig)
 
 
+def test_an_answer_too_long_to_send_is_replaced_by_its_error(rig: Rig) -> None:
+    kept: list[Array] = []
+
+    def wordy(request: Request) -> None:
+        kept.append(request.inputs["IN"].numpy())
+        channel_of(request).send(answer(1))
+        for final in (False, True):
+            channel_of(request).send(Response(parameters={"text": "x" * 200_000}), final)
+
+    entry = serve(rig, wordy)
+    with start(rig, entry, 5) as call:
+        codes = [outcome.error.code if outcome.error else None for outcome in call.stream()]
+    assert codes == [None, Code.INVALID_ARGUMENT, Code.INVALID_ARGUMENT]
+    with start(rig, entry, 6) as call:
+        list(call.stream())
+    assert [array.tolist() for array in kept] == [[5], [6]]  # nobody wrote over it
+    kept.clear()
+    all_slots_come_back(rig)
+
+
 def test_answers_that_do_not_fit_the_socket_wait_for_it(tmp_path: Path) -> None:
     """Parameters travel in the message: a reader that is behind must not stop the loop."""
     rig = Rig(tmp_path, stream_credit=64)
@@ -556,3 +577,68 @@ def test_busy_means_that_nothing_moves(rig: Rig) -> None:
         gate.set()
         list(stream)
     until(lambda: status.busy_since == 0, "still busy")
+
+
+def of_every_kind(request: Request) -> None:
+    """IN: how many answers, of how many elements, and how it ends."""
+    count, size, ending = (int(x) for x in request.inputs["IN"].numpy())
+    ends: list[Callable[[], None]] = [
+        lambda: channel_of(request).send(None, final=True),
+        lambda: channel_of(request).send(answer(-1), final=True),
+        lambda: channel_of(request).abandoned(),
+        lambda: channel_of(request).fail(ModelFailure("on purpose")),
+    ]
+
+    def work() -> None:
+        for i in range(count):
+            channel_of(request).send(answer(i, size))
+        ends[ending]()
+
+    if size % 2:
+        threading.Thread(target=work).start()
+    else:
+        work()
+
+
+def read_at_random(rig: Rig, entry: ModelEntry, dice: random.Random) -> object:
+    """One stream, perhaps not to its end; what was wrong with it."""
+    count, ending = dice.randrange(40), dice.randrange(4)
+    size, leave_at = dice.choice([1, 2, 999, 20_000]), dice.choice([3, 1000])
+    seen: list[float] = []
+    last = None
+    with start(rig, entry, count, size, ending, cancellable=dice.random() < 0.5) as call:
+        for outcome in call.stream():
+            last = outcome
+            if outcome.outputs:
+                seen.append(float(np.frombuffer(outcome.outputs[0].view, np.float32)[-1]))
+            if len(seen) >= leave_at:
+                break
+            time.sleep(0.02 * (dice.random() < 0.02))
+    wanted = [*range(count), -1] if ending == 1 else list(range(count))
+    if seen != wanted[:leave_at]:
+        return wanted, seen
+    if len(seen) < leave_at and (last is None or bool(last.error) != (ending > 1)):
+        return ending, last
+    return None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_readers_of_every_kind_at_once(tmp_path: Path, seed: int) -> None:
+    """Random sizes, pauses and ends on both sides: order is kept, everything comes back."""
+    rig = Rig(tmp_path, stream_credit=seed + 1, max_streams=5)
+    entry = serve(rig, of_every_kind)
+    wrong: list[object] = []
+
+    def reader(number: int) -> None:
+        dice = random.Random(1000 * seed + number)
+        wrong.extend(read_at_random(rig, entry, dice) for _ in range(12))
+
+    readers = [threading.Thread(target=reader, args=(number,)) for number in range(8)]
+    for thread in readers:
+        thread.start()
+    for thread in readers:
+        thread.join()
+    assert wrong == [None] * 96
+    all_slots_come_back(rig)
+    assert rig.dispatcher._peers["x0"].in_flight == len(rig.dispatcher.abandoned) == 0
+    rig.close()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from shmserve.errors import ConfigError
-from shmserve.protocol import config_json
-from shmserve.tensor.spec import ModelSpec, TensorSpec
+from shmserve.tensor.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
 
 # ONNX Runtime's name of a type -> (datatype, number of the element type in the ONNX schema)
 _TYPES = {
@@ -34,8 +38,20 @@ _THREADS = {
     "inter_op_thread_count": "inter_op_num_threads",
 }
 
-# Parameters that are not options of the session
-_OTHER_PARAMETERS = {"rerun", "client_shm_mode"}
+# Parameters that this server or its backends know and that are no options of the session
+_OTHER_PARAMETERS = {"rerun", "client_shm_mode", "memory.enable_memory_arena_shrinkage"}
+
+# Told when the model loads: why a parameter of Triton's has no effect
+_NO_EFFECT = {
+    "writable_inputs": "ONNX models do not write into their inputs",
+    "share_session_between_instances": "every instance is a process of its own",
+    "cudnn_conv_algo_search": "models run on the CPU",
+    "gpu_mem_limit": "models run on the CPU",
+    "arena_extend_strategy": "models run on the CPU",
+    "do_copy_in_default_stream": "models run on the CPU",
+}
+
+_SWITCH = {"0": False, "1": True, "false": False, "true": True, "False": False, "True": True}
 
 
 class GraphTensor(Struct, frozen=True):
@@ -67,19 +83,22 @@ def runtime() -> Any:
 
 
 def options(ort: Any, spec: ModelSpec) -> Any:
-    """Session options from the parameters of config.pbtxt.
+    """Session options from config.pbtxt.
 
-    One thread by default: instances are processes that run side by side, so the number
-    of busy cores is the number of instances and nobody's spinning pool takes another's.
-    A model that should answer one request faster sets intra_op_thread_count.
+    Threads by default: the cores of this process over the model's instances, which run side
+    by side as processes, and at least one. They do not spin while they wait, because the
+    cores belong to the other processes of the server as well.
 
     Raises:
-        ConfigError: an unknown parameter or a value out of range.
+        ConfigError: a value out of range.
     """
+    config = msgspec.json.decode(spec.config_json)
     made = ort.SessionOptions()
     made.log_severity_level = 3
-    made.intra_op_num_threads = 1
+    made.intra_op_num_threads = default_threads(config)
     made.inter_op_num_threads = 1
+    made.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    made.graph_optimization_level = _level(ort, config)
     choices = _choices(ort)
     for name, text in spec.parameters.items():
         if name in _THREADS:
@@ -87,11 +106,43 @@ def options(ort: Any, spec: ModelSpec) -> Any:
         elif name in choices:
             attribute, values = choices[name]
             setattr(made, attribute, _one_of(spec, name, text, values))
+        elif name == "session.use_device_allocator_for_initializers":
+            value = _one_of(spec, name, text, _SWITCH)
+            made.add_session_config_entry(name, str(int(value)))
         elif name not in _OTHER_PARAMETERS:
-            raise ConfigError(
-                f"model '{spec.name}': parameters.{name} is not supported by backend 'onnxruntime'"
-            )
+            why = _NO_EFFECT.get(name, "it is no option of backend onnxruntime")
+            _log.info("configuration: parameters.%s: no effect (%s)", name, why)
     return made
+
+
+def run_options(ort: Any, spec: ModelSpec) -> Any:
+    """Options of every run: only `memory.enable_memory_arena_shrinkage`, e.g. "cpu:0"."""
+    made = ort.RunOptions()
+    name = "memory.enable_memory_arena_shrinkage"
+    if name in spec.parameters:
+        value = spec.parameters[name]
+        if value != "cpu:0":
+            raise ConfigError(f"model '{spec.name}': parameters.{name} '{value}' is not 'cpu:0'")
+        made.add_run_config_entry(name, value)
+    return made
+
+
+def default_threads(config: dict[str, Any]) -> int:
+    """Threads for one instance of a model: its share of the cores."""
+    instances = sum(group["count"] for group in config.get("instance_group", [])) or 1
+    return max(1, len(os.sched_getaffinity(0)) // instances)
+
+
+def _level(ort: Any, config: dict[str, Any]) -> Any:
+    """optimization.graph.level; the configuration's reader has checked it."""
+    levels = ort.GraphOptimizationLevel
+    level = config.get("optimization", {}).get("graph", {}).get("level", 0)
+    return {
+        -1: levels.ORT_ENABLE_BASIC,
+        0: levels.ORT_ENABLE_ALL,
+        1: levels.ORT_ENABLE_EXTENDED,
+        2: levels.ORT_DISABLE_ALL,
+    }[level]
 
 
 def _choices(ort: Any) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -104,12 +155,11 @@ def _choices(ort: Any) -> dict[str, tuple[str, dict[str, Any]]]:
         "all": levels.ORT_ENABLE_ALL,
     }
     modes = {"0": ort.ExecutionMode.ORT_SEQUENTIAL, "1": ort.ExecutionMode.ORT_PARALLEL}
-    switch = {"0": False, "1": True}
     return {
         "execution_mode": ("execution_mode", modes),
         "graph_optimization_level": ("graph_optimization_level", named_levels),
-        "enable_mem_arena": ("enable_cpu_mem_arena", switch),
-        "enable_mem_pattern": ("enable_mem_pattern", switch),
+        "enable_mem_arena": ("enable_cpu_mem_arena", _SWITCH),
+        "enable_mem_pattern": ("enable_mem_pattern", _SWITCH),
     }
 
 
@@ -141,72 +191,3 @@ def graph_tensors(args: Any, model: str) -> dict[str, GraphTensor]:
         datatype, element_type = _TYPES[arg.type]
         found[arg.name] = GraphTensor(arg.name, datatype, element_type, tuple(arg.shape))
     return found
-
-
-def completed(
-    spec: ModelSpec, inputs: dict[str, GraphTensor], outputs: dict[str, GraphTensor]
-) -> ModelSpec:
-    """The spec, agreeing with the graph: checked where the configuration told, else filled in.
-
-    Raises:
-        ConfigError: configuration and graph disagree.
-    """
-    if spec.decoupled:
-        raise ConfigError(f"model '{spec.name}': backend 'onnxruntime' cannot be decoupled")
-    sides = []
-    for kind, told, graph in (("input", spec.inputs, inputs), ("output", spec.outputs, outputs)):
-        for tensor in told or graph.values():
-            _check(spec, kind, tensor, graph.get(tensor.name))
-        filled = tuple(TensorSpec(t.name, t.datatype, t.shape) for t in graph.values())
-        sides.append(told or filled)
-    absent = [name for name in inputs if not any(t.name == name for t in sides[0])]
-    if absent:
-        raise ConfigError(f"model '{spec.name}': the configuration lacks input '{absent[0]}'")
-    filled_in = _replaced(spec, sides[0], sides[1], spec.config_json)
-    return _replaced(spec, sides[0], sides[1], config_json.completed(filled_in))
-
-
-def _replaced(
-    spec: ModelSpec,
-    inputs: tuple[TensorSpec, ...],
-    outputs: tuple[TensorSpec, ...],
-    config: str,
-) -> ModelSpec:
-    return ModelSpec(
-        name=spec.name,
-        version=spec.version,
-        platform=spec.platform,
-        backend=spec.backend,
-        max_batch_size=spec.max_batch_size,
-        inputs=inputs,
-        outputs=outputs,
-        decoupled=spec.decoupled,
-        rerun=spec.rerun,
-        parameters=spec.parameters,
-        config_json=config,
-    )
-
-
-def _check(
-    spec: ModelSpec, kind: str, told: TensorSpec | GraphTensor, graph: GraphTensor | None
-) -> None:
-    where = f"model '{spec.name}': {kind} '{told.name}'"
-    if graph is None:
-        raise ConfigError(f"{where} is not in the ONNX model")
-    if told.datatype != graph.datatype:
-        raise ConfigError(f"{where} is {told.datatype}, but {graph.datatype} in the ONNX model")
-    if isinstance(told, TensorSpec) and told.optional:
-        raise ConfigError(f"{where}: optional is not supported by backend 'onnxruntime'")
-    if spec.max_batch_size and (not graph.shape or graph.shape[0] != -1):
-        raise ConfigError(
-            f"{where} has shape {list(graph.shape)} in the ONNX model, which has no "
-            "variable batch dimension for max_batch_size"
-        )
-    # what the graph fixes, the configuration must fix alike; the rest it may narrow
-    fits = len(told.shape) == len(graph.shape) and all(
-        dim in (-1, want) for want, dim in zip(told.shape, graph.shape, strict=True)
-    )
-    if not fits:
-        raise ConfigError(
-            f"{where} has shape {list(told.shape)}, but {list(graph.shape)} in the ONNX model"
-        )

@@ -17,12 +17,14 @@ import numpy as np
 
 from shmserve.errors import Code, Internal, InvalidArgument, ShmserveError
 from shmserve.executor.backend import Context, Request, Response
-from shmserve.executor.backends import onnx_session
+from shmserve.executor.backends import onnx_complete, onnx_session
 from shmserve.executor.backends.failure import from_exception
 from shmserve.executor.backends.foreign import array_at
 from shmserve.executor.backends.onnx_session import GraphTensor
 from shmserve.executor.backends.outputs import OutputCheck
 from shmserve.executor.backends.python import model_file
+from shmserve.executor.backends.reshape import model_side
+from shmserve.protocol.model_config import MODEL_FILE_IN_FOLDER
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec
 
@@ -40,15 +42,18 @@ class OnnxRuntimeBackend:
         try:
             ort = onnx_session.runtime()
             path = os.path.join(context.directory, spec.version, model_file(spec))
+            if os.path.isdir(path):
+                path = os.path.join(path, MODEL_FILE_IN_FOLDER)
             self._session = ort.InferenceSession(
                 path, onnx_session.options(ort, spec), providers=["CPUExecutionProvider"]
             )
+            self._run_options = onnx_session.run_options(ort, spec)
             self._inputs = onnx_session.graph_tensors(self._session.get_inputs(), spec.name)
             self._outputs = onnx_session.graph_tensors(self._session.get_outputs(), spec.name)
-            complete = onnx_session.completed(spec, self._inputs, self._outputs)
+            complete = onnx_complete.completed(spec, context.directory, self._inputs, self._outputs)
         except Exception as ex:
             raise from_exception(ex, _log, f"loading {context.instance} failed") from ex
-        self._check = OutputCheck(complete)
+        self._check = OutputCheck(model_side(complete))
         self._spec = complete
         both = [*self._inputs.values(), *self._outputs.values()]
         self._strings = any(tensor.datatype == "BYTES" for tensor in both)
@@ -78,7 +83,7 @@ class OnnxRuntimeBackend:
     def _run(self, request: Request) -> list[tuple[str, np.ndarray[Any, Any]]]:
         feeds = {name: _feed(request, tensor) for name, tensor in self._inputs.items()}
         names = list(request.requested)
-        return list(zip(names, self._session.run(names, feeds), strict=True))
+        return list(zip(names, self._session.run(names, feeds, self._run_options), strict=True))
 
     # ------------------------------------------------------------ binding
 
@@ -119,7 +124,7 @@ class OnnxRuntimeBackend:
                     self._check.check_shape(self._check.spec(name), shape)
                     offered[name] = request.offer(name, tensor.datatype, shape)
                 _bind(binding.bind_output, tensor, offered[name])
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(binding, self._run_options)
             if None not in shapes.values():
                 return list(offered.items())
             values = dict(zip(shapes, binding.get_outputs(), strict=True))

@@ -13,14 +13,23 @@ import numpy as np
 
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output
+from shmserve.protocol import grps_spec
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
-from shmserve.tensor.spec import ModelSpec, TensorSpec
+from shmserve.tensor.spec import ModelSpec, TensorSpec, fits
 
 
 class OutputCheck:
-    """Knows a model's outputs; makes `Output`s of a model's arrays."""
+    """Knows a model's outputs; makes `Output`s of a model's arrays.
+
+    `messages`: the model answers with GRPS messages, or over HTTP by itself; `stream_type`
+    is the content type of the latter's streams.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
+        self.messages = grps_spec.takes_message(spec) or grps_spec.takes_http(spec)
+        self.stream_type = spec.parameters.get(
+            "grps_streaming_ctrl_content_type", grps_spec.STREAM_TYPE
+        )
         self._model = spec.name
         self._specs = {output.name: output for output in spec.outputs}
 
@@ -41,16 +50,10 @@ class OutputCheck:
         Raises:
             Internal: it names the output, what was wanted and what was given.
         """
-        wanted = spec.shape
-        if wanted == shape:
-            return
-        fits = len(wanted) == len(shape) and all(
-            want in (-1, dim) for want, dim in zip(wanted, shape, strict=True)
-        )
-        if not fits:
+        if spec.shape != shape and not fits(spec.shape, shape):
             raise Internal(
                 f"model '{self._model}': output '{spec.name}' must have shape "
-                f"{list(wanted)}, got {list(shape)}"
+                f"{list(spec.shape)}, got {list(shape)}"
             )
 
     def answer(

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-_REQUIRED = {"name", "data_type", "dims"}
+_REQUIRED = ("name", "data_type", "dims")
+_SCHEDULERS = ("sequence_batching", "ensemble_scheduling")
 
 
 class AutoCompleteConfig:
@@ -35,36 +36,63 @@ class AutoCompleteConfig:
         self._config["max_batch_size"] = max_batch_size
 
     def add_input(self, tensor: dict[str, Any]) -> None:
-        self._add("input", tensor, _REQUIRED | {"optional"})
+        self._add("input", tensor, (*_REQUIRED, "optional"))
 
     def add_output(self, tensor: dict[str, Any]) -> None:
         self._add("output", tensor, _REQUIRED)
 
     def set_model_transaction_policy(self, policy: dict[str, Any]) -> None:
-        if set(policy) != {"decoupled"}:
-            raise ValueError("model_transaction_policy has exactly one property, 'decoupled'")
-        self._config["model_transaction_policy"] = {"decoupled": bool(policy["decoupled"])}
+        unknown = sorted(set(policy) - {"decoupled"})
+        if unknown:
+            raise ValueError(
+                f"model_transaction_policy of auto_complete_config has unknown property "
+                f"'{unknown[0]}', it may only have 'decoupled'"
+            )
+        # false is also what the file says by saying nothing
+        known = self._config.get("model_transaction_policy", {}).get("decoupled", False)
+        wanted = bool(policy.get("decoupled", known))
+        if known and not wanted:
+            raise ValueError(
+                "model_transaction_policy is decoupled in the configuration, "
+                "auto_complete_config sets it to false"
+            )
+        self._config["model_transaction_policy"] = {"decoupled": wanted}
 
     def set_dynamic_batching(self) -> None:
-        # refused by name when the result is checked, as in a configuration file
+        for other in _SCHEDULERS:
+            if other in self._config:
+                raise ValueError(
+                    f"the configuration has {other}, auto_complete_config sets dynamic_batching"
+                )
         self._config.setdefault("dynamic_batching", {})
 
-    def _add(self, kind: str, tensor: dict[str, Any], allowed: set[str]) -> None:
-        unknown = sorted(tensor.keys() - allowed)
-        missing = sorted(_REQUIRED - tensor.keys())
+    def _add(self, kind: str, tensor: dict[str, Any], allowed: tuple[str, ...]) -> None:
+        unknown = sorted(tensor.keys() - set(allowed))
+        missing = [key for key in _REQUIRED if key not in tensor]
         if unknown or missing:
             what = f"unknown property '{unknown[0]}'" if unknown else f"no '{missing[0]}'"
-            raise ValueError(f"an {kind} of auto_complete_config has {what}")
+            named = f"{kind} '{tensor['name']}'" if "name" in tensor else f"an {kind}"
+            raise ValueError(f"{named} of auto_complete_config has {what}")
         entries = self._config.setdefault(kind, [])
         new = {**tensor, "dims": [int(dim) for dim in tensor["dims"]]}
         for entry in entries:
-            if entry["name"] != new["name"]:
-                continue
-            for key in ("data_type", "dims"):
-                if entry[key] != new[key]:
-                    raise ValueError(
-                        f"{kind} '{new['name']}' has {key} {entry[key]} in the configuration, "
-                        f"auto_complete_config adds {new[key]}"
-                    )
-            return
+            if entry["name"] == new["name"]:
+                self._merge(kind, entry, new)
+                return
         entries.append(new)
+
+    @staticmethod
+    def _merge(kind: str, entry: dict[str, Any], new: dict[str, Any]) -> None:
+        """Fill in what the file left open of a tensor; the rest must agree."""
+        if entry.get("data_type") == "TYPE_INVALID":
+            del entry["data_type"]
+        if not entry.get("dims"):
+            entry.pop("dims", None)
+        if not entry.get("optional"):
+            entry.pop("optional", None)
+        for key, value in new.items():
+            if entry.setdefault(key, value) != value:
+                raise ValueError(
+                    f"{kind} '{new['name']}' has {key} {entry[key]} in the configuration, "
+                    f"auto_complete_config adds {value}"
+                )

@@ -37,8 +37,9 @@ class TritonError:
         return self._message
 
 
-# UNKNOWN has no code of its own here; anything a model makes up is its own failure too
+# Any other number is the model's own failure, too
 _CODES = {
+    TritonError.UNKNOWN: Code.UNKNOWN,
     TritonError.NOT_FOUND: Code.NOT_FOUND,
     TritonError.INVALID_ARG: Code.INVALID_ARGUMENT,
     TritonError.UNAVAILABLE: Code.UNAVAILABLE,

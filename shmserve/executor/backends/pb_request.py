@@ -1,16 +1,26 @@
-"""`pb_utils.InferenceRequest` and `InferenceResponse`."""
+"""`pb_utils.InferenceRequest` and `InferenceResponse`.
+
+A request is either one that came in, or one that a model made to call another model. The
+latter are checked and can be looked at; running one is refused (`pb_call`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from shmserve.errors import Unimplemented
 from shmserve.executor.backend import Request
+from shmserve.executor.backends.pb_call import CalledRequest
 from shmserve.executor.backends.pb_errors import TritonError, TritonModelException
 from shmserve.executor.backends.pb_tensor import Tensor
+from shmserve.executor.backends.pb_trace import (
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    InferenceTrace,
+    PreferredMemory,
+)
 from shmserve.protocol.data_messages import Parameter
 
 if TYPE_CHECKING:
@@ -20,19 +30,46 @@ if TYPE_CHECKING:
 _RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
 FLAG_SEQUENCE_START = 1
 FLAG_SEQUENCE_END = 2
-RELEASE_ALL = 1
-RELEASE_RESCHEDULE = 2
 
 
 class InferenceRequest:
-    """One request. Models get these; making one (to call another model) is not supported."""
+    """One request."""
 
-    def __init__(self, *_arguments: object, **_options: object) -> None:
-        raise Unimplemented("calling other models from a model is not supported")
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        made = CalledRequest(
+            request_id,
+            correlation_id,
+            inputs,
+            requested_output_names,
+            model_name,
+            model_version,
+            flags,
+            timeout,
+            _checked({} if parameters is None else parameters),
+        )
+        self._request = made
+        self._inputs = made.tensors
+        self._flags = flags
 
     @classmethod
     def received(
-        cls, request: Request, open_sender: Callable[[Request], InferenceResponseSender]
+        cls,
+        request: Request,
+        open_sender: Callable[[Request], InferenceResponseSender],
+        writable: bool = False,
     ) -> InferenceRequest:
         """What a model gets for a request (for the server, not for models)."""
         made = cls.__new__(cls)
@@ -40,13 +77,16 @@ class InferenceRequest:
         made._open_sender = open_sender
         # A stream ends when neither request nor sender is left: so there must be one.
         made._sender = open_sender(request) if request.responses is not None else None
-        made._inputs = [Tensor.of_input(tensor) for tensor in request.inputs.values()]
+        made._inputs = [Tensor.of_input(tensor, writable) for tensor in request.inputs.values()]
+        made._flags = None
         return made
 
-    _request: Request
-    _open_sender: Callable[[Request], InferenceResponseSender]
-    _sender: InferenceResponseSender | None
+    served = ("", 0)  # name and version of the model that this process runs
+    _request: Request | CalledRequest
+    _open_sender: Callable[[Request], InferenceResponseSender] | None = None
+    _sender: InferenceResponseSender | None = None
     _inputs: list[Tensor]
+    _flags: int | None  # None: what the parameters say
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -63,6 +103,8 @@ class InferenceRequest:
         return found if isinstance(found, int | str) else 0
 
     def flags(self) -> int:
+        if self._flags is not None:
+            return self._flags
         parameters = self._request.parameters
         start = FLAG_SEQUENCE_START if parameters.get("sequence_start") else 0
         return start | (FLAG_SEQUENCE_END if parameters.get("sequence_end") else 0)
@@ -79,6 +121,35 @@ class InferenceRequest:
         own = {k: v for k, v in self._request.parameters.items() if k not in _RESERVED}
         return msgspec.json.encode(own).decode()
 
+    def model_name(self) -> str:
+        """The model this request is for."""
+        made = self._request
+        return made.model_name if isinstance(made, CalledRequest) else self.served[0]
+
+    def model_version(self) -> int:
+        """The version this request is for; -1: whichever is newest."""
+        made = self._request
+        return made.model_version if isinstance(made, CalledRequest) else self.served[1]
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def set_release_flags(self, flags: int) -> None:
+        """Only RELEASE_ALL, which is what happens anyway."""
+        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+            raise TritonModelException(
+                "set_release_flags: rescheduling of requests is not supported by this server"
+            )
+
+    def trace(self) -> InferenceTrace:
+        return InferenceTrace()
+
+    def exec(self, decoupled: bool = False, **_options: object) -> NoReturn:
+        raise Unimplemented("InferenceRequest.exec: calling models from a model is not supported")
+
+    async def async_exec(self, decoupled: bool = False, **_options: object) -> NoReturn:
+        self.exec(decoupled)
+
     def is_cancelled(self) -> bool:
         return self._request.cancelled
 
@@ -86,14 +157,10 @@ class InferenceRequest:
         """The one sender of this request. Ordinary models that use it return None instead of
         a response."""
         if self._sender is None:
+            if self._open_sender is None or isinstance(self._request, CalledRequest):
+                raise TritonModelException("get_response_sender: the model has made the request")
             self._sender = self._open_sender(self._request)
         return self._sender
-
-    def set_release_flags(self, flags: int) -> None:
-        if flags != RELEASE_ALL:
-            raise TritonModelException(
-                "requests cannot be rescheduled: iterative sequences are not supported"
-            )
 
     def _number(self, name: str) -> int:
         found = self._request.parameters.get(name, 0)
@@ -107,18 +174,22 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] | None = None,
+        output_tensors: Sequence[Tensor] = (),
         error: TritonError | str | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
-        tensors = list(output_tensors or ())
+        if not isinstance(output_tensors, list | tuple):
+            raise TypeError(
+                f"output_tensors must be a list of Tensor, got {type(output_tensors).__name__}"
+            )
+        tensors = list(output_tensors)
         if not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise TritonModelException("output_tensors must be a list of Tensor")
         if error is not None and not isinstance(error, TritonError):
             error = TritonError(str(error))
         self._tensors = tensors
         self._error = error
-        self._parameters = _checked(parameters or {})
+        self._parameters = _checked({} if parameters is None else parameters)
 
     def output_tensors(self) -> list[Tensor]:
         return self._tensors
@@ -144,10 +215,14 @@ class InferenceResponse:
 
 def _checked(parameters: Any) -> dict[str, Parameter]:
     if not isinstance(parameters, Mapping):
-        raise TritonModelException("response parameters must be a dict")
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
     for name, value in parameters.items():
-        if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
+        if not isinstance(name, str):
             raise TritonModelException(
-                f"response parameter '{name}' must be a bool, int, float or str"
+                f"Expect parameters keys to have type str, found type {type(name)}"
+            )
+        if not isinstance(value, bool | int | str):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/str, found type {type(value)}"
             )
     return dict(parameters)

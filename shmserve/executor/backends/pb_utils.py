@@ -1,81 +1,111 @@
 """What models of the Triton dialect import as `triton_python_backend_utils`.
 
 `shmserve.executor.backends.python` puts this module into `sys.modules` under that name.
-Not here: calling other models from a model, CUDA tensors.
+Not here: calling or managing other models from a model, CUDA tensors, custom metrics;
+each says so when it is used.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any
-
-import ml_dtypes
-import numpy as np
 
 from shmserve.executor.backends.pb_config import AutoCompleteConfig as ModelConfig
 from shmserve.executor.backends.pb_errors import TritonError, TritonModelException
+from shmserve.executor.backends.pb_later import (
+    COUNTER,
+    GAUGE,
+    HISTOGRAM,
+    MetricFamily,
+    MetricKind,
+    is_model_ready,
+    load_model,
+    unload_model,
+)
+from shmserve.executor.backends.pb_log import Logger, LogLevel
 from shmserve.executor.backends.pb_request import (
     FLAG_SEQUENCE_END,
     FLAG_SEQUENCE_START,
-    RELEASE_ALL,
-    RELEASE_RESCHEDULE,
     InferenceRequest,
     InferenceResponse,
 )
 from shmserve.executor.backends.pb_sender import RESPONSE_COMPLETE_FINAL, InferenceResponseSender
 from shmserve.executor.backends.pb_tensor import Tensor
-from shmserve.tensor.dtypes import BY_CONFIG_NAME, from_numpy
+from shmserve.executor.backends.pb_trace import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+)
+from shmserve.executor.backends.pb_types import (
+    DataType,
+    deserialize_bytes_tensor,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
 
 __all__ = [
+    "COUNTER",
+    "GAUGE",
+    "HISTOGRAM",
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
     "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
     "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
     "TRITONSERVER_REQUEST_RELEASE_ALL",
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "DataType",
     "InferenceRequest",
     "InferenceResponse",
     "InferenceResponseSender",
+    "InferenceTrace",
+    "LogLevel",
     "Logger",
+    "MemoryType",
+    "MetricFamily",
+    "MetricKind",
     "ModelConfig",
+    "PreferredMemory",
     "Tensor",
     "TritonError",
     "TritonModelException",
+    "deserialize_bytes_tensor",
     "get_input_config_by_name",
     "get_input_tensor_by_name",
+    "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
     "numpy_to_triton_type",
+    "serialize_byte_tensor",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
+    "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = RESPONSE_COMPLETE_FINAL
-TRITONSERVER_REQUEST_RELEASE_ALL = RELEASE_ALL
-TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = RELEASE_RESCHEDULE
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = FLAG_SEQUENCE_START
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = FLAG_SEQUENCE_END
 
-_log = logging.getLogger("shmserve.model")
+_model_dir = ""  # one executor runs one model
 
-# The schema's numbers of the data types, by which some models look them up
-_TYPE_NUMBERS = {
-    "TYPE_BOOL": 1,
-    "TYPE_UINT8": 2,
-    "TYPE_UINT16": 3,
-    "TYPE_UINT32": 4,
-    "TYPE_UINT64": 5,
-    "TYPE_INT8": 6,
-    "TYPE_INT16": 7,
-    "TYPE_INT32": 8,
-    "TYPE_INT64": 9,
-    "TYPE_FP16": 10,
-    "TYPE_FP32": 11,
-    "TYPE_FP64": 12,
-    "TYPE_STRING": 13,
-    "TYPE_BF16": 14,
-}
-_BY_NUMBER = {number: name for name, number in _TYPE_NUMBERS.items()}
+
+def set_model_dir(directory: str) -> None:
+    """Told once by the executor (for the server, not for models)."""
+    global _model_dir
+    _model_dir = directory
+
+
+def get_model_dir() -> str:
+    """The folder of the model's version."""
+    return _model_dir
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
@@ -105,54 +135,3 @@ def _entry(config: dict[str, Any], kind: str, name: str) -> dict[str, Any] | Non
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
     """Whether the model may answer a request any number of times."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
-
-
-def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """The numpy type of e.g. "TYPE_FP32"; strings are objects."""
-    found = BY_CONFIG_NAME.get(triton_type_string)
-    if found is None:
-        raise TritonModelException(f"there is no data type '{triton_type_string}'")
-    return ml_dtypes.bfloat16 if found.name == "BF16" else found.numpy.type
-
-
-def triton_to_numpy_type(data_type: int) -> Any:
-    """The numpy type of a data type's number in the schema."""
-    return triton_string_to_numpy(_BY_NUMBER.get(data_type, str(data_type)))
-
-
-def numpy_to_triton_type(data_type: Any) -> int:
-    """The schema's number of a numpy type."""
-    found = from_numpy(np.dtype(data_type))
-    if found is None:
-        raise TritonModelException(f"there is no data type for {np.dtype(data_type)}")
-    return _TYPE_NUMBERS[found.config_name]
-
-
-class Logger:
-    """Triton's names for log levels; goes to the log of the executor."""
-
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-    VERBOSE = "verbose"
-
-    @staticmethod
-    def log(msg: object, level: str = INFO) -> None:
-        number = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-        _log.log(number.get(level, logging.DEBUG), "%s", msg)
-
-    @staticmethod
-    def log_info(msg: object) -> None:
-        _log.info("%s", msg)
-
-    @staticmethod
-    def log_warn(msg: object) -> None:
-        _log.warning("%s", msg)
-
-    @staticmethod
-    def log_error(msg: object) -> None:
-        _log.error("%s", msg)
-
-    @staticmethod
-    def log_verbose(msg: object) -> None:
-        _log.debug("%s", msg)

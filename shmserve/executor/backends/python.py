@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import re
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -77,10 +76,17 @@ def _import(context: Context) -> ModuleType:
         sys.modules.setdefault(alias, pb_utils)
     spec = context.spec
     folder = os.path.join(context.directory, spec.version)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    name = "shmserve_model_" + re.sub(r"\W", "_", f"{spec.name}_{spec.version}")
+    pb_utils.set_model_dir(folder)
+    for path in (context.directory, folder):
+        if path not in sys.path:
+            sys.path.insert(0, path)
     file = model_file(spec)
+    # as in Triton: the version's folder is a package, so that `from . import helper` works
+    package = ModuleType(spec.version)
+    package.__path__ = [folder]
+    sys.modules[spec.version] = package
+    stem = file.removesuffix(".py").replace(".", "_")
+    name = f"{spec.version}.{stem}"
     loader = _SourceLoader(name, os.path.join(folder, file))
     module = importlib.util.module_from_spec(ModuleSpec(name, loader, origin=loader.path))
     module.__file__ = loader.path

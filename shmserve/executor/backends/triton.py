@@ -12,13 +12,15 @@ import msgspec
 from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.backends.failure import from_exception, sanitised
-from shmserve.executor.backends.outputs import OutputCheck
 from shmserve.executor.backends.pb_config import AutoCompleteConfig
 from shmserve.executor.backends.pb_errors import TritonError, to_code
+from shmserve.executor.backends.pb_outputs import GivenOutputs
 from shmserve.executor.backends.pb_request import InferenceRequest, InferenceResponse
 from shmserve.executor.backends.pb_sender import InferenceResponseSender, SingleSink, StreamSink
+from shmserve.executor.backends.reshape import model_side
 from shmserve.executor.backends.tasks import Tasks
-from shmserve.protocol import model_config
+from shmserve.protocol import config_json, model_config
+from shmserve.repository import read_labels
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -36,12 +38,13 @@ class TritonDialect:
     def start(self, context: Context) -> ModelSpec:
         spec = context.spec
         if hasattr(self._kind, "auto_complete_config"):
-            spec = _auto_completed(self._kind, spec)
-        if not spec.inputs or not spec.outputs:
+            spec = _auto_completed(self._kind, spec, context.directory)
+        if not spec.outputs:
             raise ConfigError(
                 f"model '{spec.name}': neither config.pbtxt nor auto_complete_config tells "
                 "input and output"
             )
+        config_json.require_complete(spec)
         execute = getattr(self._kind, "execute", None)
         if not callable(execute):
             raise ConfigError(f"model '{spec.name}': class TritonPythonModel has no execute")
@@ -50,10 +53,17 @@ class TritonDialect:
                 raise ConfigError(f"model '{spec.name}': async execute is for decoupled models")
             self._tasks = Tasks()
         self._spec = spec
-        self._check = OutputCheck(spec)
+        self._check = GivenOutputs(model_side(spec))
+        InferenceRequest.served = (spec.name, int(spec.version))
+        self._writable = spec.parameters.get("writable_inputs") == "true"
+        arguments = _arguments(context, spec)
+        self._failed = (
+            "Failed to process the request(s) for model instance "
+            f"'{arguments['model_instance_name']}', message: "
+        )
         model = self._kind()
         if hasattr(model, "initialize"):
-            model.initialize(_arguments(context, spec))
+            model.initialize(arguments)
         self._model = model
         return spec
 
@@ -64,20 +74,28 @@ class TritonDialect:
         self._sinks.clear()
         try:
             answers = self._model.execute(
-                [InferenceRequest.received(request, self._single_sender) for request in requests]
+                [
+                    InferenceRequest.received(one, self._single_sender, self._writable)
+                    for one in requests
+                ]
             )
         except (Exception, SystemExit) as ex:
             error = from_exception(ex, _log, "execute failed")
+            if isinstance(error, ModelFailure):
+                error = self._failure(error.message)
             return [Response(error=error) for _ in requests]
         if self._sinks:
             answers = self._collected(requests, answers)
-        if not isinstance(answers, list | tuple) or len(answers) != len(requests):
-            got = f"{len(answers)}" if isinstance(answers, list | tuple) else _kind(answers)
-            wrong = Internal(
-                f"model '{self._spec.name}': execute must return a list of "
-                f"{len(requests)} responses, got {got}"
+        wrong = ""
+        if not isinstance(answers, list | tuple):
+            wrong = f"Expected a list in the execute return, got {_kind(answers)}"
+        elif len(answers) != len(requests):
+            wrong = (
+                f"execute must return one response for each request: {len(answers)} for "
+                f"{len(requests)}"
             )
-            return [Response(error=wrong) for _ in requests]
+        if wrong:
+            return [Response(error=self._failure(wrong)) for _ in requests]
         return [self._response(*pair) for pair in zip(requests, answers, strict=True)]
 
     # Models that send by themselves
@@ -102,7 +120,9 @@ class TritonDialect:
 
     def _stream(self, requests: Sequence[Request]) -> None:
         # Ours until the end: what is wrong with the result must be told before its requests go.
-        given = [InferenceRequest.received(request, self._stream_sender) for request in requests]
+        given = [
+            InferenceRequest.received(one, self._stream_sender, self._writable) for one in requests
+        ]
         try:
             result = self._model.execute(given)
         except (Exception, SystemExit) as ex:
@@ -128,21 +148,23 @@ class TritonDialect:
         if isinstance(answer, ShmserveError):
             return Response(error=answer)
         if not isinstance(answer, InferenceResponse):
-            return Response(
-                error=Internal(
-                    f"model '{self._spec.name}': execute must return InferenceResponse "
-                    f"objects, got {_kind(answer)}"
-                )
+            wrong = (
+                "Expected an 'InferenceResponse' object in the execute function return list, "
+                f"got {_kind(answer)}"
             )
+            return Response(error=self._failure(wrong))
         error = answer.error()
         if error is not None:
             return Response(error=_returned(error))
-        pairs = ((tensor.name(), tensor.as_numpy()) for tensor in answer.output_tensors())
+        pairs = ((tensor.name(), tensor.array()) for tensor in answer.output_tensors())
         try:
             outputs = self._check.answer(request.requested, pairs, partial)
         except ShmserveError as ex:
             return Response(error=ex)
         return Response(outputs=outputs, parameters=answer.plain_parameters)
+
+    def _failure(self, text: str) -> ModelFailure:
+        return ModelFailure(self._failed + text)
 
 
 def _fail(requests: Sequence[Request], error: ShmserveError) -> None:
@@ -166,17 +188,15 @@ def _kind(value: Any) -> str:
 def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
     """What `initialize` gets; every value is text."""
     kind, _, number = context.device.partition(":")
-    index = context.instance.rpartition("/")[2]
-    kinds = [
-        group["kind"]
-        for group in msgspec.json.decode(spec.config_json).get("instance_group", [])
-        for _ in range(group["count"])
-    ]
-    told = kinds[int(index)] if index.isdecimal() and int(index) < len(kinds) else ""
+    index = int(context.instance.rpartition("/")[2])
+    groups = msgspec.json.decode(spec.config_json)["instance_group"]
+    instances = [(group, place) for group in groups for place in range(group["count"])]
+    group, place = instances[index]
+    told = group["kind"]
     return {
         "model_config": spec.config_json,
         "model_instance_kind": "MODEL" if told == "KIND_MODEL" else _instance_kind(kind),
-        "model_instance_name": context.instance.replace("/", "_"),
+        "model_instance_name": f"{group['name']}_{place}",
         "model_instance_device_id": number or "0",
         "model_repository": context.directory,
         "model_version": spec.version,
@@ -188,7 +208,7 @@ def _instance_kind(device: str) -> str:
     return "GPU" if device == "cuda" else "CPU"
 
 
-def _auto_completed(kind: type[Any], spec: ModelSpec) -> ModelSpec:
+def _auto_completed(kind: type[Any], spec: ModelSpec, directory: str) -> ModelSpec:
     """The spec after the model's own `auto_complete_config`, checked like a configuration."""
     config = AutoCompleteConfig(spec.config_json)
     result = kind.auto_complete_config(config)
@@ -197,6 +217,5 @@ def _auto_completed(kind: type[Any], spec: ModelSpec) -> ModelSpec:
             f"model '{spec.name}': auto_complete_config must return the configuration it got, "
             f"got {_kind(result)}"
         )
-    complete = model_config.parse_json(result.json(), spec.name, spec.backend)
-    labels = {output.name: output.labels for output in spec.outputs}
-    return complete.spec(spec.version, labels)
+    complete = model_config.parse_json(result.json(), spec.name, spec.backend, partial=False)
+    return complete.spec(spec.version, read_labels(complete, directory))

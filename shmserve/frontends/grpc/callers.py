@@ -57,20 +57,6 @@ class Callers:
         }
 
 
-class CallerOf:
-    """The caller of one call, looked up when first asked."""
-
-    def __init__(self, callers: Callers, context: grpc.ServicerContext) -> None:
-        self._callers = callers
-        self._context = context
-        self._found: Caller | None = None
-
-    def __call__(self) -> Caller:
-        if self._found is None:
-            self._found = self._callers.of(self._context)
-        return self._found
-
-
 def _resolved(bind: Bind) -> list[Address]:
     found = socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM)
     return [(str(address[0]), int(address[1])) for *_, address in found]

@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
-from shmserve.errors import DeadlineExceeded, ShmserveError
-from shmserve.frontends.grpc.callers import CallerOf, Callers
+from shmserve.errors import ShmserveError
+from shmserve.frontends.grpc.asker import Asker
+from shmserve.frontends.grpc.callers import Callers
 from shmserve.frontends.grpc.rules import checked_version, to_request
 from shmserve.frontends.oip.plan import ModelPlan, plan_of
 from shmserve.frontends.oip.regions import Regions
@@ -70,12 +71,13 @@ class Inferences:
     def infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         """ModelInfer: a ModelInferRequest to a ModelInferResponse."""
         started = monotonic_ns()
-        wire = parse_request(data, self._settings)
+        wire = self.parse(data)
+        asker = self.asker(context)
         entry = self.entry_of(wire)
-        item = self.prepare(wire, entry, context, started, one_answer=True)
-        call = self._begin(item, context)
+        item = self.prepare(wire, entry, asker, started, one_answer=True)
+        call = self._begin(item, asker)
         try:
-            outcome = self._execute(call, item, context)
+            outcome = _execute(call, item)
             answered = monotonic_ns()
             outputs, raw = _outputs(item, outcome, call.receipt)
             spec = item.plan.spec
@@ -84,7 +86,7 @@ class Inferences:
             )
             call.receipt.send_ns = monotonic_ns() - answered
             call.answered()
-            if (RECEIPT, "1") in context.invocation_metadata():
+            if asker.wants(RECEIPT, "1"):
                 told = _encode_receipt(call.receipt.as_dict())
                 context.set_trailing_metadata(((RECEIPT, told.decode()),))
             return message
@@ -92,7 +94,20 @@ class Inferences:
             call.failed(ex)
             raise
         finally:
+            asker.detach(call)
             call.close()
+
+    def asker(self, context: grpc.ServicerContext) -> Asker:
+        """The client of a call."""
+        return Asker(context, self._callers)
+
+    def parse(self, data: bytes) -> WireInferRequest:
+        """A ModelInferRequest.
+
+        Raises:
+            InvalidArgument: it is none, or larger than the settings allow.
+        """
+        return parse_request(data, self._settings)
 
     def entry_of(self, wire: WireInferRequest) -> ModelEntry:
         """The model version a request is for.
@@ -106,7 +121,7 @@ class Inferences:
         self,
         wire: WireInferRequest,
         entry: ModelEntry,
-        context: grpc.ServicerContext,
+        asker: Asker,
         started: int,
         one_answer: bool = False,
     ) -> Inference:
@@ -120,7 +135,7 @@ class Inferences:
             if one_answer:
                 refuse_decoupled(plan, "ModelInfer RPC")
             request, empty_final = to_request(wire, self._settings)
-            find = partial(self._regions.find, CallerOf(self._callers, context))
+            find = partial(self._regions.find, asker.caller)
             inputs = check_inputs(plan, request, self._settings, find)
             wanted, places = check_outputs(plan, request, find)
         except BaseException as ex:
@@ -128,11 +143,11 @@ class Inferences:
             raise
         return Inference(wire, entry, plan, request, inputs, wanted, places, empty_final, started)
 
-    def answer(self, item: Inference, context: grpc.ServicerContext) -> bytes:
+    def answer(self, item: Inference, asker: Asker) -> bytes:
         """The one answer of an ordinary model, as a ModelStreamInferResponse."""
-        call = self._begin(item, context)
+        call = self._begin(item, asker)
         try:
-            outcome = self._execute(call, item, context)
+            outcome = _execute(call, item)
             message = _stream_message(item, outcome, call.receipt, final=True)
             call.answered()
             return message
@@ -140,21 +155,18 @@ class Inferences:
             call.failed(ex)
             raise
         finally:
+            asker.detach(call)
             call.close()
 
-    def answers(
-        self, item: Inference, context: grpc.ServicerContext, strict: bool
-    ) -> Iterator[bytes]:
+    def answers(self, item: Inference, asker: Asker, strict: bool) -> Iterator[bytes]:
         """All answers of a model as ModelStreamInferResponses, errors of the model among them
         (or raised, if `strict`). Closing the iterator cancels what has not come.
         """
-        call = self._begin(item, context)
+        call = self._begin(item, asker)
         try:
             request = item.request
             names = tuple([output.name for output in request.outputs])
-            for outcome in call.stream(
-                request.id, names, request.parameters, context.is_active, item.places
-            ):
+            for outcome in call.stream(request.id, names, request.parameters, places=item.places):
                 if outcome.error is not None:
                     if strict:
                         raise outcome.error
@@ -165,30 +177,23 @@ class Inferences:
             call.failed(ex)
             raise
         finally:
+            asker.detach(call)
             call.close()
 
-    def _begin(self, item: Inference, context: grpc.ServicerContext) -> Call:
-        """A call with every input in a slot."""
-        call = self._dispatcher.call(item.entry, self._timeout(context))
+    def _begin(self, item: Inference, asker: Asker) -> Call:
+        """A call with every input in a slot, which ends when the client goes."""
+        timeout_s = asker.timeout(self._settings.request_timeout_s)
+        call = self._dispatcher.call(item.entry, timeout_s, cancellable=True)
+        asker.attach(call)
         try:
             _fill(call, item)
         except BaseException as ex:
             call.failed(ex)
+            asker.detach(call)
             call.close()
             raise
         call.receipt.receive_ns = monotonic_ns() - item.started
         return call
-
-    def _timeout(self, context: grpc.ServicerContext) -> float:
-        remaining: float = context.time_remaining()
-        if remaining <= 0:
-            raise DeadlineExceeded("the call's deadline has passed")
-        return min(remaining, self._settings.request_timeout_s)
-
-    def _execute(self, call: Call, item: Inference, context: grpc.ServicerContext) -> Outcome:
-        request = item.request
-        names = tuple([output.name for output in request.outputs])
-        return call.execute(request.id, names, request.parameters, context.is_active, item.places)
 
 
 def encode_error(
@@ -201,6 +206,12 @@ def encode_error(
     return encode_stream_response(
         error.message, encode_response(name, version, wire.id, {_FINAL: final}, (), ())
     )
+
+
+def _execute(call: Call, item: Inference) -> Outcome:
+    request = item.request
+    names = tuple([output.name for output in request.outputs])
+    return call.execute(request.id, names, request.parameters, places=item.places)
 
 
 def _fill(call: Call, item: Inference) -> None:
@@ -252,7 +263,8 @@ def _outputs(item: Inference, outcome: Outcome, receipt: Receipt) -> tuple[_Rows
 def _stream_message(item: Inference, outcome: Outcome, receipt: Receipt, final: bool) -> bytes:
     outputs, raw = _outputs(item, outcome, receipt)
     spec = item.plan.spec
+    version = spec.version if outputs or not final else ""  # as Triton has it for a bare end
     parameters = {**outcome.parameters, _FINAL: final}
     return encode_stream_response(
-        "", response_parts(spec.name, spec.version, item.wire.id, parameters, outputs, raw)
+        "", response_parts(spec.name, version, item.wire.id, parameters, outputs, raw)
     )

@@ -20,9 +20,10 @@ import grpc
 
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import ShmserveError, Unavailable
+from shmserve.frontends.grpc.asker import Asker
 from shmserve.frontends.grpc.failures import as_error
 from shmserve.frontends.grpc.infer import Inference, Inferences, encode_error
-from shmserve.protocol.infer_wire import WireInferRequest, parse_request
+from shmserve.protocol.infer_wire import WireInferRequest
 
 METHOD = "ModelStreamInfer"
 _ERRORS_END_IT = ("triton_grpc_error", "true")
@@ -53,17 +54,18 @@ class Streams:
         Raises:
             ShmserveError: the first failure, if the client asked for the stream to end with it.
         """
-        strict = _ERRORS_END_IT in context.invocation_metadata()
+        asker = self.inferences.asker(context)
+        strict = asker.wants(*_ERRORS_END_IT)
         for data in requests:
             with self.working():
-                item = self.begin(data, context, strict)
+                item = self.begin(data, asker, strict)
                 if not _is_decoupled(item):
-                    yield self.answer(item, context, strict)
+                    yield self.answer(item, asker, strict)
                     continue
-            yield from Session(self, context, strict).run(item, requests)
+            yield from Session(self, asker, strict).run(item, requests)
             return
 
-    def begin(self, data: bytes, context: grpc.ServicerContext, strict: bool) -> Inference | bytes:
+    def begin(self, data: bytes, asker: Asker, strict: bool) -> Inference | bytes:
         """A request that can run, or the message that says why it cannot."""
         started = monotonic_ns()
         wire: WireInferRequest | None = None
@@ -71,18 +73,18 @@ class Streams:
         try:
             if self.draining:
                 raise Unavailable("the server is stopping")
-            wire = parse_request(data)
+            wire = self.inferences.parse(data)
             entry = self.inferences.entry_of(wire)
-            return self.inferences.prepare(wire, entry, context, started)
+            return self.inferences.prepare(wire, entry, asker, started)
         except Exception as ex:
             return self.told(wire, entry, ex, strict)
 
-    def answer(self, item: Inference | bytes, context: grpc.ServicerContext, strict: bool) -> bytes:
+    def answer(self, item: Inference | bytes, asker: Asker, strict: bool) -> bytes:
         """The one message that an ordinary model's request gets."""
         if isinstance(item, bytes):
             return item
         try:
-            return self.inferences.answer(item, context)
+            return self.inferences.answer(item, asker)
         except Exception as ex:
             return self.told(item.wire, item.entry, ex, strict)
 
@@ -124,9 +126,9 @@ def _is_decoupled(item: Inference | bytes) -> TypeGuard[Inference]:
 class Session:
     """A stream whose requests run at the same time. Every thread of it ends with the call."""
 
-    def __init__(self, streams: Streams, context: grpc.ServicerContext, strict: bool) -> None:
+    def __init__(self, streams: Streams, asker: Asker, strict: bool) -> None:
         self._streams = streams
-        self._context = context
+        self._asker = asker
         self._strict = strict
         self._changed = threading.Condition()  # guards all below
         self._ready: deque[bytes | ShmserveError] = deque()
@@ -136,7 +138,7 @@ class Session:
 
     def run(self, first: Inference, requests: Iterator[bytes]) -> Iterator[bytes]:
         """The answers to `first`, which is for a decoupled model, and to all that follow."""
-        if not self._context.add_callback(self._end):
+        if not self._asker.context.add_callback(self._end):
             return
         try:
             self._spawn(lambda: self._read(first, requests))
@@ -204,11 +206,11 @@ class Session:
         self._start(first)
         for data in requests:
             with self._streams.working():
-                item = self._streams.begin(data, self._context, self._strict)
+                item = self._streams.begin(data, self._asker, self._strict)
                 if _is_decoupled(item):
                     self._start(item)
                 else:
-                    self._put(self._streams.answer(item, self._context, self._strict))
+                    self._put(self._streams.answer(item, self._asker, self._strict))
 
     def _start(self, item: Inference) -> None:
         """Run a request in a thread of its own, once fewer than the most run."""
@@ -223,7 +225,7 @@ class Session:
     def _produce(self, item: Inference) -> None:
         try:
             with self._streams.working():
-                for message in self._streams.inferences.answers(item, self._context, self._strict):
+                for message in self._streams.inferences.answers(item, self._asker, self._strict):
                     if not self._put(message):
                         return
         except Exception as ex:

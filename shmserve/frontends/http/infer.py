@@ -65,14 +65,14 @@ class InferResource:
             raise
         call = self._dispatcher.call(entry)
         try:
-            _receive(plan, call, inputs, intake, self._settings)
+            receive(plan, call, inputs, intake, self._settings)
             receipt = call.receipt
             receipt.receive_ns = monotonic_ns() - started
             outcome = call.execute(
                 request.id,
                 tuple([output.name for output in request.outputs]),
                 request.parameters,
-                _watch(environ),
+                watch(environ),
                 places,
             )
             answered = monotonic_ns()
@@ -150,7 +150,7 @@ def _additional(plan: ModelPlan) -> str:
     return f"unexpected additional input data for model '{plan.spec.name}'"
 
 
-def _receive(
+def receive(
     plan: ModelPlan, call: Call, inputs: list[CheckedInput], intake: Intake, settings: Settings
 ) -> None:
     """Bring every input into a slot."""
@@ -178,7 +178,7 @@ def _receive(
         raise InvalidArgument(_additional(plan))
 
 
-def _watch(environ: dict[str, Any]) -> Callable[[], bool] | None:
+def watch(environ: dict[str, Any]) -> Callable[[], bool] | None:
     """How to see whether the client is still there; only our worker class can tell."""
     connection = environ.get("shmserve.connection")
     alive: Callable[[], bool] | None = connection.alive if connection is not None else None
@@ -205,13 +205,14 @@ def _respond(
         resp.data = result.head
     receipt.send_ns = monotonic_ns() - answered
     if environ.get("HTTP_SHMSERVE_RECEIPT") == "1":
-        _set_receipt(resp, receipt)
+        set_receipt(resp, receipt)
     call.answered()
     if chosen or not result.buffers:
         call.close()
 
 
-def _set_receipt(resp: falcon.Response, receipt: Receipt) -> None:
+def set_receipt(resp: falcon.Response, receipt: Receipt) -> None:
+    """Tell the client what its request cost."""
     told = receipt.as_dict()
     resp.set_header("shmserve-receipt", _encode_receipt(told).decode())
     times = told["ns"]

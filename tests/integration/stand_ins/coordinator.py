@@ -8,6 +8,7 @@ import msgspec
 
 from shmserve import config, ids
 from shmserve.coordinator.service import Coordinator
+from shmserve.errors import NotFound
 from shmserve.observe import logs
 from shmserve.protocol.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
@@ -36,9 +37,32 @@ class Scan(msgspec.Struct):
     failures: dict[str, str] = {}
 
 
-def scan(paths):
-    with open(os.path.join(paths[0], "models.json"), "rb") as file:
-        return msgspec.json.decode(file.read(), type=Scan)
+class Library:
+    """Stands for `shmserve.repository`."""
+
+    def scan(self, paths):
+        with open(os.path.join(paths[0], "models.json"), "rb") as file:
+            return msgspec.json.decode(file.read(), type=Scan)
+
+    def survey(self, paths):
+        found = self.scan(paths).models
+        return {name: repr(folder) for name, folder in found.items()}
+
+    def locate(self, paths, name):
+        if name not in self.scan(paths).models:
+            raise NotFound(f"model '{name}' is not in the repository")
+        return os.path.join(paths[0], name)
+
+    def fingerprint(self, directory):
+        paths, name = os.path.split(directory)
+        return self.survey([paths])[name]
+
+    def read_folder(self, directory, override=None):
+        paths, name = os.path.split(directory)
+        folder = self.scan([paths]).models[name]
+        if override is not None:
+            return msgspec.structs.replace(folder, parameters=msgspec.json.decode(override))
+        return folder
 
 
 def main() -> int:
@@ -55,7 +79,7 @@ def main() -> int:
         arguments.process_id,
         arguments.epoch,
         arguments.master_fd,
-        scan,
+        Library(),
     ).run()
 
 

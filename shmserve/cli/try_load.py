@@ -1,0 +1,70 @@
+"""``shmserve check --load``: load each model once, in a process of its own, without serving it.
+
+Run as a program (``python -m shmserve.cli.try_load``) it loads the instance that is given
+on its standard input and prints why that failed, if it did.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import msgspec
+
+from shmserve.errors import ShmserveError
+from shmserve.protocol import messages
+from shmserve.protocol.link_messages import Instance
+from shmserve.transport.processes import describe_status
+
+_MARK = "not loaded: "
+
+
+def problem(instance: Instance, timeout_s: float) -> str:
+    """Why the model cannot be loaded; empty: it can."""
+    command = [sys.executable, "-m", "shmserve.cli.try_load"]
+    try:
+        done = subprocess.run(
+            command, input=messages.encode(instance), capture_output=True, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired:
+        return f"it did not load within {timeout_s:g} s (load_timeout_s)"
+    last = done.stdout.decode(errors="replace").rstrip().rpartition("\n")[2]
+    if last.startswith(_MARK):
+        return last.removeprefix(_MARK)
+    if done.returncode:
+        return f"its process ended while it loaded the model: {describe_status(done.returncode)}"
+    return ""
+
+
+def main() -> int:
+    """Load what is on the standard input."""
+    from shmserve.executor import backends
+    from shmserve.executor.backend import Context
+    from shmserve.executor.backends.failure import from_exception, sanitised
+    from shmserve.executor.warmup import warm_up
+    from shmserve.observe import logs
+
+    logs.setup("check", "error")
+    instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
+    try:
+        context = Context(instance.spec, instance.directory, instance.name, instance.device)
+        try:
+            backend, spec = backends.load(context)
+            try:
+                warm_up(backend, spec, context)
+            finally:
+                backend.close()
+        except Exception as ex:
+            raise from_exception(ex, logging.getLogger(__name__), "loading failed") from ex
+    except ShmserveError as ex:
+        print(f"\n{_MARK}{sanitised(ex.message)}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # threads of a model's libraries must not keep it

@@ -1,0 +1,33 @@
+"""Small values of `pb_utils` around a request: where memory is wanted, traces, release flags."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class MemoryType(IntEnum):
+    """Where a tensor lies."""
+
+    TRITONSERVER_MEMORY_CPU = 0
+    TRITONSERVER_MEMORY_GPU = 2
+
+
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+
+
+class PreferredMemory:
+    """Where the answer of a call to another model should lie."""
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        if not isinstance(preferred_memory_type, MemoryType):
+            raise TypeError("preferred_memory_type must be a TRITONSERVER_MEMORY_ constant")
+        self.preferred_memory_type = preferred_memory_type
+        self.preferred_device_id = preferred_device_id
+
+
+class InferenceTrace:
+    """The trace a request belongs to; this server's requests have none."""

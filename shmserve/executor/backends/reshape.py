@@ -1,0 +1,178 @@
+"""`reshape` of config.pbtxt: clients see `dims`, the model sees the reshaped tensor.
+
+No bytes move: the same elements are described by another shape. The batch dimension is
+not part of it. A variable dimension keeps its place among the variable dimensions; what
+lies between two of them has the same number of elements on both sides (checked when the
+configuration is read).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from shmserve.executor.backend import Backend, InputTensor, Output, Request, Response, Responses
+from shmserve.tensor.dtypes import element_count
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+
+Shape = tuple[int, ...]
+
+
+class _Change(Struct, frozen=True):
+    """A tensor's dimensions without the batch, for clients and for the model."""
+
+    outer: Shape
+    inner: Shape
+
+    def to_model(self, shape: Shape) -> Shape:
+        return _filled(shape, self.outer, self.inner)
+
+    def to_client(self, shape: Shape) -> Shape:
+        return _filled(shape, self.inner, self.outer)
+
+
+def _filled(shape: Shape, old: Shape, new: Shape) -> Shape:
+    """`new` with the sizes that `shape` (of dimensions `old`, maybe after a batch) has."""
+    batch, rest = shape[: len(shape) - len(old)], shape[len(shape) - len(old) :]
+    sizes = iter([size for size, dim in zip(rest, old, strict=True) if dim == -1])
+    return (*batch, *(next(sizes) if dim == -1 else dim for dim in new))
+
+
+def model_side(spec: ModelSpec) -> ModelSpec:
+    """The spec as the model sees it: the same object where nothing is reshaped."""
+    inputs, outputs = _changes(spec)
+    if not inputs and not outputs:
+        return spec
+    return msgspec.structs.replace(
+        spec,
+        inputs=tuple(_reshaped(tensor, inputs) for tensor in spec.inputs),
+        outputs=tuple(_reshaped(tensor, outputs) for tensor in spec.outputs),
+    )
+
+
+def _reshaped(tensor: TensorSpec, changes: Mapping[str, _Change]) -> TensorSpec:
+    change = changes.get(tensor.name)
+    if change is None:
+        return tensor
+    batch = tensor.shape[: len(tensor.shape) - len(change.outer)]
+    return msgspec.structs.replace(tensor, shape=(*batch, *change.inner))
+
+
+def _changes(spec: ModelSpec) -> tuple[dict[str, _Change], dict[str, _Change]]:
+    config = msgspec.json.decode(spec.config_json)
+    found = []
+    for key in ("input", "output"):
+        entries = [entry for entry in config.get(key, []) if "reshape" in entry]
+        found.append(
+            {
+                entry["name"]: _Change(
+                    tuple(entry["dims"]), tuple(entry["reshape"].get("shape", ()))
+                )
+                for entry in entries
+            }
+        )
+    return found[0], found[1]
+
+
+def wrapped(backend: Backend, spec: ModelSpec) -> Backend:
+    """The loaded backend, behind the reshapes of its configuration if there are any."""
+    inputs, outputs = _changes(spec)
+    return _Reshaping(backend, inputs, outputs) if inputs or outputs else backend
+
+
+class _Reshaping:
+    """A backend whose requests and responses have the client's shapes."""
+
+    def __init__(
+        self, backend: Backend, inputs: dict[str, _Change], outputs: dict[str, _Change]
+    ) -> None:
+        self._backend = backend
+        self._inputs = inputs
+        self._outputs = outputs
+        self.load = backend.load
+        self.close = backend.close
+
+    def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
+        inner = [self._request(one) for one in requests]
+        return [self._response(response) for response in self._backend.execute(inner)]
+
+    def _request(self, source: Request) -> _ReshapedRequest:
+        request = _ReshapedRequest(source, self._inputs, self._outputs)
+        if source.responses is not None:
+            request.responses = _ReshapedResponses(source.responses, self._response)
+        return request
+
+    def _response(self, response: Response) -> Response:
+        if response.error is not None:
+            return response
+        outputs = tuple(self._output(output) for output in response.outputs)
+        return msgspec.structs.replace(response, outputs=outputs)
+
+    def _output(self, output: Output) -> Output:
+        change = self._outputs.get(output.name)
+        if change is None or len(output.array.shape) < len(change.inner):
+            return output
+        shape = change.to_client(output.array.shape)
+        if element_count(shape) != output.array.size:  # not what the configuration says: as it is
+            return output
+        return Output(output.name, output.datatype, output.array.reshape(shape))
+
+
+class _ReshapedResponses:
+    """Where a decoupled model's responses go, after each has been reshaped."""
+
+    def __init__(self, source: Responses, reshaped: Callable[[Response], Response]) -> None:
+        self._reshaped = reshaped
+        self._send = source.send
+        self.fail = source.fail
+        self.abandoned = source.abandoned
+
+    def send(self, response: Response | None, final: bool = False) -> None:
+        self._send(None if response is None else self._reshaped(response), final)
+
+
+class _ReshapedInput:
+    """An input with the shape the model wants."""
+
+    def __init__(self, source: InputTensor, shape: Shape) -> None:
+        self._source = source
+        self.name = source.name
+        self.datatype = source.datatype
+        self.shape = shape
+        self.buffer = source.buffer
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return self._source.numpy().reshape(self.shape)
+
+    def private(self) -> np.ndarray[Any, Any]:
+        return self._source.private().reshape(self.shape)
+
+
+class _ReshapedRequest:
+    """A request with the shapes the model wants; everything else is the request's own."""
+
+    def __init__(
+        self, source: Request, inputs: dict[str, _Change], outputs: dict[str, _Change]
+    ) -> None:
+        self._source = source
+        self._outputs = outputs
+        self.responses: Responses | None = None
+        self.inputs: Mapping[str, InputTensor] = {
+            name: _ReshapedInput(tensor, inputs[name].to_model(tensor.shape))
+            if name in inputs
+            else tensor
+            for name, tensor in source.inputs.items()
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def offer(self, name: str, datatype: str, shape: Shape) -> np.ndarray[Any, Any]:
+        change = self._outputs.get(name)
+        if change is None:
+            return self._source.offer(name, datatype, shape)
+        return self._source.offer(name, datatype, change.to_client(shape)).reshape(shape)

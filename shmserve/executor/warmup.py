@@ -1,0 +1,195 @@
+"""`model_warmup`: runs the samples of a configuration before the model takes requests."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from shmserve.errors import ConfigError, Internal, InvalidArgument, ShmserveError
+from shmserve.executor.backend import Backend, Context, Response, Responses
+from shmserve.protocol import model_config
+from shmserve.protocol.config_warmup import WarmupInput, WarmupSample
+from shmserve.protocol.data_messages import Parameter
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.dtypes import DATATYPES, element_count
+from shmserve.tensor.spec import ModelSpec, fits
+
+log = logging.getLogger(__name__)
+
+_FOLDER = "warmup"
+_SEED = 0  # a model that fails on a random sample fails on the next start, too
+_TEXT_BYTES = 8
+
+
+class _Input:
+    """An input on memory of its own; implements `backend.InputTensor`."""
+
+    def __init__(self, name: str, datatype: str, array: np.ndarray[Any, Any]) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.shape = array.shape
+        self._array = array
+        if DATATYPES[datatype].itemsize:
+            array.flags.writeable = False
+            self.buffer = array.reshape(-1).view(np.uint8).data
+        else:
+            self.buffer = memoryview(bytes_codec.encode(array.ravel().tolist()))
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return self._array
+
+    def private(self) -> np.ndarray[Any, Any]:
+        return self._array.copy()
+
+
+class _Responses:
+    """Looks at a stream's responses for errors; implements `backend.Responses`."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._error: ShmserveError | None = None
+
+    def send(self, response: Response | None, final: bool = False) -> None:
+        if response is not None and response.error is not None:
+            self._error = self._error or response.error
+        if final:
+            self._ended.set()
+
+    def fail(self, error: ShmserveError) -> None:
+        if not self._ended.is_set():
+            self._error = self._error or error
+            self._ended.set()
+
+    def abandoned(self) -> None:
+        self.fail(Internal("the model let go of the request without sending its final response"))
+
+    def wait(self) -> Response:
+        """The end of it. The load's own deadline ends a wait in vain."""
+        self._ended.wait()
+        return Response(error=self._error)
+
+
+class _Request:
+    """A request that nobody waits for; implements `backend.Request`."""
+
+    cancelled = False
+    deadline_ns = 0
+    responses: Responses | None
+
+    def __init__(
+        self,
+        sample: WarmupSample,
+        inputs: dict[str, Any],
+        spec: ModelSpec,
+        responses: Responses | None = None,
+    ) -> None:
+        self.id = f"warmup {sample.name}"
+        self.parameters: dict[str, Parameter] = {}
+        self.requested = tuple(output.name for output in spec.outputs)
+        self.inputs = inputs
+        self.responses = responses
+
+    def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        return np.empty(shape, DATATYPES[datatype].numpy)
+
+
+def warm_up(backend: Backend, spec: ModelSpec, context: Context) -> None:
+    """Run every sample as often as it says.
+
+    Raises:
+        ConfigError: a sample does not fit the model or its file is wrong.
+        ShmserveError: the model failed on it.
+    """
+    config = model_config.parse_json(spec.config_json, spec.name, spec.backend)
+    for sample in config.warmup:
+        started = time.monotonic()
+        inputs = {tensor.name: _made(tensor, spec, context, sample) for tensor in sample.inputs}
+        missing = [t.name for t in spec.inputs if not t.optional and t.name not in inputs]
+        if missing:
+            raise ConfigError(f"{_where(spec, sample)}: input '{missing[0]}' is missing")
+        for _ in range(sample.count):
+            response = _answer(backend, sample, inputs, spec)
+            if response.error is not None:
+                raise type(response.error)(f"{_where(spec, sample)}: {response.error.message}")
+        log.info("warmed up with '%s' in %.2f s", sample.name, time.monotonic() - started)
+
+
+def _answer(
+    backend: Backend, sample: WarmupSample, inputs: dict[str, Any], spec: ModelSpec
+) -> Response:
+    if not spec.decoupled:
+        return backend.execute([_Request(sample, inputs, spec)])[0]
+    responses = _Responses()
+    backend.execute([_Request(sample, inputs, spec, responses)])
+    return responses.wait()
+
+
+def _where(spec: ModelSpec, sample: WarmupSample) -> str:
+    return f"model '{spec.name}': model_warmup '{sample.name}'"
+
+
+def _made(tensor: WarmupInput, spec: ModelSpec, context: Context, sample: WarmupSample) -> _Input:
+    where = f"{_where(spec, sample)}: input '{tensor.name}'"
+    known = spec.input(tensor.name)
+    if known is None:
+        raise ConfigError(f"{where}: the model has no such input")
+    if known.datatype != tensor.datatype:
+        raise ConfigError(f"{where} is {tensor.datatype}, the model's is {known.datatype}")
+    if not fits(known.shape, tensor.shape):
+        raise ConfigError(
+            f"{where} has shape {list(tensor.shape)}, the model's is {list(known.shape)}"
+        )
+    if tensor.source == "file":
+        path = os.path.join(context.directory, _FOLDER, tensor.file)
+        return _Input(tensor.name, tensor.datatype, _from_file(path, tensor, spec, where))
+    return _Input(tensor.name, tensor.datatype, _values(tensor))
+
+
+def _values(tensor: WarmupInput) -> np.ndarray[Any, Any]:
+    dtype = DATATYPES[tensor.datatype].numpy
+    random = np.random.default_rng(_SEED)
+    count = element_count(tensor.shape)
+    if tensor.datatype == "BYTES":
+        zero = tensor.source == "zero"
+        flat = np.empty(count, np.object_)
+        flat[:] = [b"" if zero else random.bytes(_TEXT_BYTES).hex().encode() for _ in range(count)]
+        return flat.reshape(tensor.shape)
+    if tensor.source == "zero":
+        return np.zeros(tensor.shape, dtype)
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        return random.integers(bounds.min, bounds.max, tensor.shape, dtype, endpoint=True)
+    if dtype.kind == "b":
+        return random.random(tensor.shape) < 0.5
+    return random.random(tensor.shape, np.float32).astype(dtype)
+
+
+def _from_file(path: str, tensor: WarmupInput, spec: ModelSpec, where: str) -> np.ndarray[Any, Any]:
+    dtype = DATATYPES[tensor.datatype]
+    count = element_count(tensor.shape)
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as ex:
+        raise ConfigError(
+            f"{where}: input_data_file '{tensor.file}' cannot be read ({ex.strerror})"
+        ) from None
+    if dtype.itemsize:
+        if len(data) != count * dtype.itemsize:
+            raise ConfigError(
+                f"{where}: input_data_file '{tensor.file}' has {len(data)} bytes, "
+                f"expected {count * dtype.itemsize}"
+            )
+        return np.frombuffer(bytearray(data), dtype.numpy).reshape(tensor.shape)
+    try:
+        elements = bytes_codec.decode(data, count, tensor.name, spec.name)
+    except InvalidArgument as ex:
+        raise ConfigError(f"{where}: input_data_file '{tensor.file}': {ex.message}") from None
+    flat = np.empty(count, np.object_)
+    flat[:] = elements
+    return flat.reshape(tensor.shape)

@@ -1,0 +1,155 @@
+"""The generate extension: one flat JSON object in, one flat JSON object per answer out.
+
+A key that is the name of an input is that input, whatever it is called; `id` and
+`parameters` (an object, whose keys count as if they stood outside) have their meaning; every
+other key is a request parameter. On the way out an output of one element is that element.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from shmserve.config import Settings
+from shmserve.errors import InvalidArgument, TooLarge
+from shmserve.frontends.oip.plan import InputPlan, ModelPlan
+from shmserve.frontends.oip.seam import Outcome, OutputTensor, Receipt
+from shmserve.protocol import oip_strict
+from shmserve.protocol.data_messages import Parameter
+from shmserve.protocol.oip import InferInput, InferRequest, check_parameters
+from shmserve.protocol.oip_answer import json_data
+from shmserve.tensor.dtypes import DATATYPES
+
+_encode = msgspec.json.Encoder().encode
+_SHOWN = 64  # characters of a client's value that a message repeats
+
+
+def parse_generate(plan: ModelPlan, text: bytes, limits: Settings) -> InferRequest:
+    """A request of the generate extension as an inference request.
+
+    Raises:
+        InvalidArgument: it is malformed; the message names the key.
+    """
+    document = oip_strict.loads(text, limits)
+    if not isinstance(document, dict):
+        raise InvalidArgument(f"the request must be a JSON object, got {_show(document)}")
+    inputs: list[InferInput] = []
+    parameters: dict[str, Parameter] = {}
+    request_id = ""
+    for key, value in _members(plan, document):
+        spec = plan.inputs.get(key)
+        if spec is not None:
+            if any(given.name == key for given in inputs):
+                raise InvalidArgument(f"input '{key}' is given twice")
+            inputs.append(_input(plan, spec, value))
+        elif key == "id":
+            if not isinstance(value, str):
+                raise InvalidArgument(f"id must be a string, got {_show(value)}")
+            request_id = value
+        elif isinstance(value, bool | int | float | str):
+            parameters[key] = value
+        else:
+            raise InvalidArgument(
+                f"'{key}' is no input of model '{plan.spec.name}', and as a parameter it must be"
+                f" a boolean, a number or a string, got {_show(value)}"
+            )
+    if len(parameters) > limits.max_inputs:
+        raise TooLarge(
+            f"the request has {len(parameters)} parameters, at most {limits.max_inputs} are"
+            " allowed (setting max_inputs)"
+        )
+    check_parameters(parameters)
+    return InferRequest(tuple(inputs), (), request_id, parameters)
+
+
+def _members(plan: ModelPlan, document: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    for key, value in document.items():
+        if key == "parameters" and key not in plan.inputs:
+            if not isinstance(value, dict):
+                raise InvalidArgument(f"parameters must be an object, got {_show(value)}")
+            yield from value.items()
+        else:
+            yield key, value
+
+
+def _input(plan: ModelPlan, spec: InputPlan, value: Any) -> InferInput:
+    shape = _shape(value, spec.name) or (1,)
+    # Where the model batches, a request is a batch of one unless it says otherwise.
+    if plan.spec.max_batch_size > 0 and len(shape) < len(spec.shape):
+        shape = (1, *shape)
+    data = value if isinstance(value, list) else [value]
+    return InferInput(spec.name, shape, spec.datatype.name, f"input '{spec.name}'", data)
+
+
+def _shape(value: Any, name: str) -> tuple[int, ...]:
+    """The shape of nested arrays; () for a scalar.
+
+    Raises:
+        InvalidArgument: arrays of different lengths, or beside elements, in one array.
+    """
+    shape: tuple[int, ...] = ()
+    level = [value]
+    while any(type(item) is list for item in level):
+        sizes = {len(item) if type(item) is list else -1 for item in level}
+        if len(sizes) > 1:
+            raise InvalidArgument(f"the arrays of input '{name}' have different lengths")
+        shape += (sizes.pop(),)
+        level = [element for item in level for element in item]
+    return shape
+
+
+def encode_outcome(plan: ModelPlan, request_id: str, outcome: Outcome, receipt: Receipt) -> bytes:
+    """An answer as a flat JSON object; what is converted counts as copied.
+
+    Raises:
+        ShmserveError: the answer is an error.
+        InvalidArgument: an output has no JSON form.
+    """
+    if outcome.error is not None:
+        raise outcome.error
+    spec = plan.spec
+    members: dict[str, Any] = {"model_name": spec.name, "model_version": spec.version}
+    if request_id:
+        members["id"] = request_id
+    for key, parameter in outcome.parameters.items():
+        finite = not isinstance(parameter, float) or math.isfinite(parameter)
+        members[key] = parameter if finite else msgspec.Raw(json.dumps(parameter).encode())
+    for tensor in outcome.outputs:
+        members[tensor.name] = _value(tensor, spec.name)
+        receipt.copied_out += len(tensor.view)
+    return _encode(members)
+
+
+def _value(tensor: OutputTensor, model: str) -> Any:
+    if not DATATYPES[tensor.datatype].json_ok:
+        raise InvalidArgument(_no_form(tensor, f"datatype {tensor.datatype} has no JSON form"))
+    try:
+        data = json_data(tensor.view, tensor.datatype, tensor.shape, tensor.name, model)
+    except InvalidArgument:
+        raise InvalidArgument(_no_form(tensor, "its bytes are no UTF-8")) from None
+    if isinstance(data, msgspec.Raw):  # with NaN or Infinity, which msgspec does not write
+        text = bytes(memoryview(data))
+        return msgspec.Raw(text[1:-1]) if text.count(b",") == 0 else data
+    return data[0] if len(data) == 1 else data
+
+
+def _no_form(tensor: OutputTensor, why: str) -> str:
+    return f"output '{tensor.name}' cannot be sent by generate: {why}. Use infer with binary data"
+
+
+def encode_error(message: str) -> bytes:
+    """An error as it stands in the midst of a stream."""
+    return _encode({"error": message})
+
+
+def is_answer(outcome: Outcome) -> bool:
+    """Whether there is something to tell: a bare final outcome only ends a stream."""
+    return bool(outcome.outputs or outcome.parameters or outcome.error or not outcome.final)
+
+
+def _show(value: Any) -> str:
+    return json.dumps(value)[:_SHOWN]

@@ -1,0 +1,16 @@
+"""The reload drill in short: `python -m tests.crash.reload` is the long form."""
+
+from pathlib import Path
+
+from shmserve.testing.server import RunningServer
+from tests.crash.reload import drill, grown, lost, repository
+
+
+def test_no_request_is_lost_while_models_are_replaced(tmp_path: Path) -> None:
+    server = RunningServer(repository(tmp_path), model_control="explicit", load_models="echo,pair")
+    with server:
+        verdict, samples = drill(server, cycles=6, samples=3)
+    assert lost(verdict) == []
+    assert verdict.counts["right"] > 0
+    assert grown(samples) == []
+    assert server.leaks() == []

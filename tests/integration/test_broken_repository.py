@@ -1,0 +1,154 @@
+"""A repository in which eight of twenty models are broken in eight ways; the others serve."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmserve.testing.server import ROOT, RunningServer, wait_until
+from tests.conformance.conformance_runner import _LEAKS
+from tests.crash.reload import control
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+GOOD = [f"good{number:02}" for number in range(12)]
+CONFIG = (ROOT / "tests/models/echo/config.pbtxt").read_text()
+WORKING = (ROOT / "tests/models/echo/1/model.py").read_text()
+AT_LOAD = """
+import os, signal, time
+
+class Model:
+    def __init__(self, context):
+        {0}
+
+    def infer(self, request):
+        return {{}}
+"""
+HOLD = AT_LOAD.format("time.sleep(3600)")
+CRASH = AT_LOAD.format("os.kill(os.getpid(), signal.SIGSEGV)")
+
+# What each way is told as, in the index, in the log, by `shmserve check` and with `--load`;
+# the former two of these alike, "" where the check finds nothing
+BROKEN = {
+    "syntax": ("never closed", ""),
+    "missing": ("has no file 'model.py'", "has no file 'model.py'"),
+    "dtype": ("TYPE_FLOAT33", "TYPE_FLOAT33"),
+    "import": ("No module named 'nothing_of_that_name'", ""),
+    "crash": ("ended 3 times while it loaded the model: signal SIGSEGV", ""),
+    "endless": ("did not load within 25 s", ""),
+    "count": ("input", ""),
+    "garbage": ("", ""),
+}
+LOADED = {"crash": "SIGSEGV", "endless": "did not load within 2 s"}
+
+
+def make(folder: Path, config: str = CONFIG, source: str | None = WORKING) -> Path:
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+    if source is not None:
+        (folder / "1/model.py").write_text(source)
+    return folder
+
+
+def onnx_adder(path: Path) -> None:
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    ends = [[helper.make_tensor_value_info(name, kind, [4])] for name in ("X", "Y")]
+    graph = helper.make_graph([helper.make_node("Add", ["X", "X"], ["Y"])], "g", *ends)
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    for name in GOOD:
+        make(tmp_path / name)
+    make(tmp_path / "syntax", source="class Model(")
+    make(tmp_path / "missing", source=None)
+    make(tmp_path / "dtype", CONFIG.replace("TYPE_FP32", "TYPE_FLOAT33"))
+    make(tmp_path / "import", source="import nothing_of_that_name")
+    make(tmp_path / "crash", source=CRASH)
+    make(tmp_path / "endless", source=HOLD)
+    tensors = ", ".join(f'{{ name: "{n}" data_type: TYPE_FP32 dims: [ 4 ] }}' for n in "XZ")
+    count = f'backend: "onnxruntime"\ninput [ {tensors} ]\n'
+    onnx_adder(make(tmp_path / "count", count, None) / "1/model.onnx")
+    garbage = make(tmp_path / "garbage", 'backend: "onnxruntime"\n', None)
+    (garbage / "1/model.onnx").write_bytes(b"not a model")
+    return tmp_path
+
+
+def index(server: RunningServer) -> dict[str, dict[str, Any]]:
+    _, _, body = server.request("POST", "/v2/repository/index")
+    return {row["name"]: row for row in json.loads(body)}
+
+
+def test_the_broken_are_told_apart_and_the_others_serve(repository: Path) -> None:
+    server = RunningServer(
+        repository, load_timeout_s=25, model_control="explicit", load_models="*", http_workers=1
+    )
+    try:
+        server.start(wait_ready=False)
+
+        def settled() -> bool:
+            try:
+                found = index(server)
+            except (OSError, ValueError, TypeError):
+                return False
+            return len(found) == 20 and not any(r["state"] == "LOADING" for r in found.values())
+
+        wait_until(settled, "the models did not settle")
+        found = index(server)
+        log = server.log()
+        for name, (reason, _) in BROKEN.items():
+            assert found[name]["state"] == "UNAVAILABLE", name
+            assert reason in found[name]["reason"], name
+            assert found[name]["reason"], name
+            shown = found[name]["reason"].replace("'model.py'", "")
+            assert not _LEAKS.search(shown), found[name]
+            assert str(repository) not in found[name]["reason"]
+            assert found[name]["reason"] in log, name
+        assert "Traceback" in log
+        for name in GOOD:
+            assert found[name]["state"] == "READY"
+            document = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [7]}]}
+            status, answer = server.infer(name, document)
+            assert (status, answer["outputs"][0]["data"]) == (200, [7.0])
+        assert not server.ready()
+        assert log.count("started executor instance=crash/1/0") == 3, "no restart loop"
+        shutil.copy(repository / GOOD[0] / "1/model.py", repository / "crash/1/model.py")
+        assert control(server, "crash", "load") == (200, None)
+        for name in BROKEN:
+            assert control(server, name, "unload") == (200, None)
+        assert server.ready(), "unloaded models do not count"
+        server.stop()
+        assert server.leaks() == []
+    finally:
+        server.kill_all()
+
+
+@pytest.mark.parametrize("load", [False, True])
+def test_check_tells_what_it_can_find(repository: Path, load: bool) -> None:
+    for name in GOOD[1:]:
+        shutil.rmtree(repository / name)
+    server = RunningServer(repository, load_timeout_s=2)  # for its environment only
+    done = subprocess.run(
+        [sys.executable, "-m", "shmserve.cli", "check", *(["--load"] if load else [])],
+        capture_output=True,
+        text=True,
+        env=server.environ,
+        cwd=ROOT,
+    )
+    assert done.returncode == 1
+    lines = {line.split()[2].partition("/")[0].rstrip(":"): line for line in
+             done.stdout.splitlines() if " model " in line}  # fmt: skip
+    assert lines[GOOD[0]].startswith("ok")
+    for name, (served, checked) in BROKEN.items():
+        reason = LOADED.get(name, served) if load else checked
+        assert lines[name].startswith("FAIL" if load or checked else "ok"), lines[name]
+        assert reason in lines[name]

@@ -1,0 +1,240 @@
+"""Load, unload, index and polling against real processes, and what survives their deaths."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmserve.testing.server import ROOT, RunningServer, wait_until
+from shmserve.transport import rundir
+from tests.crash.reload import changed, control
+
+MODELS = ROOT / "tests/models"
+SLOW = """
+import time
+import numpy as np
+
+class Model:
+    def __init__(self, context):
+        time.sleep(2)
+
+    def infer(self, request):
+        source = request.input("IN")
+        np.copyto(request.output("OUT", source.shape), source)
+"""
+ADDS = """
+class Model:
+    def __init__(self, context):
+        pass
+
+    def infer(self, request):
+        return {"OUT": request.input("IN") + PLUS}
+"""
+REQUEST = {"inputs": [{"name": "IN", "shape": [2], "datatype": "FP32", "data": [1, 2]}]}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    for name in ("echo", "slow"):
+        shutil.copytree(MODELS / "echo", tmp_path / name)
+    (tmp_path / "slow/1/model.py").write_text(SLOW)
+    return tmp_path
+
+
+@pytest.fixture
+def server(repository: Path) -> Iterator[RunningServer]:
+    server = RunningServer(repository, model_control="explicit", load_models="echo,slow")
+    with server:
+        yield server
+    assert server.leaks() == []
+    assert not os.path.exists(rundir.overrides(server.run_dir))
+
+
+def index(server: RunningServer, **fields: Any) -> dict[str, dict[str, Any]]:
+    """The index, by name and version."""
+    status, _, body = server.request("POST", "/v2/repository/index", json.dumps(fields).encode())
+    assert status == 200
+    return {f"{row['name']}/{row.get('version', '')}": row for row in json.loads(body)}
+
+
+def answer(server: RunningServer, model: str = "echo") -> Any:
+    status, document = server.infer(model, REQUEST)
+    return document["outputs"][0]["data"] if status == 200 else (status, document["error"])
+
+
+def adds(plus: int) -> str:
+    return base64.b64encode(ADDS.replace("PLUS", str(plus)).encode()).decode()
+
+
+def load(server: RunningServer, model: str, **parameters: str) -> tuple[int, Any]:
+    body = json.dumps({"parameters": parameters}).encode()
+    status, _, text = server.request("POST", f"/v2/repository/models/{model}/load", body)
+    return status, json.loads(text) if text else None
+
+
+def executors(server: RunningServer, model: str) -> dict[str, int]:
+    return {r["instance"]: r["pid"] for r in server.show("models") if r["model"] == model}
+
+
+def kill(server: RunningServer, role: str) -> None:
+    pid = rundir.lock(server.run_dir, role).holder()
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: rundir.lock(server.run_dir, role).holder() not in (None, pid), f"a {role}")
+
+
+def test_versions_come_and_go_with_their_folders(server: RunningServer, repository: Path) -> None:
+    config = (repository / "echo/config.pbtxt").read_text()
+    (repository / "echo/config.pbtxt").write_text(config + "\nversion_policy { all {} }")
+    shutil.copytree(repository / "echo/1", repository / "echo/3")
+    (repository / "echo/3/model.py").write_text(ADDS.replace("PLUS", "3"))
+    assert control(server, "echo", "load") == (200, None)
+    assert {k for k in index(server) if k.startswith("echo/")} == {"echo/1", "echo/3"}
+    assert answer(server) == [4, 5], "the newest version answers"
+    shutil.copytree(repository / "echo/1", repository / "echo/5")
+    (repository / "echo/5/model.py").write_text("import nothing_of_that_name")
+    status, refusal = control(server, "echo", "load")
+    assert status == 400
+    assert "load failed for model 'echo'" in refusal["error"]
+    assert "nothing_of_that_name" in refusal["error"]
+    assert answer(server) == [4, 5], "what served goes on"
+    assert server.ready()
+    assert index(server)["echo/5"]["state"] == "UNAVAILABLE"
+    assert index(server)["echo/3"]["state"] == "READY"
+    shutil.rmtree(repository / "echo/5")
+    shutil.rmtree(repository / "echo/3")
+    assert control(server, "echo", "load") == (200, None)
+    assert {k for k in index(server) if k.startswith("echo/")} == {"echo/1"}
+    assert answer(server) == [1, 2]
+
+
+def test_a_model_is_made_of_the_files_of_the_request_and_nothing_else(
+    server: RunningServer,
+) -> None:
+    config = json.dumps(changed(1))
+    for plus in (10, 20):
+        assert load(server, "echo", config=config, **{"file:7/model.py": adds(plus)}) == (200, None)
+        assert answer(server) == [1 + plus, 2 + plus]
+    assert {k for k in index(server) if k.startswith("echo/")} == {"echo/7"}
+    overrides = Path(rundir.overrides(server.run_dir))
+    assert overrides.stat().st_mode & 0o077 == 0
+    wait_until(lambda: len(list(overrides.iterdir())) == 1, "the files replaced are removed")
+    bad = load(server, "echo", config=config, **{"file:7/model.py": "bm8gbW9kZWw="})
+    assert bad[0] == 400
+    assert str(server.run_dir) not in bad[1]["error"]
+    assert answer(server) == [21, 22]
+    wait_until(lambda: len(list(overrides.iterdir())) == 1, "refused files are removed")
+    kill(server, "coordinator")
+    wait_until(lambda: server.show("models") != [], "its successor")
+    assert answer(server) == [21, 22]
+    os.kill(next(iter(executors(server, "echo").values())), signal.SIGKILL)
+    wait_until(lambda: answer(server) == [21, 22], "an executor of the same files")
+    assert control(server, "echo", "unload") == (200, None)
+    assert control(server, "echo", "load") == (200, None)
+    assert answer(server) == [1, 2]
+    wait_until(lambda: not list(overrides.iterdir()), "no overrides are left")
+
+
+def test_loading_what_is_loaded_already_changes_nothing(server: RunningServer) -> None:
+    before = executors(server, "echo")
+    assert control(server, "echo", "load") == (200, None)
+    assert executors(server, "echo") == before
+    assert control(server, "echo", "load", changed(1)) == (200, None)
+    assert executors(server, "echo").keys() != before.keys()
+
+
+def test_requests_of_one_model_are_done_in_turn_and_of_others_meanwhile(
+    server: RunningServer,
+) -> None:
+    done: list[str] = []
+
+    def ask(label: str, model: str, action: str, config: Any = None) -> threading.Thread:
+        def work() -> None:
+            assert control(server, model, action, config) == (200, None)
+            done.append(label)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
+
+    slow = ask("slow", "slow", "load", changed(1))
+    wait_until(lambda: len(executors(server, "slow")) == 2, "the load of the slow model")
+    after = ask("after", "slow", "unload")
+    quick = ask("quick", "echo", "load", changed(1))
+    for thread in (slow, after, quick):
+        thread.join(60)
+    assert done == ["quick", "slow", "after"]
+    assert index(server)["slow/1"] == {
+        "name": "slow",
+        "version": "1",
+        "state": "UNAVAILABLE",
+        "reason": "unloaded",
+    }
+    assert answer(server, "slow")[0] == 404
+    assert server.ready(), "an unloaded model does not count"
+
+
+@pytest.mark.parametrize("role", ["coordinator", "supervisor"])
+def test_a_load_survives_the_death_of(role: str, server: RunningServer) -> None:
+    assert control(server, "echo", "unload") == (200, None)
+    answers: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(control(server, "slow", "load", changed(1)))
+    )
+    thread.start()
+    wait_until(lambda: len(executors(server, "slow")) == 2, "the load")
+    kill(server, role)
+    assert answer(server, "slow") == [1, 2], "what served goes on"
+    thread.join(60)
+    assert answers == [(200, None)]
+    assert "turn" in server.get("/v2/models/slow/config")[1]["parameters"]
+    wait_until(lambda: len(server.pids("executor slow")) == 1, "one incarnation")
+    assert index(server)["echo/1"]["reason"] == "unloaded"
+    assert server.pids("executor echo") == []
+    assert answer(server, "slow") == [1, 2]
+
+
+def test_a_client_that_goes_away_does_not_cancel_its_load(server: RunningServer) -> None:
+    body = json.dumps({"parameters": {"config": json.dumps(changed(1))}}).encode()
+    with pytest.raises(TimeoutError):
+        server.request("POST", "/v2/repository/models/slow/load", body, timeout_s=0.5)
+    wait_until(
+        lambda: "turn" in server.get("/v2/models/slow/config")[1].get("parameters", {}), "the load"
+    )
+
+
+def test_a_polled_repository_is_followed(repository: Path) -> None:
+    shutil.rmtree(repository / "slow")
+    server = RunningServer(repository, model_control="poll", poll_interval_s=0.3)
+    with server:
+        status, refusal = control(server, "echo", "load")
+        assert status == 503
+        assert "not allowed if polling" in refusal["error"]
+        (repository / "echo/1/model.py").write_text(ADDS.replace("PLUS", "5"))
+        wait_until(lambda: answer(server) == [6, 7], "the changed model")
+        shutil.copytree(MODELS / "pair", repository / "pair")
+        wait_until(lambda: "pair/1" in index(server, ready=True), "the new model")
+        (repository / "echo/config.pbtxt").write_text("no configuration")
+        wait_until(lambda: "not loaded model=echo" in server.log(), "the refusal")
+        assert answer(server) == [6, 7], "a change for the worse changes nothing"
+        shutil.rmtree(repository / "pair")
+        wait_until(lambda: not any(k.startswith("pair/") for k in index(server)), "its end")
+        assert server.ready()
+        wait_until(lambda: server.pids("executor pair") == [], "its processes")
+    assert server.leaks() == []
+
+
+def test_without_model_control_nothing_changes(repository: Path) -> None:
+    with RunningServer(repository) as server:
+        assert control(server, "echo", "unload")[0] == 503
+        assert control(server, "echo", "load")[0] == 503
+        assert set(index(server)) == {"echo/1", "slow/1"}

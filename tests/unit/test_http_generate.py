@@ -1,0 +1,222 @@
+"""generate and generate_stream over the fake dispatcher."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmserve.config import Settings
+from shmserve.errors import Code, ModelFailure, Unavailable
+from shmserve.tensor import bytes_codec
+from shmserve.testing.fake_dispatch import FakeOutcome, FakeRequest, FakeTensor
+from shmserve.testing.fake_models import array_of, tensor_of
+from tests.unit.http_client import Answer, Body, Client, error_of
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+def generate(client: Client, model: str, document: Any) -> Answer:
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return client.ask("POST", f"/v2/models/{model}/generate", body)
+
+
+def count_up(request: FakeRequest) -> Iterator[FakeOutcome]:
+    for i in range(int(array_of(request.inputs["INPUT0"])[0])):
+        yield FakeOutcome((tensor_of("OUTPUT0", "INT32", np.array([i], np.int32)),))
+
+
+def streaming(client: Client, function: Any) -> None:
+    client.dispatcher.functions["decoupled"] = function
+
+
+def events(client: Client, document: Any) -> list[Any]:
+    """The events of a stream, and what its body gives back is checked."""
+    env_body = json.dumps(document).encode()
+    started: list[Any] = []
+    env = {
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": "/v2/models/decoupled/generate_stream",
+        "QUERY_STRING": "",
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "wsgi.url_scheme": "http",
+        "wsgi.errors": io.StringIO(),
+        "wsgi.input": Body(env_body),
+        "CONTENT_LENGTH": str(len(env_body)),
+    }
+    result = client.app(env, lambda status, fields, _=None: started.extend((status, fields)))
+    assert started[0] == "200 OK"
+    assert dict(started[1])["content-type"] == "text/event-stream; charset=utf-8"
+    body = b"".join(result).decode()
+    result.close()
+    assert client.dispatcher.calls[-1].closed
+    return [json.loads(event.removeprefix("data: ")) for event in body.split("\n\n") if event]
+
+
+# ----------------------------------------------------------------- requests
+
+
+def test_lists_scalars_and_parameters(client: Client) -> None:
+    document = {"INPUT0": [1, 2], "id": "a", "t": 0.5, "parameters": {"k": 3, "stop": True}}
+    answer = generate(client, "identity", document)
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json == {
+        "model_name": "identity",
+        "model_version": "1",
+        "id": "a",
+        "OUTPUT0": [1.0, 2.0],
+    }
+    request = client.dispatcher.calls[-1].request
+    assert request is not None
+    assert request.id == "a"
+    assert request.parameters == {"t": 0.5, "k": 3, "stop": True}
+    assert generate(client, "identity", {"INPUT0": 7}).json["OUTPUT0"] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("model", "value", "shape"),
+    [
+        ("identity", 1, (1,)),
+        ("identity", [1, 2, 3], (3,)),
+        ("identity", [], (0,)),
+        ("identity_2d", [[1, 2, 3, 4]], (1, 4)),
+        ("identity_bytes", "text", (1,)),
+        ("identity_bytes", ["a", "b"], (2,)),
+        ("identity_bool", True, (1,)),
+        ("batched", [1, 2, 3, 4], (1, 4)),
+        ("batched", [[1, 2, 3, 4], [5, 6, 7, 8]], (2, 4)),
+    ],
+)
+def test_shapes(client: Client, model: str, value: Any, shape: tuple[int, ...]) -> None:
+    assert generate(client, model, {"INPUT0": value}).status == 200
+    request = client.dispatcher.calls[-1].request
+    assert request is not None
+    assert request.inputs["INPUT0"].shape == shape
+
+
+@pytest.mark.parametrize(
+    ("model", "document", "reason"),
+    [
+        ("identity", b"[1]", "must be a JSON object"),
+        ("identity", b"{", "failed to parse"),
+        ("identity", {}, "missing required input"),
+        ("identity", {"INPUT0": "a"}, "INPUT0"),
+        ("identity", {"INPUT0": None}, "INPUT0"),
+        ("identity", {"INPUT0": {"a": 1}}, "INPUT0"),
+        ("identity_2d", {"INPUT0": [[1], [2, 3]]}, "different lengths"),
+        ("identity", {"INPUT0": [1, [2]]}, "INPUT0"),
+        ("identity", {"INPUT0": 1, "id": 5}, "id must be a string"),
+        ("identity", {"INPUT0": 1, "other": [1]}, "'other' is no input"),
+        ("identity", {"INPUT0": 1, "parameters": 5}, "parameters must be an object"),
+        ("identity", {"INPUT0": 1, "parameters": {"INPUT0": 2}}, "given twice"),
+        ("identity", {"INPUT0": 1, "triton_x": 2}, "reserved"),
+        ("identity_fp16", {"INPUT0": 1}, "FP16"),
+        ("batched", {"INPUT0": 1}, "unexpected shape"),
+    ],
+)
+def test_what_is_wrong_is_named(client: Client, model: str, document: Any, reason: str) -> None:
+    assert reason in error_of(generate(client, model, document), 400)
+    assert not client.dispatcher.calls or client.dispatcher.calls[-1].closed
+
+
+def test_limits(client: Client) -> None:
+    small = Client(Settings(max_json_bytes=20, max_inputs=2))
+    assert "20" in error_of(generate(small, "identity", {"INPUT0": [1] * 20}), 413)
+    small = Client(Settings(max_inputs=2))
+    assert "max_inputs" in error_of(
+        generate(small, "identity", {"INPUT0": 1, "a": 1, "b": 2, "c": 3}), 413
+    )
+    error_of(generate(client, "nosuch", {"INPUT0": 1}), 404)
+
+
+# ------------------------------------------------------------------ answers
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        ([1.5], 1.5),
+        ([float("nan")], "NaN"),
+        ([float("inf"), 1], "[Infinity,1.0]"),
+        ([], []),
+    ],
+)
+def test_numbers(client: Client, outcome: list[float], expected: Any) -> None:
+    array = np.array(outcome, np.float32)
+    client.dispatcher.functions["identity"] = lambda _: FakeOutcome(
+        (tensor_of("OUTPUT0", "FP32", array),), {"p": float("inf")}
+    )
+    answer = generate(client, "identity", {"INPUT0": 1})
+    assert answer.status == 200
+    text = answer.body.decode()
+    assert '"p":Infinity' in text
+    if isinstance(expected, str):
+        assert f'"OUTPUT0":{expected}' in text
+    else:
+        assert answer.json["OUTPUT0"] == expected
+
+
+def test_bytes_that_are_no_text(client: Client) -> None:
+    data = memoryview(bytes_codec.encode([b"\xff\xfe"]))
+    client.dispatcher.functions["identity_bytes"] = lambda _: FakeOutcome(
+        (FakeTensor("OUTPUT0", "BYTES", (1,), data),)
+    )
+    text = error_of(generate(client, "identity_bytes", {"INPUT0": "x"}), 400)
+    assert "no UTF-8" in text
+    assert "OUTPUT0" in text
+
+
+def test_generate_wants_exactly_one_answer(client: Client) -> None:
+    streaming(client, count_up)
+    assert generate(client, "decoupled", {"INPUT0": 1}).json["OUTPUT0"] == 0
+    assert "more than one" in error_of(generate(client, "decoupled", {"INPUT0": 2}), 400)
+    assert "none" in error_of(generate(client, "decoupled", {"INPUT0": 0}), 400)
+
+
+def test_a_models_error_has_its_status(client: Client) -> None:
+    error_of(generate(client, "failing", {"INPUT0": 1}), 500)
+
+    def missing(request: FakeRequest) -> Iterator[FakeOutcome]:
+        yield FakeOutcome(error=ModelFailure("nothing of that name", Code.NOT_FOUND))
+
+    streaming(client, missing)
+    for stream in (False, True):
+        path = f"/v2/models/decoupled/generate{'_stream' if stream else ''}"
+        answer = client.ask("POST", path, b'{"INPUT0": 1}')
+        assert error_of(answer, 404) == "nothing of that name"
+
+
+def test_a_stream_of_events(client: Client) -> None:
+    streaming(client, count_up)
+    assert [event["OUTPUT0"] for event in events(client, {"INPUT0": 3})] == [0, 1, 2]
+    assert events(client, {"INPUT0": 0}) == []
+
+
+def test_errors_in_the_midst_of_a_stream(client: Client) -> None:
+    def mixed(request: FakeRequest) -> Iterator[FakeOutcome]:
+        yield from count_up(request)
+        yield FakeOutcome(error=ModelFailure("this one is missing"))
+        yield from count_up(request)
+        raise Unavailable("the executor died")
+
+    streaming(client, mixed)
+    first, missing, second, last = events(client, {"INPUT0": 1})
+    assert first == second
+    assert missing == {"error": "this one is missing"}
+    assert last == {"error": "the executor died"}
+
+
+def test_ordinary_models_stream_one_event(client: Client) -> None:
+    client.dispatcher.functions["decoupled"] = client.dispatcher.functions["identity"]
+    (event,) = events(client, {"INPUT0": 5, "id": "z"})
+    assert event == {"model_name": "decoupled", "model_version": "1", "id": "z", "OUTPUT0": 5}
