@@ -7,7 +7,6 @@ own (`OTHER`); a row's name is complete before the number of rows in use says th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from enum import IntEnum
 
 from msgspec import Struct, field
@@ -101,14 +100,12 @@ class RequestCounters:
         """Where a model version's row is; the one of all others if there is no room."""
         return self._rows.get((model, version)) or self._new_row(model, version)
 
-    def succeeded(self, model: str, version: str, ns: int) -> int:
-        """A request was answered, `ns` after its arrival. Returns the row."""
+    def succeeded(self, row: int, ns: int) -> None:
+        """A request was answered, `ns` after its arrival."""
         words = self._words
-        row = self._rows.get((model, version)) or self._new_row(model, version)
         words[row + _SUCCEEDED] += 1
         words[row + _SUCCESS_NS] += ns
         words[row + _HISTOGRAM + bisect_left(BOUNDS_NS, ns)] += 1
-        return row
 
     def failed(self, row: int, reason: Reason, ns: int) -> None:
         """A request failed `ns` after its arrival."""
@@ -116,11 +113,17 @@ class RequestCounters:
         if reason is not Reason.BAD_REQUEST:
             self._words[row + _FAIL_NS] += ns
 
-    def copied(self, row: int, nbytes: Sequence[int]) -> None:
+    def copied(self, row: int, inputs: int, batch: int, out: int, device: int) -> None:
         """Bytes copied for a request, by stage."""
-        for index, count in enumerate(nbytes, row + _COPIED):
-            if count:
-                self._words[index] += count
+        at = row + _COPIED
+        if inputs:
+            self._words[at] += inputs
+        if batch:
+            self._words[at + 1] += batch
+        if out:
+            self._words[at + 2] += out
+        if device:
+            self._words[at + 3] += device
 
     def _new_row(self, model: str, version: str) -> int:
         number = len(self._rows) + 1

@@ -72,9 +72,17 @@ class Counting:
     def answered(self, entry: ModelEntry, receipt: Receipt, ns: int) -> None:
         """A request was answered `ns` after its arrival."""
         spec = entry.spec
+        counters = self._counters
         with self._lock:
-            row = self._counters.succeeded(spec.name, spec.version, ns)
-            self._copied(row, receipt)
+            row = counters.row(spec.name, spec.version)
+            counters.succeeded(row, ns)
+            counters.copied(
+                row,
+                receipt.copied_in,
+                receipt.copied_batch,
+                receipt.copied_out,
+                receipt.copied_device,
+            )
 
     def failed(
         self, entry: ModelEntry, reason: Reason, ns: int = 0, receipt: Receipt | None = None
@@ -86,23 +94,20 @@ class Counting:
             row = counters.row(spec.name, spec.version)
             counters.failed(row, reason, ns)
             if receipt is not None:
-                self._copied(row, receipt)
+                counters.copied(
+                    row,
+                    receipt.copied_in,
+                    receipt.copied_batch,
+                    receipt.copied_out,
+                    receipt.copied_device,
+                )
 
     def copied_out(self, entry: ModelEntry, nbytes: int) -> None:
         """Bytes of an answer that were copied after it had been counted."""
         spec = entry.spec
         with self._lock:
             row = self._counters.row(spec.name, spec.version)
-            self._counters.copied(row, (0, 0, nbytes, 0))
-
-    def _copied(self, row: int, receipt: Receipt) -> None:
-        nbytes = (
-            receipt.copied_in,
-            receipt.copied_batch,
-            receipt.copied_out,
-            receipt.copied_device,
-        )
-        self._counters.copied(row, nbytes)
+            self._counters.copied(row, 0, 0, nbytes, 0)
 
     def measure(self, gauges: Gauges) -> None:
         """Publish what is held right now."""

@@ -53,7 +53,7 @@ class Page:
 
     def count(self, answered: int, failed: int = 0) -> None:
         for _ in range(answered):
-            self.requests.succeeded("m", "1", 1000)
+            self.requests.succeeded(self.requests.row("m", "1"), 1000)
         for _ in range(failed):
             self.requests.failed(self.requests.row("m", "1"), Reason.MODEL, 1000)
         self.write()
@@ -260,7 +260,7 @@ def test_a_page_that_is_cut_short_or_nonsense_is_left_out_and_counted(world: Wor
 def test_versions_that_are_served_no_more_are_bounded(world: World) -> None:
     page = world.page("http")
     for number in range(4):
-        page.requests.succeeded(f"old{number}", "1", 1)
+        page.requests.succeeded(page.requests.row(f"old{number}", "1"), 1)
     page.write()
     world.end(page)
     world.counters.tick(SUPERVISOR, lambda model, version: model == "old0")
