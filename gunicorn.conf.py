@@ -10,6 +10,7 @@ import sys
 from setproctitle import setproctitle
 
 from shmserve.errors import ConfigError
+from shmserve.frontends.oip.restricted import check_settings
 from shmserve.observe import logs
 from shmserve.supervisor import guard, launch
 
@@ -37,6 +38,7 @@ limit_request_field_size = min(_settings.max_head_bytes, 65536)
 
 def on_starting(server):
     try:
+        check_settings(_settings)
         launch.begin(_settings)
     except ConfigError as ex:
         sys.exit(f"shmserve: {ex.message}")

@@ -39,6 +39,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_override_bytes: NonNegative = 64 * MIB  # files sent along with a request to load a model
     max_override_files: NonNegative = 64
     server_name: str = "shmserve"
+    # Models that run one after the other under one name. SHMSERVE_GRPS_PIPELINES has them as
+    # "name=model,model;other=model,model"
+    grps_pipelines: dict[str, Annotated[tuple[str, ...], Meta(min_length=1)]] = {}
 
     # Where it listens
     http_bind: tuple[str, ...] = ("127.0.0.1:8000",)
@@ -109,6 +112,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     client_shm_max_region_bytes: Positive = 1 << 40  # one region
     client_shm_max_total_bytes: Positive = 1 << 42  # all regions of one owner
 
+    # GRPS
+    grps_online: bool = False  # whether it is online before anybody says so
+    grps_default_model: str = ""  # name-version; default: the only model there is
+
     # Who may call what
     http_restricted_api: tuple[str, ...] = ()  # <category>[,<category>]:<header>=<value>
     grpc_restricted_protocol: tuple[str, ...] = ()
@@ -129,6 +136,7 @@ _LISTS = {
     "grpc_bind",
     "client_shm_allowed_uids",
 }
+_TABLES = {"grps_pipelines"}  # settings that are tables themselves: name -> list
 _SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
 
 
@@ -154,12 +162,24 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         raise ConfigError(f"bad setting: {ex}") from None
 
 
-def _items(key: str, text: str) -> str | list[str]:
+def _items(key: str, text: str) -> str | list[str] | dict[str, list[str]]:
     """A text as the setting wants it: lists are split."""
+    if key in _TABLES:
+        return _table(key, text)
     if key not in _LISTS | _SEMICOLONS:
         return text
     parts = text.split(";" if key in _SEMICOLONS else ",")
     return [part.strip() for part in parts if part.strip()]
+
+
+def _table(key: str, text: str) -> dict[str, list[str]]:
+    entries = [part.partition("=") for part in text.split(";") if part.strip()]
+    if any(not separator or not name.strip() for name, separator, _ in entries):
+        raise ConfigError(f"bad setting: {key} is not 'name=model,model;other=model'")
+    return {
+        name.strip(): [model.strip() for model in models.split(",") if model.strip()]
+        for name, _, models in entries
+    }
 
 
 def _from_file(path: str) -> dict[str, Any]:
@@ -174,7 +194,7 @@ def _from_file(path: str) -> dict[str, Any]:
         raise ConfigError(f"the file named by {CONFIG_VARIABLE} is not TOML: {ex}") from ex
     values: dict[str, Any] = {}
     for key, value in document.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key not in _TABLES:
             values.update({f"{key}_{inner}": item for inner, item in value.items()})
         else:
             values[key] = value

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from shmserve import config
 from shmserve.errors import ShmserveError
 
-TABLES = ("processes", "models", "segments", "slots", "queues", "regions", "stats")
+TABLES = ("processes", "models", "segments", "slots", "queues", "regions", "stats", "monitor")
 
 
 def _parser() -> argparse.ArgumentParser:

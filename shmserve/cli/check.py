@@ -9,7 +9,7 @@ from shmserve.cli import try_load
 from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
 from shmserve.errors import ConfigError
-from shmserve.frontends.oip.restricted import Restricted
+from shmserve.frontends.oip.restricted import check_settings
 from shmserve.protocol import model_config
 from shmserve.tensor.spec import ModelSpec
 
@@ -44,8 +44,7 @@ def check(settings: Settings, scan: wanted.Scanner, load: bool = False) -> int:
     if problems:
         return 1
     try:
-        Restricted(settings.http_restricted_api)
-        Restricted(settings.grpc_restricted_protocol, grpc=True)
+        check_settings(settings)
         found = wanted.choose(settings, scan)
     except ConfigError as ex:
         print(f"FAIL  {ex.message}")

@@ -37,6 +37,7 @@ from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
+SETTLE_S = 1.5  # after a restart: the supervisor gives back the pages it keeps
 _REMEMBERED = 1024  # names of pages that were added up lately
 
 Send = Callable[..., None]  # (process, message, fds)
@@ -104,13 +105,24 @@ class _Sum:
 
 
 class Counters:
-    """See the module. `send`: to a process, if it is there. `limit`: how many model versions
-    that are not served any more are remembered."""
+    """See the module.
 
-    def __init__(self, run_dir: str, epoch: str, send: Send, limit: int) -> None:
+    Args:
+        run_dir: where the totals' file is.
+        epoch: the service's.
+        send: to a process, if it is there.
+        limit: how many model versions that are not served any more are remembered.
+        settle_until: after a restart; a report that is asked for waits for the pages that
+            the supervisor keeps, until then at most. 0: there was no coordinator before.
+    """
+
+    def __init__(
+        self, run_dir: str, epoch: str, send: Send, limit: int, settle_until: float = 0.0
+    ) -> None:
         self._path = os.path.join(run_dir, rundir.TOTALS_FILE)
         self._send = send
         self._limit = limit
+        self._settle_until = settle_until
         self._pages: dict[str, _Page] = {}
         self._totals = self._load(epoch)
         self.on_end: Callable[[Reading], None] = lambda reading: None
@@ -131,8 +143,16 @@ class Counters:
         if supervisor:
             self._send(supervisor, StorePages((owner,)), (fds[0],))
 
-    def stored(self, supervisor: str, owners: Sequence[PageOwner], fds: Sequence[int]) -> None:
+    def settled(self, now: float) -> bool:
+        """Whether all pages are here that there are, as far as one can know."""
+        return now >= self._settle_until
+
+    def stored(
+        self, supervisor: str, owners: Sequence[PageOwner], fds: Sequence[int], more: bool
+    ) -> None:
         """The supervisor gives back what our predecessor had."""
+        if not more:
+            self._settle_until = 0.0
         done: list[PageOwner] = []
         for owner, fd in zip(owners, fds, strict=False):
             if owner.process in self._totals.added:

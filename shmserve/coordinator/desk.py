@@ -35,6 +35,7 @@ from shmserve.core.effects import (
 from shmserve.core.fleet import Fleet
 from shmserve.core.records import Incarnation, VersionRecord
 from shmserve.errors import ProtocolViolation
+from shmserve.protocol.grps_messages import OnlineSet, SetOnline
 from shmserve.protocol.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.link_messages import (
     AskStats,
@@ -94,6 +95,7 @@ class Desk:
         tuning: TuningDesk,
         orders: Orders,
         plan: PlanFile,
+        grps_online: bool = False,
     ) -> None:
         self.fleet = fleet
         self.regions = regions
@@ -107,7 +109,9 @@ class Desk:
         self._epoch = epoch
         self._send = send
         self._own = own
+        self._grps_online = grps_online
         self._questions = shows.Questions(send)
+        self._reports: list[tuple[str, int]] = []  # asked for: (process, ticket)
         self._asked_at = 0.0
 
     @property
@@ -115,7 +119,11 @@ class Desk:
         """Whether something waits for time to pass, so `tick` should come soon."""
         leaving = any(model.leaving for model in self.fleet.models.by_name.values())
         return bool(
-            self.fleet.ledger.waiting or len(self._questions) or self._orders.waiting or leaving
+            self.fleet.ledger.waiting
+            or len(self._questions)
+            or self._reports
+            or self._orders.waiting
+            or leaving
         )
 
     @property
@@ -153,6 +161,7 @@ class Desk:
         if self._writer.previous is not None:
             self.fleet.restore(self._writer.previous, now)
             self.regions.restore(self._writer.previous, now)
+            self._grps_online = self._writer.previous.grps_online
             self.tuning.restore(self._writer.previous)
         self._orders.hold(now)
         self._orders.changed()
@@ -231,6 +240,7 @@ class Desk:
         self.perform(self.fleet.tick(now))
         self._questions.tick(now)
         self.regions.tick(now)
+        self._report(now)
         self.counters.tick(self._orders.supervisor, self.fleet.models.has)
         self.regions.settle(self._publish, self._orders.supervisor)
         self.control.turn(now)
@@ -253,12 +263,13 @@ class Desk:
     def _managed(
         self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
     ) -> bool:
-        """Messages about numbers, logs, traces and loading models; whether it was one."""
+        """Messages about numbers, logs, traces, GRPS and loading models; whether it was one."""
         match message, role:
             case ((LoadModel() | UnloadModel()), ("http" | "grpc")):
                 self.control.ask(process, message)
             case StoredPages(), "supervisor":
-                self.counters.stored(process, message.owners, fds)
+                self.counters.stored(process, message.owners, fds, message.more)
+                self._report(now)
                 return True
             case CounterPage(), ("http" | "grpc" | "executor"):
                 pid = self.fleet.processes[process].pid
@@ -266,8 +277,13 @@ class Desk:
                 owner = PageOwner(process, role, pid, *of)
                 self.counters.arrived(owner, message, fds, self._orders.supervisor)
                 return True
+            case SetOnline(), ("http" | "grpc"):
+                self._grps_online = message.online
+                self._publish()
+                self._send(process, OnlineSet(message.ticket))
             case AskReport(), ("http" | "grpc"):
-                self._report(process, message.ticket)
+                self._reports.append((process, message.ticket))
+                self._report(now)
             case AskHistory(), ("http" | "grpc"):
                 self._history(process, message, now)
             case ((ChangeLog() | ChangeTrace() | TakeTraces()), ("http" | "grpc")):
@@ -320,10 +336,14 @@ class Desk:
         for part in shows.parts(message.ticket, rows):
             self._send(asker, part)
 
-    def _report(self, asker: str, ticket: int) -> None:
-        """All numbers."""
+    def _report(self, now: float) -> None:
+        """All numbers to all who asked."""
+        if not self._reports or not self.counters.settled(now):
+            return
         data = msgspec.msgpack.encode(self.counters.report(self.fleet, self.regions.book))
-        self._send_file(asker, ReportGiven(ticket, len(data)), data)
+        for asker, ticket in self._reports:
+            self._send_file(asker, ReportGiven(ticket, len(data)), data)
+        self._reports.clear()
 
     def _history(self, asker: str, message: AskHistory, now: float) -> None:
         """What happened lately."""
@@ -335,7 +355,7 @@ class Desk:
         self._send_file(asker, HistoryGiven(message.ticket, len(data)), data)
 
     def _send_file(self, process: str, message: ReportGiven | HistoryGiven, data: bytes) -> None:
-        """A message and its data in a file of their own, because they outgrow a packet."""
+        """A message and its data in a file of their own, because they may outgrow a packet."""
         fd = os.memfd_create("shmserve report", os.MFD_CLOEXEC)
         try:
             os.write(fd, data)
@@ -381,6 +401,7 @@ class Desk:
                 models=self.tuning.traced(snapshot.models),
                 regions=book.regions,
                 next_region=book.next_number,
+                grps_online=self._grps_online,
                 tuning=self.tuning.tuning,
             )
         )

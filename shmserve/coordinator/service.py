@@ -20,7 +20,7 @@ from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
 from shmserve.coordinator.background import Background
 from shmserve.coordinator.clients import ClientDoor, Connection
-from shmserve.coordinator.counters import Counters
+from shmserve.coordinator.counters import SETTLE_S, Counters
 from shmserve.coordinator.desk import Desk
 from shmserve.coordinator.model_control import ModelControl
 from shmserve.coordinator.monitoring import Monitoring
@@ -131,7 +131,11 @@ class Coordinator:
         )
         regions = Regions(self._settings, self._run_dir, fleet, self._send, owners)
         counters = Counters(
-            self._run_dir, self._epoch, self._send, self._settings.max_counted_models
+            self._run_dir,
+            self._epoch,
+            self._send,
+            self._settings.max_counted_models,
+            now + SETTLE_S if again else 0.0,
         )
         tuning = TuningDesk(initial_log(self._settings.log_level), self._send)
         orders = Orders(fleet, self._send)
@@ -147,6 +151,7 @@ class Coordinator:
             tuning,
             orders,
             plan_file,
+            self._settings.grps_online,
         )
         self._desk.control = ModelControl(
             self._settings,

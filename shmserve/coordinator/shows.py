@@ -17,7 +17,7 @@ from shmserve.protocol.messages import FromCoordinator
 from shmserve.protocol.stats_messages import ModelReport, Report
 
 Row = dict[str, Any]
-ASKED = ("segments", "slots", "queues")  # what the processes are asked for
+ASKED = ("segments", "slots", "queues", "monitor")  # what the processes are asked for
 _COLUMNS = {  # of answers that come as lists
     "segments": ("segment", "bytes"),
     "slots": ("slot", "generation", "state", "leases", "segment", "offset", "bytes"),
@@ -178,6 +178,8 @@ def _rows(what: str, stats: dict[str, Any]) -> list[Row]:
         ]
     if isinstance(answer, dict):  # of a frontend: instance -> requests on their way
         return [{"instance": name, "in_flight": n} for name, n in sorted(answer.items())]
+    if what == "monitor":  # which models alone have
+        return []
     scalars = {key: value for key, value in stats.items() if isinstance(value, int | float | str)}
     return [scalars] if scalars else []
 

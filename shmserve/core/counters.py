@@ -11,7 +11,6 @@ A page begins with `HEAD_WORDS` words: `MAGIC`, rows in use, then the gauges in 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -24,7 +23,8 @@ HEAD_WORDS = 16
 ROWS_WORD = 1
 _GAUGES = 2
 
-# Upper bounds of the histograms' buckets; one more bucket has no bound.
+# Upper bounds of the histograms' buckets; one more bucket has no bound. A duration belongs
+# into the first whose bound is not less: `bisect_left(BOUNDS_NS, ns)`.
 BOUNDS_NS = tuple(
     int(ms * 1e6)
     for ms in (
@@ -33,11 +33,6 @@ BOUNDS_NS = tuple(
     )
 )
 BUCKETS = len(BOUNDS_NS) + 1
-
-
-def bucket(ns: int) -> int:
-    """The bucket of a duration: the first whose bound is not less."""
-    return bisect_left(BOUNDS_NS, ns)
 
 
 def cumulated(buckets: Sequence[int]) -> list[int]:

@@ -6,9 +6,19 @@ clients see it (answered, failed and why) the frontends count (`core.request_cou
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from msgspec import Struct, field
 
-from shmserve.core.counters import BUCKETS, HEAD_WORDS, MAGIC, Words, add_each, bucket, is_page
+from shmserve.core.counters import (
+    BOUNDS_NS,
+    BUCKETS,
+    HEAD_WORDS,
+    MAGIC,
+    Words,
+    add_each,
+    is_page,
+)
 
 STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 BATCH_ROWS = 64  # the last one takes all sizes that found no row of their own
@@ -16,14 +26,16 @@ RESPONSE_ROWS = 33  # the last one takes all responses of higher index
 OTHER_SIZES = -1  # the "size" of that last row of batches
 RESPONSE = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
 
+# What follows from other words has none of its own: it is added up when the page is read.
 _LAST = HEAD_WORDS
-_INFERENCES = _LAST + 1
-_EXECUTIONS = _LAST + 2
-_REQUESTS = _LAST + 3
-_NS = _LAST + 4
-_HISTOGRAMS = _NS + len(STAGES)
+_OTHER_ELEMENTS = _LAST + 1  # of executions in the last row of batches
+_QUEUE_NS = _LAST + 2
+_SHARED_NS = _LAST + 3  # of input, infer, output: what requests beyond the first of a batch add
+_HISTOGRAMS = _SHARED_NS + 3
+_INPUT, _INFER, _OUTPUT = (_HISTOGRAMS + index * BUCKETS for index in (1, 2, 3))
 _BATCHES = _HISTOGRAMS + len(STAGES) * BUCKETS
 _BATCH_WORDS = 5  # size, executions, ns of input, infer, output
+_LAST_BATCH = _BATCHES + (BATCH_ROWS - 1) * _BATCH_WORDS
 _RESPONSES = _BATCHES + BATCH_ROWS * _BATCH_WORDS
 _RESPONSE_WORDS = 2 * len(RESPONSE)  # count and ns of each
 NWORDS = _RESPONSES + RESPONSE_ROWS * _RESPONSE_WORDS
@@ -78,27 +90,34 @@ class ExecutorCounters:
         words[0] = MAGIC
 
     def executed(
-        self, batch: int, now_ms: int, input_ns: int, infer_ns: int, output_ns: int
+        self, batch: int, now_ms: int, input_ns: int, infer_ns: int, output_ns: int, queue_ns: int
     ) -> None:
-        """The model ran on a batch of so many elements, and answered."""
+        """The model ran on a batch of so many elements, and answered; `queue_ns`: how long the
+        first of its requests had waited. One call for what is most often one request."""
         words = self._words
         words[_LAST] = now_ms
-        words[_INFERENCES] += batch
-        words[_EXECUTIONS] += 1
         at = self._batches.get(batch) or self._new_batch(batch)
         words[at + 1] += 1
         words[at + 2] += input_ns
         words[at + 3] += infer_ns
         words[at + 4] += output_ns
+        if at == _LAST_BATCH:
+            words[_OTHER_ELEMENTS] += batch
+        words[_QUEUE_NS] += queue_ns
+        words[_HISTOGRAMS + bisect_left(BOUNDS_NS, queue_ns)] += 1
+        words[_INPUT + bisect_left(BOUNDS_NS, input_ns)] += 1
+        words[_INFER + bisect_left(BOUNDS_NS, infer_ns)] += 1
+        words[_OUTPUT + bisect_left(BOUNDS_NS, output_ns)] += 1
 
-    def request(self, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """One request of an execution, with its own time in the queue."""
+    def shared(self, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """A further request of the batch that was executed last."""
         words = self._words
-        words[_REQUESTS] += 1
-        at = _HISTOGRAMS
-        for index, ns in enumerate((queue_ns, input_ns, infer_ns, output_ns), _NS):
+        words[_QUEUE_NS] += queue_ns
+        words[_HISTOGRAMS + bisect_left(BOUNDS_NS, queue_ns)] += 1
+        at = _INPUT
+        for index, ns in enumerate((input_ns, infer_ns, output_ns), _SHARED_NS):
             words[index] += ns
-            words[at + bucket(ns)] += 1
+            words[at + bisect_left(BOUNDS_NS, ns)] += 1
             at += BUCKETS
 
     def response(self, index: int, outcome: str, infer_ns: int, output_ns: int) -> None:
@@ -132,19 +151,20 @@ def read(words: Words) -> ExecutorCounts | None:
         list(words[at : at + BUCKETS])
         for at in range(_HISTOGRAMS, _HISTOGRAMS + len(STAGES) * BUCKETS, BUCKETS)
     ]
-    counts = ExecutorCounts(
-        words[_LAST],
-        words[_INFERENCES],
-        words[_EXECUTIONS],
-        words[_REQUESTS],
-        list(words[_NS : _NS + len(STAGES)]),
-        histograms,
-    )
+    counts = ExecutorCounts(words[_LAST], words[_OTHER_ELEMENTS], buckets=histograms)
+    counts.requests = sum(histograms[0])
+    counts.stage_ns = list(words[_QUEUE_NS : _SHARED_NS + 3])
     for row in range(BATCH_ROWS):
         at = _BATCHES + row * _BATCH_WORDS
-        if words[at + 1]:
-            size = words[at] if row < BATCH_ROWS - 1 else OTHER_SIZES
-            counts.batches[size] = list(words[at + 1 : at + _BATCH_WORDS])
+        values = list(words[at + 1 : at + _BATCH_WORDS])
+        if not values[0]:
+            continue
+        size = words[at] if row < BATCH_ROWS - 1 else OTHER_SIZES
+        counts.batches[size] = values
+        counts.executions += values[0]
+        counts.inferences += values[0] * max(size, 0)
+        for index in (1, 2, 3):
+            counts.stage_ns[index] += values[index]
     for row in range(RESPONSE_ROWS):
         at = _RESPONSES + row * _RESPONSE_WORDS
         if words[at]:

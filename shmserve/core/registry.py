@@ -90,6 +90,7 @@ class Snapshot(Struct, frozen=True):
     only the former keeps the server from being ready. `draining`: the service is about to
     stop. `regions`: by `core.regions.region_key`; `next_region`: the number the next one gets.
     `tuning`: what clients have set; None: nobody has said yet.
+    `grps_online`: whether GRPS's load balancers should send requests here.
     """
 
     epoch: str
@@ -102,6 +103,7 @@ class Snapshot(Struct, frozen=True):
     next_region: int = 1
     tuning: Tuning | None = None
     refused: dict[str, str] = {}
+    grps_online: bool = False
 
     def newest(self, name: str) -> ModelEntry | None:
         """The newest READY version, else the newest of any state, else None."""

@@ -6,19 +6,19 @@ own (`OTHER`); a row's name is complete before the number of rows in use says th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
 from enum import IntEnum
 
 from msgspec import Struct, field
 
 from shmserve.core.counters import (
+    BOUNDS_NS,
     BUCKETS,
     HEAD_WORDS,
     MAGIC,
     ROWS_WORD,
     Words,
     add_each,
-    bucket,
     is_page,
 )
 
@@ -105,7 +105,7 @@ class RequestCounters:
         words = self._words
         words[row + _SUCCEEDED] += 1
         words[row + _SUCCESS_NS] += ns
-        words[row + _HISTOGRAM + bucket(ns)] += 1
+        words[row + _HISTOGRAM + bisect_left(BOUNDS_NS, ns)] += 1
 
     def failed(self, row: int, reason: Reason, ns: int) -> None:
         """A request failed `ns` after its arrival."""
@@ -113,11 +113,17 @@ class RequestCounters:
         if reason is not Reason.BAD_REQUEST:
             self._words[row + _FAIL_NS] += ns
 
-    def copied(self, row: int, nbytes: Sequence[int]) -> None:
+    def copied(self, row: int, inputs: int, batch: int, out: int, device: int) -> None:
         """Bytes copied for a request, by stage."""
-        for index, count in enumerate(nbytes, row + _COPIED):
-            if count:
-                self._words[index] += count
+        at = row + _COPIED
+        if inputs:
+            self._words[at] += inputs
+        if batch:
+            self._words[at + 1] += batch
+        if out:
+            self._words[at + 2] += out
+        if device:
+            self._words[at + 3] += device
 
     def _new_row(self, model: str, version: str) -> int:
         number = len(self._rows) + 1

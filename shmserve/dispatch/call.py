@@ -12,13 +12,14 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 from shmserve.core.registry import ModelEntry
-from shmserve.core.slots import Slot, SlotState
+from shmserve.core.slots import SlotState
 from shmserve.dispatch.account import Account
 from shmserve.dispatch.cancellation import Cancellation
 from shmserve.dispatch.exchange import Exchange
 from shmserve.dispatch.outcome import Outcome, OutputTensor, Reservation
 from shmserve.dispatch.peer import RELEASE_AT_ONCE, Peer
 from shmserve.dispatch.receipt import Receipt
+from shmserve.dispatch.relay import AnySlot, Passed
 from shmserve.errors import Cancelled, Code, ProtocolViolation, StaleDescriptor, from_code
 from shmserve.protocol.data_messages import (
     Answer,
@@ -53,7 +54,8 @@ class Call:
         self._memory = dispatcher.memory
         self._deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
         self._timeout_s = timeout_s
-        self._slots: list[Slot] = []
+        self._slots: list[AnySlot] = []  # of the inputs that lie in slots, in their order
+        self._answered: tuple[WireTensor, ...] = ()
         self._inputs: list[WireTensor] = []
         self._retained: tuple[int, ...] = ()
         self._held: list[tuple[int, int]] = []  # output slots
@@ -92,6 +94,33 @@ class Call:
         """An input that lies in client memory. Inputs keep this order."""
         self._inputs.append(WireTensor(name, datatype, shape, at))
 
+    def add_passed_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], passed: Passed
+    ) -> None:
+        """An input that another executor has written. Inputs keep this order."""
+        self._slots.append(passed)
+        self._inputs.append(WireTensor(name, datatype, shape, self._memory.descriptor(passed)))
+
+    def pass_on(self, name: str) -> Passed:
+        """Have an output of the latest answer as an input of another call, where it is.
+
+        It stays there until that call is done, whenever this one is closed.
+        """
+        tensor = next(tensor for tensor in self._answered if tensor.name == name)
+        at, peer = tensor.at, self._peer
+        assert peer is not None
+        assert isinstance(at, Descriptor)
+        if tensor.alias >= 0:
+            self._output(tensor)  # that it lies within the input it names
+            return self._memory.pass_slot(self._slots[tensor.alias], at.offset, at.nbytes)
+        lease, nbytes = (at.slot, at.generation), at.nbytes
+        passed = self._memory.pass_on(
+            peer.segments.mapping(at), at, lambda: peer.release([lease], nbytes)
+        )
+        self._held.remove(lease)
+        self._held_bytes -= nbytes
+        return passed
+
     def execute(
         self,
         request_id: str = "",
@@ -124,7 +153,7 @@ class Call:
         return Outcome(outputs_there, answer.parameters)
 
     def answered(self) -> None:
-        """The answer is about to be sent: from now on statistics have it."""
+        """The answer is about to be sent, and its receipt complete: statistics have it now."""
         self.account.answered()
 
     def failed(self, error: BaseException) -> None:
@@ -221,6 +250,7 @@ class Call:
         assert self._exchange.peer is not None
         self._peer = self._exchange.peer
         self._retained = answer.retained
+        self._answered = answer.outputs
         for tensor in answer.outputs:
             if tensor.alias < 0 and isinstance(tensor.at, Descriptor):
                 self._held.append((tensor.at.slot, tensor.at.generation))

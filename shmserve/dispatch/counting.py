@@ -69,33 +69,45 @@ class Counting:
         self._counters = RequestCounters(self.page.words)
         self._lock = threading.Lock()
 
-    def answered(self, entry: ModelEntry, ns: int) -> None:
+    def answered(self, entry: ModelEntry, receipt: Receipt, ns: int) -> None:
         """A request was answered `ns` after its arrival."""
         spec = entry.spec
+        counters = self._counters
         with self._lock:
-            counters = self._counters
-            counters.succeeded(counters.row(spec.name, spec.version), ns)
+            row = counters.row(spec.name, spec.version)
+            counters.succeeded(row, ns)
+            counters.copied(
+                row,
+                receipt.copied_in,
+                receipt.copied_batch,
+                receipt.copied_out,
+                receipt.copied_device,
+            )
 
-    def failed(self, entry: ModelEntry, reason: Reason, ns: int = 0) -> None:
+    def failed(
+        self, entry: ModelEntry, reason: Reason, ns: int = 0, receipt: Receipt | None = None
+    ) -> None:
         """A request failed `ns` after its arrival."""
         spec = entry.spec
         with self._lock:
             counters = self._counters
-            counters.failed(counters.row(spec.name, spec.version), reason, ns)
+            row = counters.row(spec.name, spec.version)
+            counters.failed(row, reason, ns)
+            if receipt is not None:
+                counters.copied(
+                    row,
+                    receipt.copied_in,
+                    receipt.copied_batch,
+                    receipt.copied_out,
+                    receipt.copied_device,
+                )
 
-    def copied(self, entry: ModelEntry, receipt: Receipt) -> None:
-        """A request is over: add up what was copied for it."""
-        nbytes = (
-            receipt.copied_in,
-            receipt.copied_batch,
-            receipt.copied_out,
-            receipt.copied_device,
-        )
-        if any(nbytes):
-            spec = entry.spec
-            with self._lock:
-                counters = self._counters
-                counters.copied(counters.row(spec.name, spec.version), nbytes)
+    def copied_out(self, entry: ModelEntry, nbytes: int) -> None:
+        """Bytes of an answer that were copied after it had been counted."""
+        spec = entry.spec
+        with self._lock:
+            row = self._counters.row(spec.name, spec.version)
+            self._counters.copied(row, 0, 0, nbytes, 0)
 
     def measure(self, gauges: Gauges) -> None:
         """Publish what is held right now."""

@@ -16,8 +16,11 @@ from shmserve.dispatch.abandoned import Abandoned
 from shmserve.dispatch.call import Call
 from shmserve.dispatch.counting import Counting, reason_of
 from shmserve.dispatch.models import ModelDesk
+from shmserve.dispatch.online import set_online
 from shmserve.dispatch.peer import Lane, Peer
+from shmserve.dispatch.pipeline import PLATFORM, PipelineCall, Pipelines
 from shmserve.dispatch.regions import RegionDesk
+from shmserve.dispatch.relay import RelayMemory
 from shmserve.dispatch.server_desk import ServerDesk
 from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
@@ -33,7 +36,6 @@ from shmserve.observe import gauges
 from shmserve.protocol.link_messages import Welcome
 from shmserve.protocol.messages import FromCoordinator
 from shmserve.protocol.stats_messages import CounterPage
-from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.transport import rundir
 from shmserve.transport.link import Link
@@ -53,7 +55,7 @@ class Dispatcher:
         self.numbers = ids.RequestNumbers()
         self._run_dir = config.run_dir(settings)
         self._registry = RegistryReader(self._run_dir)
-        self.memory: ArenaMemory
+        self.memory: RelayMemory
         self._link = Link(
             self._run_dir,
             role,
@@ -67,7 +69,8 @@ class Dispatcher:
         self.counting = Counting(epoch, settings.max_counted_models)
         self.tracer = Tracer(self.process, role)
         self.server = ServerDesk(self._link)
-        self.memory = ArenaMemory(self._link, self._epoch, self._link.arena_bytes)
+        self.memory = RelayMemory(self._link, self._epoch, self._link.arena_bytes)
+        self.pipelines = Pipelines(self, settings.grps_pipelines)
         self.regions = RegionDesk(self._link)
         self.models = ModelDesk(self._link, self.process, settings)
         self.abandoned = Abandoned(self.memory)
@@ -117,6 +120,8 @@ class Dispatcher:
         """
         snapshot = self.snapshot()
         versions = snapshot.models.get(name)
+        if not versions and name in self.pipelines and version in ("", "1"):
+            return self.pipelines.entry(name)
         if not versions:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         if not version:
@@ -170,9 +175,13 @@ class Dispatcher:
 
     def call(
         self, entry: ModelEntry, timeout_s: float | None = None, cancellable: bool = False
-    ) -> Call:
-        """A new request for a model version; close it on every path."""
-        return Call(self, entry, timeout_s or self.settings.request_timeout_s, cancellable)
+    ) -> Call | PipelineCall:
+        """A new request for a model version, or a pipeline; close it on every path."""
+        timeout_s = timeout_s or self.settings.request_timeout_s
+        if entry.spec.platform == PLATFORM:
+            steps = self.pipelines.steps(entry.spec.name)
+            return PipelineCall(self, steps, timeout_s, cancellable)
+        return Call(self, entry, timeout_s, cancellable)
 
     def lane(self, entry: ModelEntry, tried: set[str]) -> tuple[Peer, Lane]:
         """A lane to the least loaded instance that is not in `tried`.
@@ -206,7 +215,14 @@ class Dispatcher:
             with self._lock:
                 peer = self._peers.setdefault(
                     instance.process,
-                    Peer(instance, path, self.process, self.memory, self.settings.max_queue),
+                    Peer(
+                        instance,
+                        path,
+                        self.process,
+                        self.memory,
+                        self.settings.max_queue,
+                        keep=bool(self.settings.grps_pipelines),
+                    ),
                 )
         return peer
 
@@ -242,6 +258,10 @@ class Dispatcher:
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.02)
+
+    def set_online(self, online: bool) -> None:
+        """Change GRPS's online flag, for all processes."""
+        set_online(self._link, online)
 
     def refused(self, entry: ModelEntry, error: BaseException) -> None:
         """A request for this version failed before there was a call for it: count that."""

@@ -48,10 +48,16 @@ class Peer:
     """One life of one executor."""
 
     def __init__(
-        self, instance: LiveInstance, path: str, process: str, memory: ArenaMemory, limit: int
+        self,
+        instance: LiveInstance,
+        path: str,
+        process: str,
+        memory: ArenaMemory,
+        limit: int,
+        keep: bool = False,
     ) -> None:
         self.instance = instance
-        self.segments = PeerSegments()
+        self.segments = PeerSegments(keep)  # keep: to pass them on to other executors
         self.in_flight = 0
         self._path = path
         self._process = process

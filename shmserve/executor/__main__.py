@@ -25,6 +25,7 @@ from shmserve.executor import backends
 from shmserve.executor.backend import Backend, Context
 from shmserve.executor.backends.failure import from_exception, sanitised
 from shmserve.executor.loop import Loop
+from shmserve.executor.monitor import app_monitor
 from shmserve.executor.regions import ClientRegions
 from shmserve.executor.stream_loop import StreamLoop
 from shmserve.executor.warmup import warm_up
@@ -187,6 +188,8 @@ class Executor:
         }
         if what in ("segments", "slots"):
             stats[what] = self.memory.rows(what)
+        elif what == "monitor":
+            stats[what] = [{"instance": self.instance.name, **row} for row in app_monitor.rows()]
         return stats
 
 

@@ -95,11 +95,15 @@ class Output(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True):
-    """The answer to one request: outputs, or an error."""
+    """The answer to one request: outputs, or an error.
+
+    `copied`: bytes that the backend itself has moved into offered outputs, for the receipt.
+    """
 
     outputs: tuple[Output, ...] = ()
     error: ShmserveError | None = None
     parameters: dict[str, Parameter] = {}
+    copied: int = 0
 
 
 class Context(Struct, frozen=True):

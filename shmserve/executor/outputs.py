@@ -41,6 +41,7 @@ class Placement:
             ArenaExhausted: the pool has no room.
         """
         by_name = {output.name: output for output in response.outputs}
+        self.copied_out += response.copied
         places = self._request.places
         # Sizes first: where one output does not fit, no client's memory is written at all.
         sizes = {name: places[name].size_of(by_name[name]) for name in places if name in by_name}

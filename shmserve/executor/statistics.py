@@ -36,19 +36,23 @@ class Statistics:
         self._batching = spec.max_batch_size > 0
         self._clock = clock
 
-    def ran(self, message: Execute, timing: Timing) -> None:
-        """The model answered one request, alone in its execution."""
-        self.batch(self.elements(message), timing.input, timing.infer, timing.output)
-        self.request(timing)
+    def ran(self, message: Execute, timing: Timing, elements: int = 0) -> None:
+        """The model ran once and answered this request; the first of them, if it was a batch,
+        which then has so many `elements`."""
+        if not elements:
+            elements = self.elements(message) if self._batching else 1
+        self._counters.executed(
+            elements,
+            self._clock() // 1_000_000,
+            timing.input,
+            timing.infer,
+            timing.output,
+            timing.queue,
+        )
 
-    def batch(self, elements: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """The model ran once, on a batch of so many elements."""
-        now_ms = self._clock() // 1_000_000
-        self._counters.executed(elements, now_ms, input_ns, infer_ns, output_ns)
-
-    def request(self, timing: Timing) -> None:
-        """One request of an execution was answered; for each of a batch."""
-        self._counters.request(timing.queue, timing.input, timing.infer, timing.output)
+    def ran_along(self, timing: Timing) -> None:
+        """A further request of the same batch was answered."""
+        self._counters.shared(timing.queue, timing.input, timing.infer, timing.output)
 
     def answered(self, spent: Spent, answer: Answer) -> None:
         """An answer of a stream; `spent` takes it in."""
@@ -57,7 +61,7 @@ class Statistics:
             outcome = "cancel" if answer.error_code == Code.CANCELLED else "fail"
         else:
             outcome = "empty_response" if answer.final and not answer.outputs else "success"
-        self.response(spent.answers, outcome, timing.infer, timing.output)
+        self._counters.response(spent.answers, outcome, timing.infer, timing.output)
         spent.answers += 1
         spent.queue_ns += timing.queue
         spent.infer_ns += timing.infer
@@ -65,18 +69,12 @@ class Statistics:
 
     def streamed(self, spent: Spent, message: Execute) -> None:
         """A stream came to its regular end: one execution, of one request."""
-        self.batch(self.elements(message), 0, spent.infer_ns, spent.output_ns)
-        self.request(Timing(spent.queue_ns, 0, spent.infer_ns, spent.output_ns))
-
-    def response(self, index: int, outcome: str, infer_ns: int, output_ns: int) -> None:
-        """Response `index` of a decoupled request; see `ExecutorCounters.response`."""
-        self._counters.response(index, outcome, infer_ns, output_ns)
+        self.ran(message, Timing(spent.queue_ns, 0, spent.infer_ns, spent.output_ns))
 
     def elements(self, message: Execute) -> int:
         """How many elements of a batch a request is."""
-        if not self._batching or not message.inputs or not message.inputs[0].shape:
-            return 1
-        return message.inputs[0].shape[0]
+        shape = message.inputs[0].shape if self._batching and message.inputs else ()
+        return shape[0] if shape else 1
 
     def measure(self, memory: ArenaMemory) -> None:
         """Publish what is held right now."""

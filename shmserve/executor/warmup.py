@@ -61,8 +61,9 @@ class _Responses:
             self._ended.set()
 
     def fail(self, error: ShmserveError) -> None:
-        self._error = self._error or error
-        self._ended.set()
+        if not self._ended.is_set():
+            self._error = self._error or error
+            self._ended.set()
 
     def abandoned(self) -> None:
         self.fail(Internal("the model let go of the request without sending its final response"))

@@ -58,8 +58,6 @@ def warmup_samples(
         if not inputs:
             raise ConfigError(f"{where}: it has no inputs")
         samples.append(WarmupSample(entry.name or str(index), inputs, entry.count or 1))
-    if samples and message.model_transaction_policy.decoupled:
-        raise ConfigError(f"model '{model}': model_warmup is not supported for decoupled models")
     return tuple(samples)
 
 

@@ -23,6 +23,7 @@ from shmserve.protocol.data_messages import (
     FrontendHello,
     Release,
 )
+from shmserve.protocol.grps_messages import OnlineSet, SetOnline
 from shmserve.protocol.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.link_messages import (
     Adopt,
@@ -81,6 +82,7 @@ ToFrontend = ExecutorHello | Answer
 ToCoordinator = (
     Hello | Grant | GiveBack | Loaded | LoadFailed | Started | Exited | Show | Stats | Drain
     | RegisterRegion | UnregisterRegions | NeedRegion | RegionShrunk | StoredRegions
+    | SetOnline
     | CounterPage | StoredPages | AskReport | ChangeLog | ChangeTrace | TakeTraces
     | LoadModel | UnloadModel
     | AskHistory
@@ -88,6 +90,7 @@ ToCoordinator = (
 FromCoordinator = (
     Welcome | Granted | Trim | AskStats | Desired | Shown | Stop | Adopt
     | RegionAnswer | RegionGiven | RegionsGone | StoreRegions | DropRegions
+    | OnlineSet
     | StorePages | DropPages | ReportGiven | SettingsAnswer | LogChanged
     | ModelAnswer
     | HistoryGiven

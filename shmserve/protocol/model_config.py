@@ -31,9 +31,15 @@ from shmserve.tensor.spec import ModelSpec, TensorSpec
 PYTHON = "python"
 ONNXRUNTIME = "onnxruntime"
 PYTORCH = "pytorch"
+GRPS = "grps"  # a GRPS project; its configuration is its own
 
 # The file a version's folder must hold unless default_model_filename says otherwise
-MODEL_FILES = {PYTHON: "model.py", ONNXRUNTIME: "model.onnx", PYTORCH: "model.pt"}
+MODEL_FILES = {
+    PYTHON: "model.py",
+    ONNXRUNTIME: "model.onnx",
+    PYTORCH: "model.pt",
+    GRPS: "inference.yml",
+}
 # A model file may be a folder, which has ONNX models with external data
 MODEL_FILE_IN_FOLDER = "model.onnx"
 _PLATFORMS = {
@@ -42,7 +48,12 @@ _PLATFORMS = {
     "onnx_onnxv1": ONNXRUNTIME,
     "pytorch_libtorch": PYTORCH,
 }
-_DEFAULT_PLATFORM = {PYTHON: "", ONNXRUNTIME: "onnxruntime_onnx", PYTORCH: "pytorch_libtorch"}
+_DEFAULT_PLATFORM = {
+    PYTHON: "",
+    ONNXRUNTIME: "onnxruntime_onnx",
+    PYTORCH: "pytorch_libtorch",
+    GRPS: "",
+}
 
 # Those whose models can tell their tensors, so that a configuration may be incomplete
 _COMPLETING = (PYTHON, ONNXRUNTIME)
@@ -190,9 +201,6 @@ def _check_hints(message: Any, model: str, backend: str) -> None:
     level = message.optimization.graph.level
     if backend == ONNXRUNTIME and level not in _GRAPH_LEVELS:
         raise ConfigError(f"model '{model}': optimization.graph.level {level} is not -1, 0, 1 or 2")
-    tensors = [*message.input, *message.output]
-    if message.model_transaction_policy.decoupled and any(t.HasField("reshape") for t in tensors):
-        raise ConfigError(f"model '{model}': reshape is not supported for decoupled models")
 
 
 def _notes(message: Any, backend: str) -> tuple[str, ...]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 
+import msgspec
 from msgspec import Struct
 
 from shmserve import ids
 from shmserve.errors import ConfigError
-from shmserve.protocol import model_config
+from shmserve.protocol import grps_spec, model_config
 from shmserve.protocol.link_messages import Instance
 from shmserve.protocol.model_config import MODEL_FILE_IN_FOLDER, MODEL_FILES, ModelConfig
-from shmserve.repository import files
+from shmserve.repository import files, grps_project
 from shmserve.tensor.spec import ModelSpec
 
 CONFIG_FILE = "config.pbtxt"
@@ -70,7 +71,7 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
     if not ids.is_model_name(name):
         raise ConfigError(f"'{files.printable(name)}' is not a valid model name")
     try:
-        present = _versions(directory)
+        present = _versions(directory) or ([1] if grps_project.is_plain(directory) else [])
     except OSError as ex:
         raise ConfigError(f"model '{name}': its folder cannot be read ({ex.strerror})") from None
     config = _config(directory, name, present, override)
@@ -78,11 +79,15 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
     specs: list[ModelSpec] = []
     failures: dict[str, str] = {}
     for version in config.version_policy.select(present):
-        reason = _missing(directory, version, present, config.model_file)
+        reason = _missing(directory, version, present, config)
         if reason:
             failures[str(version)] = reason
-        else:
-            specs.append(config.spec(str(version), labels))
+            continue
+        spec = config.spec(str(version), labels)
+        try:
+            specs.append(_completed(directory, spec))
+        except ConfigError as ex:
+            failures[str(version)] = ex.message
     if not specs and not failures:
         raise ConfigError(f"model '{name}': no version folder (a positive number) is there")
     return ModelFolder(name, directory, config, tuple(specs), failures)
@@ -115,7 +120,7 @@ def _config(directory: str, name: str, present: list[int], override: str | None)
         return model_config.parse_json(override, name, guess)
     path = os.path.join(directory, CONFIG_FILE)
     if not os.path.lexists(path):
-        if guess not in (model_config.ONNXRUNTIME, model_config.PYTHON):
+        if guess not in (model_config.ONNXRUNTIME, model_config.PYTHON, model_config.GRPS):
             why = " (a TorchScript model does not tell its tensors)" if guess else ""
             raise ConfigError(f"model '{name}': {CONFIG_FILE} is missing{why}")
         return model_config.parse("", name, guess)
@@ -126,16 +131,37 @@ def _config(directory: str, name: str, present: list[int], override: str | None)
 def _guess_backend(directory: str, present: list[int]) -> str:
     """The backend whose model file the newest version has, else ""."""
     for version in reversed(present):
+        if grps_project.root_of(directory, str(version)):
+            return model_config.GRPS
         for backend, file in MODEL_FILES.items():
             if os.path.exists(os.path.join(directory, str(version), file)):
                 return backend
     return ""
 
 
-def _missing(directory: str, version: int, present: list[int], file: str) -> str:
+def _completed(directory: str, spec: ModelSpec) -> ModelSpec:
+    """The spec with what models that take GRPS messages, and GRPS projects, say besides."""
+    if spec.backend == model_config.GRPS:
+        project = grps_project.read(directory, spec.version, spec.name)
+        parameters = {**project.parameters, **spec.parameters}
+        config = msgspec.json.decode(spec.config_json)
+        config["model_transaction_policy"] = {"decoupled": True}
+        spec = msgspec.structs.replace(
+            spec,
+            parameters=parameters,
+            decoupled=True,
+            config_json=msgspec.json.encode(config).decode(),
+        )
+    return grps_spec.completed(spec)
+
+
+def _missing(directory: str, version: int, present: list[int], config: ModelConfig) -> str:
     """Why a version cannot be served, else ""."""
     if version not in present:
         return f"version {version} is not in the repository"
+    if config.backend == model_config.GRPS:
+        return ""
+    file = config.model_file
     path = os.path.join(directory, str(version), file)
     if os.path.isdir(path):  # a model with its parts: the file of the same name inside
         path = os.path.join(path, MODEL_FILE_IN_FOLDER)

@@ -16,9 +16,10 @@ from shmserve.shm.segment import Mapping
 
 
 class PeerSegments:
-    """Segments of one peer process."""
+    """Segments of one peer process. `keep`: their descriptors, too, to pass them on."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: bool = False) -> None:
+        self._keep = keep
         self._mappings: dict[int, Mapping] = {}
         self._lock = threading.Lock()
 
@@ -34,7 +35,7 @@ class PeerSegments:
             for offer, fd in zip(offers, fds, strict=True):
                 with self._lock:
                     if offer.segment not in self._mappings:
-                        self._mappings[offer.segment] = Mapping(fd, offer.size)
+                        self._mappings[offer.segment] = Mapping(fd, offer.size, self._keep)
         except OSError as ex:
             raise ProtocolViolation(f"an offered segment cannot be mapped: {ex.strerror}") from ex
         finally:
@@ -53,12 +54,16 @@ class PeerSegments:
         Raises:
             ProtocolViolation: an unknown segment, or bytes outside of it.
         """
+        return self.mapping(at).view[at.offset : at.offset + at.nbytes]
+
+    def mapping(self, at: Descriptor) -> Mapping:
+        """The segment that a descriptor lies in, checked as by `view`."""
         mapping = self._mappings.get(at.segment)
         if mapping is None:
             raise ProtocolViolation(f"descriptor names unknown segment {at.segment}")
         if at.offset < 0 or at.nbytes < 0 or at.offset + at.nbytes > mapping.size:
             raise ProtocolViolation(f"descriptor {at} reaches outside of its segment")
-        return mapping.view[at.offset : at.offset + at.nbytes]
+        return mapping
 
     def clear(self) -> None:
         with self._lock:

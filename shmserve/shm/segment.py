@@ -15,6 +15,7 @@ import mmap
 import os
 import secrets
 import stat
+import weakref
 
 import posix_ipc
 
@@ -78,9 +79,12 @@ class Segment:
 
 
 class Mapping:
-    """A peer's segment, mapped read-only. It is unmapped with its last view."""
+    """A peer's segment, mapped read-only. It is unmapped with its last view.
 
-    def __init__(self, fd: int, size: int) -> None:
+    `fd`: a descriptor to pass on, closed with this object; -1: none is kept.
+    """
+
+    def __init__(self, fd: int, size: int, keep: bool = False) -> None:
         """Map `size` bytes of `fd` (stays the caller's).
 
         Raises:
@@ -92,6 +96,10 @@ class Mapping:
         self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
         self.view = memoryview(self._map)
         _populate(self._map, size, _POPULATE_READ)
+        self.fd = -1
+        if keep:
+            self.fd = os.dup(fd)
+            weakref.finalize(self, os.close, self.fd)
 
 
 def _create(epoch: str, size: int) -> int:

@@ -272,6 +272,7 @@ class FakeDispatcher:
         self.refused_models: dict[str, str] = {}
         self.published = True
         self.draining = False
+        self.online = False
         for spec, function in models:
             self.functions[spec.name] = function
             self.put(spec, ModelState.READY)
@@ -293,6 +294,7 @@ class FakeDispatcher:
             complete=True,
             draining=self.draining,
             regions=self.regions.book.regions,
+            grps_online=self.online,
             tuning=self.server.tuning,
             refused=self.refused_models,
         )
@@ -325,6 +327,10 @@ class FakeDispatcher:
         call = FakeCall(self, entry)
         self.calls.append(call)
         return call
+
+    def set_online(self, online: bool) -> None:
+        """GRPS's online flag."""
+        self.online = online
 
     def refused(self, entry: ModelEntry, error: BaseException) -> None:
         """Remember it."""

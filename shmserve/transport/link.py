@@ -26,6 +26,7 @@ import msgspec
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, Unavailable
 from shmserve.observe import logs
 from shmserve.protocol import messages
+from shmserve.protocol.grps_messages import OnlineSet, SetOnline
 from shmserve.protocol.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.link_messages import (
     AskStats,
@@ -73,12 +74,15 @@ ARENA_WAIT_S = 2.0
 # What the next hello tells, or the next coordinator asks or is asked again, is void.
 _VOID = (
     *(GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion),
-    *(AskReport, ChangeLog, ChangeTrace, TakeTraces, LoadModel, UnloadModel),
+    *(AskReport, ChangeLog, ChangeTrace, TakeTraces, LoadModel, UnloadModel, SetOnline),
     AskHistory,
 )
 
 # Replies to `Link.ask`: each has a `ticket`, and brings its question to an end.
-_ANSWERS = (RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer, ModelAnswer, HistoryGiven)
+_ANSWERS = (
+    *(RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer, ModelAnswer, OnlineSet),
+    HistoryGiven,
+)
 
 
 class _Ticket:

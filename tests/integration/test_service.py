@@ -137,7 +137,7 @@ def test_systemd_may_hold_the_listening_socket(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_control": "poll"}, "model_control: 'poll' is not supported yet"),
+        ({"http_restricted_api": "x:y=z"}, "http_restricted_api: there is no category 'x'"),
         ({"model_repository": "/nowhere"}, "model_repository: '/nowhere' is not a directory"),
         ({"nonsense": 1}, "unknown setting SHMSERVE_NONSENSE in the environment"),
     ],

@@ -132,6 +132,16 @@ class ModelControlMachine(RuleBasedStateMachine):
             self.link(0)
             self.finish_loading(0)
 
+    @rule(name=MODELS)
+    def a_reload_fails(self, name):
+        self.all_load()
+        self.load(name, 2, 1)
+        self.start(0)
+        self.link(0)
+        before = self.live(name)
+        self.fail_to_load(0)
+        assert self.live(name) == before
+
     @rule(choice=CHOICE)
     def fail_to_load(self, choice):
         process = self.pick(choice, lambda p: p.linked and not p.loaded)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmserve.errors import ConfigError
+from shmserve.errors import ConfigError, ShmserveError
 from shmserve.executor.backend import Response
 from shmserve.testing.backends import FakeRequest, FakeResponses, arrays, ask, ask_stream, load
 from shmserve.testing.backends import failure as failure_of
@@ -152,7 +152,7 @@ except pb.TritonModelException as ex:
 def test_bad_responses_and_errors_are_told_in_their_place(make: Make) -> None:
     body = f"""
 sender = requests[0].get_response_sender()
-sender.send(pb.InferenceResponse([pb.Tensor('Y', np.zeros(1, np.float64))]))
+sender.send(pb.InferenceResponse([pb.Tensor('Y', np.zeros(1, np.float32))] * 2))
 sender.send(pb.InferenceResponse(error=pb.TritonError('gone', pb.TritonError.NOT_FOUND)))
 sender.send(pb.InferenceResponse([]))
 sender.send({Y.format(4)}, flags={FINAL})
@@ -161,10 +161,41 @@ sender.send({Y.format(4)}, flags={FINAL})
     responses = ask_stream(backend, spec, X=X)
     assert responses.ended.wait(30)
     wrong, error, empty, good = responses.sent
-    assert "datatype FP32" in failure_of(wrong).message
+    assert "twice" in failure_of(wrong).message
     assert failure_of(error).message == "gone"
     assert empty == Response()
     assert arrays(good)["Y"].tolist() == [4]
+
+
+RESHAPED = """
+backend: "python" max_batch_size: 2 model_transaction_policy { decoupled: true }
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 2 ] } } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [] } } ]
+model_warmup [ { name: "w" batch_size: 1 inputs {
+  key: "X" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } } } ]
+"""
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_streams_are_reshaped_and_warmed_up(make: Make, cold: bool) -> None:
+    body = f"""
+sender = requests[0].get_response_sender()
+x = requests[0].inputs()[0].as_numpy()
+assert x.shape == (1, 2, 2), x.shape
+if {cold}:
+    sender.send(pb.InferenceResponse(error=pb.TritonError('too cold')))
+sender.send(pb.InferenceResponse([pb.Tensor('Y', x.sum((1, 2)))]))
+sender.send(flags={FINAL})
+"""
+    directory = make(triton(body), RESHAPED)
+    if cold:
+        with pytest.raises(ShmserveError, match="model_warmup 'w': too cold"):
+            load(directory)
+        return
+    backend, spec = load(directory)
+    responses = ask_stream(backend, spec, X=X[None])
+    assert responses.ended.wait(30)
+    assert [arrays(one)["Y"].tolist() for one in responses.sent] == [[[6.0]]]
 
 
 # -------------------------------------------------- Triton dialect, one response
@@ -199,7 +230,7 @@ def test_ordinary_models_may_send_their_response(make: Make, body: str) -> None:
         (f"s.send(flags={FINAL})", "without a response"),
         (f"s.send({Y.format(5)}, {FINAL})\ns.send(flags={FINAL})", "closed"),
         ("return None", "let go of the request"),
-        ("return 5", "list of 1 responses, got int"),
+        ("return 5", "Expected a list in the execute return, got int"),
     ],
 )
 def test_ordinary_models_send_exactly_one(make: Make, body: str, reason: str) -> None:

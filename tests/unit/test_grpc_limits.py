@@ -64,6 +64,25 @@ def test_a_client_that_never_sends_its_message_is_given_up() -> None:
         sender.close()
 
 
+def test_silent_clients_of_a_small_call_are_given_up_sooner() -> None:
+    with Rig(head_timeout_s=0.5) as rig:
+        sender = Sender()
+        metadata = rig.client.channel.stream_unary("/inference.GRPCInferenceService/ModelMetadata")
+        silent = [metadata.future(iter(sender)) for _ in range(20)]
+        assert {call.code() for call in silent} == {grpc.StatusCode.CANCELLED}
+        for _ in silent:
+            sender.close()
+
+
+def test_limits_of_requests_hold_within_streams_too() -> None:
+    with Rig(max_inputs=1) as rig:
+        double = request()
+        double.inputs.append(double.inputs[0])
+        (answer,) = rig.client.stream([double])
+        assert "max_inputs" in answer.error_message
+        assert "max_inputs" in rig.client.error("ModelInfer", double)[1]
+
+
 def test_a_client_that_does_not_take_its_answer_is_given_up() -> None:
     with Rig(send_timeout_s=0.5, min_bytes_per_s=1 << 30) as rig:
         sender = Sender()

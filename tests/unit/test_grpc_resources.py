@@ -245,6 +245,7 @@ def test_reflection(rig: Rig) -> None:
     listed = reflect(rig, list_services="").list_services_response.service
     assert {service.name for service in listed} == {
         "inference.GRPCInferenceService",
+        "grps.protos.v1.GrpsService",
         "grpc.health.v1.Health",
         "grpc.reflection.v1alpha.ServerReflection",
     }

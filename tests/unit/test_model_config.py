@@ -171,11 +171,6 @@ BAD = [
         r"reshape \[-1, 6\] has other elements",
     ),
     (
-        "output [ { name: 'C' data_type: TYPE_FP32 dims: [1] reshape { shape: [] } } ] "
-        "model_transaction_policy { decoupled: true }",
-        "reshape is not supported for decoupled",
-    ),
-    (
         "max_batch_size: 8 dynamic_batching { preferred_batch_size: 9 }",
         "preferred_batch_size 9 is not between 1 and max_batch_size 8",
     ),

@@ -14,7 +14,7 @@ from shmserve.errors import ConfigError, InvalidArgument, NotFound, PermissionDe
 from shmserve.frontends.http import guard
 from shmserve.frontends.http.forwarding import compiled, forwarded
 from shmserve.frontends.oip.repository import IndexRow, Repository
-from shmserve.frontends.oip.restricted import Restricted
+from shmserve.frontends.oip.restricted import Restricted, check_settings
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
 from tests.unit.http_client import INFER, Client, as_json
@@ -104,7 +104,7 @@ def test_the_index_has_every_state(repository: Repository, dispatcher: FakeDispa
     spec = dispatcher.entries["identity"]["1"].spec
     dispatcher.entries = {}
     dispatcher.put(spec, ModelState.READY)
-    dispatcher.refused = {"identity/2": "no weights", "worse": "line 3"}
+    dispatcher.refused_models = {"identity/2": "no weights", "worse": "line 3"}
     dispatcher.models.in_repository = ["identity", "never", "worse"]
     assert repository.index() == [
         IndexRow("identity", "1", "READY"),
@@ -261,5 +261,6 @@ def test_reserved_parameters_are_not_forwarded(key: str) -> None:
 
 def test_a_pattern_must_be_one() -> None:
     assert compiled("") is None
+    check_settings(Settings(http_header_forward_pattern="^x-"))
     with pytest.raises(ConfigError, match="http_header_forward_pattern"):
-        compiled("(")
+        check_settings(Settings(http_header_forward_pattern="("))

@@ -13,6 +13,10 @@
 An output is either written into what `request.output` offered or returned in the dict;
 a returned array is copied once (unless it is an input, or one that was offered).
 `native_stream` says how decoupled models answer.
+
+A worker that takes GRPS messages (parameter `grps` of config.pbtxt is "message") looks at
+`request.grps`, or at `request.http` of a request to its own HTTP path, and returns a
+`shmserve.grps.Message`, or what a custom HTTP request may be answered with.
 """
 
 from __future__ import annotations
@@ -25,11 +29,14 @@ import numpy as np
 
 from shmserve.errors import ConfigError, Internal
 from shmserve.executor.backend import Context, Request, Response
+from shmserve.executor.backends import native_messages
 from shmserve.executor.backends.failure import from_exception
+from shmserve.executor.backends.grps.http import HttpRequest
 from shmserve.executor.backends.outputs import OutputCheck
 from shmserve.executor.backends.reshape import model_side
-from shmserve.protocol import config_json
+from shmserve.protocol import config_json, grps_spec
 from shmserve.protocol.data_messages import Parameter
+from shmserve.protocol.grps_message import GrpsMessage
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec
 
@@ -69,6 +76,24 @@ class NativeRequest:
         return self._request.cancelled
 
     @property
+    def grps(self) -> GrpsMessage | None:
+        """The GRPS message of a worker that takes messages; None: the request has none.
+
+        Its tensors and binary data are views of shared memory.
+        """
+        return native_messages.message_of(self._request)
+
+    @property
+    def streaming(self) -> bool:
+        """Whether a GRPS client asked for a stream."""
+        return bool(self._request.parameters.get(grps_spec.STREAMING))
+
+    @property
+    def http(self) -> HttpRequest | None:
+        """A request to the worker's own HTTP path; None: it came another way."""
+        return native_messages.http_of(self._request)
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs that were sent (optional ones may be missing)."""
         return tuple(self._request.inputs)
@@ -83,6 +108,18 @@ class NativeRequest:
         if found is None:
             raise Internal(f"the request has no input '{name}'")
         return found.numpy()
+
+    def answer(self, result: Any, partial: bool = False, first: bool = True) -> Response:
+        """What the model gave, as a response (for the server, not for models).
+
+        Raises:
+            ShmserveError: it is nothing that can be sent.
+        """
+        if self._check.messages:
+            return native_messages.response_of(self._request, result, self._check, first)
+        offered, self._offered = self._offered, {}
+        named = pairs(result, offered).items()
+        return Response(outputs=self._check.answer(self._request.requested, named, partial))
 
     def output(self, name: str, shape: Sequence[int]) -> np.ndarray[Any, Any]:
         """A writable array, with undefined content, whose content is sent as the output.
@@ -151,8 +188,7 @@ class NativeDialect:
         view = NativeRequest(request, self._check)
         try:
             result = self._model.infer(view)
-            named = pairs(result, view._offered).items()
-            return Response(outputs=self._check.answer(request.requested, named))
+            return view.answer(result)
         except (Exception, SystemExit) as ex:
             return Response(error=from_exception(ex, _log, "infer failed"))
 

@@ -15,6 +15,7 @@ or, with threads of its own and any number of requests under way:
             request.send({"OUT": array})
             request.finish()
 
+A worker that takes GRPS messages yields or sends a `shmserve.grps.Message` instead of the dict.
 A generator whose request is cancelled is closed at its `yield`.
 """
 
@@ -27,16 +28,21 @@ import numpy as np
 
 from shmserve.errors import Internal, ShmserveError
 from shmserve.executor.backend import Request, Response
-from shmserve.executor.backends.native import NativeRequest, pairs
+from shmserve.executor.backends.native import NativeRequest
 from shmserve.executor.backends.outputs import OutputCheck
+from shmserve.protocol.grps_message import GrpsMessage
 
 
 class StreamRequest(NativeRequest):
     """One request of a decoupled model. It may be kept, and used by any one thread."""
 
-    __slots__ = ()
+    __slots__ = ("_first",)
 
-    def send(self, outputs: Mapping[str, np.ndarray[Any, Any]] | None = None) -> None:
+    def __init__(self, request: Request, check: OutputCheck) -> None:
+        super().__init__(request, check)
+        self._first = True
+
+    def send(self, outputs: Mapping[str, np.ndarray[Any, Any]] | GrpsMessage | None = None) -> None:
         """Send an answer: what was written into `output(...)` since the last one, and what is
         given here. Waits while the client is behind; dropped if the request is `cancelled`.
 
@@ -45,11 +51,9 @@ class StreamRequest(NativeRequest):
         """
         responses = self._request.responses
         assert responses is not None
-        offered, self._offered = self._offered, {}
+        first, self._first = self._first, False
         try:
-            named = pairs(outputs, offered).items()
-            found = self._check.answer(self._request.requested, named, partial=True)
-            response = Response(outputs=found)
+            response = self.answer(outputs, partial=True, first=first)
         except ShmserveError as ex:
             response = Response(error=ex)
         responses.send(response)

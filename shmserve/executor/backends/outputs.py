@@ -13,14 +13,23 @@ import numpy as np
 
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output
+from shmserve.protocol import grps_spec
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
 from shmserve.tensor.spec import ModelSpec, TensorSpec, fits
 
 
 class OutputCheck:
-    """Knows a model's outputs; makes `Output`s of a model's arrays."""
+    """Knows a model's outputs; makes `Output`s of a model's arrays.
+
+    `messages`: the model answers with GRPS messages, or over HTTP by itself; `stream_type`
+    is the content type of the latter's streams.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
+        self.messages = grps_spec.takes_message(spec) or grps_spec.takes_http(spec)
+        self.stream_type = spec.parameters.get(
+            "grps_streaming_ctrl_content_type", grps_spec.STREAM_TYPE
+        )
         self._model = spec.name
         self._specs = {output.name: output for output in spec.outputs}
 

@@ -6,16 +6,17 @@ import threading
 from collections.abc import Callable, Iterator
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from shmserve.core.registry import ModelState, Snapshot
-from shmserve.errors import InvalidArgument, NotFound, Unavailable
+from shmserve.errors import NotFound, Unavailable
+from shmserve.frontends.grpc.resources import as_message
 from shmserve.frontends.oip.seam import Dispatcher
 
 SERVICE = "grpc.health.v1.Health"
 _PERIOD_S = 0.25  # how often a watched status is looked at
 _Status = health_pb2.HealthCheckResponse
+_request = as_message(health_pb2.HealthCheckRequest)
 
 
 class Health:
@@ -28,14 +29,14 @@ class Health:
 
     def check(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         """Check."""
-        status = self._status(_service(data))
+        status = self._status(str(_request(data).service))
         if status == _Status.SERVICE_UNKNOWN:
             raise NotFound("no such service, and no model of that name")
         return _encoded(status)
 
     def watch(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Watch: the status now, and again whenever it is another, for as long as one likes."""
-        service = _service(data)
+        service = str(_request(data).service)
         ended = threading.Event()
         if not context.add_callback(ended.set):
             return
@@ -69,13 +70,6 @@ class Health:
             usable = entry.state is ModelState.READY and bool(entry.instances)
             ready = usable and not self._draining()
         return int(_Status.SERVING if ready else _Status.NOT_SERVING)
-
-
-def _service(data: bytes) -> str:
-    try:
-        return str(health_pb2.HealthCheckRequest.FromString(data).service)
-    except DecodeError:
-        raise InvalidArgument("the message is no HealthCheckRequest") from None
 
 
 def _encoded(status: int) -> bytes:

@@ -71,7 +71,7 @@ class Inferences:
     def infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         """ModelInfer: a ModelInferRequest to a ModelInferResponse."""
         started = monotonic_ns()
-        wire = parse_request(data, self._settings)
+        wire = self.parse(data)
         asker = self.asker(context)
         entry = self.entry_of(wire)
         item = self.prepare(wire, entry, asker, started, one_answer=True)
@@ -100,6 +100,14 @@ class Inferences:
     def asker(self, context: grpc.ServicerContext) -> Asker:
         """The client of a call."""
         return Asker(context, self._callers)
+
+    def parse(self, data: bytes) -> WireInferRequest:
+        """A ModelInferRequest.
+
+        Raises:
+            InvalidArgument: it is none, or larger than the settings allow.
+        """
+        return parse_request(data, self._settings)
 
     def entry_of(self, wire: WireInferRequest) -> ModelEntry:
         """The model version a request is for.
@@ -255,7 +263,8 @@ def _outputs(item: Inference, outcome: Outcome, receipt: Receipt) -> tuple[_Rows
 def _stream_message(item: Inference, outcome: Outcome, receipt: Receipt, final: bool) -> bytes:
     outputs, raw = _outputs(item, outcome, receipt)
     spec = item.plan.spec
+    version = spec.version if outputs or not final else ""  # as Triton has it for a bare end
     parameters = {**outcome.parameters, _FINAL: final}
     return encode_stream_response(
-        "", response_parts(spec.name, spec.version, item.wire.id, parameters, outputs, raw)
+        "", response_parts(spec.name, version, item.wire.id, parameters, outputs, raw)
     )

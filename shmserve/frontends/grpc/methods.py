@@ -40,6 +40,9 @@ _CATEGORIES = {
     "ServerReflectionInfo": "metadata",
     "ModelInfer": "inference",
     "ModelStreamInfer": "inference",
+    "Predict": "inference",
+    "PredictStreaming": "inference",
+    **dict.fromkeys(("CheckLiveness", "CheckReadiness", "Online", "Offline"), "health"),
     "ModelConfig": "model-config",
     "ModelStatistics": "statistics",
     "TraceSetting": "trace",
@@ -66,12 +69,12 @@ class Methods:
     def unary(
         self, name: str, run: Unary, pool: ThreadPoolExecutor, large: bool = False
     ) -> grpc.RpcMethodHandler:
-        """One message, one answer. `large`: taking the answer may be a matter of time."""
+        """One message, one answer. `large`: sending and taking them may be a matter of time."""
 
         def behave(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
             try:
                 self._admit(name, context)
-                answer = run(self.first(requests, context), context)
+                answer = run(self.first(requests, context, large), context)
             except grpc.RpcError:  # the client has gone
                 raise
             except Exception as ex:
@@ -112,13 +115,17 @@ class Methods:
             headers = {k: v for k, v in context.invocation_metadata() if isinstance(v, str)}
             self._restricted.check(_CATEGORIES[name], headers)
 
-    def first(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    def first(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, large: bool = False
+    ) -> bytes:
         """The one message of a unary call.
 
         Raises:
             InvalidArgument: the call has none.
         """
-        self._overdue.expect(context, self._settings.grpc_message_timeout_s)
+        settings = self._settings
+        limit_s = settings.grpc_message_timeout_s if large else settings.head_timeout_s
+        self._overdue.expect(context, limit_s)
         try:
             for data in requests:
                 return data

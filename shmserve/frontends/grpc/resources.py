@@ -25,15 +25,28 @@ from shmserve.frontends.oip.seam import Dispatcher
 Rpc = Callable[[Any, grpc.ServicerContext], Any]  # of messages
 
 
+def as_message(kind: Any) -> Callable[[bytes], Any]:
+    """What reads messages of a generated class.
+
+    Raises (what is returned does):
+        InvalidArgument: malformed bytes.
+    """
+
+    def parse(data: bytes) -> Any:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            raise InvalidArgument(f"the message is no {kind.DESCRIPTOR.name}") from None
+
+    return parse
+
+
 def as_unary(request: Any, rpc: Rpc) -> Unary:
     """An rpc on messages as one on bytes; `request`: the class of its request."""
+    parse = as_message(request)
 
     def run(data: bytes, context: grpc.ServicerContext) -> bytes:
-        try:
-            message = request.FromString(data)
-        except DecodeError:
-            raise InvalidArgument(f"the message is no {request.DESCRIPTOR.name}") from None
-        answer: bytes = rpc(message, context).SerializeToString()
+        answer: bytes = rpc(parse(data), context).SerializeToString()
         return answer
 
     return run
@@ -52,12 +65,16 @@ class Resources:
             name=server.name, version=server.version, extensions=server.extensions
         )
 
-    def rpcs(self) -> dict[str, Rpc]:
+    def health_rpcs(self) -> dict[str, Rpc]:
         return {
             "ServerLive": lambda request, context: pb.ServerLiveResponse(live=True),
             "ServerReady": lambda request, context: pb.ServerReadyResponse(ready=self._ready()),
-            "ServerMetadata": lambda request, context: self._server,
             "ModelReady": self._model_ready,
+        }
+
+    def rpcs(self) -> dict[str, Rpc]:
+        return {
+            "ServerMetadata": lambda request, context: self._server,
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
         }

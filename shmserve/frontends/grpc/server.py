@@ -11,18 +11,20 @@ from typing import Any
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.frontends.grpc.callers import Callers
 from shmserve.frontends.grpc.control import RepositoryResources, ServerResources
+from shmserve.frontends.grpc.grps import SERVICE as GRPS
+from shmserve.frontends.grpc.grps import GrpsRpcs
 from shmserve.frontends.grpc.health import Health
 from shmserve.frontends.grpc.infer import Inferences
 from shmserve.frontends.grpc.methods import Methods
 from shmserve.frontends.grpc.overdue import Overdue
 from shmserve.frontends.grpc.pools import BoundedPool, Refusals
-from shmserve.frontends.grpc.resources import RegionResources, Resources, as_unary
+from shmserve.frontends.grpc.resources import RegionResources, Resources, as_message, as_unary
 from shmserve.frontends.grpc.stream import METHOD as STREAM
 from shmserve.frontends.grpc.stream import Streams
 from shmserve.frontends.oip.regions import Regions
@@ -34,9 +36,8 @@ SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 INFER = "ModelInfer"
 
-_QUICK_THREADS = 4  # for what is answered from the registry
-_QUICK_CALLS = 1024
-_ASKING_THREADS = 4  # for what waits for the coordinator
+_SMALL_THREADS = 16  # each for health, what the registry answers, what asks the coordinator
+_SMALL_CALLS = 1024
 _LOADING_THREADS = 16  # for what waits for models to be loaded
 _LOADING_CALLS = 64
 _REFLECTIONS = 4
@@ -53,7 +54,6 @@ class GrpcServer:
     """One server. `server` is gRPC's, for addresses to be added before `start`."""
 
     def __init__(self, dispatcher: Dispatcher, settings: Settings, callers: Callers) -> None:
-        self._settings = settings
         self._overdue = Overdue()
         self._methods = Methods(self._overdue, settings)
         self._make_pools(settings)
@@ -61,15 +61,19 @@ class GrpcServer:
         inferences = Inferences(dispatcher, settings, regions, callers)
         self._streams = Streams(inferences, self._stream_threads, settings.grpc_stream_requests)
         health = Health(dispatcher, SERVICE.full_name, lambda: self._streams.draining)
-        quick = Resources(dispatcher, settings, health.ready).rpcs()
+        resources = Resources(dispatcher, settings, health.ready)
         asking = RegionResources(regions, callers).rpcs()
         asking |= ServerResources(dispatcher, settings).rpcs()
         loading = RepositoryResources(dispatcher, settings).rpcs()
         handlers = self._inference_handlers(inferences)
-        handlers |= self._message_handlers(quick, self._quick)
+        handlers |= self._message_handlers(resources.health_rpcs(), self._health)
+        handlers |= self._message_handlers(resources.rpcs(), self._quick)
         handlers |= self._message_handlers(asking, self._asking)
-        handlers |= self._message_handlers(loading, self._loading)
+        handlers |= self._message_handlers(loading, self._loading, large=True)
         services = {SERVICE.full_name: handlers, HEALTH.full_name: self._health_handlers(health)}
+        services[GRPS.full_name] = GrpsRpcs(dispatcher, settings, self._methods).handlers(
+            self._calls, self._stream_calls, self._quick, self._asking
+        )
         if settings.grpc_reflection:
             services |= self._reflection_handlers([*services])
         self.server = grpc.server(
@@ -96,8 +100,9 @@ class GrpcServer:
             "watch", watchers, watchers, why=f"{watchers} watch already (grpc_max_watchers)"
         )
         busy = "too many calls at a time"
-        self._quick = make("quick", _QUICK_THREADS, _QUICK_CALLS, why=busy)
-        self._asking = make("ask", _ASKING_THREADS, _QUICK_CALLS, why=busy)
+        self._health = make("health", _SMALL_THREADS, _SMALL_CALLS, why=busy)
+        self._quick = make("quick", _SMALL_THREADS, _SMALL_CALLS, why=busy)
+        self._asking = make("ask", _SMALL_THREADS, _SMALL_CALLS, why=busy)
         self._loading = make("load", _LOADING_THREADS, _LOADING_CALLS, why=busy)
         self._reflections = make("reflection", _REFLECTIONS, _REFLECTIONS, why=busy)
         most = streams * (settings.grpc_stream_requests + 1)  # a reader each
@@ -133,7 +138,8 @@ class GrpcServer:
         self._overdue.close()
         for pool in (
             *(self._calls, self._stream_calls, self._stream_threads, self._watchers),
-            *(self._quick, self._asking, self._loading, self._reflections, self._refusals),
+            *(self._health, self._quick, self._asking, self._loading, self._reflections),
+            self._refusals,
         ):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -146,12 +152,12 @@ class GrpcServer:
         }
 
     def _message_handlers(
-        self, rpcs: dict[str, Any], pool: BoundedPool
+        self, rpcs: dict[str, Any], pool: BoundedPool, large: bool = False
     ) -> dict[str, grpc.RpcMethodHandler]:
         handlers = {}
         for name, rpc in rpcs.items():
             request = GetMessageClass(SERVICE.methods_by_name[name].input_type)
-            handlers[name] = self._methods.unary(name, as_unary(request, rpc), pool)
+            handlers[name] = self._methods.unary(name, as_unary(request, rpc), pool, large)
         return handlers
 
     def _health_handlers(self, health: Health) -> dict[str, grpc.RpcMethodHandler]:
@@ -159,7 +165,7 @@ class GrpcServer:
             return health.watch(self._methods.first(requests, context), context)
 
         return {
-            "Check": self._methods.unary("Check", health.check, self._quick),
+            "Check": self._methods.unary("Check", health.check, self._health),
             "Watch": self._methods.stream("Watch", watch, self._watchers),
         }
 
@@ -167,23 +173,15 @@ class GrpcServer:
         self, services: list[str]
     ) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
         servicer = reflection.ReflectionServicer([*services, reflection.SERVICE_NAME])
-        message = servicer_request()
+        parse = as_message(reflection_pb2.ServerReflectionRequest)
 
         def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            parsed = (message.FromString(data) for data in requests)
-            for response in servicer.ServerReflectionInfo(parsed, context):
+            for response in servicer.ServerReflectionInfo(map(parse, requests), context):
                 yield response.SerializeToString()
 
         name = "ServerReflectionInfo"
         handler = self._methods.stream(name, answer, self._reflections)
         return {reflection.SERVICE_NAME: {name: handler}}
-
-
-def servicer_request() -> Any:
-    """The class of reflection's requests."""
-    from grpc_reflection.v1alpha import reflection_pb2
-
-    return reflection_pb2.ServerReflectionRequest
 
 
 def options(settings: Settings) -> list[tuple[str, int]]:

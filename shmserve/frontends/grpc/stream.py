@@ -23,7 +23,7 @@ from shmserve.errors import ShmserveError, Unavailable
 from shmserve.frontends.grpc.asker import Asker
 from shmserve.frontends.grpc.failures import as_error
 from shmserve.frontends.grpc.infer import Inference, Inferences, encode_error
-from shmserve.protocol.infer_wire import WireInferRequest, parse_request
+from shmserve.protocol.infer_wire import WireInferRequest
 
 METHOD = "ModelStreamInfer"
 _ERRORS_END_IT = ("triton_grpc_error", "true")
@@ -73,7 +73,7 @@ class Streams:
         try:
             if self.draining:
                 raise Unavailable("the server is stopping")
-            wire = parse_request(data)
+            wire = self.inferences.parse(data)
             entry = self.inferences.entry_of(wire)
             return self.inferences.prepare(wire, entry, asker, started)
         except Exception as ex:

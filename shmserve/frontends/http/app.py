@@ -6,7 +6,7 @@ import falcon
 
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
-from shmserve.frontends.http import dashboard, failures, observing
+from shmserve.frontends.http import dashboard, failures, grps, observing
 from shmserve.frontends.http import regions as region_routes
 from shmserve.frontends.http import repository as repository_routes
 from shmserve.frontends.http.generate import GenerateResource, GenerateStreamResource
@@ -34,8 +34,9 @@ def create_app(
 ) -> falcon.App[falcon.Request, falcon.Response]:
     """The WSGI application of one HTTP worker."""
     restricted = Restricted(settings.http_restricted_api)
+    guard = Guard(restricted)
     app: falcon.App[falcon.Request, falcon.Response] = falcon.App(
-        media_type="application/json", middleware=[Guard(restricted)] if restricted else None
+        media_type="application/json", middleware=[guard] if restricted else None
     )
     app.add_error_handler(Exception, failures.on_unexpected)
     app.add_error_handler(falcon.HTTPError, failures.on_http_error)
@@ -55,4 +56,5 @@ def create_app(
         app.add_route(f"{path}/infer", InferResource(dispatcher, settings, regions))
         app.add_route(f"{path}/generate", GenerateResource(dispatcher, settings))
         app.add_route(f"{path}/generate_stream", GenerateStreamResource(dispatcher, settings))
+    grps.add_routes(app, dispatcher, settings, guard)
     return app

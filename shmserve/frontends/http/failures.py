@@ -1,4 +1,4 @@
-"""Every error as ``{"error": "..."}``, with the status of the one table in `errors`."""
+"""Every error as ``{"error": "..."}`` or a GRPS message, with the status of `errors`' table."""
 
 from __future__ import annotations
 
@@ -16,26 +16,33 @@ from shmserve.errors import (
     ShmserveError,
     UnsupportedEncoding,
 )
+from shmserve.protocol import grps_json_out
+from shmserve.protocol.grps_message import failure
 
 log = logging.getLogger("shmserve.http")
 
 _encode = msgspec.json.Encoder().encode
 _RETRY_AFTER_S = "1"
 _GENERIC = "internal server error"
+_GRPS = "/grps/v1/"  # whose clients look for errors in another form
 
 
-def _answer(resp: falcon.Response, status: int, message: str) -> None:
+def _answer(req: falcon.Request, resp: falcon.Response, status: int, message: str) -> None:
+    message = message or _GENERIC
     resp.status = status
     resp.content_type = "application/json"
     resp.stream = None
-    resp.data = _encode({"error": message or _GENERIC})
+    if req.path.startswith(_GRPS):
+        resp.data = grps_json_out.encode(failure(message, status))
+    else:
+        resp.data = _encode({"error": message})
 
 
 def on_shmserve_error(
     req: falcon.Request, resp: falcon.Response, ex: ShmserveError, params: dict[str, Any]
 ) -> None:
     """An error of ours: its message was written for the client."""
-    _answer(resp, ex.http_status, ex.message)
+    _answer(req, resp, ex.http_status, ex.message)
     if ex.code is Code.INTERNAL and not isinstance(ex, ModelFailure):
         log.error("%s %s failed", req.method, req.path, exc_info=ex)
     if isinstance(ex, QueueFull | ArenaExhausted):
@@ -52,7 +59,7 @@ def on_http_error(
         resp.set_headers(ex.headers)
     status = falcon.http_status_to_code(ex.status)
     reason = falcon.code_to_http_status(status).partition(" ")[2]
-    _answer(resp, status, reason)
+    _answer(req, resp, status, reason)
 
 
 def on_unexpected(
@@ -60,4 +67,4 @@ def on_unexpected(
 ) -> None:
     """A defect: the client learns that there is one, the log what it is."""
     log.error("unexpected error in %s %s", req.method, req.path, exc_info=ex)
-    _answer(resp, 500, _GENERIC)
+    _answer(req, resp, 500, _GENERIC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from shmserve.errors import ConfigError, InvalidArgument
+from shmserve.errors import InvalidArgument
 from shmserve.protocol.oip import RESERVED_PREFIX
 
 # Parameters whose meaning the protocol fixes
@@ -20,15 +20,8 @@ _FIXED = {
 
 
 def compiled(pattern: str) -> re.Pattern[str] | None:
-    """The setting `http_header_forward_pattern`; None: nothing is forwarded.
-
-    Raises:
-        ConfigError: it is no regular expression.
-    """
-    try:
-        return re.compile(pattern, re.IGNORECASE) if pattern else None
-    except re.error as ex:
-        raise ConfigError(f"http_header_forward_pattern: {ex}") from None
+    """The setting `http_header_forward_pattern`; None: nothing is forwarded."""
+    return re.compile(pattern, re.IGNORECASE) if pattern else None
 
 
 def forwarded(pattern: re.Pattern[str], environ: dict[str, Any]) -> dict[str, str]:

@@ -20,6 +20,7 @@ _BY_END = {
     "setting": "trace",
     "logging": "logging",
     "": "statistics",  # the metrics page at /
+    "metrics": "statistics",
 }
 _BY_START = (
     ("/monitor/", "statistics"),
@@ -27,6 +28,8 @@ _BY_START = (
     ("/v2/repository/", "model-repository"),
     ("/v2/systemsharedmemory/", "shared-memory"),
     ("/v2/cudasharedmemory/", "shared-memory"),
+    ("/grps/v1/health/", "health"),
+    ("/grps/v1/infer/", "inference"),
 )
 
 
@@ -41,6 +44,10 @@ class Guard:
     ) -> None:
         """Called once the route is known, before the body is looked at."""
         self._restricted.check(category(req.uri_template or ""), _Headers(req))
+
+    def check_inference(self, req: falcon.Request) -> None:
+        """The same for an inference that has no route: a model's own path."""
+        self._restricted.check("inference", _Headers(req))
 
 
 class _Headers:

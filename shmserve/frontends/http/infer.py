@@ -77,7 +77,6 @@ class InferResource:
             )
             answered = monotonic_ns()
             result = make_result(plan, request, wanted, outcome, receipt)
-            call.answered()
             _respond(environ, resp, result, call, answered)
         except BaseException as ex:
             call.failed(ex)
@@ -206,12 +205,14 @@ def _respond(
         resp.data = result.head
     receipt.send_ns = monotonic_ns() - answered
     if environ.get("HTTP_SHMSERVE_RECEIPT") == "1":
-        _set_receipt(resp, receipt)
+        set_receipt(resp, receipt)
+    call.answered()
     if chosen or not result.buffers:
         call.close()
 
 
-def _set_receipt(resp: falcon.Response, receipt: Receipt) -> None:
+def set_receipt(resp: falcon.Response, receipt: Receipt) -> None:
+    """Tell the client what its request cost."""
     told = receipt.as_dict()
     resp.set_header("shmserve-receipt", _encode_receipt(told).decode())
     times = told["ns"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from time import monotonic_ns
 
 from prometheus_client import generate_latest
 from prometheus_client.core import (
@@ -29,7 +30,7 @@ from shmserve.core.registry import ModelState, Snapshot
 from shmserve.core.request_counters import COPIES, Reason
 from shmserve.frontends.http.triton_metrics import triton_text
 from shmserve.frontends.oip.seam import Dispatcher
-from shmserve.protocol.stats_messages import ModelReport, Report
+from shmserve.protocol.stats_messages import ModelReport, ProcessReport, Report
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -208,25 +209,38 @@ def _processes(report: Report) -> Iterator[Metric]:
         [
             ((of,), sum(p.gauges.connections for p in report.processes if p.owner.role == of))
             for of in sorted(running)
-            if of != "executor"
+            if of == "http"  # gRPC does not tell
         ],
     )
     executors = sorted(
         (p for p in report.processes if p.owner.role == "executor"), key=lambda p: p.owner.instance
     )
+    labels = [(p.owner.model, p.owner.version, p.owner.instance) for p in executors]
     yield _family(
         GaugeMetricFamily(
             "shmserve_queue_depth",
             "Requests that wait for or run on an instance",
             labels=(*_MODEL, "instance"),
         ),
-        [((p.owner.model, p.owner.version, p.owner.instance), p.depth) for p in executors],
+        zip(labels, (p.depth for p in executors), strict=True),
+    )
+    yield _family(
+        GaugeMetricFamily(
+            "shmserve_executor_busy_seconds",
+            "For how long an instance has been running its present request; 0: idle",
+            labels=(*_MODEL, "instance"),
+        ),
+        zip(labels, (_busy_s(p) for p in executors), strict=True),
     )
     yield GaugeMetricFamily(
         "shmserve_unreadable_pages",
         "Processes whose counters could not be read for this scrape",
         value=report.unreadable,
     )
+
+
+def _busy_s(process: ProcessReport) -> float:
+    return max(0, monotonic_ns() - process.busy_ns) / 1e9 if process.busy_ns else 0.0
 
 
 def _memory(report: Report) -> Iterator[Metric]:

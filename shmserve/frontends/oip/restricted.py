@@ -6,9 +6,11 @@ A setting is a list of ``<category>[,<category>...]:<header>=<value>``.
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable
 from typing import Protocol
 
+from shmserve.config import Settings
 from shmserve.errors import ConfigError, PermissionDenied, Unavailable
 
 CATEGORIES = (
@@ -80,3 +82,17 @@ class Restricted:
         if self._grpc:
             raise Unavailable(f"This protocol is restricted, expecting header '{name}'")
         raise PermissionDenied(f"This API is restricted, expecting header '{header}'")
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings of this kind that cannot be understood, before anything is started.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    Restricted(settings.http_restricted_api)
+    Restricted(settings.grpc_restricted_protocol, grpc=True)
+    try:
+        re.compile(settings.http_header_forward_pattern)
+    except re.error as ex:
+        raise ConfigError(f"http_header_forward_pattern: {ex}") from None

@@ -1,0 +1,67 @@
+"""The package `grps_framework` as projects import it; it exists only where `install` was called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import NoReturn
+
+_HERE = "shmserve.executor.backends.grps"
+_MODULES = {
+    "apis.grps_pb2": "shmserve._generated.grps_pb2",
+    "context.context": f"{_HERE}.context",
+    "converter.converter": f"{_HERE}.converter",
+    "converter.torch_tensor_converter": f"{_HERE}.torch_inferer",
+    "model_infer.inferer": f"{_HERE}.inferer",
+    "model_infer.torch_inferer": f"{_HERE}.torch_inferer",
+    "logger.logger": f"{_HERE}.logger",
+    "monitor.monitor": "shmserve.executor.monitor",
+    "test": f"{_HERE}.testing",
+}
+_REFUSED = {
+    "model_infer.tf_inferer": "TensorFlow",
+    "model_infer.trt_inferer": "TensorRT",
+    "converter.tf_tensor_converter": "TensorFlow",
+    "converter.trt_tensor_converter": "TensorRT",
+}
+
+
+class _Refused(ModuleType):
+    """A module that can be named, but has nothing."""
+
+    what = ""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ImportError(f"{self.what} models of GRPS projects are not supported")
+
+
+def install() -> None:
+    """Make `grps_framework` importable in this process."""
+    _package("grps_framework")
+    for name, target in _MODULES.items():
+        _put(f"grps_framework.{name}", importlib.import_module(target))
+    for name, what in _REFUSED.items():
+        module = _Refused(f"grps_framework.{name}")
+        module.what = what
+        _put(module.__name__, module)
+
+
+def _put(name: str, module: ModuleType) -> None:
+    parent, _, own = name.rpartition(".")
+    setattr(_package(parent), own, module)
+    sys.modules[name] = module
+
+
+def _package(name: str) -> ModuleType:
+    found = sys.modules.get(name)
+    if found is None:
+        found = ModuleType(name)
+        found.__path__ = []
+        parent, _, own = name.rpartition(".")
+        if parent:
+            setattr(_package(parent), own, found)
+        sys.modules[name] = found
+    return found

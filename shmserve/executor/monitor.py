@@ -1,0 +1,139 @@
+"""Numbers that a model reports about itself, aggregated per second in its executor.
+
+`app_monitor` takes values from any thread without waiting for anybody; `snapshot` is
+what the executor tells the coordinator.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+MAX_NAMES = 256
+MAX_SAMPLES = 1000  # of one name and second, for a distribution
+MAX_NAME = 128  # characters
+_PERCENTS = (50.0, 80.0, 90.0, 95.0, 99.0, 99.9, 99.99)
+
+
+class _Second:
+    """The values of one name in one second."""
+
+    __slots__ = ("count", "number", "samples", "top", "total")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.count = 0
+        self.total = 0.0
+        self.top = 0.0
+        self.samples: list[float] = []
+
+    def add(self, kind: str, value: float) -> None:
+        better = value > self.top if kind == "max" else value < self.top
+        if not self.count or better:
+            self.top = value
+        self.count += 1
+        self.total += value
+        if kind == "cdf" and len(self.samples) < MAX_SAMPLES:
+            self.samples.append(value)
+
+    def value(self, kind: str) -> Any:
+        if kind == "cdf":
+            ordered = sorted(self.samples)
+            last = len(ordered) - 1
+            return {
+                f"{percent:g}": ordered[min(last, int(percent / 100 * len(ordered)))]
+                for percent in _PERCENTS
+                if ordered
+            }
+        if kind == "inc":
+            return self.total
+        if not self.count:
+            return 0.0
+        return self.total / self.count if kind == "avg" else self.top
+
+
+class _Series:
+    """One name: the second that runs and the last one that is over."""
+
+    __slots__ = ("kind", "last", "now", "total")
+
+    def __init__(self, kind: str, number: int) -> None:
+        self.kind = kind
+        self.now = _Second(number)
+        self.last = _Second(number - 1)
+        self.total = 0.0  # of all seconds together, for counters
+
+    def roll(self, number: int) -> None:
+        if number > self.now.number:
+            over = self.now
+            self.last = over if over.number == number - 1 else _Second(number - 1)
+            self.now = _Second(number)
+
+
+class Monitor:
+    """Values by name. A name keeps the way of aggregation it was first used with."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._series: dict[str, _Series] = {}
+        self._lock = threading.Lock()
+        self._refused = False
+
+    def avg(self, name: str, value: float) -> None:
+        """Report a value; the mean of a second counts."""
+        self._add("avg", name, value)
+
+    def max(self, name: str, value: float) -> None:
+        """Report a value; the largest of a second counts."""
+        self._add("max", name, value)
+
+    def min(self, name: str, value: float) -> None:
+        """Report a value; the smallest of a second counts."""
+        self._add("min", name, value)
+
+    def inc(self, name: str, value: float) -> None:
+        """Add to a counter; the sum of a second counts."""
+        self._add("inc", name, value)
+
+    def cdf(self, name: str, value: float) -> None:
+        """Report a value; the distribution of a second counts."""
+        self._add("cdf", name, value)
+
+    def _add(self, kind: str, name: str, value: float) -> None:
+        name, value = str(name)[:MAX_NAME], float(value)
+        number = int(self._now())
+        with self._lock:
+            series = self._series.get(name)
+            if series is None:
+                if len(self._series) >= MAX_NAMES:
+                    if not self._refused:
+                        log.warning("monitor: more than %d names; others are dropped", MAX_NAMES)
+                    self._refused = True
+                    return
+                series = self._series[name] = _Series(kind, number)
+            series.roll(number)
+            series.now.add(series.kind, value)
+            series.total += value
+
+    def rows(self) -> list[dict[str, Any]]:
+        """`snapshot` as rows of a table."""
+        return [{"name": name, **values} for name, values in self.snapshot().items()]
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """By name: `kind`, `value` of the last full second (cdf: by percentile), `total`."""
+        number = int(self._now())
+        with self._lock:
+            for series in self._series.values():
+                series.roll(number)
+            return {
+                name: {"kind": s.kind, "value": s.last.value(s.kind), "total": s.total}
+                for name, s in self._series.items()
+            }
+
+
+app_monitor = Monitor()

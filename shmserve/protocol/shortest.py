@@ -1,0 +1,81 @@
+"""FP32 numbers as the shortest decimals that read back as them, in bulk.
+
+JSON libraries print doubles. The double of the nearest short decimal prints as just that
+decimal, so all that is needed is, for each number, that double: the number rounded to 6
+significant digits, or as many more (up to 9) as it takes to get the same FP32 back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+# Powers of ten that a double holds exactly. A quotient of two exact doubles is rounded once,
+# so it is the very double that the decimal text stands for.
+_EXACT = 22
+_POWERS = np.array([10.0**exponent for exponent in range(_EXACT + 1)])
+_FEWEST = 6
+_WHOLE = 1e6  # below it integers are short as they are
+
+
+def shortest(values: Array) -> Array:
+    """Doubles that print as the shortest decimals for these FP32 values."""
+    with np.errstate(all="ignore"):  # NaN and Infinity come and go as they are
+        doubles = values.astype(np.float64)
+        plain = (doubles == np.rint(doubles)) & (np.abs(doubles) < _WHOLE)
+        todo = np.flatnonzero(~plain & np.isfinite(doubles))
+        if todo.size:
+            doubles[todo] = _shorten(doubles[todo], values[todo])
+    return doubles
+
+
+def _shorten(doubles: Array, values: Array) -> Array:
+    """The work for finite numbers other than small integers."""
+    places = _FEWEST - 1 - np.floor(np.log10(np.abs(doubles))).astype(np.int64)
+    if places.min() >= -_EXACT and places.max() <= _EXACT - 3:
+        return _search(doubles, values, places)
+    found = np.empty_like(doubles)
+    near = (places >= -_EXACT) & (places <= _EXACT - 3)
+    found[near] = _search(doubles[near], values[near], places[near])
+    found[~near] = _one_by_one(values[~near])
+    return found
+
+
+def _search(doubles: Array, values: Array, places: Array) -> Array:
+    # Most numbers that were computed need 8 digits, most that were typed in need 6
+    found = _rounded(doubles, places + 2)
+    good = found.astype(np.float32) == values
+    at = np.flatnonzero(good)
+    for more in (1, 0):
+        tried = _rounded(doubles[at], places[at] + more)
+        same = tried.astype(np.float32) == values[at]
+        at = at[same]
+        found[at] = tried[same]
+    at = np.flatnonzero(~good)
+    if at.size:
+        found[at] = _rounded(doubles[at], places[at] + 3)
+        left = at[found[at].astype(np.float32) != values[at]]
+        found[left] = _one_by_one(values[left])
+    return found
+
+
+def _rounded(doubles: Array, places: Array) -> Array:
+    """The numbers with so many decimal places; fewer than none round before the point."""
+    if places.size == 0 or places.min() >= 0:
+        power = _POWERS[places]
+        rounded: Array = np.rint(doubles * power) / power
+        return rounded
+    up, down = _POWERS[np.maximum(places, 0)], _POWERS[np.maximum(-places, 0)]
+    either: Array = np.where(
+        places >= 0, np.rint(doubles * up) / up, np.rint(doubles / down) * down
+    )
+    return either
+
+
+def _one_by_one(values: Array) -> Array:
+    """What numpy prints is the shortest, too; it takes ten times as long."""
+    printed: Array = values.astype("U16").astype(np.float64)
+    return printed

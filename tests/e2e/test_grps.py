@@ -1,0 +1,137 @@
+"""GRPS users' programs against a running server, and its online flag through deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmserve.testing.server import WATCHDOG_S, RunningServer, free_port, wait_until
+
+ROOT = Path(__file__).parents[2]
+REPOSITORY = ROOT / "tests" / "grps_repository"
+
+
+@pytest.fixture
+def grps_server() -> Iterator[RunningServer]:
+    bind = f"127.0.0.1:{free_port()}"
+    with RunningServer(REPOSITORY, grpc_bind=bind, http_workers=2) as server:
+        yield server
+    assert server.leaks() == []
+
+
+def test_a_program_written_from_the_documentation(grps_server: RunningServer) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "tests" / "e2e" / "grps_client.py")),
+            f"{grps_server.http_host}:{grps_server.http_port}",
+            grps_server.environ["SHMSERVE_GRPC_BIND"],
+        ],
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG_S,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["http", "grpc"]
+
+
+def is_ready(server: RunningServer) -> bool:
+    return server.get("/grps/v1/health/ready")[0] == 200
+
+
+def test_the_online_flag_is_one_and_survives_the_coordinator(grps_server: RunningServer) -> None:
+    assert not is_ready(grps_server)
+    assert grps_server.get("/grps/v1/health/online")[0] == 200
+    for _ in range(6):  # whichever HTTP worker answers
+        assert is_ready(grps_server)
+    (coordinator,) = grps_server.pids("coordinator")
+    os.kill(coordinator, signal.SIGKILL)
+    wait_until(
+        lambda: grps_server.pids("coordinator") not in ([], [coordinator]), "no new coordinator"
+    )
+    # Asked while it may still be starting: the question waits, and is asked again
+    assert grps_server.get("/grps/v1/health/online")[0] == 200
+    wait_until(lambda: is_ready(grps_server), "not ready again")
+    os.kill(grps_server.pids("coordinator")[0], signal.SIGKILL)
+    wait_until(lambda: is_ready(grps_server), "the flag was lost")
+    assert grps_server.get("/grps/v1/health/offline")[0] == 200
+    assert not is_ready(grps_server)
+
+
+def test_online_from_the_start() -> None:
+    with RunningServer(REPOSITORY, grps_online="true", grpc_processes=0) as server:
+        assert is_ready(server)
+        body = b'{"str_data": "x"}'
+        kind = {"Content-Type": "application/json"}
+        status, fields, answer = server.request(
+            "POST", "/grps/v1/infer/predict?streaming=true", body, kind
+        )
+        assert (status, fields["transfer-encoding"]) == (200, "chunked")
+        assert b'"str_data":"x"' in answer
+    assert server.leaks() == []
+
+
+@pytest.fixture(scope="module")
+def projects() -> Iterator[RunningServer]:
+    bind = f"127.0.0.1:{free_port()}"
+    repository = ROOT / "tests" / "grps_models"
+    with RunningServer(repository, grpc_bind=bind, http_workers=1) as server:
+        yield server
+    assert server.leaks() == []
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def post(
+    server: RunningServer, path: str, body: object, **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    return server.request("POST", path, json.dumps(body).encode(), {**JSON, **headers})
+
+
+def test_a_projects_answers_and_streams(projects: RunningServer) -> None:
+    predict = "/grps/v1/infer/predict?model=your_model-1.0.0"
+    assert json.loads(post(projects, predict, {"str_data": "hi"})[2])["str_data"] == "hi!"
+    status, fields, body = post(projects, predict + "&streaming=true", {"str_data": "a b c"})
+    assert (status, fields["transfer-encoding"]) == (200, "chunked")
+    assert body.replace(b"}{", b"}\n{").count(b"\n") == 2
+    status, _, body = post(projects, predict + "&streaming=true", {"str_data": "a raise b"})
+    first, last = body.replace(b"}{", b"}\n{").splitlines()
+    assert (status, json.loads(first)["str_data"]) == (200, "a!")
+    told = json.loads(last)["status"]
+    assert (told["code"], told["status"]) == (500, "FAILURE")
+    assert "the stream broke" in told["msg"]
+    status, _, body = post(projects, predict, {"str_data": "raise"})
+    assert status == json.loads(body)["status"]["code"] == 500
+    assert b"/etc" not in body
+
+
+def test_models_of_a_project_and_its_dag(projects: RunningServer) -> None:
+    def run(model: str) -> str:
+        body = {"str_data": "x", "model": model}
+        answer = json.loads(post(projects, "/grps/v1/infer/predict", body)[2])
+        return str(answer["str_data"])
+
+    assert [run("first-1.0.0"), run("second-1.0.0"), run("chain-1")] == ["xa", "xb/1", "xab/1"]
+
+
+def test_a_project_with_a_path_of_its_own(projects: RunningServer) -> None:
+    path = "/v1/chat/completions"
+    status, fields, body = post(projects, path, {"prompt": "a b", "stream": True})
+    assert (status, fields["content-type"]) == (200, "text/event-stream")
+    assert (fields["transfer-encoding"], body) == ("chunked", b"data: a\n\ndata: b\n\n")
+    status, _, body = post(projects, path, {"prompt": "a b"})
+    assert (status, json.loads(body)["words"]) == (200, ["a", "b"])
+    status, fields, body = projects.request("GET", path + "?say=hey", None, {"User-Agent": "me"})
+    assert (status, body, fields["x-agent"]) == (203, b"hey", "me")
+    status, fields, body = post(projects, path, {"fail": 1})
+    assert (status, fields["content-type"].partition(";")[0]) == (500, "text/plain")
+    assert b"no chat today" in body
+    assert b"Traceback" not in body

@@ -1,0 +1,367 @@
+"""Numbers of a real service agree with what its clients saw, whatever dies meanwhile."""
+
+from __future__ import annotations
+
+import collections
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.testing.server import WATCHDOG_S, RunningServer, open_fds, wait_until
+from tests.grpc_client import Client, tensor
+
+HERE = Path(__file__).parent
+MODELS = HERE.parent / "models"
+GOOD = {"inputs": [{"name": "IN", "shape": [3], "datatype": "FP32", "data": [1, 2, 3]}]}
+BAD = {"inputs": [{"name": "IN", "shape": [4], "datatype": "FP32", "data": [1, 2, 3]}]}
+
+
+@pytest.fixture
+def counted() -> Iterator[RunningServer]:
+    with RunningServer(MODELS, http_workers=2, max_queue=2, request_timeout_s=1) as server:
+        server.wait_instances()
+        yield server
+    assert server.leaks() == []
+
+
+def command(text: str) -> Any:
+    return {"inputs": [{"name": "COMMAND", "shape": [1], "datatype": "BYTES", "data": [text]}]}
+
+
+def load(server: RunningServer, clients: int, requests: list[tuple[str, Any]]) -> Any:
+    """Every client sends all requests, each on a new connection; statuses by model."""
+    seen: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+    lock = threading.Lock()
+
+    def client() -> None:
+        for model, document in requests:
+            status, _ = server.infer(model, document)
+            with lock:
+                seen[model][status] += 1
+
+    threads = [threading.Thread(target=client) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seen
+
+
+def stats(server: RunningServer, model: str) -> Any:
+    status, document = server.get(f"/v2/models/{model}/stats")
+    assert status == 200, document
+    return document["model_stats"][0]
+
+
+def success(server: RunningServer, model: str) -> int:
+    return int(stats(server, model)["inference_stats"]["success"]["count"])
+
+
+def samples(server: RunningServer) -> dict[tuple[str, ...], float]:
+    """By name and labels."""
+    status, _, text = server.request("GET", "/metrics")
+    assert status == 200
+    return {
+        (sample.name, *(f"{k}={v}" for k, v in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def failures(server: RunningServer, model: str) -> dict[str, int]:
+    name, of, told = "shmserve_request_failures_total", f"model={model}", samples(server)
+    found = [key[3].partition("=")[2] for key in told if key[0] == name and key[1] == of]
+    values = [int(n) for key, n in told.items() if key[0] == name and key[1] == of]
+    return {reason: count for reason, count in zip(found, values, strict=True) if count}
+
+
+def test_counts_agree_with_the_clients_over_workers_and_instances(counted: RunningServer) -> None:
+    requests = [("pair", GOOD)] * 20 + [("pair", BAD)] * 3 + [("misbehaving", command("ok"))]
+    requests += [("misbehaving", command("throw"))] * 2
+    seen = load(counted, 6, requests)
+    assert seen["pair"][200] + seen["pair"][400] + seen["pair"][503] == 6 * 23
+    mine = stats(counted, "pair")
+    inference = mine["inference_stats"]
+    assert inference["success"]["count"] == seen["pair"][200]
+    assert inference["fail"]["count"] == seen["pair"][503]
+    for stage in ("queue", "compute_input", "compute_infer", "compute_output"):
+        assert inference[stage]["count"] == seen["pair"][200]
+    assert mine["execution_count"] == mine["inference_count"] == seen["pair"][200]
+    spent = sum(inference[s]["ns"] for s in ("queue", "compute_infer", "compute_output"))
+    assert 0 < spent < inference["success"]["ns"]
+    (batch,) = mine["batch_stats"]
+    assert (batch["batch_size"], batch["compute_infer"]["count"]) == (1, seen["pair"][200])
+    told = failures(counted, "pair")
+    assert told.pop("bad_request") == 6 * 3
+    assert told == ({"queue_full": seen["pair"][503]} if seen["pair"][503] else {})
+    assert failures(counted, "misbehaving")["model"] == seen["misbehaving"][500]
+    other = stats(counted, "misbehaving")
+    assert other["inference_stats"]["success"]["count"] == seen["misbehaving"][200]
+    assert other["inference_stats"]["fail"]["count"] >= seen["misbehaving"][500]
+    assert {row["name"] for row in counted.get("/v2/models/stats")[1]["model_stats"]} == {
+        *("echo", "misbehaving", "pair"),
+    }
+    key = ("shmserve_requests_total", "model=pair", "protocol=http", "version=1")
+    assert samples(counted)[key] == 6 * 23
+
+
+def test_both_protocols_count_into_the_same_model(counted: RunningServer) -> None:
+    array = np.ones(3, np.float32)
+    request = pb.ModelInferRequest(model_name="echo", inputs=[tensor(array, "IN")])
+    request.raw_input_contents.append(array.tobytes())
+    with Client(counted.grpc_address) as client:
+        for _ in range(4):
+            client.call("ModelInfer", request)
+        with pytest.raises(grpc.RpcError):
+            client.call("ModelInfer", pb.ModelInferRequest(model_name="echo"))
+    for _ in range(3):
+        assert counted.infer("echo", GOOD)[0] == 200
+    assert success(counted, "echo") == 7
+    told = samples(counted)
+    for protocol, count in (("grpc", 5), ("http", 3)):
+        key = ("shmserve_requests_total", "model=echo", f"protocol={protocol}", "version=1")
+        assert told[key] == count
+
+
+def repeat(count: int, delay_ms: int = 0) -> pb.ModelInferRequest:
+    """A request to a decoupled worker: so many answers."""
+    arrays = {
+        "IN": ("INT32", np.arange(count, dtype=np.int32)),
+        "DELAY": ("UINT32", np.full(count, delay_ms, np.uint32)),
+        "WAIT": ("UINT32", np.zeros(1, np.uint32)),
+    }
+    request = pb.ModelInferRequest(
+        model_name="repeat_int32",
+        inputs=[tensor(array, name, kind) for name, (kind, array) in arrays.items()],
+    )
+    request.raw_input_contents.extend(array.tobytes() for _, array in arrays.values())
+    return request
+
+
+def test_answers_of_streams_are_counted_by_their_place() -> None:
+    with RunningServer(http_workers=1) as server:
+        server.wait_instances()
+        with Client(server.grpc_address) as client:
+            assert len(list(client.stream([repeat(3), repeat(2)]))) == 5
+            wait_until(lambda: success(server, "repeat_int32") == 2, "both streams")
+            stream = client.stream([repeat(1000, 50)])
+            next(stream)
+            stream.cancel()
+        told = stats(server, "repeat_int32")
+        assert (told["execution_count"], told["inference_count"]) == (2, 2)
+        assert told["inference_stats"]["queue"]["count"] == 2
+        places = {index: row["success"]["count"] for index, row in told["response_stats"].items()}
+        assert (places["1"], places["2"]) == (2, 1)
+        assert places["0"] in (2, 3)
+        assert told["response_stats"]["3"]["empty_response"]["count"] == 1
+        wait_until(
+            lambda: failures(server, "repeat_int32") == {"cancelled": 1}, "the cancelled stream"
+        )
+    assert server.leaks() == []
+
+
+def test_a_model_that_is_loaded_again_goes_on_counting() -> None:
+    settings = {"model_control": "explicit", "load_models": "*", "http_workers": 1}
+    with RunningServer(MODELS, **settings) as server:
+        for _ in range(3):
+            assert server.infer("echo", GOOD)[0] == 200
+        assert server.request("POST", "/v2/repository/models/echo/unload", b"{}")[0] == 200
+        wait_until(lambda: server.get("/v2/models/echo/stats")[0] == 404, "no statistics")
+        assert "echo" not in {r["name"] for r in server.get("/v2/models/stats")[1]["model_stats"]}
+        key = ("shmserve_requests_total", "model=echo", "protocol=http", "version=1")
+        assert samples(server)[key] == 3
+        assert server.request("POST", "/v2/repository/models/echo/load", b"{}")[0] == 200
+        assert server.infer("echo", GOOD)[0] == 200
+        inference = stats(server, "echo")["inference_stats"]
+        assert inference["success"]["count"] == inference["queue"]["count"] == 4
+    assert server.leaks() == []
+
+
+def test_deadlines_and_full_queues_are_failures_of_their_own(counted: RunningServer) -> None:
+    """Two workers take two each at a time; what is sent beyond is refused, what waits expires."""
+    seen = load(counted, 8, [("misbehaving", command("sleep:1.5"))])["misbehaving"]
+    assert seen[200] == 0
+    assert seen[504] >= 2
+    told = failures(counted, "misbehaving")
+    assert told["deadline"] == seen[504]
+    assert told.get("queue_full", 0) == seen[503]
+    assert stats(counted, "misbehaving")["inference_stats"]["fail"]["count"] == 8
+
+
+def test_no_death_loses_a_count(counted: RunningServer) -> None:
+    answered = 0
+    before: dict[tuple[str, ...], float] = {}
+    for role in ("executor echo", "http worker", "coordinator", "supervisor"):
+        for _ in range(10):
+            status, _ = ask(counted)
+            answered += status == 200
+        pids = counted.pids(role)
+        os.kill(pids[0], signal.SIGKILL)
+        wait_until(lambda: gone(counted, role, pids), f"another {role}")  # noqa: B023
+        wait_until(counted.ready, "readiness")
+        assert success(counted, "echo") == answered, role
+        now = samples(counted)
+        for key, value in before.items():
+            assert not key[0].endswith(("_total", "_count")) or now[key] >= value, key
+        before = now
+    ends = {k[1]: v for k, v in before.items() if k[0] == "shmserve_process_ends_total"}
+    assert ends == {"role=executor": 1, "role=http": 1}
+
+
+def gone(server: RunningServer, role: str, pids: list[int]) -> bool:
+    now = server.pids(role)
+    return len(now) == len(pids) and pids[0] not in now
+
+
+def ask(server: RunningServer) -> tuple[int, Any]:
+    try:
+        return server.infer("echo", GOOD)
+    except (OSError, http.client.HTTPException):  # its worker has just been killed
+        return 0, None
+
+
+def test_executor_and_coordinator_at_once(counted: RunningServer) -> None:
+    """The supervisor keeps the page of the dead executor for the next coordinator."""
+    for _ in range(25):
+        assert counted.infer("echo", GOOD)[0] == 200
+    for role in ("coordinator", "executor echo"):
+        os.kill(counted.pids(role)[0], signal.SIGKILL)
+    wait_until(lambda: bool(counted.pids("coordinator")), "another coordinator")
+    wait_until(counted.ready, "readiness")
+    inference = stats(counted, "echo")["inference_stats"]
+    assert inference["success"]["count"] == inference["queue"]["count"] == 25
+
+
+def test_pages_of_the_dead_leave_no_descriptors(counted: RunningServer) -> None:
+    def kill_one() -> None:
+        for role in ("executor echo", "http worker"):
+            pids = counted.pids(role)
+            os.kill(pids[0], signal.SIGKILL)
+            wait_until(lambda: gone(counted, role, pids), f"another {role}")  # noqa: B023
+        counted.wait_instances()
+
+    def held() -> tuple[int, int]:
+        return open_fds(counted.pids("coordinator")[0]), open_fds(counted.pids("supervisor")[0])
+
+    kill_one()
+    wait_until(lambda: ended(counted) == 2, "both added up")
+    before = held()
+    for round in range(2):
+        kill_one()
+        wait_until(lambda: ended(counted) == 4 + 2 * round, "both added up")  # noqa: B023
+    after = held()
+    assert after[0] <= before[0] + 1  # a connection may be on its way
+    assert after[1] <= before[1] + 1
+
+
+def ended(server: RunningServer) -> int:
+    return int(sum(v for k, v in samples(server).items() if k[0] == "shmserve_process_ends_total"))
+
+
+def test_metrics_do_not_wait_for_an_executor_that_is_stuck(counted: RunningServer) -> None:
+    assert counted.infer("misbehaving", command("loop"))[0] == 504
+    pid = counted.pids("executor misbehaving")[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        told = samples(counted)
+        key = ("shmserve_queue_depth", "instance=misbehaving/1/0", "model=misbehaving", "version=1")
+        assert told[key] == 1
+        assert told["shmserve_executor_busy_seconds", *key[1:]] > 0
+        assert told["shmserve_unreadable_pages",] == 0
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_coordinator_that_is_stuck_is_a_503_in_time(counted: RunningServer) -> None:
+    pid = counted.pids("coordinator")[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        status, document = counted.get("/v2/models/stats")
+        assert (status, "coordinator" in document["error"]) == (503, True)
+        assert counted.infer("echo", GOOD)[0] == 200
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+# ------------------------------------------------------------------ logs and traces
+
+
+def post(server: RunningServer, path: str, document: Any) -> Any:
+    status, _, body = server.request("POST", path, json.dumps(document).encode())
+    assert status == 200, body
+    return json.loads(body)
+
+
+def test_log_settings_reach_every_process_also_later_ones(counted: RunningServer) -> None:
+    post(counted, "/v2/logging", {"log_format": "ISO8601", "log_verbose_level": 1})
+    os.kill(counted.pids("coordinator")[0], signal.SIGKILL)
+    wait_until(lambda: len(counted.pids("coordinator")) == 1, "another coordinator")
+    wait_until(counted.ready, "readiness")
+    os.kill(counted.pids("executor echo")[0], signal.SIGKILL)
+    stamp = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z \w+ (\w+)", re.MULTILINE)
+    wait_until(
+        lambda: {"supervisor", "executor"} <= set(stamp.findall(counted.log())),
+        f"lines in the new format\n{counted.log()[-2000:]}",
+    )
+    assert counted.get("/v2/logging")[1]["log_format"] == "ISO8601"
+    post(counted, "/v2/logging", {"log_info": False, "log_warning": False, "log_verbose_level": 0})
+    wait_until(counted.ready, "readiness")
+    wait_until(lambda: "INFO" not in tail(counted, 1.0), "silence")
+    before = len(counted.log())
+    os.kill(counted.pids("executor echo")[0], signal.SIGKILL)
+    wait_until(counted.ready, "readiness")
+    assert "executor ended" not in counted.log()[before:]
+
+
+def tail(server: RunningServer, seconds: float) -> str:
+    """What is logged within so many seconds."""
+    before = len(server.log())
+    threading.Event().wait(seconds)
+    return server.log()[before:]
+
+
+def test_no_more_requests_are_traced_than_were_asked_for(counted: RunningServer) -> None:
+    settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "7"}
+    post(counted, "/v2/models/pair/trace/setting", settings)
+    seen = load(counted, 4, [("pair", GOOD)] * 10 + [("echo", GOOD)])
+    assert seen["pair"][200] > 7
+    path = "/v2/models/pair/trace/setting"
+    wait_until(lambda: counted.get(path)[1]["trace_count"] == "0", "all traces")
+    assert tail(counted, 1.5) is not None
+    found = [json.loads(t) for t in re.findall(r"trace: trace (\{.*\})", counted.log())]
+    assert len(found) == 7
+    assert {trace["model"] for trace in found} == {"pair"}
+    for trace in found:
+        times = list(trace["timestamps"].values())
+        assert times == sorted(times)
+
+
+def test_tritonclient_reads_statistics_and_changes_settings(counted: RunningServer) -> None:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "triton_settings_client.py"), counted.base_url[7:]],
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_show_stats(counted: RunningServer) -> None:
+    counted.infer("echo", GOOD)
+    rows = {row["model"]: row for row in counted.show("stats")}
+    assert (rows["echo"]["answered"], rows["echo"]["executions"]) == (1, 1)
+    assert rows["echo"]["request_ms"] > 0

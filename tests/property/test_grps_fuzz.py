@@ -1,0 +1,90 @@
+"""Whatever a GRPS client sends, it is not answered as if the server were at fault."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import falcon.testing
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmserve._generated import grps_pb2 as pb
+from shmserve.config import Settings
+from shmserve.errors import ShmserveError
+from shmserve.frontends.grps import answers
+from shmserve.frontends.grps.payloads import Payload
+from shmserve.frontends.grps.service import Grps
+from shmserve.frontends.http.app import create_app
+from shmserve.protocol import grps_wire
+from tests.property.test_grps_json_properties import documents, messages
+from tests.unit import grps_models as models
+
+SERVED = (
+    (models.message_spec(), models.echo),
+    (models.spec("f", [("IN", "FP32", (-1, -1))], [("OUT", "FP32", (-1, -1))]), models.echo),
+    (models.spec("t", [("IN", "BYTES", (-1,))], [("OUT", "BYTES", (-1,))]), models.echo),
+    (models.spec("u", [("IN", "UINT8", (-1,))], [("OUT", "UINT8", (-1,))]), models.echo),
+    (models.spec("b", [("IN", "INT8", (-1, 2))], [("OUT", "INT8", (-1, 2))], batch=3), models.echo),
+)
+NAMES = ["your_model-1.0.0", "f-1", "t-1", "u-1", "b-1", "", "x-1"]
+queries = st.sampled_from(["", "&return-ndarray=true", "&streaming=true"])
+kinds = st.sampled_from(["application/json", "application/octet-stream", "text/plain"])
+
+
+@pytest.fixture(scope="module")
+def client() -> falcon.testing.TestClient:
+    return falcon.testing.TestClient(create_app(models.dispatcher(*SERVED), Settings()))
+
+
+# An answer that cannot be an ndarray is told as the model's fault, as GRPS does
+ACCEPTED = (200, 400, 404, 413)
+NO_NDARRAY = "Cannot convert to ndarray"
+
+
+@settings(max_examples=400)
+@given(
+    documents.map(lambda d: json.dumps(d).encode()) | st.binary(max_size=30),
+    st.sampled_from(NAMES),
+    queries,
+    kinds,
+)
+def test_http(
+    client: falcon.testing.TestClient, body: bytes, name: str, query: str, kind: str
+) -> None:
+    answer = client.simulate_post(
+        "/grps/v1/infer/predict",
+        query_string=f"model={name}{query}",
+        body=body,
+        headers={"Content-Type": kind},
+    )
+    assert answer.status_code in ACCEPTED or NO_NDARRAY in answer.text, answer.text
+
+
+mutations = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 255)), max_size=3)
+
+
+@settings(max_examples=400)
+@given(messages, mutations, st.sampled_from(NAMES))
+def test_wire(message: pb.GrpsMessage, changes: list[tuple[int, int]], name: str) -> None:
+    data = bytearray(message.SerializeToString())
+    for at, byte in changes:
+        if at < len(data):
+            data[at] = byte
+    grps = Grps(models.dispatcher(*SERVED), Settings())
+    code = run(grps, bytes(data), name)
+    assert code in ACCEPTED
+
+
+def run(grps: Grps, data: bytes, name: str) -> int:
+    try:
+        exchange = grps.begin(Payload(grps_wire.parse(data), data), grps.entry(name))
+
+        def make(outcome: Any, _: bool) -> bytes:
+            return b"".join(answers.to_wire(exchange.plan, outcome, exchange.kind))
+
+        pb.GrpsMessage.FromString(exchange.once(make))
+    except ShmserveError as ex:
+        return ex.http_status
+    return 200
