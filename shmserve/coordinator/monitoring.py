@@ -104,7 +104,7 @@ class Monitoring:
         self._watch = Watch(counters.ends)
         self._told: dict[str, dict[str, reported.Reported]] = {}
         self._latest: list[float] = []
-        self._distributions: dict[Hashable, list[float]] = {}
+        self._distributions: dict[Hashable, Sequence[float]] = {}
         counters.on_end = self._growth.ended
 
     def tick(self, now: float) -> None:
@@ -117,12 +117,12 @@ class Monitoring:
         self._told.clear()
         for record in self._fleet.processes.values():
             if record.role == "executor":
-                self._send(record.name, AskStats(0, "monitor"))
+                self._send(record.name, AskStats(0, "values"))
 
     def told(self, process: str, stats: Mapping[str, Any]) -> None:
         """An executor's answer to our question, if it is one."""
-        if "monitor" in stats:
-            self._told[process] = reported.parse(stats["monitor"])
+        if "values" in stats:
+            self._told[process] = reported.parse(stats["values"])
 
     def report(self, asked: AskHistory, now: float) -> HistoryReport | None:
         """What a frontend asked for; None: there is no such level."""
@@ -235,4 +235,4 @@ class Monitoring:
             key = ("value", *of, one.kind)
             samples[key] = _VALUE_KINDS[one.kind], Sample(gauges=reported.gauges(one))
             if one.kind == reported.CDF:
-                self._distributions[key] = reported.at_percents(one.points)
+                self._distributions[key] = one.points
