@@ -171,6 +171,7 @@ class Coordinator:
                 self._send,
                 self._epoch,
                 self._settings.max_counted_models,
+                again,
                 now,
             )
         listener = listen(os.path.join(self._run_dir, rundir.COORDINATOR_SOCKET))
