@@ -6,7 +6,7 @@ import falcon
 
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
-from shmserve.frontends.http import failures, grps, observing
+from shmserve.frontends.http import dashboard, failures, grps, observing
 from shmserve.frontends.http import regions as region_routes
 from shmserve.frontends.http import repository as repository_routes
 from shmserve.frontends.http.generate import GenerateResource, GenerateStreamResource
@@ -46,6 +46,7 @@ def create_app(
     app.add_route("/v2/health/ready", ReadyResource(dispatcher))
     regions = Regions(dispatcher, settings)
     observing.add_routes(app, dispatcher, settings)
+    dashboard.add_routes(app, dispatcher, settings)
     region_routes.add_routes(app, regions, settings)
     repository_routes.add_routes(app, Repository(dispatcher, settings), settings)
     for path in _MODEL:

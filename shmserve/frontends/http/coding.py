@@ -33,6 +33,14 @@ def choose(accept: str) -> str:
     return winners[0] if weights.get("identity", 1.0) == 0.0 else ""
 
 
+@functools.lru_cache(maxsize=64)
+def takes_gzip(accept: str) -> bool:
+    """Whether gzip is acceptable at all, by an Accept-Encoding field."""
+    parts = (part.partition(";") for part in accept.lower().split(","))
+    weights = {name.strip(): _weight(rest) for name, _, rest in parts}
+    return weights.get("gzip", weights.get("*", 0.0)) > 0
+
+
 def _weight(parameters: str) -> float:
     """The q value; what cannot be read counts as not acceptable."""
     for parameter in parameters.split(";"):

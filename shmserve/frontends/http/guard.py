@@ -19,9 +19,12 @@ _BY_END = {
     "stats": "statistics",
     "setting": "trace",
     "logging": "logging",
+    "": "statistics",  # the metrics page at /
     "metrics": "statistics",
 }
 _BY_START = (
+    ("/monitor/", "statistics"),
+    ("/grps/v1/monitor/", "statistics"),
     ("/v2/repository/", "model-repository"),
     ("/v2/systemsharedmemory/", "shared-memory"),
     ("/v2/cudasharedmemory/", "shared-memory"),

@@ -1,0 +1,92 @@
+"""Series of numbers as GRPS clients read them: by name, in one list over all times.
+
+System names are those of GRPS's metrics page; any other is the name of a value that a model
+reports about itself, of all models that report it together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shmserve.core.history import LEVELS, Column
+from shmserve.core.reported import CDF
+from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.protocol.history_messages import HistoryReport, ValueHistory
+
+UNKNOWN = "key not found"
+_TOTAL = {
+    "*qps": "requests",
+    "*fail_rate(%)": "failed",
+    "*latency_avg(ms)": "latency_avg",
+    "*latency_max(ms)": "latency_max",
+}
+_SYSTEM = {"*cpu_usage(%)": "cpu", "*mem_usage(%)": "memory_percent"}
+_LATENCY = "*latency_cdf(ms)"
+# GRPS's numbers for `core.rates.PERCENTS`
+_PERCENTS = (*range(10, 91, 10), *range(91, 102))
+
+
+class GrpsSeries:
+    """`get` is the whole of it."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """A trend (30 days, 24 hours, 60 minutes, 60 seconds, oldest first) or the
+        distribution of the last second; None: nothing is called so.
+
+        Raises:
+            Unavailable: the coordinator is away, and did not come back in time.
+        """
+        seconds = self._history(0)
+        if name == _LATENCY:
+            return _cdf(seconds.latest)
+        values = [value for value in seconds.values if value.name == name]
+        if name not in _TOTAL and name not in _SYSTEM and not values:
+            return None
+        if values and values[0].kind == CDF:
+            return _cdf(next((value.latest for value in values if value.latest), ()))
+        points: list[float] = []
+        for level in reversed(range(len(LEVELS))):
+            history = self._history(level) if level else seconds
+            column = _column(history, name)[: history.until - history.first]
+            whole = [value or 0.0 for value in column]
+            points += [0.0] * (LEVELS[level].points - len(whole)) + whole
+        return {"label": "trend", "data": [list(point) for point in enumerate(points)]}
+
+    def _history(self, level: int) -> HistoryReport:
+        return self._dispatcher.server.history(level, brief=True)
+
+
+def _column(history: HistoryReport, name: str) -> Column:
+    if name in _TOTAL:
+        return history.total.get(_TOTAL[name], [])
+    if name in _SYSTEM:
+        return history.system.get(_SYSTEM[name], [])
+    values = [value for value in history.values if value.name == name]
+    return _together(values)
+
+
+def _together(values: Sequence[ValueHistory]) -> Column:
+    """Of several models, as their kind says."""
+    kind = values[0].kind if values else ""
+    columns = [value.columns["value"] for value in values if value.kind == kind]
+    found: Column = []
+    for cells in zip(*columns, strict=True):
+        there = [cell for cell in cells if cell is not None]
+        if not there:
+            found.append(None)
+        elif kind == "inc":
+            found.append(sum(there))
+        elif kind == "avg":
+            found.append(sum(there) / len(there))
+        else:
+            found.append(max(there) if kind == "max" else min(there))
+    return found
+
+
+def _cdf(latest: Sequence[float]) -> dict[str, Any]:
+    values = latest or [0.0] * len(_PERCENTS)
+    return {"label": "cdf", "data": [list(pair) for pair in zip(_PERCENTS, values, strict=True)]}
