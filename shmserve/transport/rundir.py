@@ -3,6 +3,7 @@
     master.lock       held by the gunicorn master for the life of the service
     supervisor.lock   held by the supervisor
     coordinator.lock  held by the coordinator
+    grpc-<number>.lock, grpc-bind.lock   held by a gRPC process that listens; while one binds
     epoch             8 hexadecimal digits, written at service start
     coordinator.sock  where every process has its link
     <process>.sock    an executor's endpoint

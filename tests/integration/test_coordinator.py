@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from shmserve.cli import show
+from shmserve.core.tuning import TraceChange
 from shmserve.errors import PeerDied, Unavailable
 from shmserve.protocol import messages
 from shmserve.protocol.link_messages import (
@@ -24,6 +25,8 @@ from shmserve.protocol.link_messages import (
     Started,
     Welcome,
 )
+from shmserve.protocol.settings_messages import ChangeTrace, LogChanged
+from shmserve.protocol.stats_messages import AskReport, CounterPage, StoredPages
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import rundir
@@ -82,6 +85,7 @@ class Peer:
         welcome = self.receive()
         assert isinstance(welcome, Welcome)
         assert (welcome.version, welcome.epoch) == (messages.VERSION, "e1")
+        assert isinstance(self.receive(), LogChanged)
         return self
 
     def closed(self) -> bool:
@@ -118,6 +122,11 @@ def peer(run_dir):
         lambda p: p.hello("http", "http-1-aa").send(Show(1, "models")),  # not a cli
         lambda p: p.hello("http", "http-1-aa").send(Started("m/1/0", 1)),  # not a supervisor
         lambda p: p.hello("http", "http-1-aa").send(Grant(1, 0)),
+        lambda p: p.hello("http", "http-1-aa").send(StoredPages(())),  # not a supervisor
+        lambda p: p.hello("executor", "executor-1-aa", instance="m/1/0").send(AskReport(1)),
+        lambda p: p.hello("http", "http-1-aa").send(
+            ChangeTrace(1, "m", TraceChange(rate=0))  # would be divided by
+        ),
         lambda p: p.hello("executor", "executor-1-aa", instance="m/1/0").send(
             Loaded("m/1/0", ModelSpec("m", "1", "", "", 0, (), ()), "../x.sock")
         ),
@@ -130,6 +139,19 @@ def test_whoever_breaks_the_protocol_is_closed_alone(run_dir, peer, wrong):
     assert offender.closed()
     bystander.send(Grant(1, 4096))
     assert bystander.receive() == Granted(1, True)
+
+
+@pytest.mark.parametrize("nbytes", [-8, 7, 8, 4096, 1 << 40])
+def test_pages_that_are_none_are_left_out(run_dir, peer, nbytes):
+    http = peer().hello("http", "http-1-aa")
+    http.send(CounterPage(4096))  # without a descriptor
+    fd = os.memfd_create("page")
+    os.write(fd, b"x" * 4096)
+    http.channel.send(messages.encode(CounterPage(nbytes)), [fd])
+    os.close(fd)
+    http.send(AskReport(7))
+    assert http.receive().ticket == 7
+    assert isinstance(peer().hello("http", "http-2-bb"), Peer)
 
 
 def flood(peer):

@@ -182,9 +182,6 @@ def test_with_the_master_everything_ends():
         server.master.kill()
         server.master.wait(30)
         wait_until(lambda: not server.processes(), f"the end of {server.processes()}")
-        assert sorted(n for n in os.listdir(server.run_dir) if n not in ("log", "http.sock")) == [
-            "coordinator.lock",
-            "master.lock",
-            "supervisor.lock",
-        ]
+        left = [name for name in os.listdir(server.run_dir) if name not in ("log", "http.sock")]
+        assert [name for name in left if not name.endswith(".lock")] == []
     assert server.leaks() == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from shmserve import ids
 from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.backends.failure import from_exception, sanitised
@@ -188,7 +189,7 @@ def _kind(value: Any) -> str:
 def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
     """What `initialize` gets; every value is text."""
     kind, _, number = context.device.partition(":")
-    index = int(context.instance.rpartition("/")[2])
+    index = ids.instance_index(context.instance)
     groups = msgspec.json.decode(spec.config_json)["instance_group"]
     instances = [(group, place) for group in groups for place in range(group["count"])]
     group, place = instances[index]
