@@ -157,10 +157,10 @@ function drawTiles(data) {
   const tiles = [
     ["Requests", format.number(total("requests")), "/s", `${format.percent(failed)} failed`, failed > 1 ? "bad" : ""],
     ["Latency, average", ...split(format.milliseconds(total("latency_avg"))), `50 %: ${format.milliseconds(total("latency_p50"))}`],
-    ["Latency, 99 %", ...split(format.milliseconds(total("latency_p99"))), `maximum ≤ ${format.milliseconds(total("latency_max"))}`],
-    ["Waiting or running", format.number(total("depth")), "", `batch size: ${format.number(total("batch"))}`],
+    ["Latency, 99 %", ...split(format.milliseconds(total("latency_p99"))), `max ≤ ${format.milliseconds(total("latency_max"))}`],
+    ["In progress", format.number(total("depth")), "", `batch size: ${format.number(total("batch"))}`],
     ["CPU", ...split(format.percent(system("cpu"))), `of ${100 * data.processors} %`],
-    ["Memory of processes", ...split(format.bytes(system("memory"))), `with the pool ${format.percent(system("memory_percent"))} of the machine`],
+    ["Process memory", ...split(format.bytes(system("memory"))), `with pool ${format.percent(system("memory_percent"))} of RAM`],
     ["Shared pool", ...split(format.bytes(system("pool_used"))), `of ${format.bytes(data.pool_bytes)}`],
     ["Copied", ...split(format.bytes(total("copied"))), "per second"],
   ];
@@ -214,7 +214,7 @@ const STATES = { READY: "good", LOADING: "warn", UNLOADING: "warn", UNAVAILABLE:
 function drawTables(data) {
   table(
     "models",
-    ["Model", "Version", "State", ...["Instances", "Per second", "Failed", "Average", "50 %", "99 %", "Maximum ≤", "Waiting", "Batch", "CPU", "Memory", "Requests in all", "Failed in all"].map(right)],
+    ["Model", "Version", "State", ...["Instances", "Per second", "Failed", "Average", "50 %", "99 %", "Maximum ≤", "Waiting", "Batch", "CPU", "Memory", "In all", "Failed in all"].map(right)],
     data.models.map(modelRow),
     data.models.length ? "" : "No models.",
   );
