@@ -282,7 +282,10 @@ _PIECEMEAL = """async () => {
   const { Series } = await import(new URL("monitor/assets/series.js", location.origin + "/"));
   const problems = [];
   let seed = 7;
-  const random = limit => (seed = (seed * 1103515245 + 12345) % 2147483648) % limit;
+  const random = limit => {  // as good as needed, and the same every time
+    seed = Math.imul(seed ^ (seed >>> 15), 2246822519) + 0x6d2b79f5 | 0;
+    return ((seed ^ (seed >>> 13)) >>> 0) % limit;
+  };
   for (let round = 0; round < 200; round += 1) {
     const points = 2 + random(6);
     const running = random(2) === 1;
@@ -306,14 +309,13 @@ _PIECEMEAL = """async () => {
       for (let n = Math.max(0, until - points); n < until; n += 1) wanted.push(n);
       if (running) wanted.push(-until);
       const held = series.column("total", "n");
-      const known = held.slice(-wanted.length);
-      const gaps = held.length === series.times.length && held.length <= points + 1;
-      const same = known.length <= wanted.length &&
-        known.every((value, at) =>
-          value === null || value === wanted[wanted.length - known.length + at]);
+      const same = JSON.stringify(held) === JSON.stringify(wanted);
       const times = series.times.every((time, at) =>
-        held[at] === null || held[at] < 0 || time === 100 + held[at] + 1);
-      if (!gaps || !same || !times) problems.push({ round, poll, wanted, held });
+        wanted[at] < 0 || time === 100 + wanted[at] + 1);
+      const model = series.column(JSON.stringify(["model", "m", "1"]), "n");
+      const known = model.every((value, at) => value === null || value === wanted[at]);
+      const whole = [held, model].every(column => column.length === series.times.length);
+      if (!same || !times || !known || !whole) problems.push({ round, poll, wanted, held, model });
       until += random(4);
     }
   }
