@@ -29,6 +29,7 @@ from shmserve.core.effects import (
     Report,
 )
 from shmserve.core.fleet import Fleet
+from shmserve.core.lifecycle import State
 from shmserve.core.records import Incarnation, VersionRecord
 from shmserve.errors import ProtocolViolation
 from shmserve.protocol.grps_messages import OnlineSet, SetOnline
@@ -258,6 +259,11 @@ class Desk:
         if isinstance(message, Started):
             return self.fleet.started(message.instance, message.pid, now)
         self.regions.executor_ended()
+        record = self.fleet.instances[message.instance]
+        if not record.left and not self.fleet.draining:
+            stopped = record.state is State.STOPPING  # by us, who know why
+            why = record.reason if stopped else f"its executor ended: {message.reason}"
+            self.information.exited(message.instance, why)
         return self.fleet.exited(message.instance, message.pid, message.reason, now)
 
     def _stats(self, process: str, role: str, message: Stats, now: float) -> list[Effect]:

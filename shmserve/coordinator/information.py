@@ -67,6 +67,11 @@ class Information:
         if self.monitoring is not None:
             self.monitoring.tick(now)
 
+    def exited(self, instance: str, why: str) -> None:
+        """An executor has ended that should have gone on."""
+        if self.monitoring is not None:
+            self.monitoring.exited(instance, why)
+
     def told(self, process: str, message: Stats, now: float) -> bool:
         """What a process told of itself; whether it was the answer to a question."""
         if message.ticket:

@@ -191,7 +191,7 @@ class Coordinator:
         information = Information(fleet, regions, counters, self._send, own)
         if settings.dashboard:
             information.monitoring = Monitoring(
-                counters, fleet, regions.book, self._send, self._epoch, most, now
+                counters, fleet, regions.book, self._send, self._epoch, most, again, now
             )
         return information
 
