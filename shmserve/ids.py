@@ -33,6 +33,11 @@ def reborn(instance: str, incarnation: int) -> str:
     return f"{instance}@{incarnation}" if incarnation > 1 else instance
 
 
+def instance_index(instance: str) -> int:
+    """Which of its model's instances one is, in any incarnation."""
+    return int(instance.rpartition("/")[2].partition("@")[0])
+
+
 def is_model_name(name: str) -> bool:
     """Whether a name can be a folder of a model repository and nothing else."""
     return _MODEL_NAME.fullmatch(name) is not None and ".." not in name
