@@ -188,7 +188,8 @@ class ModelControl:
         if found.error_code or (found.failures and serving is not None and serving.working):
             problems = found.failures or {"": found.error}
             self._perform(self._fleet.excuse(request.name) + models.refuse(request.name, problems))
-            self._finish(request, *self._failure(request.name, told(problems)))
+            begin = "failed to load" if found.error_code else "load failed for model"
+            self._finish(request, *self._failure(request.name, told(problems), begin))
         elif (
             serving is not None
             and serving.fingerprint == found.fingerprint
@@ -221,11 +222,14 @@ class ModelControl:
             records.append(InstanceRecord(name))
         return VersionRecord(spec, records)
 
-    def _failure(self, name: str, reason: str) -> tuple[str, str]:
+    def _failure(
+        self, name: str, reason: str, begin: str = "load failed for model"
+    ) -> tuple[str, str]:
+        """A refusal that begins as Triton's: its clients tell a bad configuration by that."""
         if not reason:
             return "", ""
         _log.error("model not loaded model=%s reason=%s", name, reason)
-        return Code.INVALID_ARGUMENT, f"load failed for model '{name}': {reason}"
+        return Code.INVALID_ARGUMENT, f"{begin} '{name}': {reason}"
 
     def _finish(self, request: _Request, code: str = "", error: str = "") -> None:
         """The first request of its model has been done."""

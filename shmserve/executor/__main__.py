@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from setproctitle import setproctitle
 
-from shmserve import config
+from shmserve import config, ids
 from shmserve.errors import ArenaExhausted, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import Backend, Context
@@ -119,7 +119,7 @@ class Executor:
 
     def _tell_notes(self, spec: ModelSpec) -> None:
         """Hints of the configuration that have no effect: one instance tells them."""
-        if self.instance.name.endswith("/0"):
+        if ids.instance_index(self.instance.name) == 0:
             for note in model_config.parse_json(spec.config_json, spec.name, spec.backend).notes:
                 log.info("configuration: %s", note)
 

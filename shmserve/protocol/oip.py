@@ -228,6 +228,8 @@ def refuse_duplicates(kind: str, names: list[str]) -> None:
     """
     seen: set[str] = set()
     for index, name in enumerate(names):
+        if name in seen and kind == "output":  # each as Triton words it
+            raise InvalidArgument(f"Duplicate output name '{name}' is not allowed in a request")
         if name in seen:
             raise InvalidArgument(f"{kind}s[{index}]: {kind} '{name}' already exists in request")
         seen.add(name)

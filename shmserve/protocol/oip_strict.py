@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -31,6 +32,7 @@ from shmserve.protocol.oip import (
 # Levels around a "data" array: the request, "inputs" and the input itself
 _OUTER_LEVELS = 3
 _SHOWN = 64  # characters of a client's value that a message repeats
+Pairs = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEP = np.zeros(256, np.int8)  # what a bracket does to the depth
@@ -54,10 +56,11 @@ def parse(text: bytes, limits: Settings) -> WireRequest:
     )
 
 
-def loads(text: bytes | memoryview, limits: Settings) -> Any:
+def loads(text: bytes | memoryview, limits: Settings, pairs: Pairs | None = None) -> Any:
     """The standard library's `json.loads`, with every way to fail made `InvalidArgument`.
 
-    NaN, Infinity and -Infinity are accepted; numbers no double can hold are not.
+    NaN, Infinity and -Infinity are accepted; numbers no double can hold are not. `pairs` makes
+    an object of its members, for callers to whom a key that occurs twice is a mistake.
     """
     data = bytes(text)
     try:
@@ -66,7 +69,7 @@ def loads(text: bytes | memoryview, limits: Settings) -> Any:
         raise InvalidArgument(f"the request JSON is not UTF-8 (at byte {ex.start})") from None
     check_nesting(data, limits.max_json_nesting)
     try:
-        document = json.loads(characters, parse_float=_finite)
+        document = json.loads(characters, parse_float=_finite, object_pairs_hook=pairs)
         if "\\ud" in characters or "\\uD" in characters:
             # Lone surrogates are no Unicode: they could not be sent back.
             json.dumps(document, ensure_ascii=False).encode()

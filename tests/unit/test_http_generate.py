@@ -95,6 +95,9 @@ def test_lists_scalars_and_parameters(client: Client) -> None:
         ("identity_bool", True, (1,)),
         ("batched", [1, 2, 3, 4], (1, 4)),
         ("batched", [[1, 2, 3, 4], [5, 6, 7, 8]], (2, 4)),
+        ("batched", list(range(8)), (2, 4)),
+        ("identity_2d", [1, 2, 3, 4], (1, 4)),
+        ("identity_2d", list(range(12)), (3, 4)),
     ],
 )
 def test_shapes(client: Client, model: str, value: Any, shape: tuple[int, ...]) -> None:
@@ -116,12 +119,18 @@ def test_shapes(client: Client, model: str, value: Any, shape: tuple[int, ...]) 
         ("identity_2d", {"INPUT0": [[1], [2, 3]]}, "different lengths"),
         ("identity", {"INPUT0": [1, [2]]}, "INPUT0"),
         ("identity", {"INPUT0": 1, "id": 5}, "id must be a string"),
-        ("identity", {"INPUT0": 1, "other": [1]}, "'other' is no input"),
+        ("identity", {"INPUT0": 1, "other": [1]}, "parameter 'other' has invalid type"),
         ("identity", {"INPUT0": 1, "parameters": 5}, "parameters must be an object"),
-        ("identity", {"INPUT0": 1, "parameters": {"INPUT0": 2}}, "given twice"),
+        (
+            "identity",
+            {"INPUT0": 1, "parameters": {"INPUT0": 2}},
+            "input 'INPUT0' already exists in request",
+        ),
+        ("identity", b'{"INPUT0": 1, "INPUT0": 2}', "input 'INPUT0' already exists in request"),
         ("identity", {"INPUT0": 1, "triton_x": 2}, "reserved"),
         ("identity_fp16", {"INPUT0": 1}, "FP16"),
         ("batched", {"INPUT0": 1}, "unexpected shape"),
+        ("batched", {"INPUT0": [1, 2, 3]}, "unexpected shape"),
     ],
 )
 def test_what_is_wrong_is_named(client: Client, model: str, document: Any, reason: str) -> None:

@@ -34,6 +34,7 @@ from shmserve.executor.backends.failure import from_exception
 from shmserve.executor.backends.grps.http import HttpRequest
 from shmserve.executor.backends.outputs import OutputCheck
 from shmserve.executor.backends.reshape import model_side
+from shmserve.executor.backends.untold import with_own_tensors
 from shmserve.protocol import config_json, grps_spec
 from shmserve.protocol.data_messages import Parameter
 from shmserve.protocol.grps_message import GrpsMessage
@@ -157,7 +158,7 @@ class NativeDialect:
         self._stream: _Stream | None = None  # runs one request of a decoupled model
 
     def start(self, context: Context) -> ModelSpec:
-        spec = context.spec
+        spec = with_own_tensors(context.spec, context.directory)
         if not spec.inputs or not spec.outputs:
             raise ConfigError(f"model '{spec.name}': config.pbtxt must tell input and output")
         if not callable(getattr(self._kind, "infer", None)):

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from shmserve import ids
 from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.backends.failure import from_exception, sanitised
@@ -20,6 +19,8 @@ from shmserve.executor.backends.pb_request import InferenceRequest, InferenceRes
 from shmserve.executor.backends.pb_sender import InferenceResponseSender, SingleSink, StreamSink
 from shmserve.executor.backends.reshape import model_side
 from shmserve.executor.backends.tasks import Tasks
+from shmserve.executor.backends.untold import with_own_tensors
+from shmserve.ids import instance_index
 from shmserve.protocol import config_json, model_config
 from shmserve.repository import read_labels
 from shmserve.tensor.spec import ModelSpec
@@ -40,6 +41,8 @@ class TritonDialect:
         spec = context.spec
         if hasattr(self._kind, "auto_complete_config"):
             spec = _auto_completed(self._kind, spec, context.directory)
+        else:
+            spec = with_own_tensors(spec, context.directory)
         if not spec.outputs:
             raise ConfigError(
                 f"model '{spec.name}': neither config.pbtxt nor auto_complete_config tells "
@@ -189,7 +192,7 @@ def _kind(value: Any) -> str:
 def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
     """What `initialize` gets; every value is text."""
     kind, _, number = context.device.partition(":")
-    index = ids.instance_index(context.instance)
+    index = instance_index(context.instance)
     groups = msgspec.json.decode(spec.config_json)["instance_group"]
     instances = [(group, place) for group in groups for place in range(group["count"])]
     group, place = instances[index]

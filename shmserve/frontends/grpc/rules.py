@@ -55,13 +55,18 @@ def checked_version(version: str) -> str:
     if not version:
         return ""
     if not (version.isascii() and version.isdecimal()) or len(version) > _MAX_DIGITS:
-        raise InvalidArgument(
-            f"invalid model version '{version[:64]}', a version is a positive number"
-        )
+        raise _no_version(version)
     number = int(version)
     if number == 0:
-        raise InvalidArgument("invalid model version '0', a version is a positive number")
+        raise _no_version(version)
     return str(number)
+
+
+def _no_version(version: str) -> InvalidArgument:
+    return InvalidArgument(  # clients look for the first half
+        f"failed to get model version from specified version string '{version[:64]}',"
+        " version should be an integral value > 0"
+    )
 
 
 def to_request(wire: WireInferRequest, limits: Settings) -> tuple[InferRequest, bool]:

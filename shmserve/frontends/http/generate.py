@@ -163,7 +163,7 @@ def _event(data: bytes) -> bytes:
 
 def _exactly_one(got: str) -> str:
     return (
-        f"generate is for models that give exactly one response, this one gave {got}:"
+        f"generate expects model to produce exactly 1 response, this one gave {got}:"
         " use generate_stream"
     )
 

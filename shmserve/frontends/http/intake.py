@@ -157,7 +157,7 @@ def open_intake(environ: Environ, limits: Settings) -> Intake:
     """The body of the request that `environ` describes.
 
     Raises:
-        InvalidArgument: there is no body, or its length is no number.
+        InvalidArgument: the length is no number.
         TooLarge: Content-Length exceeds `max_request_bytes`.
         UnsupportedEncoding: a Content-Encoding other than gzip and deflate.
     """
@@ -205,8 +205,8 @@ def header_length(environ: Environ, intake: Intake) -> int | None:
 
 
 def _length(told: str | None, limits: Settings) -> int:
-    if told is None or told == "":
-        raise InvalidArgument("the request has no body")
+    if not told:
+        return 0  # neither a length nor chunks: there is no body, as with `curl -X POST`
     if not (told.isdecimal() and told.isascii()) or len(told) > 19:
         raise InvalidArgument(f"Content-Length must be a number, got {told[:64]}")
     length = int(told)

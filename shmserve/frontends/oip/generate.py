@@ -7,6 +7,7 @@ other key is a request parameter. On the way out an output of one element is tha
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable
@@ -34,7 +35,7 @@ def parse_generate(plan: ModelPlan, text: bytes, limits: Settings) -> InferReque
     Raises:
         InvalidArgument: it is malformed; the message names the key.
     """
-    document = oip_strict.loads(text, limits)
+    document = oip_strict.loads(text, limits, functools.partial(_members_once, plan))
     if not isinstance(document, dict):
         raise InvalidArgument(f"the request must be a JSON object, got {_show(document)}")
     inputs: list[InferInput] = []
@@ -44,8 +45,8 @@ def parse_generate(plan: ModelPlan, text: bytes, limits: Settings) -> InferReque
         spec = plan.inputs.get(key)
         if spec is not None:
             if any(given.name == key for given in inputs):
-                raise InvalidArgument(f"input '{key}' is given twice")
-            inputs.append(_input(plan, spec, value))
+                raise _twice(key)
+            inputs.append(_input(spec, value))
         elif key == "id":
             if not isinstance(value, str):
                 raise InvalidArgument(f"id must be a string, got {_show(value)}")
@@ -54,8 +55,8 @@ def parse_generate(plan: ModelPlan, text: bytes, limits: Settings) -> InferReque
             parameters[key] = value
         else:
             raise InvalidArgument(
-                f"'{key}' is no input of model '{plan.spec.name}', and as a parameter it must be"
-                f" a boolean, a number or a string, got {_show(value)}"
+                f"parameter '{key}' has invalid type: it is no input of model '{plan.spec.name}',"
+                f" and must be a boolean, a number or a string, got {_show(value)}"
             )
     if len(parameters) > limits.max_inputs:
         raise TooLarge(
@@ -64,6 +65,22 @@ def parse_generate(plan: ModelPlan, text: bytes, limits: Settings) -> InferReque
         )
     check_parameters(parameters)
     return InferRequest(tuple(inputs), (), request_id, parameters)
+
+
+def _members_once(plan: ModelPlan, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; an input that occurs twice in it is a mistake, other keys count as last told."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen and key in plan.inputs:
+                raise _twice(key)
+            seen.add(key)
+    return members
+
+
+def _twice(name: str) -> InvalidArgument:
+    return InvalidArgument(f"input '{name}' already exists in request")
 
 
 def _members(plan: ModelPlan, document: dict[str, Any]) -> Iterable[tuple[str, Any]]:
@@ -76,13 +93,31 @@ def _members(plan: ModelPlan, document: dict[str, Any]) -> Iterable[tuple[str, A
             yield key, value
 
 
-def _input(plan: ModelPlan, spec: InputPlan, value: Any) -> InferInput:
-    shape = _shape(value, spec.name) or (1,)
-    # Where the model batches, a request is a batch of one unless it says otherwise.
-    if plan.spec.max_batch_size > 0 and len(shape) < len(spec.shape):
-        shape = (1, *shape)
+def _input(spec: InputPlan, value: Any) -> InferInput:
+    shape = _fitted(_shape(value, spec.name), spec.shape)
     data = value if isinstance(value, list) else [value]
     return InferInput(spec.name, shape, spec.datatype.name, f"input '{spec.name}'", data)
+
+
+def _fitted(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a value that has fewer dimensions than its input (-1: any size).
+
+    Dimensions of one go in front, such as the batch. Where that does not fit, the elements
+    fill the fixed dimensions, and the last variable one takes the rest. What cannot fit stays
+    as it is, and is refused where all shapes are checked.
+    """
+    if len(shape) >= len(wanted):
+        return shape or (1,)
+    padded = (1,) * (len(wanted) - len(shape)) + shape
+    if all(size in (-1, given) for size, given in zip(wanted, padded, strict=True)):
+        return padded
+    rest, fitted = math.prod(shape), [1] * len(wanted)
+    for axis in sorted(range(len(wanted)), key=lambda i: (wanted[i] < 0, -i)):
+        size = wanted[axis] if wanted[axis] >= 0 else rest
+        if size == 0 or rest % size:
+            return padded
+        fitted[axis], rest = size, rest // size
+    return tuple(fitted) if rest == 1 else padded
 
 
 def _shape(value: Any, name: str) -> tuple[int, ...]:

@@ -200,7 +200,7 @@ def _missing(plan: ModelPlan, request: InferRequest) -> str:
     expected = (
         f"expected {most} inputs"
         if least == most
-        else f"expected between {least} and {most} inputs"
+        else f"expected number of inputs between {least} and {most}"
     )
     return (
         f"{expected} but got {len(got)} inputs for model '{plan.spec.name}'. Got input(s)"
