@@ -119,7 +119,9 @@ def test_optional_inputs_may_be_left_out() -> None:
     )
     plan = make_plan(model)
     assert check(plan, one((1,), 4)) == [4]
-    with pytest.raises(InvalidArgument, match="expected number of inputs between 1 and 2 but got 1"):
+    with pytest.raises(
+        InvalidArgument, match="expected number of inputs between 1 and 2 but got 1"
+    ):
         check(plan, one((1,), 4, name="INPUT1"))
 
 
