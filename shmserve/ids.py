@@ -34,7 +34,7 @@ def reborn(instance: str, incarnation: int) -> str:
 
 
 def instance_index(instance: str) -> int:
-    """Which of its model's instances one is, in any incarnation."""
+    """Which of its version's instances one is, in any incarnation."""
     return int(instance.rpartition("/")[2].partition("@")[0])
 
 

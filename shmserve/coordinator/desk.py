@@ -7,16 +7,12 @@ Knows no sockets: the service calls `hello`, `handle`, `gone` and `tick`, and gi
 from __future__ import annotations
 
 import logging
-import os
-from math import inf
 
 import msgspec
 
 from shmserve.coordinator import plan as plans
-from shmserve.coordinator import shows
-from shmserve.coordinator.counters import Counters
+from shmserve.coordinator.information import Information
 from shmserve.coordinator.model_control import ModelControl
-from shmserve.coordinator.monitoring import Monitoring
 from shmserve.coordinator.orders import Orders, Send
 from shmserve.coordinator.plan import Plan, PlanFile
 from shmserve.coordinator.regions import Regions
@@ -33,10 +29,10 @@ from shmserve.core.effects import (
     Report,
 )
 from shmserve.core.fleet import Fleet
+from shmserve.core.lifecycle import State
 from shmserve.core.records import Incarnation, VersionRecord
 from shmserve.errors import ProtocolViolation
 from shmserve.protocol.grps_messages import OnlineSet, SetOnline
-from shmserve.protocol.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.link_messages import (
     AskStats,
     Drain,
@@ -47,8 +43,6 @@ from shmserve.protocol.link_messages import (
     Hello,
     Loaded,
     LoadFailed,
-    Show,
-    Shown,
     Started,
     Stats,
     Stop,
@@ -65,13 +59,6 @@ from shmserve.protocol.region_messages import (
     UnregisterRegions,
 )
 from shmserve.protocol.settings_messages import ChangeLog, ChangeTrace, TakeTraces
-from shmserve.protocol.stats_messages import (
-    AskReport,
-    CounterPage,
-    PageOwner,
-    ReportGiven,
-    StoredPages,
-)
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.transport.questions import close_all
 
@@ -81,7 +68,7 @@ _WATCHDOG_S = 1.0
 
 
 class Desk:
-    """See the module. `own`: the coordinator's process id, pid and start."""
+    """See the module."""
 
     def __init__(
         self,
@@ -89,9 +76,8 @@ class Desk:
         writer: RegistryWriter,
         epoch: str,
         send: Send,
-        own: tuple[str, int, float],
         regions: Regions,
-        counters: Counters,
+        information: Information,
         tuning: TuningDesk,
         orders: Orders,
         plan: PlanFile,
@@ -99,19 +85,15 @@ class Desk:
     ) -> None:
         self.fleet = fleet
         self.regions = regions
-        self.counters = counters
+        self.information = information
         self.tuning = tuning
         self.control: ModelControl
-        self.monitoring: Monitoring | None = None
         self._orders = orders
         self._plan = plan
         self._writer = writer
         self._epoch = epoch
         self._send = send
-        self._own = own
         self._grps_online = grps_online
-        self._questions = shows.Questions(send)
-        self._reports: list[tuple[str, int]] = []  # asked for: (process, ticket)
         self._asked_at = 0.0
 
     @property
@@ -119,17 +101,13 @@ class Desk:
         """Whether something waits for time to pass, so `tick` should come soon."""
         leaving = any(model.leaving for model in self.fleet.models.by_name.values())
         return bool(
-            self.fleet.ledger.waiting
-            or len(self._questions)
-            or self._reports
-            or self._orders.waiting
-            or leaving
+            self.fleet.ledger.waiting or self.information.urgent or self._orders.waiting or leaving
         )
 
     @property
     def due(self) -> float:
         """When `tick` should come even if nothing else happens."""
-        return self.monitoring.due if self.monitoring is not None else inf
+        return self.information.due
 
     def begin(self, wanted: Wanted, marks: dict[str, str], now: float) -> None:
         """The repository has been scanned for the first time: serve it.
@@ -180,15 +158,14 @@ class Desk:
         if message.role == "supervisor":
             self._orders.joined(message.process)
             self.regions.store_all(message.process)
-            self.counters.store_all(message.process)
+            self.information.counters.store_all(message.process)
         self.tuning.hello(message.process)
         self.perform(effects)
 
     def gone(self, process: str, now: float) -> None:
         self._orders.gone(process)
         self.perform(self.fleet.gone(process, now))
-        self._questions.gone(process, now)
-        self.counters.gone(process)
+        self.information.gone(process, now)
 
     def handle(
         self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
@@ -203,7 +180,8 @@ class Desk:
             if useless:
                 self._send(process, DropRegions(tuple(useless)))
             return
-        if self._managed(process, role, message, fds, now):
+        supervisor = self._orders.supervisor
+        if self.information.handle(process, role, message, fds, supervisor, now):
             return
         close_all(fds)  # no other message comes with any
         fleet = self.fleet
@@ -221,27 +199,25 @@ class Desk:
                 effects = self._stats(process, role, message, now)
             case ((Started() | Exited() | Drain()), "supervisor"):
                 effects = self._from_supervisor(message, now)
-            case Show(), "cli":
-                self._show(process, message, now)
             case RegisterRegion(), ("http" | "grpc"):
-                self.regions.register(process, message, self._orders.supervisor)
+                self.regions.register(process, message, supervisor)
             case UnregisterRegions(), ("http" | "grpc"):
                 self.regions.unregister(process, message, now)
             case NeedRegion(), "executor":
                 self.regions.need(process, message, now)
             case RegionShrunk(), "executor":
                 self.regions.shrunk(message.number)
+            case _, ("http" | "grpc"):
+                self._from_frontend(process, message)
             case _:
-                raise ProtocolViolation(f"{type(message).__name__} from a process of role {role}")
+                raise _out_of_place(message, role)
         self.perform(effects)
 
     def tick(self, now: float) -> None:
         """What is due: timeouts, questions, the watchdog, a supervisor to be told."""
         self.perform(self.fleet.tick(now))
-        self._questions.tick(now)
         self.regions.tick(now)
-        self._report(now)
-        self.counters.tick(self._orders.supervisor, self.fleet.models.has)
+        self.information.tick(self._orders.supervisor, now)
         self.regions.settle(self._publish, self._orders.supervisor)
         self.control.turn(now)
         if now - self._asked_at >= _WATCHDOG_S:
@@ -249,8 +225,6 @@ class Desk:
             for record in list(self.fleet.processes.values()):
                 if record.role in ("executor", "supervisor"):  # the latter sees we are alive
                     self._send(record.name, AskStats(0, "busy"))
-        if self.monitoring is not None:
-            self.monitoring.tick(now)
         self._orders.tell()
 
     def drain(self, reason: str, announce: bool = False) -> None:
@@ -260,40 +234,21 @@ class Desk:
 
     # ------------------------------------------------------------------- inside
 
-    def _managed(
-        self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
-    ) -> bool:
-        """Messages about numbers, logs, traces, GRPS and loading models; whether it was one."""
-        match message, role:
-            case ((LoadModel() | UnloadModel()), ("http" | "grpc")):
+    def _from_frontend(self, process: str, message: ToCoordinator) -> None:
+        """What clients want changed: models, logs, traces, the readiness of GRPS."""
+        match message:
+            case LoadModel() | UnloadModel():
                 self.control.ask(process, message)
-            case StoredPages(), "supervisor":
-                self.counters.stored(process, message.owners, fds, message.more)
-                self._report(now)
-                return True
-            case CounterPage(), ("http" | "grpc" | "executor"):
-                pid = self.fleet.processes[process].pid
-                of = (message.model, message.version, message.instance)
-                owner = PageOwner(process, role, pid, *of)
-                self.counters.arrived(owner, message, fds, self._orders.supervisor)
-                return True
-            case SetOnline(), ("http" | "grpc"):
+            case SetOnline():
                 self._grps_online = message.online
                 self._publish()
                 self._send(process, OnlineSet(message.ticket))
-            case AskReport(), ("http" | "grpc"):
-                self._reports.append((process, message.ticket))
-                self._report(now)
-            case AskHistory(), ("http" | "grpc"):
-                self._history(process, message, now)
-            case ((ChangeLog() | ChangeTrace() | TakeTraces()), ("http" | "grpc")):
+            case ChangeLog() | ChangeTrace() | TakeTraces():
                 names = set(self.fleet.models.by_name)
                 everybody = [p.name for p in self.fleet.processes.values() if p.role != "cli"]
                 self.tuning.handle(process, message, names, self._publish, everybody)
             case _:
-                return False
-        close_all(fds)
-        return True
+                raise _out_of_place(message, "frontend")
 
     def _from_supervisor(self, message: Started | Exited | Drain, now: float) -> list[Effect]:
         if isinstance(message, Drain):
@@ -304,64 +259,20 @@ class Desk:
         if isinstance(message, Started):
             return self.fleet.started(message.instance, message.pid, now)
         self.regions.executor_ended()
+        record = self.fleet.instances[message.instance]
+        if not record.left and not self.fleet.draining:
+            stopped = record.state is State.STOPPING  # by us, who know why
+            why = record.reason if stopped else f"its executor ended: {message.reason}"
+            self.information.exited(message.instance, why)
         return self.fleet.exited(message.instance, message.pid, message.reason, now)
 
     def _stats(self, process: str, role: str, message: Stats, now: float) -> list[Effect]:
-        if message.ticket:
-            self._questions.answered(process, message.ticket, message.stats, now)
+        if self.information.told(process, message, now):
             return []
-        if self.monitoring is not None:
-            self.monitoring.told(process, message.stats)
         busy_ms = message.stats.get("busy_ms", 0)
         if role != "executor" or not isinstance(busy_ms, int):
             return []
         return self.fleet.busy(process, busy_ms, now)
-
-    def _show(self, asker: str, message: Show, now: float) -> None:
-        if message.what in shows.ASKED:
-            of = [p.name for p in self.fleet.processes.values() if p.role != "cli"]
-            self._questions.ask(asker, message.ticket, message.what, of, now)
-            return
-        if message.what == "processes":
-            rows = shows.process_rows(self.fleet, now, self._own)
-        elif message.what == "models":
-            rows = shows.model_rows(self.fleet)
-        elif message.what == "regions":
-            rows = shows.region_rows(self.regions.book)
-        elif message.what == "stats":
-            rows = shows.stats_rows(self.counters.report(self.fleet, self.regions.book))
-        else:
-            self._send(asker, Shown(message.ticket, (), f"nothing is called {message.what!r}"))
-            return
-        for part in shows.parts(message.ticket, rows):
-            self._send(asker, part)
-
-    def _report(self, now: float) -> None:
-        """All numbers to all who asked."""
-        if not self._reports or not self.counters.settled(now):
-            return
-        data = msgspec.msgpack.encode(self.counters.report(self.fleet, self.regions.book))
-        for asker, ticket in self._reports:
-            self._send_file(asker, ReportGiven(ticket, len(data)), data)
-        self._reports.clear()
-
-    def _history(self, asker: str, message: AskHistory, now: float) -> None:
-        """What happened lately."""
-        report = self.monitoring.report(message, now) if self.monitoring is not None else None
-        if report is None:
-            self._send(asker, HistoryGiven(message.ticket, 0))
-            return
-        data = msgspec.msgpack.encode(report)
-        self._send_file(asker, HistoryGiven(message.ticket, len(data)), data)
-
-    def _send_file(self, process: str, message: ReportGiven | HistoryGiven, data: bytes) -> None:
-        """A message and its data in a file of their own, because they may outgrow a packet."""
-        fd = os.memfd_create("shmserve report", os.MFD_CLOEXEC)
-        try:
-            os.write(fd, data)
-            self._send(process, message, (fd,))
-        finally:
-            os.close(fd)
 
     def perform(self, effects: list[Effect]) -> None:
         """Do what was decided."""
@@ -405,3 +316,7 @@ class Desk:
                 tuning=self.tuning.tuning,
             )
         )
+
+
+def _out_of_place(message: ToCoordinator, role: str) -> ProtocolViolation:
+    return ProtocolViolation(f"{type(message).__name__} from a process of role {role}")

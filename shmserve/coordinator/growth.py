@@ -14,8 +14,8 @@ Model = tuple[str, str]  # name, version
 class Growth:
     """What was counted between two looks, whoever has begun or ended meanwhile.
 
-    Each process is compared with itself. One that is new counts from zero; one that is older
-    than this coordinator counts from where it is found: the rest was a predecessor's.
+    Each process is compared with itself. One that is new counts from zero; one that an earlier
+    coordinator may have known counts from where it is found: the rest was its.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Growth:
     ) -> dict[Model, list[int]]:
         """By model version, since the last call; without those where nothing was.
 
-        `is_new`: whether the process of this pid is younger than this coordinator.
+        `is_new`: whether the process of this pid has counted in this coordinator's time only.
         """
         found, self._ended = self._ended, {}
         for reading in readings:

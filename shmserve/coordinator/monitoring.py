@@ -7,11 +7,11 @@ requests never come near. The history ends with this process.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from math import nan
 from typing import Any
 
 from shmserve.coordinator.counters import Counters, Reading, Send
@@ -75,6 +75,7 @@ class Monitoring:
         send: to a process, if it is there.
         epoch: the service's.
         models: how many model versions a frontend counts apart.
+        again: there was a coordinator before in this epoch.
         now: of a monotonic clock.
 
     Attributes:
@@ -89,22 +90,26 @@ class Monitoring:
         send: Send,
         epoch: str,
         models: int,
+        again: bool,
         now: float,
     ) -> None:
-        self.due = now + 1.0
+        # In the middle of the clock's seconds, by which executors put values together: an
+        # answer is of the second before, and of each second there is one
+        self._start = self._sampled_at = math.floor(now - 0.5) + 0.5
+        self.due = self._start + 1.0
         self._counters = counters
         self._fleet = fleet
         self._book = book
         self._send = send
-        self._start = self._sampled_at = now
         self._life = f"{epoch}-{time.time_ns():x}"
+        self._again = again
         self._history = History(2 * models + _MAX_VALUES + 2)
         self._growth = Growth()
         self._uses = Uses(now)
         self._watch = Watch(counters.ends)
         self._told: dict[str, dict[str, reported.Reported]] = {}
         self._latest: list[float] = []
-        self._distributions: dict[Hashable, list[float]] = {}
+        self._distributions: dict[Hashable, Sequence[float]] = {}
         counters.on_end = self._growth.ended
 
     def tick(self, now: float) -> None:
@@ -117,12 +122,12 @@ class Monitoring:
         self._told.clear()
         for record in self._fleet.processes.values():
             if record.role == "executor":
-                self._send(record.name, AskStats(0, "monitor"))
+                self._send(record.name, AskStats(0, "values"))
 
     def told(self, process: str, stats: Mapping[str, Any]) -> None:
         """An executor's answer to our question, if it is one."""
-        if "monitor" in stats:
-            self._told[process] = reported.parse(stats["monitor"])
+        if "values" in stats:
+            self._told[process] = reported.parse(stats["values"])
 
     def report(self, asked: AskHistory, now: float) -> HistoryReport | None:
         """What a frontend asked for; None: there is no such level."""
@@ -162,13 +167,21 @@ class Monitoring:
             os.cpu_count() or 0,
         )
 
+    def exited(self, instance: str, why: str) -> None:
+        """An executor has ended that should have gone on."""
+        self._watch.troubles.add(time.time(), instance, why)
+
     # ------------------------------------------------------------------- inside
+
+    def _is_new(self, pid: int) -> bool:
+        """Whether all that the process has counted came about in our time."""
+        return not self._again or self._uses.is_new(pid)
 
     def _sample(self, second: int, now: float) -> None:
         seconds, self._sampled_at = now - self._sampled_at, now
         readings = self._counters.readings()
         self._uses.look(self._fleet, now)
-        counts = self._growth.since(readings, self._uses.is_new)
+        counts = self._growth.since(readings, self._is_new)
         wall = time.time()
         for (model, version), grown in counts.items():
             self._watch.requests(wall, model, version, grown)
@@ -209,7 +222,7 @@ class Monitoring:
         pool = self._fleet.ledger.total
         by_role = [uses.cpu_of(role) for role in _ROLES]
         memory = uses.memory
-        share = 100 * (memory + pool) / uses.machine if uses.machine else nan
+        share = 100 * (memory + pool) / uses.machine if uses.machine else math.nan
         held = [sum(getattr(reading.gauges, name) for reading in readings) for name in _GAUGES]
         return [
             sum(by_role),
@@ -235,4 +248,4 @@ class Monitoring:
             key = ("value", *of, one.kind)
             samples[key] = _VALUE_KINDS[one.kind], Sample(gauges=reported.gauges(one))
             if one.kind == reported.CDF:
-                self._distributions[key] = reported.at_percents(one.points)
+                self._distributions[key] = one.points

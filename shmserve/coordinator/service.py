@@ -22,6 +22,7 @@ from shmserve.coordinator.background import Background
 from shmserve.coordinator.clients import ClientDoor, Connection
 from shmserve.coordinator.counters import SETTLE_S, Counters
 from shmserve.coordinator.desk import Desk
+from shmserve.coordinator.information import Information
 from shmserve.coordinator.model_control import ModelControl
 from shmserve.coordinator.monitoring import Monitoring
 from shmserve.coordinator.orders import Orders
@@ -125,18 +126,11 @@ class Coordinator:
         self._arena_bytes = self._arena_size(pool, _instances(plan, chosen))
         ledger = Ledger(pool, self._arena_bytes, now + _LEDGER_SETTLE_S if again else 0.0)
         fleet = self._fleet(ledger)
-        own = (self._process, os.getpid(), now)
         owners = Owners(
             self._watch_owner, self._unwatch_owner, self._settings.client_shm_reap_dead_owners
         )
         regions = Regions(self._settings, self._run_dir, fleet, self._send, owners)
-        counters = Counters(
-            self._run_dir,
-            self._epoch,
-            self._send,
-            self._settings.max_counted_models,
-            now + SETTLE_S if again else 0.0,
-        )
+        information = self._information(fleet, regions, now, again)
         tuning = TuningDesk(initial_log(self._settings.log_level), self._send)
         orders = Orders(fleet, self._send)
         self._background = Background(lambda: os.eventfd_write(self._wake_fd, 1))
@@ -145,9 +139,8 @@ class Coordinator:
             writer,
             self._epoch,
             self._send,
-            own,
             regions,
-            counters,
+            information,
             tuning,
             orders,
             plan_file,
@@ -163,16 +156,6 @@ class Coordinator:
             self._send,
             self._desk.perform,
         )
-        if self._settings.dashboard:
-            self._desk.monitoring = Monitoring(
-                counters,
-                fleet,
-                regions.book,
-                self._send,
-                self._epoch,
-                self._settings.max_counted_models,
-                now,
-            )
         listener = listen(os.path.join(self._run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
         if plan is not None:
@@ -199,6 +182,18 @@ class Coordinator:
             return self._library.survey(self._settings.model_repository)
         except ConfigError:  # scanning it will say so
             return {}
+
+    def _information(self, fleet: Fleet, regions: Regions, now: float, again: bool) -> Information:
+        settings, most = self._settings, self._settings.max_counted_models
+        settled_at = now + SETTLE_S if again else 0.0
+        counters = Counters(self._run_dir, self._epoch, self._send, most, settled_at)
+        own = (self._process, os.getpid(), now)
+        information = Information(fleet, regions, counters, self._send, own)
+        if settings.dashboard:
+            information.monitoring = Monitoring(
+                counters, fleet, regions.book, self._send, self._epoch, most, again, now
+            )
+        return information
 
     def _pool_bytes(self) -> int:
         size, free = limits.shm_space()

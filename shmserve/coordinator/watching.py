@@ -33,7 +33,7 @@ class Watch:
     def __init__(self, ends: Mapping[str, int]) -> None:
         self.troubles = Troubles()
         self._ends = dict(ends)
-        self._instances: dict[str, tuple[int, State]] = {}
+        self._failed: set[str] = set()
         self._unserved: dict[str, str] = {}
         self._quarantined = 0
 
@@ -63,10 +63,12 @@ class Watch:
         self._quarantined = quarantined
 
     def _look_at_instances(self, now: float, fleet: Fleet) -> None:
-        before, self._instances = self._instances, {}
-        for name, record in fleet.instances.items():
-            exits, state = before.get(name, (0, State.WANTED))
-            failed = record.state is State.FAILED and state is not State.FAILED
-            if not record.left and (record.exits > exits or failed):
-                self.troubles.add(now, name, record.reason, max(1, record.exits - exits))
-            self._instances[name] = (record.exits, record.state)
+        failed = {
+            name: record.reason
+            for name, record in fleet.instances.items()
+            if record.state is State.FAILED and not record.left
+        }
+        for name, reason in failed.items():
+            if name not in self._failed:
+                self.troubles.add(now, name, reason)
+        self._failed = set(failed)

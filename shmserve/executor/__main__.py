@@ -188,6 +188,8 @@ class Executor:
         }
         if what in ("segments", "slots"):
             stats[what] = self.memory.rows(what)
+        elif what == "values":
+            stats[what] = app_monitor.last_second()
         elif what == "monitor":
             stats[what] = [{"instance": self.instance.name, **row} for row in app_monitor.rows()]
         return stats

@@ -9,14 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from shmserve.core.rates import PERCENTS
 
 log = logging.getLogger(__name__)
 
 MAX_NAMES = 256
 MAX_SAMPLES = 1000  # of one name and second, for a distribution
 MAX_NAME = 128  # characters
+_MESSAGE_BYTES = 96 * 1024  # of all names and what is told of them; a message takes 128 KiB
+_ENTRY_BYTES = 16 + 9 * len(PERCENTS)
 _PERCENTS = (50.0, 80.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 
 
@@ -43,18 +47,19 @@ class _Second:
 
     def value(self, kind: str) -> Any:
         if kind == "cdf":
-            ordered = sorted(self.samples)
-            last = len(ordered) - 1
-            return {
-                f"{percent:g}": ordered[min(last, int(percent / 100 * len(ordered)))]
-                for percent in _PERCENTS
-                if ordered
-            }
+            names = (f"{percent:g}" for percent in _PERCENTS)
+            return dict(zip(names, self.quantiles(_PERCENTS), strict=False))
         if kind == "inc":
             return self.total
         if not self.count:
             return 0.0
         return self.total / self.count if kind == "avg" else self.top
+
+    def quantiles(self, percents: Sequence[float]) -> list[float]:
+        """What so many percent of the values are not above; empty: there was none."""
+        ordered = sorted(self.samples)
+        last = len(ordered) - 1
+        return [ordered[min(last, int(p / 100 * len(ordered)))] for p in percents if ordered]
 
 
 class _Series:
@@ -134,6 +139,23 @@ class Monitor:
                 name: {"kind": s.kind, "value": s.last.value(s.kind), "total": s.total}
                 for name, s in self._series.items()
             }
+
+    def last_second(self) -> dict[str, tuple[str, int, Any]]:
+        """By name: kind, how many values the last full second had, and what they come to (cdf:
+        by `PERCENTS`). As many names as fit a message."""
+        number = int(self._now())
+        found: dict[str, tuple[str, int, Any]] = {}
+        room = _MESSAGE_BYTES
+        with self._lock:
+            for name, series in self._series.items():
+                series.roll(number)
+                last, kind = series.last, series.kind
+                room -= len(name.encode(errors="replace")) + _ENTRY_BYTES
+                if room < 0:
+                    break
+                value = last.quantiles(PERCENTS) if kind == "cdf" else last.value(kind)
+                found[name] = (kind, last.count, value)
+        return found
 
 
 app_monitor = Monitor()

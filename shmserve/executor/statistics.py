@@ -36,23 +36,16 @@ class Statistics:
         self._batching = spec.max_batch_size > 0
         self._clock = clock
 
-    def ran(self, message: Execute, timing: Timing, elements: int = 0) -> None:
-        """The model ran once and answered this request; the first of them, if it was a batch,
-        which then has so many `elements`."""
-        if not elements:
-            elements = self.elements(message) if self._batching else 1
+    def ran(self, message: Execute, timing: Timing) -> None:
+        """The model ran once and answered this request."""
         self._counters.executed(
-            elements,
+            self.elements(message) if self._batching else 1,
             self._clock() // 1_000_000,
             timing.input,
             timing.infer,
             timing.output,
             timing.queue,
         )
-
-    def ran_along(self, timing: Timing) -> None:
-        """A further request of the same batch was answered."""
-        self._counters.shared(timing.queue, timing.input, timing.infer, timing.output)
 
     def answered(self, spent: Spent, answer: Answer) -> None:
         """An answer of a stream; `spent` takes it in."""

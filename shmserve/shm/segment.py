@@ -8,6 +8,7 @@ behind. What a process killed in that window leaves is removed by `sweep`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -113,7 +114,8 @@ def _create(epoch: str, size: int) -> int:
             raise ArenaExhausted("the server cannot make shared memory") from ex
         break
     fd = int(memory.fd)
-    posix_ipc.unlink_shared_memory(name)
+    with contextlib.suppress(posix_ipc.ExistentialError):  # a `sweep` was quicker
+        posix_ipc.unlink_shared_memory(name)
     try:
         os.posix_fallocate(fd, 0, size)  # ENOSPC now instead of SIGBUS later
     except OSError as ex:

@@ -145,7 +145,13 @@ class Link:
         self._thread.start()
 
     def close(self) -> None:
-        """Send what is in the outbox if connected, then end the thread."""
+        """Send what is in the outbox if connected, then end the thread.
+
+        Who has something to say and was not welcomed yet (it has only just started) waits
+        for that a little: why a model cannot be loaded must not be lost.
+        """
+        if self._outbox and self._thread.is_alive() and not self._closing.is_set():
+            self._welcomed.wait(_CLOSE_S)
         self._closing.set()
         self._wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():

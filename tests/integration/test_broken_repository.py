@@ -100,7 +100,9 @@ def test_the_broken_are_told_apart_and_the_others_serve(repository: Path) -> Non
                 found = index(server)
             except (OSError, ValueError, TypeError):
                 return False
-            return len(found) == 20 and not any(r["state"] == "LOADING" for r in found.values())
+            return len(found) == 20 and not any(
+                r.get("state", "LOADING") == "LOADING" for r in found.values()
+            )
 
         wait_until(settled, "the models did not settle")
         found = index(server)

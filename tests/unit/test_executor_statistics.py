@@ -44,16 +44,6 @@ def test_the_first_dimension_is_the_batch_only_where_the_model_has_one() -> None
     assert plain.counts.last_inference_ms == 5
 
 
-def test_requests_of_one_batch_are_one_execution() -> None:
-    counted = Counted()
-    counted.statistics.ran(REQUEST, Timing(10, 2, 3, 4), elements=5)
-    counted.statistics.ran_along(Timing(20, 2, 3, 4))
-    counts = counted.counts
-    assert (counts.executions, counts.inferences, counts.requests) == (1, 5, 2)
-    assert counts.stage_ns == [30, 4, 6, 8]
-    assert counts.batches == {5: [1, 2, 3, 4]}
-
-
 def test_answers_of_a_stream_are_counted_by_their_place() -> None:
     counted, spent = Counted(), Spent()
     answers = [

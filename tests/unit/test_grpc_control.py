@@ -9,6 +9,9 @@ import pytest
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.core.registry import ModelState
 from shmserve.errors import ConfigError, InvalidArgument
+from shmserve.frontends.grpc.grps import SERVICE as GRPS
+from shmserve.frontends.grpc.server import SERVICE
+from shmserve.frontends.oip.restricted import CATEGORIES
 from shmserve.protocol.stats_messages import ModelReport, Report
 from shmserve.testing import fake_models
 from tests.grpc_client import Rig, request
@@ -130,6 +133,13 @@ def test_protocols_that_need_a_secret() -> None:
         assert rig.client.call("ServerLive", metadata=good).live
         assert rig.client.error("TraceSetting", metadata=good)[0] == "UNAVAILABLE"
         assert rig.client.call("ServerMetadata").name
+        everything = ",".join(CATEGORIES) + ":key=secret"
+    with Rig(grpc_restricted_protocol=(everything,)) as rig:
+        for service in (SERVICE, GRPS):
+            for method in service.methods_by_name:
+                if "Stream" not in method:
+                    code, details = rig.client.error(f"/{service.full_name}/{method}")
+                    assert (code, "expecting header" in details) == ("UNAVAILABLE", True)
     with pytest.raises(ConfigError, match="grpc_restricted_protocol"):
         Rig(grpc_restricted_protocol=("nonsense",))
 

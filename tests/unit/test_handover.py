@@ -137,7 +137,7 @@ def test_what_was_sent_before_the_end_is_answered(
         wire_execute(*arguments)
         sent.append(1)
 
-    monkeypatch.setattr("shmserve.dispatch.call.wire_execute", counted)
+    monkeypatch.setattr("shmserve.dispatch.exchange.wire_execute", counted)
 
     def waits(request: Request) -> Response:
         begun.set()

@@ -73,7 +73,6 @@ def test_a_model_that_is_not_ready(client: Client) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/",
         "/v1",
         "/v2/",
         "/v2/health",

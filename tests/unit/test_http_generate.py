@@ -229,3 +229,11 @@ def test_ordinary_models_stream_one_event(client: Client) -> None:
     client.dispatcher.functions["decoupled"] = client.dispatcher.functions["identity"]
     (event,) = events(client, {"INPUT0": 5, "id": "z"})
     assert event == {"model_name": "decoupled", "model_version": "1", "id": "z", "OUTPUT0": 5}
+
+
+def test_what_cannot_run_or_be_told_is_counted(client: Client) -> None:
+    assert generate(client, "identity", b"{").status == 400
+    assert client.dispatcher.refusals == [("identity", "InvalidArgument")]
+    streaming(client, count_up)
+    error_of(generate(client, "decoupled", {"INPUT0": 2}), 400)  # more answers than one
+    assert client.dispatcher.calls[-1].outcomes == ["InvalidArgument"]

@@ -205,6 +205,20 @@ def test_closing_sends_what_is_left(coordinator, process):
     assert coordinator.receive() == LoadFailed("m/1/0", "no")
 
 
+def test_closing_before_there_was_a_connection_still_sends_what_is_left(run_dir):
+    process = Process(run_dir)
+    process.link.send(LoadFailed("m/1/0", "too soon"))
+    closing = threading.Thread(target=process.link.close)
+    closing.start()
+    time.sleep(0.05)
+    coordinator = Coordinator(run_dir)
+    coordinator.accept()
+    assert coordinator.receive() == LoadFailed("m/1/0", "too soon")
+    closing.join(10)
+    assert not closing.is_alive()
+    coordinator.close()
+
+
 def test_another_version_is_refused_and_tried_again(coordinator, process, caplog):
     coordinator.accept(messages.VERSION + 1)
     coordinator.accept()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import monotonic_ns
 from typing import Any
 
 import falcon
@@ -37,18 +38,25 @@ class _Generation:
         name: str,
         version: str,
     ) -> None:
+        started = monotonic_ns()
         entry = dispatcher.ready_model(name, checked_version(version) if version else "")
-        self._plan: ModelPlan = plan_of(entry.spec)
-        text = open_intake(env, settings).read_rest(settings.max_json_bytes)
-        request = parse_generate(self._plan, text, settings)
-        inputs = check_inputs(self._plan, request, settings, _no_regions)
+        try:
+            self._plan: ModelPlan = plan_of(entry.spec)
+            text = open_intake(env, settings).read_rest(settings.max_json_bytes)
+            request = parse_generate(self._plan, text, settings)
+            inputs = check_inputs(self._plan, request, settings, _no_regions)
+        except BaseException as ex:
+            dispatcher.refused(entry, ex)
+            raise
         self._id = request.id
         self._call: Call = dispatcher.call(entry)
         try:
             receive(self._plan, self._call, inputs, held(b""), settings)
-        except BaseException:
-            self._call.close()
+        except BaseException as ex:
+            self.failed(ex)
+            self.close()
             raise
+        self._call.receipt.receive_ns = monotonic_ns() - started
         self._outcomes = self._call.stream(request.id, (), request.parameters, watch(env))
 
     def answers(self) -> Iterator[Outcome]:
@@ -58,6 +66,10 @@ class _Generation:
     def encoded(self, outcome: Outcome) -> bytes:
         """An answer's JSON; raises its error."""
         return encode_outcome(self._plan, self._id, outcome, self._call.receipt)
+
+    def failed(self, error: BaseException) -> None:
+        """Nobody gets the answers: count it, for its reason."""
+        self._call.failed(error)
 
     def close(self) -> None:
         """Give everything back; what has not come is cancelled."""
@@ -83,6 +95,9 @@ class GenerateResource:
                 data = generation.encoded(outcome)
             if not data:
                 raise InvalidArgument(_exactly_one("none"))
+        except BaseException as ex:
+            generation.failed(ex)
+            raise
         finally:
             generation.close()
         resp.data = data
@@ -103,7 +118,8 @@ class GenerateStreamResource:
             answers = generation.answers()
             first = next(answers, None)  # what fails before it has the status of its error
             event = _event(generation.encoded(first)) if first is not None else b""
-        except BaseException:
+        except BaseException as ex:
+            generation.failed(ex)
             generation.close()
             raise
         resp.content_type = "text/event-stream; charset=utf-8"

@@ -147,8 +147,8 @@ def _path(key: str) -> str:
         fine = fine and part not in ("", ".", "..") and len(part.encode()) <= 255
     if not fine or "\\" in path:
         raise InvalidArgument(
-            f"Invalid file path '{_shown(key)}': it must be relative and stay inside the model's"
-            " folder"
+            f"Invalid file path '{_shown(key)}': the path of a file must be relative and stay"
+            " inside the model's folder"
         )
     return path
 

@@ -1,0 +1,196 @@
+"""The history of a real service: nothing lost or told twice, whoever answers and whoever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from shmserve.core.counters import BUCKETS
+from shmserve.testing.server import RunningServer, wait_until
+
+MODELS = Path(__file__).parents[1] / "monitor_models"
+GOOD = {"inputs": [{"name": "X", "shape": [3], "datatype": "FP32", "data": [1, 2, 6]}]}
+BAD = {"inputs": [{"name": "X", "shape": [1], "datatype": "FP32", "data": [-1]}]}
+WRONG = {"inputs": [{"name": "X", "shape": [4], "datatype": "FP32", "data": [1]}]}
+
+
+@pytest.fixture
+def watched() -> Iterator[RunningServer]:
+    with RunningServer(MODELS, http_workers=2, grpc_processes=0) as server:
+        server.wait_instances()
+        wait_until(lambda: data(server)["until"] > 0, "the first second")
+        yield server
+    assert server.leaks() == []
+
+
+def data(server: RunningServer, query: str = "") -> Any:
+    status, document = server.get(f"/monitor/data?{query}")
+    assert status == 200, document
+    return document
+
+
+def series(server: RunningServer, name: str) -> list[float]:
+    """Empty: nothing is called so, yet."""
+    path = f"/grps/v1/monitor/series?name={urllib.parse.quote(name)}"
+    status, _, body = server.request("GET", path)
+    assert status == 200
+    return [] if body == b"key not found" else [value for _, value in json.loads(body)["data"]]
+
+
+def answered(document: Any) -> int:
+    """How many answered requests the seconds have altogether."""
+    columns = [document["total"].get(f"bucket_{n}", []) for n in range(BUCKETS)]
+    return sum(int(value or 0) for column in columns for value in column)
+
+
+def failed(document: Any, why: str) -> int:
+    """How many requests are told to have failed so."""
+    return sum(entry["count"] for entry in document["troubles"] if why in entry["text"])
+
+
+def infer(server: RunningServer, document: Any, times: int = 1) -> list[int]:
+    return [server.infer("reports", document)[0] for _ in range(times)]
+
+
+def until(server: RunningServer, right: Callable[[Any], bool], what: str) -> Any:
+    found: list[Any] = [None]
+
+    def look() -> bool:
+        status, found[0] = server.get("/monitor/data")
+        return status == 200 and right(found[0])
+
+    wait_until(look, what)
+    return found[0]
+
+
+def counters(server: RunningServer) -> dict[str, float]:
+    _, _, text = server.request("GET", "/metrics")
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+def test_the_history_has_what_the_counters_have(watched: RunningServer) -> None:
+    threads = [threading.Thread(target=infer, args=(watched, GOOD, 40)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert infer(watched, BAD, 5) == [500] * 5
+    assert infer(watched, WRONG, 7) == [400] * 7
+    until(watched, lambda d: answered(d) >= 120 and failed(d, "the model raised") >= 5, "requests")
+    found = until(watched, lambda d: failed(d, "malformed") >= 7, "refused requests")
+    told = counters(watched)
+    assert answered(found) == told["shmserve_request_duration_seconds_count"] == 120
+    (model,) = found["models"]
+    assert model["requests"] == told["shmserve_requests_total"] == 132
+    assert model["failed"] == 12
+    assert (model["state"], model["instances"]) == ("READY", 2)
+    assert (failed(found, "the model raised"), failed(found, "malformed")) == (5, 7)
+    texts = {entry["what"]: entry for entry in found["troubles"]}
+    assert "reports/1" in texts
+    assert all("/" not in entry["text"] for entry in found["troubles"])
+    rates = [value or 0.0 for value in found["total"]["failed"]]
+    assert 0 < max(rates) <= 100
+    latest = max(value or 0.0 for value in found["total"]["latency_max"])
+    assert latest >= max(value or 0.0 for value in found["total"]["latency_avg"]) > 0
+    qps = series(watched, "*qps")
+    assert len(qps) == 174
+    assert 0 < sum(qps) <= 140  # of seconds that were a little longer it is less
+    assert found["processors"] == os.cpu_count()
+    assert max(found["system"]["memory"]) > 1 << 20
+    assert {row["role"] for row in found["processes"]} >= {"http", "executor", "coordinator"}
+
+
+def test_who_answers_makes_no_difference(watched: RunningServer) -> None:
+    infer(watched, GOOD, 20)
+    known = until(watched, lambda d: answered(d) == 20, "requests")
+    (first, second) = watched.pids("http worker")[:2]
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: first not in watched.pids("http worker"), "the worker's end")
+    os.kill(second, signal.SIGKILL)
+    wait_until(lambda: second not in watched.pids("http worker"), "the worker's end")
+    wait_until(watched.ready, "new workers")
+    query = f"since={known['until']}&life={known['life']}"
+    new = data(watched, query)
+    assert new["life"] == known["life"]
+    assert new["first"] == known["until"]
+    again = until(watched, lambda d: "HTTP worker" in {t["what"] for t in d["troubles"]}, "ends")
+    assert answered(again) == 20  # also those that ended workers had counted
+    start = known["first"] - again["first"]
+    before = known["total"]["requests"]
+    assert again["total"]["requests"][start : start + len(before)] == before
+    infer(watched, GOOD, 5)
+    assert answered(until(watched, lambda d: answered(d) >= 25, "more requests")) == 25
+
+
+def test_a_new_coordinator_begins_anew_and_counts_nothing_twice(watched: RunningServer) -> None:
+    infer(watched, GOOD, 30)
+    known = until(watched, lambda d: answered(d) == 30, "requests")
+    (pid,) = watched.pids("coordinator")
+    os.kill(pid, signal.SIGKILL)
+    infer(watched, GOOD, 1)  # meanwhile requests are answered
+    new = until(watched, lambda d: d["life"] != known["life"] and d["until"] >= 2, "a new history")
+    assert answered(new) <= 1
+    assert new["models"][0]["requests"] == 31
+    infer(watched, GOOD, 5)
+    found = until(watched, lambda d: answered(d) >= answered(new) + 5, "more requests")
+    assert answered(found) == answered(new) + 5
+
+
+def test_an_executors_end_is_told_without_a_path(watched: RunningServer) -> None:
+    pid = watched.pids("executor reports")[0]
+    os.kill(pid, signal.SIGKILL)
+    found = until(
+        watched,
+        lambda d: any("SIGKILL" in entry["text"] for entry in d["troubles"]),
+        "the executor's end",
+    )
+    (entry,) = [entry for entry in found["troubles"] if "SIGKILL" in entry["text"]]
+    assert re.fullmatch(r"reports/1/[01]", entry["what"])
+    assert entry["count"] == 1
+
+
+def test_models_report_values_of_every_kind(watched: RunningServer) -> None:
+    names = {"mean": 3.0, "top": 6.0, "bottom": 1.0}
+    # Requests of one second may be told in two; what is told last is looked at
+    infer(watched, GOOD, 8)
+    wait_until(lambda: sum(series(watched, "sum")[-60:]) == 72, "all values")
+    for name, value in names.items():
+        assert value in [round(v, 3) for v in series(watched, name)], name
+    assert all(v in (0.0, names["mean"]) for v in series(watched, "mean"))
+    shown = {value["name"]: value for value in data(watched)["values"]}
+    assert {name: value["kind"] for name, value in shown.items() if name in names} == {
+        "mean": "avg",
+        "top": "max",
+        "bottom": "min",
+    }
+    assert 2.0 in shown["spread"]["series"]["p50"]
+    assert 6.0 in shown["spread"]["series"]["p99"]
+    assert len(series(watched, "spread")) == 20
+    status, _, body = watched.request("GET", "/grps/v1/monitor/series?name=nope")
+    assert (status, body) == (200, b"key not found")
+
+
+def test_the_pages_files_travel_as_they_should(watched: RunningServer) -> None:
+    status, headers, page = watched.request("GET", "/")
+    assert status == 200
+    assert b"<main>" in page
+    tag = headers["etag"]
+    status, headers, body = watched.request("GET", "/", headers={"If-None-Match": tag})
+    assert (status, body) == (304, b"")
+    assert headers["etag"] == tag
+    status, headers, _ = watched.request("HEAD", "/monitor/assets/page.js")
+    assert status == 200

@@ -1,0 +1,153 @@
+"""The history against what was really given to it, over any pauses and any comings and goings."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from math import isnan, nan
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmserve.core.history import LEVELS, Column, History, Kind, Sample, Track
+
+# One counted column (a rate), one derived from the slowest, and a gauge of each way
+KIND = Kind(
+    ("rate", "slowest"),
+    1,
+    lambda counts, seconds, slowest: [counts[0] / seconds, slowest or nan],
+    (("mean", "mean"), ("max", "max"), ("min", "min")),
+)
+KEY = ("k",)
+
+# Steps: seconds until the next sample (mostly 1), what was counted, a gauge or none
+STEPS = st.lists(
+    st.tuples(
+        st.one_of(st.just(1), st.just(1), st.integers(1, 200), st.integers(1, 40_000)),
+        st.integers(0, 1000),
+        st.one_of(st.none(), st.integers(-5, 5)),
+    ),
+    min_size=1,
+    max_size=150,
+)
+
+
+class Model:
+    """All that was ever sampled: (second, seconds since the last sample, count, gauge)."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[int, int, int, int | None]] = []
+
+    def columns(self, level: int, number: int) -> dict[str, float | None]:
+        size = LEVELS[level].seconds
+        mine = [s for s in self.samples if s[0] // size == number]
+        seconds = sum(s[1] for s in mine)
+        gauges = [s[3] for s in mine if s[3] is not None]
+        return {
+            "rate": sum(s[2] for s in mine) / seconds if mine else None,
+            "slowest": (max(s[2] for s in mine) or None) if mine else None,
+            "mean": sum(gauges) / len(gauges) if gauges else None,
+            "max": max(gauges) if gauges else None,
+            "min": min(gauges) if gauges else None,
+        }
+
+
+def play(history: History, steps: list[tuple[int, int, int | None]]) -> Model:
+    model, second = Model(), -1
+    for pause, count, gauge in steps:
+        second += pause
+        value = nan if gauge is None else float(gauge)
+        sample = Sample([count] if count else (), count, [value] * 3)
+        history.add(second, float(pause), {KEY: (KIND, sample)})
+        model.samples.append((second, pause, count, gauge))
+    return model
+
+
+def same(found: Column, wanted: list[float | None]) -> bool:
+    return len(found) == len(wanted) and all(
+        a == b if a is None or b is None else a == pytest.approx(b, abs=6e-4)
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+@given(STEPS)
+@settings(max_examples=150, deadline=None)
+def test_every_point_of_every_level_is_what_its_seconds_add_up_to(
+    steps: list[tuple[int, int, int | None]],
+) -> None:
+    history = History(10)
+    model = play(history, steps)
+    for level, of in enumerate(LEVELS):
+        first, until = history.span(level)
+        assert until == (model.samples[-1][0] + 1) // of.seconds
+        assert until - first == min(until, of.points)
+        columns = history.part(KEY, level)
+        numbers = [*range(first, until), *([until] if history.runs(level) else [])]
+        for name, column in columns.items():
+            wanted = [model.columns(level, number)[name] for number in numbers]
+            assert same(column, wanted), (of.name, name)
+
+
+@given(STEPS, st.integers(0, 3), st.data())
+@settings(max_examples=100, deadline=None)
+def test_what_is_new_continues_what_was_known(
+    steps: list[tuple[int, int, int | None]], level: int, data: st.DataObject
+) -> None:
+    history = History(10)
+    cut = data.draw(st.integers(1, len(steps)))
+    play(history, steps[:cut])
+    first, until = history.span(level)
+    known = dict(zip(range(first, until), history.part(KEY, level)["rate"], strict=False))
+    second = sum(step[0] for step in steps[:cut]) - 1
+    for pause, count, _ in steps[cut:]:
+        second += pause
+        history.add(second, float(pause), {KEY: (KIND, Sample([count], count, [nan] * 3))})
+    start, end = history.span(level, until)
+    new = history.part(KEY, level, until)["rate"]
+    known.update(zip(range(start, end), new, strict=False))
+    first, _ = history.span(level)
+    whole = history.part(KEY, level)["rate"]
+    assert [known.get(number) for number in range(first, end)] == whole[: end - first]
+
+
+def test_one_who_comes_later_has_no_values_before() -> None:
+    history = History(10)
+    for second in range(3):
+        history.add(second, 1.0, {})
+    history.add(3, 1.0, {KEY: (KIND, Sample([7], 1))})
+    assert history.part(KEY, 0)["rate"] == [None, None, None, 7.0]
+    assert history.part(KEY, 1)["rate"] == [7.0]  # of the one second it was there
+
+
+def test_who_is_given_nothing_counts_nothing() -> None:
+    history = History(10)
+    history.add(0, 1.0, {KEY: (KIND, Sample([7], 1, [2.0]))})
+    history.add(1, 1.0, {})
+    assert history.part(KEY, 0)["rate"] == [7.0, 0.0]
+    assert history.part(KEY, 0)["mean"] == [2.0, None]
+
+
+def test_a_second_that_was_sampled_is_not_sampled_again() -> None:
+    history = History(10)
+    history.add(5, 1.0, {KEY: (KIND, Sample([1]))})
+    history.add(5, 1.0, {KEY: (KIND, Sample([9]))})
+    assert history.part(KEY, 0)["rate"][-1] == 1.0
+
+
+def test_nobody_with_values_is_displaced_and_who_has_none_is() -> None:
+    history = History(2)
+    keys: list[Hashable] = [("a",), ("b",), ("c",)]
+    busy = Sample([1])
+    history.add(0, 1.0, {keys[0]: (KIND, busy), keys[1]: (KIND, busy)})
+    history.add(10, 1.0, {keys[1]: (KIND, busy), keys[2]: (KIND, busy)})
+    assert set(history.tracks) == {("a",), ("b",)}
+    history.add(4000, 1.0, {keys[1]: (KIND, busy), keys[2]: (KIND, busy)})
+    assert set(history.tracks) == {("b",), ("c",)}
+    assert history.part(("a",), 0) == {}
+
+
+def test_a_track_is_of_one_size_for_good() -> None:
+    track = Track(KIND, 0)
+    rings = [len(ring) for ring in track._rings]
+    assert rings == [level.points * 5 for level in LEVELS]
+    assert not any(isnan(value) is False for ring in track._rings for value in ring)
