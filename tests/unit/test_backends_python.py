@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmserve import repository
 from shmserve.errors import Code, ConfigError, ModelFailure, ShmserveError
+from shmserve.executor.backend import Context
 from shmserve.executor.backends import create
 from shmserve.executor.backends.failure import MAX_TEXT, describe, sanitised
 from shmserve.testing.backends import FakeRequest, arrays, ask, failure, load
@@ -154,3 +156,18 @@ def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"needs the extra 'torch': pip install 'shmserve\[tor"):
         load(directory)
+
+
+@pytest.mark.parametrize(
+    "code", [native("return {'Y': request.input('X')}"), triton("return [None for _ in requests]")]
+)
+def test_a_configuration_of_one_field_leaves_tensors_to_config_pbtxt(make: Make, code: str) -> None:
+    folder = repository.read_folder(make(code), '{"max_batch_size": "4"}')
+    (spec,) = folder.specs
+    assert spec.inputs == spec.outputs == ()
+    backend = create(spec)
+    spec = backend.load(Context(spec, folder.directory, "m/1/0@2", "cpu"))
+    backend.close()
+    assert spec.max_batch_size == 4
+    assert [tensor.name for tensor in spec.outputs] == ["Y", "S"]
+    assert spec.inputs[0].shape == (-1, -1), "with the batch"

@@ -1,0 +1,60 @@
+"""Programs that were written for another server: tritonclient's ways, and curl's."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmserve.testing.server import WATCHDOG_S, RunningServer
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def public_server() -> Iterator[RunningServer]:
+    repository = HERE.parent / "public_models"
+    settings = {"server_name": "triton", "model_control": "explicit", "load_models": "*"}
+    with RunningServer(repository, **settings) as server:
+        yield server
+    assert server.leaks() == []
+
+
+def test_every_client_does_what_public_examples_do(public_server: RunningServer) -> None:
+    http = f"{public_server.http_host}:{public_server.http_port}"
+    done = subprocess.run(
+        [sys.executable, str(HERE / "public_program.py"), http, public_server.grpc_address],
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [
+        *("tritonclient.http", "tritonclient.http.aio"),
+        *("tritonclient.grpc", "tritonclient.grpc.aio", "contents"),
+    ]
+
+
+def post_without_a_body(server: RunningServer, path: str) -> tuple[int, bytes]:
+    """As `curl -X POST` does it: neither a length nor chunks."""
+    with socket.create_connection((server.http_host, server.http_port), WATCHDOG_S) as sock:
+        sock.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        head, _, body = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+def test_a_repository_is_managed_without_bodies(public_server: RunningServer) -> None:
+    status, body = post_without_a_body(public_server, "/v2/repository/index")
+    assert status == 200
+    assert {row["name"] for row in json.loads(body)} >= {"simple", "simple_string"}
+    for action in ("load", "unload", "load"):
+        path = f"/v2/repository/models/simple_int8/{action}"
+        assert post_without_a_body(public_server, path) == (200, b"")
+    status, body = post_without_a_body(public_server, "/v2/models/simple/infer")
+    assert status == 400
+    assert json.loads(body)["error"]
