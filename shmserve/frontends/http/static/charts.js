@@ -6,6 +6,7 @@ import * as format from "./format.js";
 const HEIGHT = 170;
 const PALETTE = 8;
 const POWERS = Array.from({ length: 51 }, (_, power) => 2 ** power); // steps of an axis of bytes
+const TIMES = [5, 10, 20, 60, 300, 600, 1200, 3600, 10800, 21600, 86400, 432000]; // seconds
 const WHOLE = Array.from({ length: 46 }, (_, at) => [1, 2, 5][at % 3] * 10 ** Math.floor(at / 3));
 const style = getComputedStyle(document.documentElement);
 const colour = (name) => style.getPropertyValue(name).trim();
@@ -91,11 +92,11 @@ export class Chart {
     const axis = { stroke: colour("--quiet"), font: "12px system-ui, sans-serif", grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false } };
     const x = ticks
       ? { ...axis, grid: { show: false }, splits: () => [...ticks.keys()], values: (_, at) => at.map((split) => ticks.get(split)) }
-      : { ...axis, grid: { show: false }, space: 70, values: (_, at) => at.map((split) => format.moment(split, this.level)) };
+      : { ...axis, grid: { show: false }, space: 70, incrs: TIMES, values: (_, at) => at.map((split) => format.moment(split, this.level)) };
     return {
       width: this.area.clientWidth,
       height: HEIGHT,
-      padding: [8, 10, 0, 0],
+      padding: [8, 20, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 }, sync: ticks ? undefined : { key: "time" } },
       hooks: { setCursor: [() => this.tell()] },
