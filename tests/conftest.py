@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shmserve.observe import logs
 from shmserve.testing.server import RunningServer
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _log_settings_end_with_the_test() -> Iterator[None]:
+    """A link in the test's own process may have been told to change what is logged."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
+    for handler in root.handlers:
+        handler.removeFilter(logs._chosen)
 
 
 def _serve(server: RunningServer) -> Iterator[RunningServer]:

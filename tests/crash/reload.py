@@ -21,6 +21,7 @@ from typing import Any
 
 from shmserve.testing.server import ROOT, RunningServer, open_fds, rss_bytes, wait_until
 from tests.crash.load import Load, Verdict
+from tests.crash.soak import SPREAD
 
 SMALL = (10, 1000)
 STEADY = ("http worker", "coordinator", "supervisor", "executor pair")
@@ -135,7 +136,7 @@ def grown(samples: list[dict[str, Any]]) -> list[str]:
     found += [
         f"{name}: {middle['fds'][name]} -> {count} fds"
         for name, count in last["fds"].items()
-        if count > middle["fds"].get(name, count) + 2
+        if count > middle["fds"].get(name, count) + SPREAD
     ]
     return found
 

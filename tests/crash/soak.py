@@ -21,6 +21,7 @@ from shmserve.testing.server import RunningServer, open_fds, rss_bytes, wait_unt
 from tests.crash.load import outputs_of, request_of
 
 MODELS = Path(__file__).parents[1] / "models"
+SPREAD = 8  # descriptors: lanes of a process that gets all connections for once
 
 
 def sample(server: RunningServer, label: str) -> dict[str, Any]:
@@ -86,10 +87,14 @@ def grown(samples: list[dict[str, Any]]) -> list[str]:
     """Processes whose fds grew in the second half.
 
     In the first they may: each concurrent request has a lane and may need a segment of its
-    own, which are kept, so their number settles at the greatest concurrency there was.
+    own, which are kept, so their number settles at the greatest concurrency there was. How
+    connections spread over the HTTP workers is the kernel's choice and changes: a few more
+    may come late. What leaks, leaks with every request.
     """
     middle, last = samples[len(samples) // 2]["fds"], samples[-1]["fds"]
-    return [f"{n}: {middle[n]} -> {last[n]} fds" for n in last if last[n] > middle.get(n, 0) + 2]
+    return [
+        f"{n}: {middle[n]} -> {last[n]} fds" for n in last if last[n] > middle.get(n, 0) + SPREAD
+    ]
 
 
 def main() -> int:
