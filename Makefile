@@ -6,8 +6,9 @@ SERVE_DEPS := $(VENV)/.serve
 DEV_DEPS := $(VENV)/.dev
 BENCH_DEPS := $(VENV)/.bench
 
-# Requirement and index of a torch for the CPU: the default index has one for CUDA, of several GB
-TORCH ?= torch --index-url https://download.pytorch.org/whl/cpu
+# What pip installs for test-torch. The default build of torch brings CUDA, several GB of it: name a
+# wheel, or an index of builds for the CPU, as in `make test-torch TORCH=./torch-2.13.0+cpu-….whl`.
+TORCH ?= torch
 TORCH_DEPS := $(VENV)/.torch
 
 .PHONY: serve test test-torch lint proto proto-check bench drill reload-drill soak rounds clean
