@@ -345,5 +345,5 @@ def test_the_clients_deadline_is_the_calls() -> None:
     with Rig(dispatcher, request_timeout_s=20) as rig:
         rig.client.infer(timeout=5)
         rig.client.infer(timeout=500)
-    assert 0 < given[0] <= 5
+    assert 0 < given[0] < 6  # gRPC rounds what it sends
     assert given[1] == 20
