@@ -7,6 +7,7 @@ an array: `identity` of this server, echoing 16 MiB (``--bytes``), closed loop, 
     given      shmserve.client, an ordinary array, which the client copies to shared memory
     http       shmserve.client without shared memory: binary HTTP over the Unix socket
     triton     tritonclient.http, binary tensors over TCP, `set_data_from_numpy` to `as_numpy`
+    triton-grpc tritonclient.grpc, raw tensors
     triton-shm tritonclient.http with two system regions made and registered beforehand,
                `set_shared_memory_region` to `get_contents_as_numpy` (a view)
     memcpy     copying the array once in this process, the floor
@@ -22,6 +23,7 @@ tenth, and the ratio of medians to `triton`. Only ratios within one run mean any
 
 import argparse
 import contextlib
+import importlib
 import os
 import statistics
 import tempfile
@@ -33,17 +35,16 @@ import shmserve.client
 from shmserve.testing.server import RunningServer
 
 
-def tritonclient_caller(stack, address, x):
+def tritonclient_caller(stack, address, x, protocol="http"):
     """A function that makes one round trip with tritonclient."""
-    import tritonclient.http as triton
-
+    triton = importlib.import_module(f"tritonclient.{protocol}")
     client = triton.InferenceServerClient(address)
     stack.callback(client.close)
 
     def call():
         given = triton.InferInput("INPUT0", list(x.shape), "FP32")
-        given.set_data_from_numpy(x, binary_data=True)
-        wanted = triton.InferRequestedOutput("OUTPUT0", binary_data=True)
+        given.set_data_from_numpy(x)  # binary over HTTP, too
+        wanted = triton.InferRequestedOutput("OUTPUT0")
         return client.infer("identity", [given], outputs=[wanted]).as_numpy("OUTPUT0")
 
     return call
@@ -96,6 +97,7 @@ def callers(stack, server, x):
         "given": lambda: shared.infer("identity", {"INPUT0": x})["OUTPUT0"],
         "http": lambda: plain.infer("identity", {"INPUT0": x})["OUTPUT0"],
         "triton": tritonclient_caller(stack, address, x),
+        "triton-grpc": tritonclient_caller(stack, server.grpc_address, x, "grpc"),
         "triton-shm": tritonclient_shm_caller(stack, address, x),
         "memcpy": memcpy,
     }
@@ -137,7 +139,7 @@ def main():
         low, *_, high = statistics.quantiles(seconds, n=10)
         middle = statistics.median(seconds)
         print(
-            f"{name:10}  {middle * 1e3:9.2f} {low * 1e3:6.2f} {high * 1e3:6.2f}"
+            f"{name:11}  {middle * 1e3:9.2f} {low * 1e3:6.2f} {high * 1e3:6.2f}"
             f"   {middle / base:9.2f}"
         )
 
