@@ -68,6 +68,10 @@ class Device:
         self.name: str = name.decode() if isinstance(name, bytes) else str(name)
         self.pins = Pins(self._runtime, self.here, mappings, read_only)
 
+    def choose(self) -> None:
+        """Make it the calling thread's device until that chooses another."""
+        self._runtime.setDevice(self.ordinal)
+
     def here(self) -> Any:
         """A context in which it is the calling thread's device."""
         return self.cupy.cuda.Device(self.ordinal)

@@ -45,7 +45,7 @@ def _context(instance: Instance, devices: Devices) -> Context:
     if devices.ordinal is None or spec.backend == ONNXRUNTIME:
         return context
     try:
-        devices.open()
+        devices.open().choose()
     except ConfigError as ex:
         if not instance.auto:
             raise
