@@ -13,6 +13,8 @@ from msgspec import Struct
 from shmserve.core.tuning import TraceSettings, Tuning
 from shmserve.tensor.spec import ModelSpec
 
+SYSTEM, CUDA = "system", "cuda"  # kinds of regions
+
 
 class ModelState(StrEnum):
     """States of a model version, as the repository index names them."""
@@ -24,12 +26,14 @@ class ModelState(StrEnum):
 
 
 class LiveInstance(Struct, frozen=True):
-    """An instance that takes requests. `process` changes with every life of its executor."""
+    """An instance that takes requests. `process` changes with every life of its executor,
+    `device` is where its model computes: ``cpu`` or ``cuda:0``."""
 
     name: str
     process: str
     endpoint: str
     pid: int
+    device: str = "cpu"
 
 
 class ModelEntry(Struct, frozen=True):
@@ -48,13 +52,17 @@ class ModelEntry(Struct, frozen=True):
 
 
 class Region(Struct, frozen=True):
-    """Client memory registered under a name: `byte_size` bytes from `offset` of an object.
+    """Client memory registered under a name: `byte_size` bytes from `offset` of an object, or
+    of an allocation on a GPU (`kind`).
 
     Attributes:
         number: what processes call it; never used again within an epoch.
         uid: who registered it (-1: a remote caller); `pid` and `started` (its start in clock
             ticks since boot) name the process, 0: not known.
         device, inode, object_bytes: the object as it was when it was registered.
+        kind: ``system``, or ``cuda``: it has no key and no object, but the next two.
+        device_id: the ordinal of the GPU its memory is on, as its owner says; -1: none.
+        handle: its cudaIpcMemHandle_t. Whoever has it can open the memory: never shown.
         copy: reached by copying only, never mapped (its owner has pulled memory away before).
         sealed: nobody can make its object smaller, so mapping it is safe for everybody.
         quarantined: why it cannot be used any more; empty: it can.
@@ -71,10 +79,19 @@ class Region(Struct, frozen=True):
     device: int = 0
     inode: int = 0
     object_bytes: int = 0
-    kind: str = "system"
+    kind: str = SYSTEM
     copy: bool = False
     quarantined: str = ""
     sealed: bool = False
+    device_id: int = -1
+    handle: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Region({self.number}, {self.name!r}, {self.kind}, {self.byte_size} bytes)"
+
+    @property
+    def cuda(self) -> bool:
+        return self.kind == CUDA
 
     @property
     def end(self) -> int:
