@@ -13,9 +13,6 @@ from msgspec import Struct
 from shmserve.core.tuning import TraceSettings, Tuning
 from shmserve.tensor.spec import ModelSpec
 
-SYSTEM, CUDA = "system", "cuda"  # kinds of regions
-
-
 class ModelState(StrEnum):
     """States of a model version, as the repository index names them."""
 
@@ -51,20 +48,22 @@ class ModelEntry(Struct, frozen=True):
     required: bool = True  # the server is not ready before it is READY
 
 
+SYSTEM, CUDA = "system", "cuda"  # kinds of regions
+
+
 class Region(Struct, frozen=True):
     """Client memory registered under a name: `byte_size` bytes from `offset` of an object, or
-    of an allocation on a GPU (`kind`).
+    of what a CUDA IPC handle stands for.
 
     Attributes:
         number: what processes call it; never used again within an epoch.
         uid: who registered it (-1: a remote caller); `pid` and `started` (its start in clock
             ticks since boot) name the process, 0: not known.
         device, inode, object_bytes: the object as it was when it was registered.
-        kind: ``system``, or ``cuda``: it has no key and no object, but the next two.
-        device_id: the ordinal of the GPU its memory is on, as its owner says; -1: none.
-        handle: its cudaIpcMemHandle_t. Whoever has it can open the memory: never shown.
         copy: reached by copying only, never mapped (its owner has pulled memory away before).
         sealed: nobody can make its object smaller, so mapping it is safe for everybody.
+        device_id, handle: of CUDA regions: the device as the client numbers them, and the
+            cudaIpcMemHandle_t (64 bytes), with which anybody can open the memory: never shown.
         quarantined: why it cannot be used any more; empty: it can.
     """
 
@@ -83,7 +82,7 @@ class Region(Struct, frozen=True):
     copy: bool = False
     quarantined: str = ""
     sealed: bool = False
-    device_id: int = -1
+    device_id: int = 0
     handle: bytes = b""
 
     def __repr__(self) -> str:
