@@ -7,7 +7,7 @@ service, in its order, whatever a process of the service sees of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -54,9 +54,10 @@ def visible(setting: str | None, present: Sequence[Gpu]) -> tuple[str, ...]:
     """One token for each visible device, in CUDA's order.
 
     A token is what CUDA_VISIBLE_DEVICES calls the device: its index among `present`, or a name.
-    As for CUDA, whose list ends with the first entry that is invalid or there already, or is
-    of another kind than the first. Whole devices with MIG mode on are seen as one part, the
-    first of all; of parts that are listed by name each is a device (see `choose`).
+    As for CUDA, whose list ends with the first entry that is invalid or of another kind than
+    the first, and is empty if a device is named twice. Whole devices with MIG mode on are seen
+    as one part, the first of all; of parts that are listed by name each is a device here (see
+    `choose`).
 
     Args:
         setting: the value of CUDA_VISIBLE_DEVICES; None: it is not set.
@@ -65,7 +66,7 @@ def visible(setting: str | None, present: Sequence[Gpu]) -> tuple[str, ...]:
     if setting is None:
         tokens = [str(index) for index in range(len(present))]
     else:
-        tokens = list(_valid(_entries(setting), present))
+        tokens = _valid(_entries(setting), present)
     if tokens and tokens[0].startswith(_PART):
         return tuple(tokens)
     if not any(gpu.uuid for gpu in present):
@@ -89,44 +90,50 @@ def choose(device: str, environ: Mapping[str, str]) -> Choice:
     ordinal = ordinal_of(device)
     if ordinal is None:
         raise ValueError(f"'{device}' is not a CUDA device")
-    entries = list(_entries(environ.get(VARIABLE, "")))
+    entries = _entries(environ.get(VARIABLE, ""))
     if ordinal < len(entries) and entries[ordinal].startswith(_PART):
         return Choice(0, entries[ordinal])
     return Choice(ordinal, None)
 
 
-def _entries(setting: str) -> Iterator[str]:
+def _entries(setting: str) -> list[str]:
     """The entries up to the first that cannot be meant; whether they exist is not known here."""
+    entries: list[str] = []
     kinds: set[str] = set()
-    seen: set[str] = set()
     for text in setting.split(","):
         index = _INDEX.match(text)
         entry = str(int(index[1])) if index else text.strip()
         kind = "index" if index else entry[:4]
         kinds.add(kind)
-        if kind not in ("index", _WHOLE, _PART) or len(kinds) > 1 or entry in seen:
-            return
-        seen.add(entry)
-        yield entry
+        if kind not in ("index", _WHOLE, _PART) or len(kinds) > 1:
+            break
+        if entry in entries:
+            return []
+        entries.append(entry)
+    return entries
 
 
-def _valid(entries: Iterator[str], present: Sequence[Gpu]) -> Iterator[str]:
-    """The entries up to the first that is not there, or is there twice.
+def _valid(entries: Sequence[str], present: Sequence[Gpu]) -> list[str]:
+    """The entries up to the first that is not there; none if a device is there twice.
 
     Names can be compared only where the driver could be asked; CUDA itself will tell otherwise.
     """
+    valid: list[str] = []
     seen: set[int] = set()
     named = any(gpu.uuid for gpu in present)
     for entry in entries:
         if entry.startswith(_PART):
             if not present or (named and not _has_part(entry, present)):
-                return
+                break
         elif named or not entry.startswith(_WHOLE):
             index = _whole(entry, present)
-            if index < 0 or index in seen:
-                return
+            if index < 0:
+                break
+            if index in seen:
+                return []
             seen.add(index)
-        yield entry
+        valid.append(entry)
+    return valid
 
 
 def _whole(token: str, present: Sequence[Gpu]) -> int:

@@ -42,12 +42,13 @@ def library() -> ModuleType | None:
     return _State.module
 
 
-def bounded(call: Callable[[], T], seconds: float = DEADLINE_S) -> T | None:
-    """What `call` returns; None: it raised, or took longer than `seconds`.
+def bounded(call: Callable[[], T], seconds: float | None = None) -> T | None:
+    """What `call` returns; None: it raised, or took longer than `seconds` (DEADLINE_S).
 
     Calls run one at a time, each in a thread of its own. One that hangs keeps its thread, and
     the calls after it get None when their seconds are over, until it returns.
     """
+    seconds = DEADLINE_S if seconds is None else seconds
     results: list[T] = []
     over = threading.Event()
     if not _calling.acquire(timeout=seconds):

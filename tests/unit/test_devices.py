@@ -23,17 +23,17 @@ UNKNOWN = [Gpu(), Gpu()]
         (" 2, 0", PLAIN, ("2", "0")),
         ("0,2,-1,1", PLAIN, ("0", "2")),
         ("0,3,1", PLAIN, ("0",)),
-        ("1,1,0", PLAIN, ("1",)),
+        ("1,1,0", PLAIN, ()),
         ("0,,1", PLAIN, ("0",)),
         ("1gpu2", PLAIN, ("1",)),
         (f"{C},{A}", PLAIN, (C, A)),
         ("GPU-c,GPU-aaab", PLAIN, ("GPU-c", "GPU-aaab")),
         ("GPU-aaa,GPU-c", PLAIN, ()),  # two devices begin so
-        (f"GPU-c,{C},{A}", PLAIN, ("GPU-c",)),  # the same device twice
+        (f"GPU-c,{C},{A}", PLAIN, ()),  # the same device twice
         (f"0,{B}", PLAIN, ("0",)),
         (f"{B},0", PLAIN, (B,)),
         (f"{M2},{M1},{M3}", PARTED, (M2, M1, M3)),
-        (f"{M2},{M2}", PARTED, (M2,)),
+        (f"{M2},{M1},{M2}", PARTED, ()),
         (f"{M2},MIG-none,{M1}", PARTED, (M2,)),
         (f"MIG-{B}/1/0", PARTED, (f"MIG-{B}/1/0",)),
         (f"MIG-{A}/1/0", PARTED, ()),  # has no MIG mode
