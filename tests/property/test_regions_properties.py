@@ -6,7 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shmserve.config import Settings
 from shmserve.core import regions as rules
-from shmserve.core.regions import Caller, ObjectFacts, RegionBook, object_name
+from shmserve.core.region_names import object_name
+from shmserve.core.regions import Caller, ObjectFacts, RegionBook
 from shmserve.errors import InvalidArgument, NotFound, PermissionDenied, ShmserveError
 
 LIMITS = Settings(client_shm_max_regions=3, client_shm_max_total_bytes=300)
