@@ -13,7 +13,6 @@ from typing import NamedTuple
 from msgspec import Struct
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-CPU = "cpu"
 
 _INDEX = re.compile(r"\s*\+?([0-9]{1,9})")  # as strtoul reads it: what follows does not matter
 _WHOLE, _PART = "GPU-", "MIG-"
@@ -82,7 +81,7 @@ def choose(device: str, environ: Mapping[str, str]) -> Choice:
     """What an executor of "cuda:K" must do before anything else.
 
     CUDA shows a process one MIG device only: where the service has a list of them, the process
-    must see its own alone.
+    must see its own alone. Asked again once that is done it says the same.
 
     Raises:
         ValueError: it is no CUDA device.
@@ -91,8 +90,8 @@ def choose(device: str, environ: Mapping[str, str]) -> Choice:
     if ordinal is None:
         raise ValueError(f"'{device}' is not a CUDA device")
     entries = _entries(environ.get(VARIABLE, ""))
-    if ordinal < len(entries) and entries[ordinal].startswith(_PART):
-        return Choice(0, entries[ordinal])
+    if entries and entries[0].startswith(_PART):
+        return Choice(0, entries[ordinal] if ordinal < len(entries) else entries[0])
     return Choice(ordinal, None)
 
 

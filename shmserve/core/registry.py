@@ -13,6 +13,7 @@ from msgspec import Struct
 from shmserve.core.tuning import TraceSettings, Tuning
 from shmserve.tensor.spec import ModelSpec
 
+
 class ModelState(StrEnum):
     """States of a model version, as the repository index names them."""
 

@@ -66,6 +66,8 @@ def test_each_executor_finds_its_own_device(world):
     tokens = visible(setting, host)
     for ordinal, token in enumerate(tokens):
         choice = choose(device_name(ordinal), environ)
+        narrowed = environ if choice.visible is None else {VARIABLE: choice.visible}
+        assert choose(device_name(ordinal), narrowed) == choice
         seen = tokens if choice.visible is None else visible(choice.visible, host)
         assert seen[choice.ordinal] == token
         if token.startswith("MIG-"):
