@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from types import SimpleNamespace
+import types
 
 import fake_devices
 from fake_devices import Physical
@@ -89,16 +89,16 @@ def nvmlDeviceGetName(handle: Physical) -> str:
     return fake_devices.NAME
 
 
-def nvmlDeviceGetMemoryInfo(handle: Physical) -> SimpleNamespace:
+def nvmlDeviceGetMemoryInfo(handle: Physical) -> types.SimpleNamespace:
     _check("GetMemoryInfo")
     total = fake_devices.memory_bytes()
     used = total // 8 * (handle.index + 1)
-    return SimpleNamespace(total=total, used=used, free=total - used)
+    return types.SimpleNamespace(total=total, used=used, free=total - used)
 
 
-def nvmlDeviceGetUtilizationRates(handle: Physical) -> SimpleNamespace:
+def nvmlDeviceGetUtilizationRates(handle: Physical) -> types.SimpleNamespace:
     _check("GetUtilizationRates")
-    return SimpleNamespace(gpu=30 + handle.index, memory=10 + handle.index)  # percent
+    return types.SimpleNamespace(gpu=30 + handle.index, memory=10 + handle.index)  # percent
 
 
 def nvmlDeviceGetTemperature(handle: Physical, sensor: int) -> int:
@@ -128,15 +128,15 @@ def nvmlDeviceGetTotalEnergyConsumption(handle: Physical) -> int:
     return int(time.monotonic() * 150_000)  # millijoules
 
 
-def nvmlDeviceGetMigMode(handle: Physical) -> list[int]:
+def nvmlDeviceGetMigMode(device: Physical) -> list[int]:
     """Now, and after the next reset."""
     _check("GetMigMode")
-    return [int(bool(handle.parts))] * 2
+    return [int(bool(device.parts))] * 2
 
 
-def nvmlDeviceGetMaxMigDeviceCount(handle: Physical) -> int:
+def nvmlDeviceGetMaxMigDeviceCount(device: Physical) -> int:
     _check("GetMaxMigDeviceCount")
-    return 7 if handle.parts else 0
+    return 7 if device.parts else 0
 
 
 def nvmlDeviceGetMigDeviceHandleByIndex(device: Physical, index: int) -> Physical:

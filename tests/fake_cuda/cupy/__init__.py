@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy
 
-from cupy import _dlpack, cuda
+from cupy import _dlpack, _kernels, cuda
 from cupy._array import ndarray
-from cupy._kernels import ascontiguousarray as ascontiguousarray
-from cupy._kernels import elementwise, from_host, launch, reduction
 
 __version__ = "0-fake"
+ascontiguousarray = _kernels.ascontiguousarray
 bool_, float16, float32, float64 = numpy.bool_, numpy.float16, numpy.float32, numpy.float64
 int8, int16, int32, int64 = numpy.int8, numpy.int16, numpy.int32, numpy.int64
 uint8, uint16, uint32, uint64 = numpy.uint8, numpy.uint16, numpy.uint32, numpy.uint64
@@ -52,7 +51,7 @@ def zeros_like(a: ndarray, dtype: Any = None) -> ndarray:
 
 def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> ndarray:
     bounds = (0, start) if stop is None else (start, stop)
-    return from_host(numpy.arange(*bounds, step, dtype))
+    return _kernels.from_host(numpy.arange(*bounds, step, dtype))
 
 
 def array(obj: Any, dtype: Any = None, copy: bool | None = True) -> ndarray:
@@ -66,7 +65,7 @@ def array(obj: Any, dtype: Any = None, copy: bool | None = True) -> ndarray:
         made = _from_interface(obj)
         made = made.copy() if copy else made
     else:
-        made = from_host(obj, dtype)
+        made = _kernels.from_host(obj, dtype)
     return made if dtype is None else made.astype(dtype, copy=False)
 
 
@@ -120,32 +119,35 @@ def get_default_memory_pool() -> cuda.MemoryPool:
 
 # ---------------------------------------------------------------------------------- functions
 
-add = elementwise(numpy.add)
-subtract = elementwise(numpy.subtract)
-multiply = elementwise(numpy.multiply)
-divide = elementwise(numpy.divide)
-maximum = elementwise(numpy.maximum)
-minimum = elementwise(numpy.minimum)
-exp = elementwise(numpy.exp)
-log = elementwise(numpy.log)
-tanh = elementwise(numpy.tanh)
-sqrt = elementwise(numpy.sqrt)
-matmul = elementwise(numpy.matmul)
-where = elementwise(numpy.where)
+add = _kernels.elementwise(numpy.add)
+subtract = _kernels.elementwise(numpy.subtract)
+multiply = _kernels.elementwise(numpy.multiply)
+divide = _kernels.elementwise(numpy.divide)
+maximum = _kernels.elementwise(numpy.maximum)
+minimum = _kernels.elementwise(numpy.minimum)
+exp = _kernels.elementwise(numpy.exp)
+log = _kernels.elementwise(numpy.log)
+tanh = _kernels.elementwise(numpy.tanh)
+sqrt = _kernels.elementwise(numpy.sqrt)
+matmul = _kernels.elementwise(numpy.matmul)
 
-sum = reduction(numpy.sum)
-mean = reduction(numpy.mean)
-max = reduction(numpy.max)
-min = reduction(numpy.min)
-argmax = reduction(numpy.argmax)
+sum = _kernels.reduction(numpy.sum)
+mean = _kernels.reduction(numpy.mean)
+max = _kernels.reduction(numpy.max)
+min = _kernels.reduction(numpy.min)
+argmax = _kernels.reduction(numpy.argmax)
+
+
+def where(condition: ndarray, x: Any, y: Any) -> ndarray:
+    return _kernels.launch(numpy.where, condition, x, y)
 
 
 def concatenate(tup: Sequence[ndarray], axis: int = 0) -> ndarray:
-    return launch(lambda *parts: numpy.concatenate(parts, axis), *tup)
+    return _kernels.launch(lambda *parts: numpy.concatenate(parts, axis), *tup)
 
 
 def stack(tup: Sequence[ndarray], axis: int = 0) -> ndarray:
-    return launch(lambda *parts: numpy.stack(parts, axis), *tup)
+    return _kernels.launch(lambda *parts: numpy.stack(parts, axis), *tup)
 
 
 def transpose(a: ndarray, axes: Sequence[int] | None = None) -> ndarray:

@@ -99,7 +99,7 @@ def reduction(function: Callable[..., Any]) -> Callable[..., ndarray]:
     """`cupy.sum` and its like, which are methods too."""
 
     def apply(
-        a: ndarray, axis: Any = None, out: ndarray | None = None, keepdims: bool = False
+        a: ndarray, /, axis: Any = None, out: ndarray | None = None, keepdims: bool = False
     ) -> ndarray:
         return launch(function, a, axis=axis, keepdims=keepdims, out=out)
 
@@ -160,7 +160,8 @@ for _name, _function in (_ARITHMETIC | _COMPARISONS).items():
     setattr(ndarray, f"__{_name}__", _binary(_function))
 for _name, _function in _ARITHMETIC.items():
     setattr(ndarray, f"__r{_name}__", _swapped(_function))
-    setattr(ndarray, f"__i{_name}__", _in_place(_function))
+    if _name != "matmul":
+        setattr(ndarray, f"__i{_name}__", _in_place(_function))
 for _name in ("sum", "mean", "max", "min", "argmax", "argmin"):
     setattr(ndarray, _name, reduction(getattr(np, _name)))
 ndarray.astype = _astype

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import fake_devices
 
@@ -27,7 +27,8 @@ ipcOpenMemHandle = _ipc.open_handle
 ipcCloseMemHandle = _ipc.close_handle
 
 
-class PointerAttributes(NamedTuple):
+@dataclass(frozen=True)
+class PointerAttributes:
     device: int
     devicePointer: int
     hostPointer: int

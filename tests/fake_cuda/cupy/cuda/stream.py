@@ -13,7 +13,7 @@ _entered = threading.local()
 
 
 class _BaseStream:
-    ptr = 0
+    ptr: int
 
     @property
     def _queue(self) -> _queues.Queue:
@@ -62,6 +62,7 @@ class Stream(_BaseStream):
     null: Stream
 
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+        self.ptr = 0
         if not null:
             flags = runtime.streamNonBlocking if non_blocking else runtime.streamDefault
             self.ptr = runtime.streamCreateWithFlags(flags)
