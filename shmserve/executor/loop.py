@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -69,7 +70,8 @@ class Loop:
         self._status = status
         self._idle_s = segment_idle_s
         self._statistics = Statistics(status.counters, spec)
-        self._runner = Runner(backend, spec, memory, regions, self._cancelled)
+        self._devices = regions.devices
+        self._runner = Runner(backend, spec, memory, regions, self._cancelled, self._following)
         self._queue: RequestQueue[tuple[int, int], tuple[Connection, Execute]] = RequestQueue()
         self._connections: dict[int, Connection] = {}
         self._frontends: dict[tuple[str, int], FrontendProcess] = {}
@@ -267,7 +269,9 @@ class Loop:
         if hello.version != messages.VERSION or connection.frontend is not None:
             raise ProtocolViolation(f"hello of version {hello.version}")
         key = (hello.process, connection.channel.peer_pid)
-        frontend = self._frontends.setdefault(key, FrontendProcess(hello.process))
+        frontend = self._frontends.setdefault(
+            key, FrontendProcess(hello.process, self._devices.mappings)
+        )
         frontend.connections += 1
         connection.frontend = frontend
         fd = self._status.segment.reader_fd()
@@ -324,6 +328,21 @@ class Loop:
         else:
             answer, segments = late(message.request), []
         self._send(connection, answer, segments)
+        self._end_if_lost()
+
+    def _following(self) -> tuple[FrontendProcess, Execute] | None:
+        """The request that comes next, if it is here already."""
+        found = self._queue.peek()
+        if found is None or found[0].frontend is None:
+            return None
+        return found[0].frontend, found[1]
+
+    def _end_if_lost(self) -> None:
+        """Without its device the process is of no use: what waits gets EOF, so that it runs
+        elsewhere or is told at once, and the supervisor starts another."""
+        if self._devices.lost:
+            log.critical("ending, the device is lost: %s", self._devices.lost)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _send(self, connection: Connection, answer: Answer, segments: list[int]) -> None:
         frontend = connection.frontend

@@ -119,13 +119,15 @@ class Instance(Struct, frozen=True, array_like=True):
     """What the supervisor must run: one instance of one model version.
 
     `directory` is the model's folder, `config` the config.pbtxt-derived JSON
-    (`ModelSpec.config_json`), `device` e.g. ``cpu`` or ``cuda:0``.
+    (`ModelSpec.config_json`), `device` e.g. ``cpu`` or ``cuda:0`` (numbered among the devices
+    that are visible to the service). `auto`: if the device cannot be used, the CPU will do.
     """
 
     name: str
     spec: ModelSpec
     directory: str
     device: str = "cpu"
+    auto: bool = False
 
 
 class Desired(Message, frozen=True):
