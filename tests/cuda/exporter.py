@@ -88,7 +88,9 @@ class Program:
 
     def register(self, inputs: list[np.ndarray[Any, Any]]) -> dict[str, Region]:
         """A region for each tensor; the outputs of every rule are as large as an input."""
-        sizes = {tensor["name"]: array.nbytes for tensor, array in zip(self.inputs, inputs)}
+        sizes = {
+            tensor["name"]: array.nbytes for tensor, array in zip(self.inputs, inputs, strict=True)
+        }
         sizes |= {tensor["name"]: inputs[0].nbytes for tensor in self.outputs}
         prefix, device = self.options.prefix, self.options.device
         return {
@@ -98,7 +100,7 @@ class Program:
 
     def infer(self, inputs: list[np.ndarray[Any, Any]], regions: dict[str, Region]) -> None:
         given, wanted = [], []
-        for tensor, array in zip(self.inputs, inputs):
+        for tensor, array in zip(self.inputs, inputs, strict=True):
             region = regions[tensor["name"]]
             region.put(array)
             given.append(
@@ -106,13 +108,13 @@ class Program:
             )
             given[-1].set_shared_memory(region.name, region.nbytes)
         expected = RULES[self.options.expect](*inputs)
-        for tensor, array in zip(self.outputs, expected):
+        for tensor, array in zip(self.outputs, expected, strict=True):
             region = regions[tensor["name"]]
             region.put(np.full_like(array, -1))
             wanted.append(self.library.InferRequestedOutput(tensor["name"]))
             wanted[-1].set_shared_memory(region.name, region.nbytes)
         self.client.infer(self.options.model, given, outputs=wanted, headers={RECEIPT: "1"})
-        for tensor, array in zip(self.outputs, expected):
+        for tensor, array in zip(self.outputs, expected, strict=True):
             np.testing.assert_array_equal(regions[tensor["name"]].get(array), array)
 
     def run(self) -> dict[str, Any]:
