@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cupy
@@ -42,6 +43,7 @@ class Region:
     """Device memory, registered under a name."""
 
     def __init__(self, client: Any, name: str, nbytes: int, device: int) -> None:
+        """`nbytes` of the current device, which the server is told is `device`."""
         self.client, self.name, self.nbytes = client, name, nbytes
         self.address = runtime.malloc(nbytes)
         handle = base64.b64encode(bytes(runtime.ipcGetMemHandle(self.address)))
@@ -86,17 +88,20 @@ class Program:
             made.append(count.astype(DTYPES[tensor["datatype"]]).reshape(shape))
         return made
 
-    def register(self, inputs: list[np.ndarray[Any, Any]]) -> dict[str, Region]:
+    @contextlib.contextmanager
+    def registered(self, inputs: list[np.ndarray[Any, Any]]) -> Iterator[dict[str, Region]]:
         """A region for each tensor; the outputs of every rule are as large as an input."""
         sizes = {
             tensor["name"]: array.nbytes for tensor, array in zip(self.inputs, inputs, strict=True)
         }
         sizes |= {tensor["name"]: inputs[0].nbytes for tensor in self.outputs}
         prefix, device = self.options.prefix, self.options.device
-        return {
-            name: Region(self.client, prefix + name, nbytes, device)
-            for name, nbytes in sizes.items()
-        }
+        with contextlib.ExitStack() as stack:
+            regions = {}
+            for name, nbytes in sizes.items():
+                regions[name] = Region(self.client, prefix + name, nbytes, device)
+                stack.callback(regions[name].close)
+            yield regions
 
     def infer(self, inputs: list[np.ndarray[Any, Any]], regions: dict[str, Region]) -> None:
         given, wanted = [], []
@@ -122,10 +127,8 @@ class Program:
         free = [runtime.memGetInfo()[0]]
         for seed in range(self.options.rounds):
             inputs = self.values(seed)
-            regions = self.register(inputs)
-            self.infer(inputs, regions)
-            for region in regions.values():
-                region.close()
+            with self.registered(inputs) as regions:
+                self.infer(inputs, regions)
         free.append(runtime.memGetInfo()[0])
         copied: Counter[str] = Counter()
         for receipt in self.receipts:
@@ -139,15 +142,13 @@ class Program:
 
     def hold(self) -> None:
         inputs = self.values(0)
-        regions = self.register(inputs)
-        for _ in range(self.options.rounds):
-            self.infer(inputs, regions)
-        sizes = {region.name: region.nbytes for region in regions.values()}
-        receipt = self.receipts[-1] if self.receipts else None
-        print(json.dumps({"regions": sizes, "receipt": receipt}), flush=True)
-        sys.stdin.read()
-        for region in regions.values():
-            region.close()
+        with self.registered(inputs) as regions:
+            for _ in range(self.options.rounds):
+                self.infer(inputs, regions)
+            sizes = {region.name: region.nbytes for region in regions.values()}
+            receipt = self.receipts[-1] if self.receipts else None
+            print(json.dumps({"regions": sizes, "receipt": receipt}), flush=True)
+            sys.stdin.read()
 
 
 def _listen_http(client: Any, receipts: list[dict[str, Any]]) -> None:
