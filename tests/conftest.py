@@ -14,6 +14,12 @@ from shmserve.testing.server import RunningServer
 HERE = Path(__file__).parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--real-cuda", action="store_true", help="use the machine's CUDA devices, not the fake"
+    )
+
+
 @pytest.fixture(autouse=True)
 def _log_settings_end_with_the_test() -> Iterator[None]:
     """A link in the test's own process may have been told to change what is logged."""

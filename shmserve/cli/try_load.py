@@ -40,22 +40,19 @@ def problem(instance: Instance, timeout_s: float) -> str:
 
 def main() -> int:
     """Load what is on the standard input."""
-    from shmserve.executor import backends
-    from shmserve.executor.backend import Context
+    from shmserve.executor import loading
     from shmserve.executor.backends.failure import from_exception, sanitised
-    from shmserve.executor.warmup import warm_up
+    from shmserve.executor.devices import Devices, ordinal_of
     from shmserve.observe import logs
+    from shmserve.shm.mappings import Mappings
 
     logs.setup("check", "error")
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
     try:
-        context = Context(instance.spec, instance.directory, instance.name, instance.device)
         try:
-            backend, spec = backends.load(context)
-            try:
-                warm_up(backend, spec, context)
-            finally:
-                backend.close()
+            devices = Devices(ordinal_of(instance.device), Mappings())
+            backend, _ = loading.load(instance, devices)
+            backend.close()
         except Exception as ex:
             raise from_exception(ex, logging.getLogger(__name__), "loading failed") from ex
     except ShmserveError as ex:

@@ -32,6 +32,10 @@ class RequestQueue(Generic[Key, Item]):
         _, (item, deadline_ns) = self._items.popitem(last=False)
         return item, not deadline_ns or now_ns < deadline_ns
 
+    def peek(self) -> Item | None:
+        """The item that `pop` would give now; None if the queue is empty."""
+        return next(iter(self._items.values()))[0] if self._items else None
+
     def drop_where(self, wanted: Callable[[Key], bool]) -> list[Item]:
         """Take out every item whose key is `wanted` (of a connection that closed, say)."""
         return [self._items.pop(key)[0] for key in [k for k in self._items if wanted(k)]]

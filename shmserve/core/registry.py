@@ -47,8 +47,12 @@ class ModelEntry(Struct, frozen=True):
     required: bool = True  # the server is not ready before it is READY
 
 
+SYSTEM, CUDA = "system", "cuda"  # kinds of regions
+
+
 class Region(Struct, frozen=True):
-    """Client memory registered under a name: `byte_size` bytes from `offset` of an object.
+    """Client memory registered under a name: `byte_size` bytes from `offset` of an object, or
+    of what a CUDA IPC handle stands for.
 
     Attributes:
         number: what processes call it; never used again within an epoch.
@@ -57,6 +61,8 @@ class Region(Struct, frozen=True):
         device, inode, object_bytes: the object as it was when it was registered.
         copy: reached by copying only, never mapped (its owner has pulled memory away before).
         sealed: nobody can make its object smaller, so mapping it is safe for everybody.
+        device_id, handle: of CUDA regions: the device as the client numbers them, and the
+            cudaIpcMemHandle_t (64 bytes), which is told to executors and nobody else.
         quarantined: why it cannot be used any more; empty: it can.
     """
 
@@ -71,10 +77,12 @@ class Region(Struct, frozen=True):
     device: int = 0
     inode: int = 0
     object_bytes: int = 0
-    kind: str = "system"
+    kind: str = SYSTEM
     copy: bool = False
     quarantined: str = ""
     sealed: bool = False
+    device_id: int = 0
+    handle: bytes = b""
 
     @property
     def end(self) -> int:

@@ -21,14 +21,14 @@ from setproctitle import setproctitle
 
 from shmserve import config, ids
 from shmserve.errors import ArenaExhausted, ShmserveError
-from shmserve.executor import backends
-from shmserve.executor.backend import Backend, Context
+from shmserve.executor import loading
+from shmserve.executor.backend import Backend
 from shmserve.executor.backends.failure import from_exception, sanitised
+from shmserve.executor.devices import Devices, ordinal_of
 from shmserve.executor.loop import Loop
 from shmserve.executor.monitor import app_monitor
 from shmserve.executor.regions import ClientRegions
 from shmserve.executor.stream_loop import StreamLoop
-from shmserve.executor.warmup import warm_up
 from shmserve.observe import logs
 from shmserve.protocol import model_config
 from shmserve.protocol.link_messages import Instance, Loaded, LoadFailed, Welcome
@@ -36,6 +36,7 @@ from shmserve.protocol.messages import FromCoordinator
 from shmserve.protocol.region_messages import RegionsGone
 from shmserve.protocol.stats_messages import CounterPage
 from shmserve.shm.arena import ArenaMemory
+from shmserve.shm.mappings import Mappings
 from shmserve.shm.status_page import SIZE, StatusPage
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import channel as channels
@@ -71,10 +72,14 @@ class Executor:
             on_message=self._on_message,
             instance=instance.name,
         )
+        mappings = Mappings()
+        self.devices = Devices(ordinal_of(instance.device), mappings)
         mode = instance.spec.parameters.get("client_shm_mode", settings.client_shm_mode)
-        self.regions = ClientRegions(self.link, copy=mode == "copy")
+        self.regions = ClientRegions(self.link, self.devices, copy=mode == "copy")
         epoch = process.rsplit("-", 1)[-1]
-        self.memory = ArenaMemory(self.link, lambda: epoch, self.link.arena_bytes)
+        self.memory = ArenaMemory(
+            self.link, lambda: epoch, self.link.arena_bytes, mappings=mappings
+        )
         self.status = StatusPage(epoch)
 
     def run(self) -> int:
@@ -100,17 +105,9 @@ class Executor:
         return 0
 
     def _load(self) -> tuple[Backend, ModelSpec]:
-        context = Context(
-            self.instance.spec, self.instance.directory, self.instance.name, self.instance.device
-        )
         started = time.monotonic()
         try:
-            backend, spec = backends.load(context)
-            try:
-                warm_up(backend, spec, context)
-            except BaseException:
-                backend.close()
-                raise
+            backend, spec = loading.load(self.instance, self.devices)
         except Exception as ex:
             raise from_exception(ex, log, "loading it failed") from ex
         log.info("loaded in %.2f s", time.monotonic() - started)

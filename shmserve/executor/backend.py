@@ -2,7 +2,7 @@
 
 A backend lives in `shmserve.executor.backends` and knows nothing of slots, sockets
 or messages: it gets `Request`s whose inputs are read-only views and gives each a
-response. Everything about where bytes lie is the request's business.
+response. Everything about where bytes lie is the request's business, and on which device.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from shmserve.errors import ShmserveError
 from shmserve.protocol.data_messages import Parameter
 from shmserve.tensor.spec import ModelSpec
 
+CPU = "cpu"
+
 
 class InputTensor(Protocol):
-    """One input. `buffer` is a read-only view of exactly its bytes in shared memory."""
+    """One input. `buffer` is a read-only view of exactly its bytes in shared memory, or of a
+    copy of them if they lie in a GPU's (`device`: "cpu", or for example "cuda:0")."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    buffer: memoryview
+    device: str
+
+    @property
+    def buffer(self) -> memoryview: ...
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A read-only array of `shape`; BYTES: an object array of `bytes` (copied, then parsed)."""
@@ -32,6 +38,16 @@ class InputTensor(Protocol):
 
     def private(self) -> np.ndarray[Any, Any]:
         """A writable copy of the array, for a model that writes into its inputs; counted."""
+        ...
+
+    def on_device(self) -> Any:
+        """A CuPy array of `shape` on the instance's device: the client's own memory if it lies
+        there, which is not to be written to, else a copy that is made once and counted.
+
+        Raises:
+            Internal: a BYTES tensor.
+            ResourceExhausted: the device has no memory left.
+        """
         ...
 
 
@@ -85,13 +101,23 @@ class Request(Protocol):
         """
         ...
 
+    def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
+        """A CuPy array on the instance's device (no BYTES) to give as the output: the client's
+        own memory if the output goes there, else memory that is copied out once and counted.
+
+        Raises:
+            ResourceExhausted: the device has no memory left.
+        """
+        ...
+
 
 class Output(Struct, frozen=True):
-    """One output of a response. `array`: any layout; BYTES as an object array of bytes or str."""
+    """One output of a response. `array`: a numpy or a CuPy array of any layout; BYTES as an
+    object array of bytes or str. What fills a CuPy array may still be under way."""
 
     name: str
     datatype: str
-    array: np.ndarray[Any, Any]
+    array: Any
 
 
 class Response(Struct, frozen=True):
@@ -112,11 +138,28 @@ class Context(Struct, frozen=True):
     spec: ModelSpec  # inputs and outputs may be empty: the backend completes them
     directory: str  # the model's folder; the version's folder is `directory`/`version`
     instance: str  # e.g. "digits/1/0"
-    device: str  # "cpu" or "cuda:0"
+    device: str  # "cpu" or "cuda:0": numbered as CUDA numbers them in this process
+    auto: bool = False  # what cannot use the device may run on the CPU instead
+
+    @property
+    def xp(self) -> Any:
+        """The array module of the device: cupy on a GPU, numpy on the CPU."""
+        if self.device == CPU:
+            return np
+        from shmserve.cuda import runtime
+
+        return runtime.cupy()
 
 
 class Backend(Protocol):
-    """Runs one model instance in a process of its own; called by the main thread only."""
+    """Runs one model instance in a process of its own; called by the main thread only.
+
+    `reads_on_device`: it wants all inputs on the instance's GPU, so they are brought there
+    before `execute`, and those of the next request meanwhile. Known when it is loaded.
+    """
+
+    @property
+    def reads_on_device(self) -> bool: ...
 
     def load(self, context: Context) -> ModelSpec:
         """Load the model; returns the completed spec.

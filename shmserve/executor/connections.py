@@ -6,6 +6,7 @@ from collections import deque
 
 from shmserve.errors import StaleDescriptor
 from shmserve.shm.arena import ArenaMemory
+from shmserve.shm.mappings import Mappings
 from shmserve.shm.peer_segments import PeerSegments
 from shmserve.transport.channel import Channel
 
@@ -17,9 +18,9 @@ class FrontendProcess:
     model kept and has let go of since (filled by finalizers, so only ever appended to).
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, mappings: Mappings | None = None) -> None:
         self.name = name
-        self.segments = PeerSegments()
+        self.segments = PeerSegments(mappings=mappings)
         self.held: set[tuple[int, int]] = set()
         self.freed: list[tuple[int, int]] = []
         self.connections = 0

@@ -9,7 +9,7 @@ from shmserve.core.slots import SlotState
 from shmserve.errors import StaleDescriptor
 from shmserve.executor.connections import FrontendProcess
 from shmserve.executor.outputs import Placement
-from shmserve.executor.request import ExecutorRequest, Offer
+from shmserve.executor.request import ExecutorRequest, Input, Offer
 from shmserve.protocol.data_messages import Execute, RegionRef
 from shmserve.shm.arena import ArenaMemory
 
@@ -59,6 +59,7 @@ class Holdings:
             at = wire.at
             if isinstance(at, RegionRef):
                 continue  # a view keeps the mapping, and that is all there is to keep
+            assert isinstance(tensor, Input)
             index += 1
             if tensor.still_held():
                 kept.append(index)

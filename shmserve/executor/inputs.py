@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shmserve.executor.connections import FrontendProcess
+from shmserve.executor.cuda_region import CudaInput, CudaPlace, CudaRegion
 from shmserve.executor.places import Place
 from shmserve.executor.regions import ClientRegions
 from shmserve.executor.request import Input
-from shmserve.protocol.data_messages import Descriptor, Execute, WireTensor
+from shmserve.protocol.data_messages import (
+    Descriptor,
+    Execute,
+    OutputPlace,
+    RegionRef,
+    WireTensor,
+)
 from shmserve.shm.client_region import Shrunk
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES, element_count
+
+if TYPE_CHECKING:
+    from shmserve.executor.request import AnyInput, Inputs
 
 
 class InputReader:
@@ -18,30 +30,29 @@ class InputReader:
     def __init__(self, model: str, regions: ClientRegions) -> None:
         self._model = model
         self._regions = regions
+        self._devices = regions.devices
 
-    def read(self, frontend: FrontendProcess, message: Execute) -> tuple[dict[str, Input], int]:
-        """The inputs by name, and how many bytes were copied for them.
+    def read(self, frontend: FrontendProcess, message: Execute) -> Inputs:
+        """The inputs by name.
 
         Raises:
             ProtocolViolation: a descriptor outside of what the frontend offered.
             ShmserveError: client memory that cannot be used.
         """
-        inputs: dict[str, Input] = {}
-        copied = 0
+        inputs: Inputs = {}
         for tensor in message.inputs:
             if isinstance(tensor.at, Descriptor):
                 view = frontend.segments.view(tensor.at)
-                inputs[tensor.name] = Input(tensor, view, self._model)
+                inputs[tensor.name] = Input(tensor, view, self._model, self._devices)
             else:
-                inputs[tensor.name], nbytes = self._from_region(tensor)
-                copied += nbytes
-        return inputs, copied
+                inputs[tensor.name] = self._from_region(tensor, tensor.at)
+        return inputs
 
-    def _from_region(self, tensor: WireTensor) -> tuple[Input, int]:
-        at = tensor.at
-        assert not isinstance(at, Descriptor)
+    def _from_region(self, tensor: WireTensor, at: RegionRef) -> AnyInput:
         kind = DATATYPES[tensor.datatype]
         region = self._regions.use(at.region)
+        if isinstance(region, CudaRegion):
+            return self._from_device(tensor, at, region)
         copied = 0
         try:
             view = region.read(at) if region.copy else region.view(at).toreadonly()
@@ -56,15 +67,29 @@ class InputReader:
             copied = at.nbytes
         if not kind.itemsize:
             bytes_codec.check(view, element_count(tensor.shape), tensor.name, self._model)
-        return Input(tensor, view, self._model, slot=False), copied
+        found = Input(tensor, view, self._model, self._devices, slot=False)
+        found.copied = copied
+        return found
 
-    def places(self, message: Execute) -> dict[str, Place]:
+    def _from_device(self, tensor: WireTensor, at: RegionRef, region: CudaRegion) -> AnyInput:
+        if DATATYPES[tensor.datatype].itemsize:
+            return CudaInput(tensor, region, self._model, self._devices)
+        view = region.to_host(at)  # what is parsed is parsed there
+        bytes_codec.check(view, element_count(tensor.shape), tensor.name, self._model)
+        found = Input(tensor, view, self._model, self._devices, slot=False)
+        found.moved = at.nbytes
+        return found
+
+    def places(self, message: Execute) -> dict[str, Place | CudaPlace]:
         """Where the client wants outputs.
 
         Raises:
             ShmserveError: client memory that cannot be used.
         """
-        return {
-            place.name: Place(place.name, place.at, self._regions.use(place.at.region))
-            for place in message.places
-        }
+        return {place.name: self._place(place) for place in message.places}
+
+    def _place(self, place: OutputPlace) -> Place | CudaPlace:
+        region = self._regions.use(place.at.region)
+        if isinstance(region, CudaRegion):
+            return CudaPlace(place.name, place.at, region)
+        return Place(place.name, place.at, region, self._devices)

@@ -8,6 +8,7 @@ import numpy as np
 
 from shmserve.core.slots import Slot
 from shmserve.executor.backend import Output, Response
+from shmserve.executor.devices import is_on_device
 from shmserve.executor.request import ExecutorRequest, Offer
 from shmserve.protocol.data_messages import Descriptor, WireTensor
 from shmserve.shm.arena import ArenaMemory
@@ -31,6 +32,7 @@ class Placement:
         self.slots: list[Slot] = []
         self.offers: list[Offer] = []
         self.copied_out = 0
+        self.moved = 0  # bytes that come from a GPU: there once that has been waited for
         self._request = request
         self._memory = memory
 
@@ -52,6 +54,7 @@ class Placement:
             if name in sizes:
                 self.tensors.append(places[name].put(output, sizes[name]))
                 self.copied_out += places[name].copied
+                self.moved += places[name].moved
             else:
                 self.tensors.append(self._place(output))
 
@@ -59,6 +62,8 @@ class Placement:
         array = output.array
         if output.datatype == "BYTES":
             return self._encode(output)
+        if is_on_device(array):
+            return self._from_device(output)
         found = self._in_offer(output) or self._in_input(output)
         if found is not None:
             return found
@@ -68,6 +73,16 @@ class Placement:
             target = np.frombuffer(self._memory.view(slot), array.dtype).reshape(array.shape)
             np.copyto(target, array)
             self.copied_out += array.nbytes
+        return self._sealed(output, slot, self._memory.descriptor(slot))
+
+    def _from_device(self, output: Output) -> WireTensor:
+        array = output.array
+        slot = self._memory.reserve(array.nbytes)
+        self.slots.append(slot)
+        if array.nbytes:
+            target = np.frombuffer(self._memory.view(slot), np.uint8)
+            self._request.devices.open().take_out(array, target)
+            self.moved += array.nbytes
         return self._sealed(output, slot, self._memory.descriptor(slot))
 
     def _encode(self, output: Output) -> WireTensor:

@@ -12,6 +12,7 @@ import numpy as np
 
 from shmserve.errors import InvalidArgument
 from shmserve.executor.backend import Output
+from shmserve.executor.devices import Devices, is_on_device
 from shmserve.protocol.data_messages import RegionRef, WireTensor
 from shmserve.shm.client_region import ClientRegion
 from shmserve.tensor import bytes_codec
@@ -19,31 +20,17 @@ from shmserve.tensor import bytes_codec
 Array = np.ndarray[Any, Any]
 
 
-class Place:
-    """Where one output goes. `copied`: bytes that had to be moved there."""
+class Window:
+    """Where one output goes: at most `at.nbytes` bytes of a region.
 
-    __slots__ = ("_address", "_at", "_name", "_region", "_view", "copied")
+    `copied`: bytes that the processor had to move there; `moved`: that the GPU had to.
+    """
 
-    def __init__(self, name: str, at: RegionRef, region: ClientRegion) -> None:
-        """Raises InvalidArgument if the window does not lie in the region."""
+    def __init__(self, name: str, at: RegionRef) -> None:
+        self.copied = 0
+        self.moved = 0
         self._name = name
         self._at = at
-        self._region = region
-        self._view = memoryview(b"") if region.copy else region.view(at)
-        self._address = _address(self._view)
-        self.copied = 0
-
-    def offer(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
-        """A writable array in the client's memory; in memory of our own where the client's
-        must not be mapped or is not aligned.
-
-        Raises:
-            InvalidArgument: the window is too small.
-        """
-        self._check_size(nbytes)
-        if self._region.copy or not nbytes or self._address % dtype.alignment:
-            return np.empty(shape, dtype)
-        return np.frombuffer(self._view[:nbytes], dtype).reshape(shape)
 
     def size_of(self, output: Output) -> int | list[bytes]:
         """Bytes an output takes, or the elements of a BYTES output, checked to fit.
@@ -53,14 +40,53 @@ class Place:
         """
         if output.datatype == "BYTES":
             elements = bytes_codec.to_bytes(output.array.ravel().tolist())
-            self._check_size(bytes_codec.encoded_size(elements))
+            self.check_size(bytes_codec.encoded_size(elements))
             return elements
-        self._check_size(output.array.nbytes)
-        return output.array.nbytes
+        nbytes = int(output.array.nbytes)
+        self.check_size(nbytes)
+        return nbytes
+
+    def check_size(self, nbytes: int) -> None:
+        """Raises InvalidArgument if the window is too small."""
+        if nbytes > self._at.nbytes:
+            raise InvalidArgument(
+                f"shared memory size specified with the request for output '{self._name}'"
+                f" ({self._at.nbytes} bytes) should be at least {nbytes} bytes to hold the results"
+            )
+
+
+class Place(Window):
+    """A window of a system region that an output goes to."""
+
+    def __init__(self, name: str, at: RegionRef, region: ClientRegion, devices: Devices) -> None:
+        """Raises InvalidArgument if the window does not lie in the region."""
+        super().__init__(name, at)
+        self._region = region
+        self._devices = devices
+        self._view = memoryview(b"") if region.copy else region.view(at)
+        self._address = _address(self._view)
+
+    def offer(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
+        """A writable array in the client's memory; in memory of our own where the client's
+        must not be mapped or is not aligned.
+
+        Raises:
+            InvalidArgument: the window is too small.
+        """
+        self.check_size(nbytes)
+        if self._region.copy or not nbytes or self._address % dtype.alignment:
+            return np.empty(shape, dtype)
+        return np.frombuffer(self._view[:nbytes], dtype).reshape(shape)
+
+    def offer_on_device(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Any:
+        """Device memory, which `put` copies here; raises as `offer`."""
+        self.check_size(nbytes)
+        return self._devices.open().empty(shape, dtype)
 
     def put(self, output: Output, size: int | list[bytes]) -> WireTensor:
-        """Have the output there: `size` is what `size_of` said."""
-        self.copied = 0
+        """Have the output there: `size` is what `size_of` said. What comes from a GPU is there
+        when that has been waited for."""
+        self.copied = self.moved = 0
         array = output.array
         if isinstance(size, list):
             nbytes = bytes_codec.encoded_size(size)
@@ -68,10 +94,23 @@ class Place:
                 self._write(memoryview(bytes_codec.encode(size)))
         else:
             nbytes = size
-            if nbytes and not self._is_there(array):
+            if nbytes and is_on_device(array):
+                self._put_device(array)
+            elif nbytes and not self._is_there(array):
                 self._put_array(array)
         at = RegionRef(self._at.region, self._at.offset, nbytes)
         return WireTensor(output.name, output.datatype, array.shape, at)
+
+    def _put_device(self, array: Any) -> None:
+        device = self._devices.open()
+        self.moved = array.nbytes
+        if self._region.copy:
+            host = np.empty(array.nbytes, np.uint8)
+            device.take_out(array, host)
+            device.synchronize()
+            self._write(host.data)
+        else:
+            device.take_out(array, np.frombuffer(self._view[: array.nbytes], np.uint8))
 
     def _put_array(self, array: Array) -> None:
         if self._region.copy:
@@ -93,13 +132,6 @@ class Place:
         if self._region.copy or not array.flags.c_contiguous:
             return False
         return int(array.__array_interface__["data"][0]) == self._address
-
-    def _check_size(self, nbytes: int) -> None:
-        if nbytes > self._at.nbytes:
-            raise InvalidArgument(
-                f"shared memory size specified with the request for output '{self._name}'"
-                f" ({self._at.nbytes} bytes) should be at least {nbytes} bytes to hold the results"
-            )
 
 
 def _address(view: memoryview) -> int:

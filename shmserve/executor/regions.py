@@ -9,7 +9,10 @@ import threading
 from collections.abc import Iterable
 from typing import Protocol
 
+from shmserve.core.registry import CUDA, Region
 from shmserve.errors import Code, Unavailable, from_code
+from shmserve.executor.cuda_region import CudaRegion
+from shmserve.executor.devices import Devices
 from shmserve.protocol.messages import FromCoordinator, ToCoordinator
 from shmserve.protocol.region_messages import NeedRegion, RegionGiven, RegionShrunk
 from shmserve.shm.client_region import ClientRegion, Shrunk
@@ -29,18 +32,20 @@ class Asks(Protocol):
 class ClientRegions:
     """By number. `copy`: never map, always copy (`client_shm_mode`)."""
 
-    def __init__(self, link: Asks, copy: bool = False) -> None:
+    def __init__(self, link: Asks, devices: Devices, copy: bool = False) -> None:
+        self.devices = devices
         self._link = link
         self._copy = copy
-        self._mapped: dict[int, ClientRegion] = {}
+        self._mapped: dict[int, ClientRegion | CudaRegion] = {}
         self._gone: set[int] = set()  # while a question is under way
         self._lock = threading.Lock()
 
-    def use(self, number: int) -> ClientRegion:
+    def use(self, number: int) -> ClientRegion | CudaRegion:
         """A region whose memory is all there, as far as one can know.
 
         Raises:
-            InvalidArgument: its object has shrunk; the coordinator is told.
+            InvalidArgument: its object has shrunk, and the coordinator is told; memory of a
+                GPU that cannot be used from here.
             NotFound: it was unregistered before it could be mapped here.
             Unavailable: the coordinator did not answer.
         """
@@ -58,34 +63,56 @@ class ClientRegions:
         """Have the region put into quarantine."""
         self._link.send(RegionShrunk(ex.number))
 
-    def _map(self, number: int) -> ClientRegion:
+    def probe(self, region: Region) -> int:
+        """Bytes behind the handle of a CUDA region that is about to be registered; raises as
+        `use`."""
+        return self.devices.import_region(region)[1].nbytes
+
+    def _map(self, number: int) -> ClientRegion | CudaRegion:
         with self._lock:
             self._gone.clear()
         answer, fds = self._link.ask(lambda ticket, _: NeedRegion(ticket, number), _ASK_S)
-        if not isinstance(answer, RegionGiven) or answer.region is None or len(fds) != 1:
+        if not isinstance(answer, RegionGiven):
             close_all(fds)
-            if isinstance(answer, RegionGiven) and answer.error_code:
+            raise Unavailable("the coordinator gave no answer about a shared memory region")
+        given = answer.region
+        if given is None or len(fds) != (0 if given.kind == CUDA else 1):
+            close_all(fds)
+            if answer.error_code:
                 raise from_code(Code(answer.error_code), answer.error)
             raise Unavailable("the coordinator gave no descriptor of a shared memory region")
-        # What cannot be pulled away is mapped whatever the mode: copying would protect nobody.
-        copy = (self._copy and not answer.region.sealed) or answer.region.copy
-        region = ClientRegion(answer.region, fds[0], copy)
+        region = self._opened(given, fds)
         with self._lock:
             if not answer.gone and number not in self._gone:
                 self._mapped[number] = region
+                if isinstance(region, ClientRegion) and region.size:
+                    self.devices.mappings.mapped(region.address, region.size, writable=True)
         return region
+
+    def _opened(self, region: Region, fds: list[int]) -> ClientRegion | CudaRegion:
+        if region.kind == CUDA:
+            return CudaRegion(region, *self.devices.import_region(region))
+        # What cannot be pulled away is mapped whatever the mode: copying would protect nobody.
+        copy = (self._copy and not region.sealed) or region.copy
+        return ClientRegion(region, fds[0], copy)
 
     def forget(self, numbers: Iterable[int]) -> None:
         """These are no more; requests that use them finish."""
         with self._lock:
             for number in numbers:
                 self._gone.add(number)
-                self._mapped.pop(number, None)
+                self._forget(number)
 
     def clear(self) -> None:
         """After a time without the coordinator nobody knows which are no more."""
         with self._lock:
-            self._mapped.clear()
+            for number in list(self._mapped):
+                self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        region = self._mapped.pop(number, None)
+        if isinstance(region, ClientRegion):
+            self.devices.mappings.unmapping(region.address)
 
     def __len__(self) -> int:
         return len(self._mapped)

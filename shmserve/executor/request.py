@@ -10,18 +10,26 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from shmserve.core.slots import Slot
 from shmserve.errors import Internal
 from shmserve.executor.backend import Responses
+from shmserve.executor.devices import Devices
 from shmserve.executor.places import Place
 from shmserve.protocol.data_messages import Execute, Parameter, WireTensor
 from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES, element_count
+
+if TYPE_CHECKING:
+    from shmserve.executor.cuda_region import CudaInput, CudaPlace
+
+    AnyInput: TypeAlias = "Input | CudaInput"
+    Inputs = dict[str, AnyInput]
+    Places = dict[str, Place | CudaPlace]
 
 Array = np.ndarray[Any, Any]
 Watch = Callable[[], bool]  # whether the request has been cancelled
@@ -36,28 +44,43 @@ def from_bytes(view: memoryview, dtype: np.dtype[Any]) -> Array:
 
 
 class Input:
-    """One input tensor; implements `backend.InputTensor`."""
+    """One input tensor in host memory; implements `backend.InputTensor`.
+
+    `copied`: bytes the processor copied for it; `moved`: bytes that went to a GPU.
+    """
 
     __slots__ = (
+        "_arriving",
         "_base",
+        "_devices",
         "_model",
+        "_near",
         "_over",
         "buffer",
         "copied",
         "datatype",
+        "moved",
         "name",
         "shape",
         "slot",
     )
 
-    def __init__(self, tensor: WireTensor, view: memoryview, model: str, slot: bool = True) -> None:
+    device = "cpu"
+
+    def __init__(
+        self, tensor: WireTensor, view: memoryview, model: str, devices: Devices, slot: bool = True
+    ) -> None:
         self.slot = slot  # its bytes are in a slot of the frontend, not in client memory
         self.name = tensor.name
         self.datatype = tensor.datatype
         self.shape = tensor.shape
         self.buffer = view
-        self.copied = 0  # bytes, for models that write into their inputs
+        self.copied = 0
+        self.moved = 0
         self._model = model
+        self._devices = devices
+        self._near: Any = None  # the copy on the device
+        self._arriving: Any = None  # an event: that copy is there
         self._base: Array | None = None
         self._over = False
 
@@ -84,6 +107,31 @@ class Input:
         flat = from_bytes(self.buffer, DATATYPES[self.datatype].numpy)
         return flat.reshape(self.shape).copy()
 
+    def bring(self) -> None:
+        """Begin to bring it to the instance's device, if it has a form there."""
+        if self._near is None and DATATYPES[self.datatype].itemsize:
+            source = from_bytes(self.buffer, DATATYPES[self.datatype].numpy).reshape(self.shape)
+            self._near, self._arriving = self._devices.open().bring(source)
+            self.moved += source.nbytes
+
+    def on_device(self) -> Any:
+        """A CuPy array of a copy on the instance's device, made once."""
+        if self._over:
+            raise Internal(f"input '{self.name}' was asked for after its request had ended")
+        if not DATATYPES[self.datatype].itemsize:
+            raise Internal(f"input '{self.name}': BYTES tensors have no form on a device")
+        self.bring()
+        if self._arriving is not None:
+            self._devices.open().await_copy(self._arriving)
+            self._arriving = None
+        return self._near
+
+    def take_counts(self) -> tuple[int, int]:
+        """Bytes that were copied by the processor and by DMA since this was last asked."""
+        counts = self.copied, self.moved
+        self.copied = self.moved = 0
+        return counts
+
     @property
     def base(self) -> Array | None:
         """The array all views of this input are based on, if one was made."""
@@ -92,7 +140,7 @@ class Input:
     def close(self) -> None:
         """The request has ended: its bytes may be used for something else from now on."""
         self._over = True
-        self._base = None
+        self._base = self._near = self._arriving = None
         self.buffer = _NOTHING
 
     def still_held(self) -> bool:
@@ -134,6 +182,7 @@ class ExecutorRequest:
         "_memory",
         "_watch",
         "deadline_ns",
+        "devices",
         "id",
         "inputs",
         "offers",
@@ -146,14 +195,15 @@ class ExecutorRequest:
     def __init__(
         self,
         wire: Execute,
-        inputs: dict[str, Input],
+        inputs: Inputs,
         requested: tuple[str, ...],
         memory: ArenaMemory,
-        places: dict[str, Place] | None,
+        places: Places | None,
         watch: Watch,
+        devices: Devices,
         responses: Responses | None = None,
     ) -> None:
-        self.places = places or {}
+        self.places: Places = places or {}
         self.id = wire.id
         self.parameters: dict[str, Parameter] = wire.parameters
         self.deadline_ns = wire.deadline_ns
@@ -163,6 +213,7 @@ class ExecutorRequest:
         self.offers: dict[str, Offer] = {}
         self._memory = memory
         self._watch = watch
+        self.devices = devices
 
     @property
     def cancelled(self) -> bool:
@@ -183,3 +234,19 @@ class ExecutorRequest:
         base = from_bytes(self._memory.view(slot), kind.numpy)
         self.offers[name] = Offer(slot, base)
         return base.reshape(shape)
+
+    def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
+        """A CuPy array for the output `name`: in the client's CUDA region itself where the
+        instance's device can write there, else device memory that is copied out once."""
+        kind = DATATYPES[datatype]
+        if not kind.itemsize:
+            raise Internal(f"output '{name}': BYTES tensors have no form on a device")
+        if name in self.places:
+            nbytes = element_count(shape) * kind.itemsize
+            return self.places[name].offer_on_device(shape, kind.numpy, nbytes)
+        return self.devices.open().empty(shape, kind.numpy)
+
+    def take_counts(self) -> tuple[int, int]:
+        """Of all inputs, as `Input.take_counts`."""
+        counts = [tensor.take_counts() for tensor in self.inputs.values()]
+        return sum(copied for copied, _ in counts), sum(moved for _, moved in counts)

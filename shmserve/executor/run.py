@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -20,6 +22,9 @@ from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.client_region import Shrunk
 from shmserve.tensor.spec import ModelSpec
 
+if TYPE_CHECKING:
+    from shmserve.executor.request import Inputs
+
 log = logging.getLogger(__name__)
 
 
@@ -35,7 +40,8 @@ class _Result(Struct, frozen=True):
 class Runner:
     """Runs requests on the backend; every error becomes an answer.
 
-    `watch` tells the model whether the request that runs has been cancelled meanwhile.
+    `watch` tells the model whether the request that runs has been cancelled meanwhile,
+    `following` which request comes next.
     """
 
     def __init__(
@@ -45,9 +51,14 @@ class Runner:
         memory: ArenaMemory,
         regions: ClientRegions,
         watch: Watch,
+        following: Callable[[], tuple[FrontendProcess, Execute] | None],
     ) -> None:
         self._backend = backend
         self._regions = regions
+        self._reads_on_device = backend.reads_on_device
+        self._devices = regions.devices
+        self._following = following
+        self._next: tuple[Execute, Inputs] | None = None  # what was brought in ahead
         self._memory = memory
         self._watch = watch
         self._reader = InputReader(spec.name, regions)
@@ -65,14 +76,16 @@ class Runner:
         holdings = self._holdings
         holdings.settle()
         try:
-            inputs, copied_in = self._reader.read(frontend, message)
+            inputs = self._inputs(frontend, message)
             places = self._reader.places(message) if message.places else None
         except ShmserveError as ex:
             if isinstance(ex, ProtocolViolation):
                 raise
             return Answer(message.request, error_code=ex.code, error=ex.message), []
         requested = message.outputs or self._all_outputs
-        request = ExecutorRequest(message, inputs, requested, self._memory, places, self._watch)
+        request = ExecutorRequest(
+            message, inputs, requested, self._memory, places, self._watch, self._devices
+        )
         placement = Placement(request, self._memory)
         infer_ns = time.monotonic_ns()
         result = self._infer(request, placement)
@@ -91,6 +104,7 @@ class Runner:
             result.inferred_ns - infer_ns,
             time.monotonic_ns() - result.inferred_ns,
         )
+        copied_in, moved_in = request.take_counts()
         answer = Answer(
             message.request,
             tuple(placement.tensors),
@@ -98,13 +112,34 @@ class Runner:
             result.error,
             result.parameters,
             timing,
-            Copied(
-                out=placement.copied_out,
-                inputs=copied_in + sum(tensor.copied for tensor in inputs.values()),
-            ),
+            Copied(out=placement.copied_out, device=moved_in + placement.moved, inputs=copied_in),
             retained=retained,
         )
         return answer, segments
+
+    def _inputs(self, frontend: FrontendProcess, message: Execute) -> Inputs:
+        """Its inputs; those for a model on a GPU are on their way there, and so are those of
+        the request that comes next, which arrive while this one computes."""
+        if not self._reads_on_device:
+            return self._reader.read(frontend, message)
+        ahead, self._next = self._next, None
+        if ahead is not None and ahead[0] is message:
+            inputs = ahead[1]
+        else:
+            inputs = self._brought(frontend, message)
+        following = self._following()
+        if following is not None:
+            try:
+                self._next = following[1], self._brought(*following)
+            except ShmserveError:
+                pass  # it is told when its turn has come
+        return inputs
+
+    def _brought(self, frontend: FrontendProcess, message: Execute) -> Inputs:
+        inputs = self._reader.read(frontend, message)
+        for tensor in inputs.values():
+            tensor.bring()
+        return inputs
 
     def _infer(self, request: ExecutorRequest, placement: Placement) -> _Result:
         try:
@@ -113,12 +148,17 @@ class Runner:
             if response.error is not None:
                 raise response.error
             placement.place(response)
-            return _Result(inferred_ns, response.parameters)
+            result = _Result(inferred_ns, response.parameters)
         except Shrunk as ex:
             self._regions.shrunk(ex)
-            return _Result(time.monotonic_ns(), {}, ex.code, ex.message)
+            result = _Result(time.monotonic_ns(), {}, ex.code, ex.message)
         except ShmserveError as ex:
-            return _Result(time.monotonic_ns(), {}, ex.code, ex.message)
+            result = _Result(time.monotonic_ns(), {}, ex.code, ex.message)
+        # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
+        failed = self._devices.settle()
+        if failed is not None and not result.error_code:
+            result = _Result(time.monotonic_ns(), {}, failed.code, failed.message)
+        return result
 
     def _execute(self, request: ExecutorRequest) -> Response:
         try:

@@ -88,7 +88,6 @@ class Stream:
         self._muted: tuple[str, str] | None = None  # why, for the final answer: code and text
         self._request: ExecutorRequest | None = None
         self.spent = Spent()
-        self._copied_in = 0
         self._queue_ns = max(0, self.progress_ns - message.sent_ns)
 
     # ------------------------------------------------- the thread of the model
@@ -101,12 +100,13 @@ class Stream:
             ShmserveError: client memory that cannot be used.
         """
         parts, message = self._parts, self.message
-        inputs, self._copied_in = parts.reader.read(self.frontend, message)
+        inputs = parts.reader.read(self.frontend, message)
         places = parts.reader.places(message) if message.places else None
         requested = message.outputs or tuple(output.name for output in parts.spec.outputs)
         self._request = ExecutorRequest(
-            message, inputs, requested, parts.memory, places, self.is_cancelled, self
-        )
+            message, inputs, requested, parts.memory, places, self.is_cancelled,
+            parts.regions.devices, self,
+        )  # fmt: skip
         return self._request
 
     def is_cancelled(self) -> bool:
@@ -164,7 +164,10 @@ class Stream:
             max(0, called_ns - self.progress_ns),
             time.monotonic_ns() - granted_ns,
         )
-        copied = Copied(out=placement.copied_out, inputs=self._take_copied(request))
+        copied_in, moved_in = request.take_counts()
+        copied = Copied(
+            out=placement.copied_out, device=moved_in + placement.moved, inputs=copied_in
+        )
         self._queue_ns = 0
         answer = Answer(
             self.number, tuple(placement.tensors), code, text, parameters, timing, copied,
@@ -173,21 +176,15 @@ class Stream:
         segments = [slot.segment for slot in placement.slots]
         self._parts.post(Posted(self, answer, segments, leases))
 
-    def _take_copied(self, request: ExecutorRequest) -> int:
-        """Bytes of inputs that were copied since the last answer."""
-        taken = self._copied_in
-        self._copied_in = 0
-        for tensor in request.inputs.values():
-            taken += tensor.copied
-            tensor.copied = 0
-        return taken
-
     def _place(self, placement: Placement, response: Response) -> tuple[str, str]:
         """An answer that cannot be placed becomes its error; code and text, or ""."""
         try:
             if response.error is not None:
                 raise response.error
             placement.place(response)
+            failed = self._parts.regions.devices.settle()
+            if failed is not None:
+                raise failed
             return "", ""
         except ShmserveError as ex:
             error = ex

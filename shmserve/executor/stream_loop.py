@@ -119,6 +119,7 @@ class StreamLoop(Loop):
                 self._take_the_last()
             while self._outbox:
                 self._handle(self._outbox.popleft())
+            self._end_if_lost()
             self._start_next()
             now = time.monotonic()
             if now >= tick_at:
@@ -209,7 +210,7 @@ class StreamLoop(Loop):
 
     # ----------------------------------------------------- to and from frontends
 
-    def _cancel(self, connection: Connection, request: int) -> None:
+    def _cancel_started(self, connection: Connection, request: int) -> None:
         stream = self._streams.get((connection, request))
         if stream is not None:
             stream.mute()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmserve.errors import ConfigError, Internal, InvalidArgument, ShmserveError
-from shmserve.executor.backend import Backend, Context, Response, Responses
+from shmserve.executor.backend import CPU, Backend, Context, Response, Responses
 from shmserve.protocol import model_config
 from shmserve.protocol.config_warmup import WarmupInput, WarmupSample
 from shmserve.protocol.data_messages import Parameter
@@ -29,7 +29,10 @@ _TEXT_BYTES = 8
 class _Input:
     """An input on memory of its own; implements `backend.InputTensor`."""
 
-    def __init__(self, name: str, datatype: str, array: np.ndarray[Any, Any]) -> None:
+    device = CPU
+
+    def __init__(self, name: str, datatype: str, array: np.ndarray[Any, Any], xp: Any) -> None:
+        self.on_device = lambda: xp.asarray(array)
         self.name = name
         self.datatype = datatype
         self.shape = array.shape
@@ -86,8 +89,10 @@ class _Request:
         sample: WarmupSample,
         inputs: dict[str, Any],
         spec: ModelSpec,
+        xp: Any,
         responses: Responses | None = None,
     ) -> None:
+        self._xp = xp
         self.id = f"warmup {sample.name}"
         self.parameters: dict[str, Parameter] = {}
         self.requested = tuple(output.name for output in spec.outputs)
@@ -96,6 +101,9 @@ class _Request:
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return np.empty(shape, DATATYPES[datatype].numpy)
+
+    def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
+        return self._xp.empty(shape, DATATYPES[datatype].numpy)
 
 
 def warm_up(backend: Backend, spec: ModelSpec, context: Context) -> None:
@@ -113,19 +121,19 @@ def warm_up(backend: Backend, spec: ModelSpec, context: Context) -> None:
         if missing:
             raise ConfigError(f"{_where(spec, sample)}: input '{missing[0]}' is missing")
         for _ in range(sample.count):
-            response = _answer(backend, sample, inputs, spec)
+            response = _answer(backend, sample, inputs, spec, context.xp)
             if response.error is not None:
                 raise type(response.error)(f"{_where(spec, sample)}: {response.error.message}")
         log.info("warmed up with '%s' in %.2f s", sample.name, time.monotonic() - started)
 
 
 def _answer(
-    backend: Backend, sample: WarmupSample, inputs: dict[str, Any], spec: ModelSpec
+    backend: Backend, sample: WarmupSample, inputs: dict[str, Any], spec: ModelSpec, xp: Any
 ) -> Response:
     if not spec.decoupled:
-        return backend.execute([_Request(sample, inputs, spec)])[0]
+        return backend.execute([_Request(sample, inputs, spec, xp)])[0]
     responses = _Responses()
-    backend.execute([_Request(sample, inputs, spec, responses)])
+    backend.execute([_Request(sample, inputs, spec, xp, responses)])
     return responses.wait()
 
 
@@ -146,8 +154,10 @@ def _made(tensor: WarmupInput, spec: ModelSpec, context: Context, sample: Warmup
         )
     if tensor.source == "file":
         path = os.path.join(context.directory, _FOLDER, tensor.file)
-        return _Input(tensor.name, tensor.datatype, _from_file(path, tensor, spec, where))
-    return _Input(tensor.name, tensor.datatype, _values(tensor))
+        found = _from_file(path, tensor, spec, where)
+    else:
+        found = _values(tensor)
+    return _Input(tensor.name, tensor.datatype, found, context.xp)
 
 
 def _values(tensor: WarmupInput) -> np.ndarray[Any, Any]:

@@ -119,8 +119,8 @@ class Instance(Struct, frozen=True, array_like=True):
     """What the supervisor must run: one instance of one model version.
 
     `directory` is the model's folder, `config` the config.pbtxt-derived JSON
-    (`ModelSpec.config_json`), `device` e.g. ``cpu`` or ``cuda:0`` (`core.devices`). `auto`: the
-    executor falls back to the CPU where the device or its libraries cannot be used.
+    (`ModelSpec.config_json`), `device` e.g. ``cpu`` or ``cuda:0`` (numbered among the devices
+    that are visible to the service). `auto`: if the device cannot be used, the CPU will do.
     """
 
     name: str

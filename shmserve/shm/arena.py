@@ -15,6 +15,7 @@ from shmserve.core.arena import Arena, ArenaStats, NeedSegment
 from shmserve.core.slots import Slot, SlotEvent
 from shmserve.errors import ArenaExhausted
 from shmserve.protocol.data_messages import Descriptor, SegmentOffer
+from shmserve.shm.mappings import Mappings
 from shmserve.shm.segment import Segment
 
 _GRANT_TIMEOUT_S = 2.0  # a restarted coordinator is back by then
@@ -36,6 +37,7 @@ class ArenaMemory:
         epoch: goes into segment names.
         shared_size: bytes of a shared segment, asked for when one is made.
         now: the clock, seconds.
+        mappings: the process's book of what it has mapped.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class ArenaMemory:
         epoch: Callable[[], str],
         shared_size: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
+        mappings: Mappings | None = None,
     ) -> None:
         self._budget = budget
         self._epoch = epoch
@@ -54,6 +57,7 @@ class ArenaMemory:
         self._growing = threading.Lock()
         self._next_segment = 1
         self._now = now
+        self._mappings = mappings
         self._held = 0
         self.drops = 0  # how many segments were given back so far
 
@@ -103,6 +107,8 @@ class ArenaMemory:
             self._segments[number] = segment
             self._held += size
             self._arena.add_segment(number, size, need.shared, self._now())
+        if self._mappings is not None:
+            self._mappings.mapped(segment.address, size, writable=True)
 
     def view(self, slot: Slot) -> memoryview:
         """The writable bytes of a slot, exactly as many as were asked for."""
@@ -167,6 +173,7 @@ class ArenaMemory:
             self._held -= freed
             self.drops += len(segments)
         for segment in segments:
+            self._unmapping(segment)
             segment.free()
         if freed:
             self._budget.give_back(freed)
@@ -206,4 +213,9 @@ class ArenaMemory:
             segments = list(self._segments.values())
             self._segments.clear()
         for segment in segments:
+            self._unmapping(segment)
             segment.close()
+
+    def _unmapping(self, segment: Segment) -> None:
+        if self._mappings is not None:
+            self._mappings.unmapping(segment.address)

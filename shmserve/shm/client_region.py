@@ -29,6 +29,7 @@ class ClientRegion:
         """
         self.region = region
         self.copy = copy
+        self.address = self.size = 0  # of the mapping; none: where it is copied
         self._fd = fd
         self._view = memoryview(b"")
         try:
@@ -39,6 +40,8 @@ class ClientRegion:
                     fd, region.end - start, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE,
                     offset=start,
                 )  # fmt: skip
+                self.address = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+                self.size = region.end - start
                 self._view = memoryview(mapping)[region.offset - start :]
         except (OSError, ValueError):
             self.close()

@@ -12,14 +12,19 @@ from collections.abc import Iterable, Sequence
 
 from shmserve.errors import ProtocolViolation
 from shmserve.protocol.data_messages import Descriptor, SegmentOffer
+from shmserve.shm.mappings import Mappings
 from shmserve.shm.segment import Mapping
 
 
 class PeerSegments:
-    """Segments of one peer process. `keep`: their descriptors, too, to pass them on."""
+    """Segments of one peer process. `keep`: their descriptors, too, to pass them on.
 
-    def __init__(self, keep: bool = False) -> None:
+    `mappings`: the process's book of what it has mapped.
+    """
+
+    def __init__(self, keep: bool = False, mappings: Mappings | None = None) -> None:
         self._keep = keep
+        self._book = mappings
         self._mappings: dict[int, Mapping] = {}
         self._lock = threading.Lock()
 
@@ -35,7 +40,10 @@ class PeerSegments:
             for offer, fd in zip(offers, fds, strict=True):
                 with self._lock:
                     if offer.segment not in self._mappings:
-                        self._mappings[offer.segment] = Mapping(fd, offer.size, self._keep)
+                        mapping = Mapping(fd, offer.size, self._keep)
+                        self._mappings[offer.segment] = mapping
+                        if self._book is not None:
+                            self._book.mapped(mapping.address, mapping.size, writable=False)
         except OSError as ex:
             raise ProtocolViolation(f"an offered segment cannot be mapped: {ex.strerror}") from ex
         finally:
@@ -45,8 +53,8 @@ class PeerSegments:
     def drop(self, segments: Iterable[int]) -> None:
         """Forget segments their owner gave back; the memory goes with the last view."""
         with self._lock:
-            for number in segments:
-                self._mappings.pop(number, None)
+            gone = [self._mappings.pop(n) for n in segments if n in self._mappings]
+        self._unmapping(gone)
 
     def view(self, at: Descriptor) -> memoryview:
         """A read-only view of exactly the bytes a descriptor names.
@@ -67,7 +75,14 @@ class PeerSegments:
 
     def clear(self) -> None:
         with self._lock:
+            gone = list(self._mappings.values())
             self._mappings.clear()
+        self._unmapping(gone)
+
+    def _unmapping(self, mappings: Iterable[Mapping]) -> None:
+        for mapping in mappings:
+            if self._book is not None:
+                self._book.unmapping(mapping.address)
 
     def __len__(self) -> int:
         return len(self._mappings)

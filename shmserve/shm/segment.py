@@ -51,7 +51,7 @@ class Segment:
             os.close(self.fd)
             raise ArenaExhausted("the server has no address space for more tensors") from None
         self.view = memoryview(self._map)
-        _populate(self._map, size, _POPULATE_WRITE)
+        self.address = _populate(self._map, size, _POPULATE_WRITE)
 
     def reader_fd(self) -> int:
         """A new descriptor that can be mapped for reading only; the caller closes it."""
@@ -96,7 +96,7 @@ class Mapping:
         self.size = size
         self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
         self.view = memoryview(self._map)
-        _populate(self._map, size, _POPULATE_READ)
+        self.address = _populate(self._map, size, _POPULATE_READ)
         self.fd = -1
         if keep:
             self.fd = os.dup(fd)
@@ -125,8 +125,11 @@ def _create(epoch: str, size: int) -> int:
     return fd
 
 
-def _populate(memory: mmap.mmap, size: int, advice: int) -> None:
-    """Fill the page tables, without the GIL. Not possible on old kernels: then at first touch."""
+def _populate(memory: mmap.mmap, size: int, advice: int) -> int:
+    """Fill the page tables, without the GIL; the mapping's address.
+
+    Not possible on old kernels: then they are filled at first touch.
+    """
     array = ctypes.c_char if advice == _POPULATE_WRITE else None
     if array is not None:
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -136,6 +139,7 @@ def _populate(memory: mmap.mmap, size: int, advice: int) -> None:
         address = int(np.frombuffer(memory, np.uint8, 1).ctypes.data)
     if _libc.madvise(address, size, advice) != 0:
         log.debug("page tables not populated: errno %d", ctypes.get_errno())
+    return address
 
 
 def sweep() -> int:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from shmserve import repository
+from shmserve.cuda import runtime
 from shmserve.errors import Internal, ProtocolViolation, ShmserveError
 from shmserve.executor import backends
-from shmserve.executor.backend import Backend, Context, Output, Response, Responses
+from shmserve.executor.backend import CPU, Backend, Context, Output, Response, Responses
 from shmserve.executor.warmup import warm_up
 from shmserve.protocol.data_messages import Parameter
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
@@ -23,6 +24,8 @@ from shmserve.tensor.spec import ModelSpec
 
 class FakeInput:
     """An input on read-only memory."""
+
+    device = CPU
 
     def __init__(self, name: str, array: np.ndarray[Any, Any]) -> None:
         found = from_numpy(array.dtype)
@@ -43,6 +46,9 @@ class FakeInput:
 
     def private(self) -> np.ndarray[Any, Any]:
         return self.memory.copy()
+
+    def on_device(self) -> Any:
+        return runtime.cupy().asarray(self.memory)
 
 
 class FakeResponses:
@@ -91,6 +97,10 @@ class FakeRequest:
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         assert name not in self.offered or self.responses is not None, "offered twice"
         self.offered[name] = np.full(shape, 77, DATATYPES[datatype].numpy)
+        return self.offered[name]
+
+    def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
+        self.offered[name] = runtime.cupy().empty(shape, DATATYPES[datatype].numpy)
         return self.offered[name]
 
 

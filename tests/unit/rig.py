@@ -20,12 +20,14 @@ from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapsho
 from shmserve.dispatch import Dispatcher
 from shmserve.errors import Unavailable
 from shmserve.executor.backend import Context, Request, Response
+from shmserve.executor.devices import Devices
 from shmserve.executor.loop import Loop
 from shmserve.executor.regions import ClientRegions
 from shmserve.executor.stream_loop import StreamLoop
 from shmserve.protocol import messages
 from shmserve.protocol.link_messages import GiveBack, Grant, Granted, Hello, Welcome
 from shmserve.shm.arena import ArenaMemory
+from shmserve.shm.mappings import Mappings
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.shm.status_page import StatusPage
 from shmserve.tensor.spec import ModelSpec, TensorSpec
@@ -97,6 +99,8 @@ class Coordinator:
 class FunctionBackend:
     """A backend that is one function."""
 
+    reads_on_device = False
+
     def __init__(self, model: Model) -> None:
         self.model = model
 
@@ -146,7 +150,7 @@ class ThreadExecutor:
             memory=self.memory,
             status=self.status,
             segment_idle_s=60.0,
-            regions=ClientRegions(NoCoordinator()),
+            regions=ClientRegions(NoCoordinator(), Devices(None, Mappings())),
         )
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
         self.thread.start()

@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 class OnnxRuntimeBackend:
     """Runs an ONNX model on the CPU."""
 
+    reads_on_device = False
+
     def __init__(self) -> None:
         self._session: Any = None
 

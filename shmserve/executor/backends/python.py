@@ -35,6 +35,8 @@ class Dialect(Protocol):
 class PythonBackend:
     """Runs `TritonPythonModel` or `Model` of a model.py."""
 
+    reads_on_device = False
+
     def __init__(self) -> None:
         self._dialect: Dialect | None = None
 

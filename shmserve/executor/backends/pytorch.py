@@ -34,6 +34,8 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 class PytorchBackend:
     """Runs a TorchScript model."""
 
+    reads_on_device = False
+
     def __init__(self) -> None:
         self._model: Any = None
 

@@ -93,6 +93,7 @@ class _Reshaping:
         self._backend = backend
         self._inputs = inputs
         self._outputs = outputs
+        self.reads_on_device = backend.reads_on_device
         self.load = backend.load
         self.close = backend.close
 
@@ -143,7 +144,12 @@ class _ReshapedInput:
         self.name = source.name
         self.datatype = source.datatype
         self.shape = shape
-        self.buffer = source.buffer
+        self.device = source.device
+        self.on_device = lambda: source.on_device().reshape(shape)
+
+    @property
+    def buffer(self) -> memoryview:
+        return self._source.buffer
 
     def numpy(self) -> np.ndarray[Any, Any]:
         return self._source.numpy().reshape(self.shape)
@@ -176,3 +182,9 @@ class _ReshapedRequest:
         if change is None:
             return self._source.offer(name, datatype, shape)
         return self._source.offer(name, datatype, change.to_client(shape)).reshape(shape)
+
+    def offer_on_device(self, name: str, datatype: str, shape: Shape) -> Any:
+        change = self._outputs.get(name)
+        if change is None:
+            return self._source.offer_on_device(name, datatype, shape)
+        return self._source.offer_on_device(name, datatype, change.to_client(shape)).reshape(shape)

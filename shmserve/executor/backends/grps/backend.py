@@ -38,6 +38,8 @@ _EMPTY_ANSWER = (HttpAnswer(200, (("Content-Type", "text/plain"),)), b"")
 class GrpsBackend:
     """Runs the models of a project."""
 
+    reads_on_device = False
+
     def __init__(self) -> None:
         self._models: Models | None = None
         self._pool: ThreadPoolExecutor | None = None

@@ -1,0 +1,178 @@
+"""One CUDA device, as the one executor process that uses it sees it.
+
+Models compute on the device's default stream, where CuPy and torch work unless they are
+told otherwise; inputs are brought in on a stream of their own, so that those of the next
+request arrive while this one computes. Whoever lets an answer go synchronises first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from shmserve.cuda import runtime
+from shmserve.cuda.pins import Mappings, Pins
+from shmserve.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+_DEFAULT_STREAM = 0
+
+
+class Device:
+    """See the module. Every method makes it the calling thread's device for its time only, and
+    raises what CUDA says as one of our errors.
+
+    Attributes:
+        ordinal: among the devices this process sees.
+        name: of the product.
+        pins: the host memory it reaches by DMA.
+        lost: why the process can do nothing more on it; empty: it can.
+    """
+
+    def __init__(self, ordinal: int, mappings: Mappings) -> None:
+        """Choose the device for the calling thread, and begin to use it.
+
+        `mappings`: the shared memory that it may be asked to copy from and to.
+
+        Raises:
+            ConfigError: there is no such device, or no driver, or it cannot be used.
+        """
+        self.cupy = runtime.cupy()
+        self._runtime = self.cupy.cuda.runtime
+        self.ordinal = ordinal
+        self.lost = ""
+        try:
+            count = int(self._runtime.getDeviceCount())
+            if ordinal >= count:
+                raise ConfigError(f"CUDA device {ordinal} is not there: CUDA sees {count}")
+            self._runtime.setDevice(ordinal)
+            self._ahead = self.cupy.cuda.Stream(non_blocking=True)
+            properties = self._runtime.getDeviceProperties(ordinal)
+            read_only = bool(
+                self._runtime.deviceGetAttribute(
+                    self._runtime.cudaDevAttrHostRegisterReadOnlySupported, ordinal
+                )
+            )
+        except self._runtime.CUDARuntimeError as ex:
+            raise ConfigError(
+                f"CUDA device {ordinal} cannot be used: {runtime.text_of(ex)}"
+            ) from None
+        name = properties["name"]
+        self.name: str = name.decode() if isinstance(name, bytes) else str(name)
+        self.pins = Pins(self._runtime, self.here, mappings, read_only)
+
+    def choose(self) -> None:
+        """Make it the calling thread's device until that chooses another."""
+        self._runtime.setDevice(self.ordinal)
+
+    def here(self) -> Any:
+        """A context in which it is the calling thread's device."""
+        return self.cupy.cuda.Device(self.ordinal)
+
+    def synchronize(self) -> None:
+        """Wait for everything that was begun on the device; raises what went wrong of it."""
+        with self._working():
+            self._runtime.deviceSynchronize()
+
+    def reaches(self, other: int) -> bool:
+        """Whether memory of another device can be copied to and from this one."""
+        if other == self.ordinal:
+            return True
+        with self._working():
+            return bool(self._runtime.deviceCanAccessPeer(self.ordinal, other))
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        try:
+            with self.here():  # leaving it fails, too, if the device is lost
+                yield
+        except (self._runtime.CUDARuntimeError, self.cupy.cuda.memory.OutOfMemoryError) as ex:
+            error = runtime.error_of(ex, self.ordinal)
+            _log.error("%s", error.message)
+            if runtime.is_lost(ex):
+                self.lost = error.message
+            raise error from None
+
+    # ---------------------------------------------------------------- memory
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """A CuPy array with undefined content.
+
+        Raises:
+            ResourceExhausted: the device has no memory left.
+        """
+        with self._working():
+            return self.cupy.empty(tuple(shape), dtype)
+
+    def array_at(
+        self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object, on: int
+    ) -> Any:
+        """A CuPy array on memory of device `on` that `owner` keeps."""
+        cuda = self.cupy.cuda
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not nbytes:
+            return self.empty(shape, dtype)
+        memory = cuda.UnownedMemory(address, nbytes, owner, on)
+        return self.cupy.ndarray(tuple(shape), dtype, memptr=cuda.MemoryPointer(memory, 0))
+
+    def bring(self, source: Array) -> tuple[Any, Any]:
+        """Start to copy a row-major host array to new device memory, on the stream that runs
+        ahead; the array, and the event to `await_copy` before it is used. The source must
+        stay until then.
+
+        Raises:
+            ResourceExhausted: the device has no memory left.
+        """
+        with self._working(), self._ahead:
+            array = self.cupy.empty(source.shape, source.dtype)
+            if source.nbytes:
+                self._from_host(source, array, self._ahead.ptr)
+            event = self.cupy.cuda.Event(disable_timing=True)
+            event.record(self._ahead)
+        return array, event
+
+    def await_copy(self, event: Any) -> None:
+        """What is computed from now on sees the copy."""
+        with self._working():
+            self.cupy.cuda.Stream.null.wait_event(event)
+
+    def take_out(self, array: Any, target: Array) -> None:
+        """Start to copy a device array to row-major host memory of the same size."""
+        with self._working():
+            array = self.cupy.ascontiguousarray(array)
+            if array.nbytes:
+                address = target.__array_interface__["data"][0]
+                self.pins.pin(address, array.nbytes)
+                self._runtime.memcpyAsync(
+                    address, array.data.ptr, array.nbytes, self._runtime.memcpyDeviceToHost,
+                    _DEFAULT_STREAM,
+                )  # fmt: skip
+
+    def put_in(self, source: Array, target: Any) -> None:
+        """Start to copy a row-major host array to a device array of the same size."""
+        with self._working():
+            if source.nbytes:
+                self._from_host(source, target, _DEFAULT_STREAM)
+
+    def move(self, source: Any, target: Any) -> None:
+        """Start to copy a device array to a row-major one of the same size, on any devices."""
+        with self._working():
+            source = self.cupy.ascontiguousarray(source)
+            if source.nbytes:
+                self._runtime.memcpyPeerAsync(
+                    target.data.ptr, target.device.id, source.data.ptr, source.device.id,
+                    source.nbytes, _DEFAULT_STREAM,
+                )  # fmt: skip
+
+    def _from_host(self, source: Array, target: Any, stream: int) -> None:
+        address = source.__array_interface__["data"][0]
+        self.pins.pin(address, source.nbytes)
+        kind = self._runtime.memcpyHostToDevice
+        self._runtime.memcpyAsync(target.data.ptr, address, source.nbytes, kind, stream)

@@ -1,0 +1,107 @@
+"""Device memory of other processes, opened through CUDA's IPC handles.
+
+A handle is opened once in a process, whoever asks, and closed when the last array on it is
+gone. While it is open its memory stays on the device even if the exporter has died, so
+nobody keeps one longer than its region lives (Triton's shared-memory extension; CUDA
+Runtime API, cudaIpcOpenMemHandle).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import weakref
+
+from shmserve.cuda import runtime
+from shmserve.cuda.device import Device
+from shmserve.errors import Internal, InvalidArgument
+
+_log = logging.getLogger(__name__)
+
+HANDLE_BYTES = 64
+_LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
+
+
+class Imported:
+    """Memory of another process: `nbytes` from `address`, on device `ordinal`.
+
+    Whatever is used of it keeps this object.
+    """
+
+    def __init__(self, address: int, nbytes: int, ordinal: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.ordinal = ordinal
+
+
+class Handles:
+    """The handles that are open in this process. Any thread."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._open: weakref.WeakValueDictionary[bytes, Imported] = weakref.WeakValueDictionary()
+
+    def open(self, handle: bytes, name: str) -> Imported:
+        """The memory behind a handle; `name` is the region's, for the error.
+
+        Raises:
+            InvalidArgument: it cannot be opened here.
+        """
+        with self._lock:
+            found = self._open.get(handle)
+            if found is None:
+                found = self._opened(handle, name)
+                self._open[handle] = found
+            return found
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def _opened(self, handle: bytes, name: str) -> Imported:
+        cuda = self._device.cupy.cuda.runtime
+        try:
+            with self._device.here():
+                address = int(cuda.ipcOpenMemHandle(handle, _LAZY_PEER_ACCESS))
+        except cuda.CUDARuntimeError as ex:
+            _log.warning("a handle of region %r cannot be opened: %s", name, runtime.text_of(ex))
+            raise InvalidArgument(
+                f"the memory of CUDA shared memory region '{name}' cannot be opened"
+                f" ({runtime.text_of(ex)}): is the process that exported it alive, and is its GPU"
+                " visible to the server, in the same IPC namespace?"
+            ) from None
+        try:
+            with self._device.here():
+                imported = Imported(
+                    address,
+                    _bytes_behind(address),
+                    int(cuda.pointerGetAttributes(address).device),
+                )
+        except BaseException:
+            _close(self._device, address)
+            raise
+        weakref.finalize(imported, _close, self._device, address).atexit = False
+        return imported
+
+
+def _close(device: Device, address: int) -> None:
+    cuda = device.cupy.cuda.runtime
+    try:
+        with device.here():
+            cuda.ipcCloseMemHandle(address)
+    except cuda.CUDARuntimeError as ex:
+        _log.warning("memory of another process was not closed: %s", runtime.text_of(ex))
+
+
+def _bytes_behind(address: int) -> int:
+    """How many bytes of its allocation lie from an address on (CUDA Driver API; the runtime
+    has no call for it, and CuPy does not offer the driver's)."""
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    library = ctypes.CDLL("libcuda.so.1")
+    status = library.cuMemGetAddressRange_v2(
+        ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address)
+    )
+    if status:
+        raise Internal(f"the size of a CUDA allocation is not known (error {status})")
+    return base.value + size.value - address

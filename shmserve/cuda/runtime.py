@@ -1,0 +1,60 @@
+"""CuPy, imported when it is first asked for, and what CUDA's errors mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmserve.errors import ConfigError, Internal, ResourceExhausted, ShmserveError
+
+EXTRA = "CUDA devices need the extra 'gpu': pip install 'shmserve[gpu]'"
+
+# After these no call of the process succeeds any more (CUDA Runtime API, cudaError_t: "the
+# context cannot be used", "leaves the process in an inconsistent state")
+_LOST = frozenset({46, 214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 720, 999})
+_OUT_OF_MEMORY = 2
+
+
+def cupy() -> Any:
+    """The cupy module.
+
+    Raises:
+        ConfigError: it is not installed, or its libraries cannot be loaded.
+    """
+    try:
+        import cupy as module
+    except ModuleNotFoundError as ex:
+        if ex.name != "cupy":
+            raise ConfigError(f"CuPy cannot be imported: it needs {ex.name}") from None
+        raise ConfigError(EXTRA) from None
+    except ImportError:
+        raise ConfigError("CuPy cannot be imported: `shmserve doctor` tells why") from None
+    return module
+
+
+def is_cuda_error(ex: BaseException) -> bool:
+    """Whether CUDA's runtime or driver said so (CuPy's exceptions)."""
+    return type(ex).__name__ in ("CUDARuntimeError", "CUDADriverError")
+
+
+def is_out_of_memory(ex: BaseException) -> bool:
+    """Whether a device has no memory left."""
+    if type(ex).__name__ == "OutOfMemoryError":
+        return True
+    return is_cuda_error(ex) and getattr(ex, "status", 0) == _OUT_OF_MEMORY
+
+
+def is_lost(ex: BaseException) -> bool:
+    """Whether the process can do nothing more on its device."""
+    return is_cuda_error(ex) and getattr(ex, "status", 0) in _LOST
+
+
+def text_of(ex: BaseException) -> str:
+    """CUDA's own name and words for an error; they hold no address and no path."""
+    return str(ex) if is_cuda_error(ex) else type(ex).__name__
+
+
+def error_of(ex: BaseException, ordinal: int) -> ShmserveError:
+    """What a client is told of an exception of CuPy's."""
+    if is_out_of_memory(ex):
+        return ResourceExhausted(f"CUDA device {ordinal} has no memory left for this request")
+    return Internal(f"CUDA device {ordinal} failed: {text_of(ex)}")

@@ -1,0 +1,110 @@
+"""The CUDA device of an executor, opened when it is needed and not before.
+
+An instance on a GPU opens its device before its model is loaded. One on the CPU opens one
+when a request names memory of a GPU, to copy it to the host and back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from shmserve.core.registry import Region
+from shmserve.errors import InvalidArgument, ShmserveError
+from shmserve.shm.mappings import Mappings
+
+if TYPE_CHECKING:
+    from shmserve.cuda.device import Device
+    from shmserve.cuda.ipc import Handles, Imported
+
+log = logging.getLogger(__name__)
+
+
+class Devices:
+    """See the module. Any thread.
+
+    Attributes:
+        ordinal: of the instance's own device, among those this process sees; None: it is
+            on the CPU.
+        mappings: the shared memory of this process, which the device copies from and to.
+    """
+
+    def __init__(self, ordinal: int | None, mappings: Mappings) -> None:
+        self.ordinal = ordinal
+        self.mappings = mappings
+        self._lock = threading.Lock()
+        self._device: Device | None = None
+        self._handles: Handles | None = None
+
+    @property
+    def opened(self) -> Device | None:
+        """The device, if it has been needed."""
+        return self._device
+
+    def open(self, ordinal: int = 0) -> Device:
+        """The instance's device; of one on the CPU: `ordinal`, unless it has one already.
+
+        Raises:
+            ConfigError: it cannot be used.
+        """
+        with self._lock:
+            if self._device is None:
+                from shmserve.cuda.device import Device
+                from shmserve.cuda.ipc import Handles
+
+                chosen = ordinal if self.ordinal is None else self.ordinal
+                self._device = Device(chosen, self.mappings)
+                self._handles = Handles(self._device)
+                log.info("uses CUDA device %d (%s)", chosen, self._device.name)
+            return self._device
+
+    def import_region(self, region: Region) -> tuple[Device, Imported]:
+        """The memory of a CUDA region, and the device it is used from.
+
+        Raises:
+            InvalidArgument: it cannot be opened, is smaller than the region, or lies on a
+                device that this one does not reach.
+            ConfigError: no device can be used here.
+        """
+        device = self.open(region.device_id)
+        assert self._handles is not None
+        imported = self._handles.open(region.handle, region.name)
+        if imported.nbytes < region.byte_size:
+            raise InvalidArgument(
+                f"CUDA shared memory region '{region.name}' has {region.byte_size} bytes, but its"
+                f" allocation has {imported.nbytes}"
+            )
+        if not device.reaches(imported.ordinal):
+            raise InvalidArgument(
+                f"CUDA shared memory region '{region.name}' lies on device {imported.ordinal},"
+                f" which device {device.ordinal} of this instance cannot reach (no peer access)"
+            )
+        return device, imported
+
+    @property
+    def lost(self) -> str:
+        """Why nothing can be done on the device any more; empty: it can."""
+        return self._device.lost if self._device is not None else ""
+
+    def settle(self) -> ShmserveError | None:
+        """Wait for everything that was begun on the device; what went wrong of it, if
+        anything did."""
+        if self._device is None:
+            return None
+        try:
+            self._device.synchronize()
+        except ShmserveError as ex:
+            return ex
+        return None
+
+
+def is_on_device(array: Any) -> bool:
+    """Whether it is an array in a GPU's memory; numpy's are not."""
+    return hasattr(array, "__cuda_array_interface__")
+
+
+def ordinal_of(device: str) -> int | None:
+    """The number in "cuda:1"; None of "cpu"."""
+    kind, _, number = device.partition(":")
+    return int(number) if kind == "cuda" else None

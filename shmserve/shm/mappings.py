@@ -1,0 +1,62 @@
+"""Which shared memory this process has mapped: what a GPU's driver must know before it copies.
+
+Pure bookkeeping, on any thread. Models may keep views of a mapping beyond `unmapping`: they
+stay valid, only the driver has let go of it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Mapped(NamedTuple):
+    """`size` bytes from `address`; not `writable`: a peer's."""
+
+    address: int
+    size: int
+    writable: bool
+
+
+class Mappings:
+    """The mappings of one process that tensors lie in."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._starts: list[int] = []  # sorted
+        self._known: dict[int, Mapped] = {}
+        self._listener: Callable[[Mapped], None] | None = None
+
+    def listen(self, listener: Callable[[Mapped], None]) -> None:
+        """Have somebody told of each mapping right before it is given up."""
+        self._listener = listener
+
+    def mapped(self, address: int, size: int, writable: bool) -> None:
+        """There is a mapping now."""
+        with self._lock:
+            if address not in self._known:
+                bisect.insort(self._starts, address)
+            self._known[address] = Mapped(address, size, writable)
+
+    def unmapping(self, address: int) -> None:
+        """It is given up; unknown ones are nothing."""
+        with self._lock:
+            found = self._known.pop(address, None)
+            if found is not None:
+                self._starts.remove(address)
+        if found is not None and self._listener is not None:
+            self._listener(found)
+
+    def find(self, address: int, nbytes: int) -> Mapped | None:
+        """The mapping that these bytes lie in as a whole."""
+        with self._lock:
+            at = bisect.bisect_right(self._starts, address) - 1
+            found = self._known[self._starts[at]] if at >= 0 else None
+        if found is None or address + nbytes > found.address + found.size:
+            return None
+        return found
+
+    def __len__(self) -> int:
+        return len(self._known)
