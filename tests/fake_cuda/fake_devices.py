@@ -24,6 +24,15 @@ def _named(index: int, mig: int = 0) -> Physical:
     return Physical(index, UUID(int=0xFA4EC0DA << 96 | index << 8 | mig))
 
 
+def parts(device: Physical) -> list[Physical]:
+    """Its MIG devices."""
+    return [_named(device.index, mig) for mig in (1, 2)]
+
+
+def is_part(device: Physical) -> bool:
+    return device.uuid.int & 0xFF != 0
+
+
 def has_driver() -> bool:
     return os.environ.get("FAKE_CUDA_DEVICES") != "none"
 
@@ -46,7 +55,7 @@ def _find(token: str) -> Physical | None:
         return devices[int(token)] if int(token) < len(devices) else None
     kind, _, rest = token.partition("-")
     if kind == "MIG":
-        devices = [_named(device.index, mig) for device in devices for mig in (1, 2)]
+        devices = [part for device in devices for part in parts(device)]
     found = [device for device in devices if rest and str(device.uuid).startswith(rest.lower())]
     return found[0] if kind in ("GPU", "MIG") and len(found) == 1 else None
 

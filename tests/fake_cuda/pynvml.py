@@ -80,7 +80,7 @@ def nvmlDeviceGetHandleByIndex(index: int) -> fake_devices.Physical:
 
 def nvmlDeviceGetUUID(handle: fake_devices.Physical) -> str:
     _check("GetUUID")
-    return f"GPU-{handle.uuid}"
+    return f"{'MIG' if fake_devices.is_part(handle) else 'GPU'}-{handle.uuid}"
 
 
 def nvmlDeviceGetName(handle: fake_devices.Physical) -> str:
@@ -128,5 +128,18 @@ def nvmlDeviceGetTotalEnergyConsumption(handle: fake_devices.Physical) -> int:
 
 
 def nvmlDeviceGetMigMode(handle: fake_devices.Physical) -> list[int]:
+    """FAKE_CUDA_MIG set: it is on, now and after the next start."""
     _check("GetMigMode")
-    return [0, 0]
+    return [int("FAKE_CUDA_MIG" in os.environ)] * 2
+
+
+def nvmlDeviceGetMaxMigDeviceCount(handle: fake_devices.Physical) -> int:
+    _check("GetMaxMigDeviceCount")
+    return len(fake_devices.parts(handle))
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(
+    handle: fake_devices.Physical, index: int
+) -> fake_devices.Physical:
+    _check("GetMigDeviceHandleByIndex")
+    return fake_devices.parts(handle)[index]
