@@ -42,7 +42,7 @@ def main() -> int:
     """Load what is on the standard input."""
     from shmserve.executor import loading
     from shmserve.executor.backends.failure import from_exception, sanitised
-    from shmserve.executor.devices import Devices, ordinal_of
+    from shmserve.executor.devices import Devices
     from shmserve.observe import logs
     from shmserve.shm.mappings import Mappings
 
@@ -50,7 +50,7 @@ def main() -> int:
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
     try:
         try:
-            devices = Devices(ordinal_of(instance.device), Mappings())
+            devices = Devices.of(instance.device, Mappings())
             backend, _ = loading.load(instance, devices)
             backend.close()
         except Exception as ex:

@@ -35,6 +35,7 @@ from shmserve.core.budget import Ledger
 from shmserve.core.fleet import Fleet
 from shmserve.core.tuning import initial_log
 from shmserve.errors import ConfigError, PeerDied, ProtocolViolation
+from shmserve.observe import gpus
 from shmserve.protocol import messages
 from shmserve.protocol.link_messages import Hello, Welcome
 from shmserve.protocol.messages import FromCoordinator, ToCoordinator
@@ -129,7 +130,7 @@ class Coordinator:
         owners = Owners(
             self._watch_owner, self._unwatch_owner, self._settings.client_shm_reap_dead_owners
         )
-        regions = Regions(self._settings, self._run_dir, fleet, self._send, owners)
+        regions = Regions(self._settings, self._run_dir, fleet, self._send, owners, _gpus)
         information = self._information(fleet, regions, now, again)
         tuning = TuningDesk(initial_log(self._settings.log_level), self._send)
         orders = Orders(fleet, self._send)
@@ -348,6 +349,10 @@ def _instances(plan: Plan | None, chosen: wanted.Wanted) -> int:
         return sum(len(instances) for _, instances in chosen.versions)
     serving = [model.serving for model in plan.models if model.serving is not None]
     return sum(len(v.instances) for incarnation in serving for v in incarnation.versions)
+
+
+def _gpus() -> int:
+    return len(gpus.visible_devices())
 
 
 def _acquire(lock: FileLock) -> bool:

@@ -90,15 +90,15 @@ class Device:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        with self.here():
-            try:
+        try:
+            with self.here():  # leaving it fails, too, if the device is lost
                 yield
-            except (self._runtime.CUDARuntimeError, self.cupy.cuda.memory.OutOfMemoryError) as ex:
-                error = runtime.error_of(ex, self.ordinal)
-                _log.error("%s", error.message)
-                if runtime.is_lost(ex):
-                    self.lost = error.message
-                raise error from None
+        except (self._runtime.CUDARuntimeError, self.cupy.cuda.memory.OutOfMemoryError) as ex:
+            error = runtime.error_of(ex, self.ordinal)
+            _log.error("%s", error.message)
+            if runtime.is_lost(ex):
+                self.lost = error.message
+            raise error from None
 
     # ---------------------------------------------------------------- memory
 

@@ -13,6 +13,7 @@ from shmserve.config import Settings
 from shmserve.core.counters import Gauges
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.dispatch.abandoned import Abandoned
+from shmserve.dispatch.affinity import Affinity
 from shmserve.dispatch.call import Call
 from shmserve.dispatch.counting import Counting, reason_of
 from shmserve.dispatch.models import ModelDesk
@@ -33,6 +34,7 @@ from shmserve.errors import (
     Unavailable,
 )
 from shmserve.observe import gauges
+from shmserve.protocol.data_messages import Execute
 from shmserve.protocol.link_messages import Welcome
 from shmserve.protocol.messages import FromCoordinator
 from shmserve.protocol.stats_messages import CounterPage
@@ -74,6 +76,7 @@ class Dispatcher:
         self.regions = RegionDesk(self._link)
         self.models = ModelDesk(self._link, self.process, settings)
         self.abandoned = Abandoned(self.memory)
+        self._affinity = Affinity()
         self._peers: dict[str, Peer] = {}
         self._departed: list[Peer] = []  # they may still hold something of ours
         self._pruned_at = -1
@@ -183,8 +186,9 @@ class Dispatcher:
             return PipelineCall(self, steps, timeout_s, cancellable)
         return Call(self, entry, timeout_s, cancellable)
 
-    def lane(self, entry: ModelEntry, tried: set[str]) -> tuple[Peer, Lane]:
-        """A lane to the least loaded instance that is not in `tried`.
+    def lane(self, entry: ModelEntry, tried: set[str], message: Execute) -> tuple[Peer, Lane]:
+        """A lane to the least loaded instance that is not in `tried`, on the GPU that has the
+        request's memory if there is one.
 
         Raises:
             Unavailable: no instance takes requests now.
@@ -194,6 +198,9 @@ class Dispatcher:
         candidates = [self._peer(i) for i in entry.instances if i.process not in tried]
         if len(candidates) > 1:
             candidates.sort(key=lambda peer: peer.load)
+            near = self._affinity.device(self.snapshot(), message)
+            if near:
+                candidates.sort(key=lambda peer: peer.instance.device != near)
         for peer in candidates:
             try:
                 return peer, peer.acquire()

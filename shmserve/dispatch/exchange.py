@@ -130,7 +130,7 @@ class Exchange:
         """
         while True:
             try:
-                return *self._dispatcher.lane(entry, tried), entry
+                return *self._dispatcher.lane(entry, tried, self._message), entry
             except QueueFull:
                 raise
             except Unavailable:  # those known of have ended: have others taken over?

@@ -49,10 +49,13 @@ from shmserve.protocol.model_messages import LoadModel, ModelAnswer, UnloadModel
 from shmserve.protocol.region_messages import (
     DropRegions,
     NeedRegion,
+    ProbeRegion,
     RegionAnswer,
     RegionGiven,
+    RegionProbed,
     RegionsGone,
     RegionShrunk,
+    RegisterCudaRegion,
     RegisterRegion,
     StoredRegions,
     StoreRegions,
@@ -82,6 +85,7 @@ ToFrontend = ExecutorHello | Answer
 ToCoordinator = (
     Hello | Grant | GiveBack | Loaded | LoadFailed | Started | Exited | Show | Stats | Drain
     | RegisterRegion | UnregisterRegions | NeedRegion | RegionShrunk | StoredRegions
+    | RegisterCudaRegion | RegionProbed
     | SetOnline
     | CounterPage | StoredPages | AskReport | ChangeLog | ChangeTrace | TakeTraces
     | LoadModel | UnloadModel
@@ -89,7 +93,7 @@ ToCoordinator = (
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Granted | Trim | AskStats | Desired | Shown | Stop | Adopt
-    | RegionAnswer | RegionGiven | RegionsGone | StoreRegions | DropRegions
+    | RegionAnswer | RegionGiven | RegionsGone | StoreRegions | DropRegions | ProbeRegion
     | OnlineSet
     | StorePages | DropPages | ReportGiven | SettingsAnswer | LogChanged
     | ModelAnswer

@@ -46,6 +46,8 @@ from shmserve.protocol.region_messages import (
     NeedRegion,
     RegionAnswer,
     RegionGiven,
+    RegionProbed,
+    RegisterCudaRegion,
     RegisterRegion,
     UnregisterRegions,
 )
@@ -75,7 +77,7 @@ ARENA_WAIT_S = 2.0
 _VOID = (
     *(GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion),
     *(AskReport, ChangeLog, ChangeTrace, TakeTraces, LoadModel, UnloadModel, SetOnline),
-    AskHistory,
+    *(AskHistory, RegisterCudaRegion, RegionProbed),
 )
 
 # Replies to `Link.ask`: each has a `ticket`, and brings its question to an end.

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from shmserve.errors import ConfigError
+from shmserve.protocol import instance_groups
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def run_options(ort: Any, spec: ModelSpec) -> Any:
 
 def default_threads(config: dict[str, Any]) -> int:
     """Threads for one instance of a model: its share of the cores."""
-    instances = sum(group["count"] for group in config.get("instance_group", [])) or 1
+    instances = sum(group.size for group in instance_groups.read(config)) or 1
     return max(1, len(os.sched_getaffinity(0)) // instances)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from shmserve.core.devices import choose
 from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.backends.failure import from_exception, sanitised
@@ -21,7 +23,7 @@ from shmserve.executor.backends.reshape import model_side
 from shmserve.executor.backends.tasks import Tasks
 from shmserve.executor.backends.untold import with_own_tensors
 from shmserve.ids import instance_index
-from shmserve.protocol import config_json, model_config
+from shmserve.protocol import config_json, instance_groups, model_config
 from shmserve.repository import read_labels
 from shmserve.tensor.spec import ModelSpec
 
@@ -191,25 +193,20 @@ def _kind(value: Any) -> str:
 
 def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
     """What `initialize` gets; every value is text."""
-    kind, _, number = context.device.partition(":")
-    index = instance_index(context.instance)
-    groups = msgspec.json.decode(spec.config_json)["instance_group"]
-    instances = [(group, place) for group in groups for place in range(group["count"])]
-    group, place = instances[index]
-    told = group["kind"]
+    groups = instance_groups.read(msgspec.json.decode(spec.config_json))
+    place = instance_groups.places(groups)[instance_index(context.instance)]
+    kind, number = "MODEL" if place.group.kind == instance_groups.MODEL else "CPU", 0
+    if context.device != "cpu":
+        kind, number = "GPU", choose(context.device, os.environ).ordinal
     return {
         "model_config": spec.config_json,
-        "model_instance_kind": "MODEL" if told == "KIND_MODEL" else _instance_kind(kind),
-        "model_instance_name": f"{group['name']}_{place}",
-        "model_instance_device_id": number or "0",
+        "model_instance_kind": kind,
+        "model_instance_name": f"{place.group.name}_{place.number}",
+        "model_instance_device_id": str(number),
         "model_repository": context.directory,
         "model_version": spec.version,
         "model_name": spec.name,
     }
-
-
-def _instance_kind(device: str) -> str:
-    return "GPU" if device == "cuda" else "CPU"
 
 
 def _auto_completed(kind: type[Any], spec: ModelSpec, directory: str) -> ModelSpec:
