@@ -69,18 +69,6 @@ def test_a_part_of_an_array_is_taken_out_in_order(device: Device) -> None:
     assert target.tolist() == [1, 5, 9]
 
 
-def test_what_was_computed_on_another_device_is_waited_for(device: Device) -> None:
-    with device.cupy.cuda.Device(1):
-        there = device.cupy.asarray(np.arange(6, dtype=np.float32).reshape(2, 3)) + 1
-    target = np.zeros(2, np.float32)
-    device.take_out(there[:, 2], target)
-    near = device.empty((2, 3), np.dtype(np.float32))
-    device.move(there, near)
-    device.synchronize()
-    assert target.tolist() == [3, 6]
-    assert near.tolist() == [[1, 2, 3], [4, 5, 6]]
-
-
 @pytest.mark.parametrize(("way", "pinned"), [("readonly", SIZE), ("all", SIZE), ("no", 0)], ids=str)
 def test_read_only_memory_is_pinned_once_where_that_is_permitted(
     way: str,
