@@ -40,7 +40,6 @@ def problem(instance: Instance, timeout_s: float) -> str:
 
 def main() -> int:
     """Load what is on the standard input."""
-    from shmserve.core.devices import take
     from shmserve.executor import loading
     from shmserve.executor.backends.failure import from_exception, sanitised
     from shmserve.executor.devices import Devices
@@ -51,7 +50,7 @@ def main() -> int:
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
     try:
         try:
-            devices = Devices(take(instance.device, os.environ), Mappings())
+            devices = Devices.of(instance.device, Mappings())
             backend, _ = loading.load(instance, devices)
             backend.close()
         except Exception as ex:

@@ -60,7 +60,7 @@ def test_what_does_not_work_is_told_with_what_to_do(compiled: Path) -> None:
 
 def test_each_mig_device_is_tried_by_itself(compiled: Path) -> None:
     names = [f"MIG-fa4ec0da-0000-0000-0000-000000000{end}" for end in ("001", "102")]
-    environment = fake.environment(compiled, mig=1)
+    environment = fake.environment(compiled, mig="0,1")
     status, text = ask("--gpu", **environment, CUDA_VISIBLE_DEVICES=",".join(names))
     assert status == 0
     assert "ok    device 1: can share memory with other processes\n" in text
