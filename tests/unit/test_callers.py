@@ -9,7 +9,7 @@ import pytest
 
 from shmserve.transport import peers
 from shmserve.transport.holders import with_process
-from shmserve.transport.peers import REMOTE, Caller, caller_of
+from shmserve.transport.peers import REMOTE, caller_of
 from tests.integration.region_client import OTHER_UID, as_user
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
