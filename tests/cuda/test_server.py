@@ -207,3 +207,18 @@ def test_an_executor_whose_device_is_lost_is_replaced(
         own.wait_instances()
         assert own.infer("plus_one", document)[0] == 200
     assert own.leaks() == []
+
+
+def test_a_failing_model_keeps_no_memory_open(server: RunningServer) -> None:
+    before = device_memory(server)
+    for number in range(3):
+        failed = subprocess.run(
+            command(server, "failing", "--rounds", "1", "--prefix", f"failing-{number}-"),
+            env=environment(server),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert "50000 elements are not what I like" in failed.stderr
+    wait_until(lambda: not regions(server), "regions of a dead process are there")
+    wait_until(lambda: device_memory(server) <= before, "device memory is kept open", 5.0)
