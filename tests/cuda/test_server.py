@@ -23,8 +23,19 @@ NBYTES = 4 * COUNT
 
 
 @pytest.fixture(scope="module")
-def server(cuda_environment: dict[str, str]) -> Iterator[RunningServer]:
-    with RunningServer(MODELS, cuda_environment, http_workers=1) as running:
+def server(
+    cuda_environment: dict[str, str], request: pytest.FixtureRequest
+) -> Iterator[RunningServer]:
+    models = sorted(folder.name for folder in MODELS.iterdir())
+    if request.config.getoption("--real-cuda"):  # there may be one device only
+        models.remove("plus_one_far")
+    with RunningServer(
+        MODELS,
+        cuda_environment,
+        http_workers=1,
+        model_control="explicit",
+        load_models=",".join(models),
+    ) as running:
         yield running
     assert running.leaks() == []
 
@@ -92,7 +103,7 @@ def regions(server: RunningServer) -> list[str]:
         ("plus_one", 0),
         ("plus_one_host", 2 * NBYTES),
         ("plus_one_triton", 2 * NBYTES),
-        ("plus_one_far", 2 * NBYTES),
+        pytest.param("plus_one_far", 2 * NBYTES, marks=pytest.mark.fake_cuda),
         ("plus_one_spread", 0),
     ],
 )
@@ -200,11 +211,10 @@ def test_cupy_is_imported_by_executors_on_gpus_alone(
     assert any("http worker" in title for title in others)
 
 
+@pytest.mark.fake_cuda
 def test_an_executor_whose_device_is_lost_is_replaced(
-    cuda_environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+    cuda_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    if request.config.getoption("--real-cuda"):
-        pytest.fail("deselect")
     broken = tmp_path / "broken"
     environment = cuda_environment | {"FAKE_CUDA_BROKEN": str(broken)}
     with RunningServer(
