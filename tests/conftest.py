@@ -14,6 +14,12 @@ from shmserve.testing.server import RunningServer
 HERE = Path(__file__).parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--real-cuda", action="store_true", help="use the machine's CUDA devices, not the fake"
+    )
+
+
 @pytest.fixture(autouse=True)
 def _log_settings_end_with_the_test() -> Iterator[None]:
     """A link in the test's own process may have been told to change what is logged."""
@@ -39,11 +45,10 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def conformance_server() -> Iterator[RunningServer]:
-    """A server with the models of the recorded cases."""
+    """A server with the models of the recorded cases, which are of a host without GPUs."""
     repository = HERE / "conformance" / "models"
-    yield from _serve(
-        RunningServer(repository, model_control="explicit", load_models="*", http_workers=2)
-    )
+    settings = {"model_control": "explicit", "load_models": "*", "http_workers": 2}
+    yield from _serve(RunningServer(repository, {"CUDA_VISIBLE_DEVICES": ""}, **settings))
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ import msgspec
 from shmserve.config import Settings
 from shmserve.coordinator.regions import Regions
 from shmserve.core.regions import Caller, visible
+from shmserve.core.registry import SYSTEM
 from shmserve.errors import Code, InvalidArgument, ProtocolViolation, ShmserveError
 from shmserve.protocol import client_messages as wire
 from shmserve.protocol.client_messages import (
@@ -215,7 +216,7 @@ class ClientDoor:
             except InvalidArgument:
                 os.close(fds[0])
                 raise
-            self._regions.register_sealed(
+            self._regions.system.register_sealed(
                 caller, message.name, message.offset, message.byte_size, fds[0]
             )
         except ShmserveError as ex:
@@ -235,7 +236,7 @@ class ClientDoor:
         everything = self._regions.book.regions
         found = [
             region
-            for region in visible(everything, caller, self._settings, os.geteuid())
+            for region in visible(everything, caller, self._settings, os.geteuid(), SYSTEM)
             if region.name > message.after
         ]
         page = tuple(RegionInfo(r.name, r.key, r.offset, r.byte_size) for r in found[:_PAGE])

@@ -52,11 +52,7 @@ from shmserve.protocol.messages import ToCoordinator
 from shmserve.protocol.model_messages import LoadModel, UnloadModel
 from shmserve.protocol.region_messages import (
     DropRegions,
-    NeedRegion,
-    RegionShrunk,
-    RegisterRegion,
     StoredRegions,
-    UnregisterRegions,
 )
 from shmserve.protocol.settings_messages import ChangeLog, ChangeTrace, TakeTraces
 from shmserve.shm.registry_page import RegistryWriter
@@ -101,7 +97,11 @@ class Desk:
         """Whether something waits for time to pass, so `tick` should come soon."""
         leaving = any(model.leaving for model in self.fleet.models.by_name.values())
         return bool(
-            self.fleet.ledger.waiting or self.information.urgent or self._orders.waiting or leaving
+            self.fleet.ledger.waiting
+            or self.information.urgent
+            or self._orders.waiting
+            or self.regions.urgent
+            or leaving
         )
 
     @property
@@ -153,7 +153,11 @@ class Desk:
         )
         if message.loaded is not None:
             effects += self.fleet.loaded(
-                message.process, message.loaded.spec, message.loaded.endpoint, now
+                message.process,
+                message.loaded.spec,
+                message.loaded.endpoint,
+                now,
+                message.loaded.device,
             )
         if message.role == "supervisor":
             self._orders.joined(message.process)
@@ -165,6 +169,7 @@ class Desk:
     def gone(self, process: str, now: float) -> None:
         self._orders.gone(process)
         self.perform(self.fleet.gone(process, now))
+        self.regions.cuda.gone(process)
         self.information.gone(process, now)
 
     def handle(
@@ -184,6 +189,8 @@ class Desk:
         if self.information.handle(process, role, message, fds, supervisor, now):
             return
         close_all(fds)  # no other message comes with any
+        if self.regions.handle(process, role, message, now):
+            return
         fleet = self.fleet
         effects: list[Effect] = []
         match message, role:
@@ -192,21 +199,13 @@ class Desk:
             case GiveBack(), _:
                 effects = fleet.ledger.give_back(process, message.nbytes, now)
             case Loaded(), "executor":
-                effects = fleet.loaded(process, message.spec, message.endpoint, now)
+                effects = fleet.loaded(process, message.spec, message.endpoint, now, message.device)
             case LoadFailed(), "executor":
                 effects = fleet.load_failed(process, message.reason, now)
             case Stats(), _:
                 effects = self._stats(process, role, message, now)
             case ((Started() | Exited() | Drain()), "supervisor"):
                 effects = self._from_supervisor(message, now)
-            case RegisterRegion(), ("http" | "grpc"):
-                self.regions.register(process, message, supervisor)
-            case UnregisterRegions(), ("http" | "grpc"):
-                self.regions.unregister(process, message, now)
-            case NeedRegion(), "executor":
-                self.regions.need(process, message, now)
-            case RegionShrunk(), "executor":
-                self.regions.shrunk(message.number)
             case _, ("http" | "grpc"):
                 self._from_frontend(process, message)
             case _:

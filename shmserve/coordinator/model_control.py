@@ -219,7 +219,7 @@ class ModelControl:
         for instance in instances:
             name = ids.reborn(instance.name, number)
             self._orders.instances[name] = msgspec.structs.replace(instance, name=name)
-            records.append(InstanceRecord(name))
+            records.append(InstanceRecord(name, device=instance.device))
         return VersionRecord(spec, records)
 
     def _failure(

@@ -171,7 +171,11 @@ def _incarnation(
         records = []
         for one in version.instances:
             record = InstanceRecord(
-                one.instance.name, since=now, loaded=one.loaded, deadline=deadline
+                one.instance.name,
+                since=now,
+                loaded=one.loaded,
+                deadline=deadline,
+                device=one.instance.device,
             )
             if one.failed:
                 record.state, record.reason = State.FAILED, one.failed

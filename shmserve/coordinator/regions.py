@@ -1,34 +1,40 @@
-"""The regions' desk: opens what clients register, keeps the descriptors, hands them out.
+"""The regions' desk: keeps what clients have registered, hands it out, lets it go.
 
 Decisions are `core.regions.RegionBook`'s. Changes of one turn of the coordinator's loop are
 published together and acknowledged afterwards (`settle`), so that many registrations cost
 one publication.
 
-A descriptor lives as long as its region, and a little longer (`_Limbo`): requests that were
+A descriptor lives as long as its region, and a little longer (`Limbo`): requests that were
 accepted before an unregistration may reach their executor after it. Copies are kept by the
-supervisor, for the coordinator's successor.
+supervisor, for the coordinator's successor. CUDA regions have none and otherwise live alike;
+how either kind is registered: `system_regions`, `cuda_regions`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from shmserve.config import Settings
+from shmserve.coordinator.cuda_regions import CudaDesk
+from shmserve.coordinator.limbo import Limbo
 from shmserve.coordinator.owners import Owners
+from shmserve.coordinator.system_regions import SystemDesk
 from shmserve.core.fleet import Fleet
 from shmserve.core.regions import Caller, RegionBook
 from shmserve.core.registry import Region, Snapshot
-from shmserve.errors import Code, InvalidArgument, ShmserveError, Unimplemented
-from shmserve.protocol.messages import FromCoordinator
+from shmserve.errors import Code, InvalidArgument
+from shmserve.protocol.messages import FromCoordinator, ToCoordinator
 from shmserve.protocol.region_messages import (
     DropRegions,
     NeedRegion,
     RegionAnswer,
     RegionGiven,
+    RegionProbed,
     RegionsGone,
+    RegionShrunk,
+    RegisterCudaRegion,
     RegisterRegion,
     StoreRegions,
     UnregisterRegions,
@@ -39,8 +45,6 @@ from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
-_LIMBO_S = 10.0
-_LIMBO_SIZE = 256
 _PATIENCE_S = 1.5  # after a restart: for the supervisor to hand back what it keeps
 _MANY = 4096  # numbers in one message
 
@@ -52,19 +56,26 @@ OFF = (
 
 
 class Regions:
-    """See the module. `send` never blocks and never fails; `watch` is told of pidfds."""
+    """See the module. `send` never blocks and never fails; `devices` counts the GPUs."""
 
     def __init__(
-        self, settings: Settings, run_dir: str, fleet: Fleet, send: Send, owners: Owners
+        self,
+        settings: Settings,
+        run_dir: str,
+        fleet: Fleet,
+        send: Send,
+        owners: Owners,
+        devices: Callable[[], int],
     ) -> None:
         self.book = RegionBook(settings, os.geteuid())
+        self.system = SystemDesk(self.book, run_dir, self._keep, self._answer)
+        self.cuda = CudaDesk(self.book, fleet, devices, send, self._entered, self._answer)
         self._settings = settings
-        self._run_dir = run_dir
         self._fleet = fleet
         self._send = send
         self._owners = owners
         self._fds: dict[int, int] = {}
-        self._limbo: OrderedDict[int, tuple[Region, int, float]] = OrderedDict()
+        self._limbo = Limbo()
         self._answers: list[tuple[str, RegionAnswer]] = []
         self._gone: list[int] = []
         self._unstored: list[int] = []
@@ -77,8 +88,9 @@ class Regions:
     def restore(self, previous: Snapshot, now: float) -> None:
         """Continue an earlier coordinator's regions; their fds come from the supervisor."""
         self.book.restore(previous.regions, previous.next_region)
-        self._awaited_until = now + _PATIENCE_S if previous.regions else 0.0
-        for region in list(previous.regions.values()):
+        regions = list(previous.regions.values())
+        self._awaited_until = 0.0 if all(r.cuda for r in regions) else now + _PATIENCE_S
+        for region in regions:
             if not self._owners.add(region):
                 self._drop([region.number], "its process has ended", now)
 
@@ -112,7 +124,8 @@ class Regions:
     def _complete(self, now: float) -> None:
         """Nothing more is handed back: open again by key what is missing."""
         self._awaited_until = 0.0
-        missing = [r for r in self.book.regions.values() if r.number not in self._fds]
+        regions = self.book.regions.values()
+        missing = [r for r in regions if not r.cuda and r.number not in self._fds]
         for region in missing:
             fd = client_object.reopen(region)
             if fd is None:
@@ -121,101 +134,78 @@ class Regions:
                 self._fds[region.number] = fd
         parked, self._parked = self._parked, []
         for process, message in parked:
-            self.need(process, message, now)
+            self._give(process, message)
 
     # ----------------------------------------------------------------- requests
 
-    def register(self, process: str, message: RegisterRegion, supervisor: str) -> None:
-        """Open, check, enter, and have the supervisor keep a copy."""
-        caller = Caller(message.uid, message.pid, message.started)
-        try:
-            region = self._registered(caller, message)
-        except ShmserveError as ex:
-            self._answer(process, RegionAnswer(message.ticket, ex.code, ex.message))
-            return
-        self.changed = True
-        if supervisor:
-            fd = self._fds[region.number]
-            self._send(supervisor, StoreRegions((region.number,)), (fd,))
-        self._answer(process, RegionAnswer(message.ticket))
+    def handle(self, process: str, role: str, message: ToCoordinator, now: float) -> bool:
+        """A message about regions from a process of this role; False: it is none."""
+        match message, role:
+            case ((RegisterRegion() | RegisterCudaRegion()), ("http" | "grpc")):
+                self._register(process, message, now)
+            case UnregisterRegions(), ("http" | "grpc"):
+                self._unregister(process, message, now)
+            case NeedRegion(), "executor":
+                self._give(process, message)
+            case RegionShrunk(), "executor":
+                self._quarantine(message.number, strike=False)
+            case RegionProbed(), "executor":
+                self.cuda.probed(process, message)
+            case _:
+                return False
+        return True
 
-    def _registered(self, caller: Caller, message: RegisterRegion) -> Region:
-        if self._settings.client_shm_mode == "off":
-            raise Unimplemented(OFF)
-        self.book.may_register(caller)
-        fd = client_object.open_object(message.key, message.name)
-        try:
-            facts = client_object.facts(fd, client_object.own_files(self._run_dir))
-            region = self.book.register(
-                caller,
-                message.name,
-                message.key,
-                message.offset,
-                message.byte_size,
-                facts,
-                message.again,
-            )
-        except ShmserveError:
-            os.close(fd)
-            raise
-        return self._keep(region, fd)
-
-    def register_sealed(
-        self, caller: Caller, name: str, offset: int, byte_size: int, fd: int
+    def _register(
+        self, process: str, message: RegisterRegion | RegisterCudaRegion, now: float
     ) -> None:
-        """Enter a sealed object (`client_object.check_sealed`); takes over `fd`. To register
-        the very same thing twice is no error: the first answer may have been lost.
+        """Have it checked, and entered."""
+        if self._settings.client_shm_mode == "off":
+            answer = RegionAnswer(message.ticket, Code.UNIMPLEMENTED, OFF)
+            self._answer(process, answer)
+        elif isinstance(message, RegisterRegion):
+            self.system.register(process, message)
+        else:
+            self.cuda.register(process, message, now)
 
-        Raises:
-            ShmserveError: it was refused.
-        """
-        try:
-            facts = client_object.facts(fd)
-            region = self.book.register(
-                caller, name, "", offset, byte_size, facts, again=True, sealed=True
-            )
-        except ShmserveError:
-            os.close(fd)
-            raise
-        self._keep(region, fd)
-        self.changed = True
-        self._unstored.append(region.number)
-
-    def _keep(self, region: Region, fd: int) -> Region:
+    def _keep(self, region: Region, fd: int) -> None:
+        """Take over the descriptor of a region that was entered, and have it stored."""
         if region.number in self._fds:  # asked again: the first time counts
             os.close(fd)
-            return region
-        self._fds[region.number] = fd
+        else:
+            self._fds[region.number] = fd
+            self._entered(region)
+        self._unstored.append(region.number)
+
+    def _entered(self, region: Region) -> None:
+        """Publish it, as long as its owner lives."""
         if not self._owners.add(region):
             self.forget(self.book.drop([region.number]), 0.0)
             raise InvalidArgument(f"shared memory region '{region.name}': its process has ended")
-        return region
+        self.changed = True
 
-    def unregister(self, process: str, message: UnregisterRegions, now: float) -> None:
-        gone = self.book.unregister(Caller(message.uid), message.name)
+    def _unregister(self, process: str, message: UnregisterRegions, now: float) -> None:
+        gone = self.book.unregister(Caller(message.uid), message.name, message.kind)
         self.forget(gone, now)
         self._answer(process, RegionAnswer(message.ticket))
 
-    def need(self, process: str, message: NeedRegion, now: float) -> None:
-        """An executor maps a region: give it the descriptor."""
+    def _give(self, process: str, message: NeedRegion) -> None:
+        """Tell an executor of a region that it will map, and give it the descriptor, if any."""
         number = message.number
         region, fd, gone = self.book.get(number), self._fds.get(number), False
-        if region is None and number in self._limbo:
-            region, fd, _ = self._limbo[number]
+        if region is None:
+            region, fd = self._limbo.get(number)
             gone = True
-        if region is not None and fd is None and self._awaited_until:
+        missing = region is not None and not region.cuda and fd is None
+        if missing and self._awaited_until:
             self._parked.append((process, message))
             return
-        if region is None or fd is None:
+        if region is None or missing:
             text = "the shared memory region has been unregistered"
             given = RegionGiven(message.ticket, None, True, Code.NOT_FOUND, text)
             self._send(process, given, ())
             return
-        self._send(process, RegionGiven(message.ticket, region, gone), (fd,))
-
-    def shrunk(self, number: int) -> None:
-        """An executor has found a region's object too small, in time."""
-        self._quarantine(number, strike=False)
+        fds = () if fd is None else (fd,)
+        self._send(process, RegionGiven(message.ticket, region, gone), fds)
 
     def executor_ended(self) -> None:
         """Was it a client that took memory away? Then its region is out of use."""
@@ -231,15 +221,16 @@ class Regions:
 
     # -------------------------------------------------------------------- turns
 
+    @property
+    def urgent(self) -> bool:
+        """Whether somebody waits for an answer, so `tick` and `settle` should come soon."""
+        return self.cuda.waiting or bool(self._answers)
+
     def tick(self, now: float) -> None:
         if self._awaited_until and now >= self._awaited_until:
             self._complete(now)
-        while self._limbo:
-            number, (_, fd, until) = next(iter(self._limbo.items()))
-            if now < until and len(self._limbo) <= _LIMBO_SIZE:
-                break
-            del self._limbo[number]
-            os.close(fd)
+        self.cuda.tick(now)
+        self._limbo.expire(now)
 
     def settle(self, publish: Callable[[], None], supervisor: str) -> None:
         """Publish what has changed, then let everybody know."""
@@ -265,7 +256,7 @@ class Regions:
 
     def close(self) -> None:
         close_all(self._fds.values())
-        close_all(fd for _, fd, _ in self._limbo.values())
+        self._limbo.close()
         self._owners.close()
 
     # ------------------------------------------------------------------- inside
@@ -295,6 +286,4 @@ class Regions:
             self.changed = True
             self._gone.append(region.number)
             self._owners.remove(region)
-            fd = self._fds.pop(region.number, None)
-            if fd is not None:
-                self._limbo[region.number] = (region, fd, now + _LIMBO_S)
+            self._limbo.put(region, self._fds.pop(region.number, None), now)

@@ -35,6 +35,8 @@ from shmserve.core.budget import Ledger
 from shmserve.core.fleet import Fleet
 from shmserve.core.tuning import initial_log
 from shmserve.errors import ConfigError, PeerDied, ProtocolViolation
+from shmserve.observe import gpus
+from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol import messages
 from shmserve.protocol.link_messages import Hello, Welcome
 from shmserve.protocol.messages import FromCoordinator, ToCoordinator
@@ -83,6 +85,7 @@ class Coordinator:
         self._desk: Desk
         self._background: Background
         self._door: ClientDoor | None = None
+        self._gpus = GpuUse()
 
     def run(self) -> int:
         lock = rundir.lock(self._run_dir, "coordinator")
@@ -129,7 +132,7 @@ class Coordinator:
         owners = Owners(
             self._watch_owner, self._unwatch_owner, self._settings.client_shm_reap_dead_owners
         )
-        regions = Regions(self._settings, self._run_dir, fleet, self._send, owners)
+        regions = Regions(self._settings, self._run_dir, fleet, self._send, owners, _gpus)
         information = self._information(fleet, regions, now, again)
         tuning = TuningDesk(initial_log(self._settings.log_level), self._send)
         orders = Orders(fleet, self._send)
@@ -166,6 +169,7 @@ class Coordinator:
             self._desk.begin(chosen, marks, now)
         self._door = ClientDoor(self._settings, self._run_dir, regions, self._selector)
         self._door.open()
+        self._gpus.start()
         self._selector.register(listener, selectors.EVENT_READ, None)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
         self._selector.register(self._master_fd, selectors.EVENT_READ, None)
@@ -188,10 +192,10 @@ class Coordinator:
         settled_at = now + SETTLE_S if again else 0.0
         counters = Counters(self._run_dir, self._epoch, self._send, most, settled_at)
         own = (self._process, os.getpid(), now)
-        information = Information(fleet, regions, counters, self._send, own)
+        information = Information(fleet, regions, counters, self._gpus, self._send, own)
         if settings.dashboard:
             information.monitoring = Monitoring(
-                counters, fleet, regions.book, self._send, self._epoch, most, again, now
+                counters, fleet, regions.book, self._gpus, self._send, self._epoch, most, again, now
             )
         return information
 
@@ -333,6 +337,7 @@ class Coordinator:
                 self._desk.gone(peer.process, time.monotonic())
 
     def _close(self) -> None:
+        self._gpus.stop()
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -348,6 +353,10 @@ def _instances(plan: Plan | None, chosen: wanted.Wanted) -> int:
         return sum(len(instances) for _, instances in chosen.versions)
     serving = [model.serving for model in plan.models if model.serving is not None]
     return sum(len(v.instances) for incarnation in serving for v in incarnation.versions)
+
+
+def _gpus() -> int:
+    return len(gpus.visible_devices())
 
 
 def _acquire(lock: FileLock) -> bool:

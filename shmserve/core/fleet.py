@@ -78,6 +78,7 @@ class Fleet:
                         record.state, record.since, record.loaded = State.READY, now, True
                         record.pid, record.process = known.pid, known.process
                         record.endpoint, record.awaited_until = known.endpoint, now + GRACE_S
+                        record.device = known.device
 
     def desired(self) -> list[str]:
         """The instances the supervisor should run."""
@@ -211,8 +212,11 @@ class Fleet:
 
     # --------------------------------------------------------- from the executor
 
-    def loaded(self, process: str, spec: ModelSpec, endpoint: str, now: float) -> list[Effect]:
-        """The executor takes requests; `spec` is complete now."""
+    def loaded(
+        self, process: str, spec: ModelSpec, endpoint: str, now: float, device: str = ""
+    ) -> list[Effect]:
+        """The executor takes requests; `spec` is complete now. `device`: if it says where it
+        computes."""
         record = self._of_executor(process)
         if record is None:
             return []
@@ -222,7 +226,7 @@ class Fleet:
             raise ProtocolViolation(f"{process} loaded something else than {record.name}")
         self.models.step(record, Event.LOADED, now)
         record.endpoint, record.reason, record.awaited_until = endpoint, "", 0.0
-        record.loaded = True
+        record.loaded, record.device = True, device or record.device
         version.spec, version.loaded = spec, True
         return [Publish(), *self._settle(record, now)]
 

@@ -42,6 +42,7 @@ class InstanceRecord:
     leave_at: float = 0.0  # another has taken over: it goes then; 0: it stays
     left: bool = False  # it is going: never desired again
     busy: bool = False  # when last asked it was running a request
+    device: str = "cpu"  # where it should compute; once loaded, where it does
 
     @property
     def live(self) -> bool:
@@ -99,7 +100,9 @@ class VersionRecord:
         if not self.loaded:
             return ModelEntry(self.spec, ModelState.LOADING, (), reason, required=required)
         live = tuple(
-            LiveInstance(i.name, i.process, i.endpoint, i.pid) for i in self.instances if i.live
+            LiveInstance(i.name, i.process, i.endpoint, i.pid, i.device)
+            for i in self.instances
+            if i.live
         )
         return ModelEntry(
             self.spec, ModelState.READY, live, "" if live else reason, required=required

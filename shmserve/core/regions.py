@@ -4,6 +4,7 @@ Owner: the coordinator writes it; frontends apply the same rules to the publishe
 Pure: what the operating system knows of an object comes in as `ObjectFacts`. All arithmetic
 is in exact integers. Invariants (tests/property/test_regions_properties.py):
 - a name is one caller's namespace's: nobody finds, blocks or removes another's region;
+- system and CUDA regions share that namespace, and the quotas;
 - a number is never used twice;
 - no region reaches outside of its object as it was registered, nor an owner beyond its quotas.
 """
@@ -16,7 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shmserve.config import Settings
-from shmserve.core.registry import Region
+from shmserve.core.region_names import check_name, object_name
+from shmserve.core.registry import SYSTEM, Region
 from shmserve.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -26,17 +28,17 @@ from shmserve.errors import (
 )
 
 REMOTE_UID = -1
-MAX_NAME = 255  # bytes of a region's name or an object's
-_OWN_PREFIX = "shmserve."  # our segments, in the moment in which they have a name
 _MAX_SIZE = (1 << 63) - 1
 
 
 class Caller(Struct, frozen=True):
-    """Who asks, as the kernel says. `uid` -1: a remote caller; `pid` 0: not known."""
+    """Who asks, as the kernel says. `uid` -1: a remote caller; `pid` 0: not known; `socket`: the
+    inode of its TCP socket, 0: it has none."""
 
     uid: int = REMOTE_UID
     pid: int = 0
     started: int = 0
+    socket: int = 0
 
     @property
     def remote(self) -> bool:
@@ -65,55 +67,22 @@ def region_key(caller: Caller, name: str, settings: Settings, server_uid: int) -
 
 
 def visible(
-    regions: Mapping[str, Region], caller: Caller, settings: Settings, server_uid: int
+    regions: Mapping[str, Region],
+    caller: Caller,
+    settings: Settings,
+    server_uid: int,
+    kind: str = "",
 ) -> list[Region]:
-    """The regions the caller may see, by name."""
+    """The regions the caller may see, by name; of one kind, or of both."""
     prefix = region_key(caller, "", settings, server_uid)
     if prefix is None:
         return []
-    found = [region for key, region in regions.items() if key.startswith(prefix)]
+    found = [
+        region
+        for key, region in regions.items()
+        if key.startswith(prefix) and kind in ("", region.kind)
+    ]
     return sorted(found, key=lambda region: region.name)
-
-
-def check_name(name: str) -> None:
-    """Refuse names that cannot stand in a path or a log line.
-
-    Raises:
-        InvalidArgument: it tells why.
-    """
-    if not name:
-        raise InvalidArgument("'region name' is necessary to register a shared memory region")
-    if "/" in name or any(ord(c) < 32 or ord(c) == 127 for c in name):
-        raise InvalidArgument("the name of a shared memory region has forbidden characters")
-    if _encoded_size(name) > MAX_NAME:
-        raise InvalidArgument(f"the name of a shared memory region is over {MAX_NAME} bytes long")
-
-
-def object_name(key: str, region: str) -> str:
-    """The object's plain file name: a key may begin with any number of slashes.
-
-    Raises:
-        InvalidArgument: the key names no object of its own.
-    """
-    name = key.lstrip("/")
-    bad = (
-        name in ("", ".", "..")
-        or "/" in name
-        or "\0" in name
-        or _encoded_size(name) > MAX_NAME
-        or name.startswith(_OWN_PREFIX)
-    )
-    if bad:
-        raise InvalidArgument(f"cannot register shared memory region '{region}': invalid shm key")
-    return name
-
-
-def _encoded_size(text: str) -> int:
-    """Bytes as UTF-8; more than anything allows for text that has no such form."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        return _MAX_SIZE
 
 
 class RegionBook:
@@ -178,23 +147,43 @@ class RegionBook:
                 f"failed to register shared memory region '{name}': invalid args: offset {offset}"
                 f" and byte_size {byte_size} must lie within the object's {facts.size} bytes"
             )
-        place = region_key(caller, name, self._settings, self._server_uid)
-        assert place is not None  # may_register has refused those without a namespace
-        there = self.regions.get(place)
         made = Region(
-            name, self.next_number, key, offset, byte_size, caller.uid, caller.pid,
+            name, 0, key, offset, byte_size, caller.uid, caller.pid,
             caller.started, facts.device, facts.inode, facts.size,
             copy=caller.uid in self._strikes and not sealed, sealed=sealed,
         )  # fmt: skip
+        return self.enter(made, again)
+
+    def admit(self, made: Region, again: bool = False) -> Region:
+        """A region that is complete but for its number (0), if it may be entered; or the very
+        same one, which is there already, if the question was asked `again`.
+
+        Raises:
+            AlreadyExists: its name is taken, by a region of whatever kind.
+            InvalidArgument, ResourceExhausted: a quota.
+        """
+        there = self.regions.get(self._place(made.uid, made.name))
         if there is not None:
             if again and replace(made, number=there.number) == there:
                 return there
-            raise AlreadyExists(f"shared memory region '{name}' already in manager")
-        self._check_quotas(caller, byte_size)
-        self.next_number += 1
-        self.regions[place] = made
-        self._keys[made.number] = place
+            raise AlreadyExists(f"shared memory region '{made.name}' already in manager")
+        self._check_quotas(made)
         return made
+
+    def enter(self, made: Region, again: bool = False) -> Region:
+        """Number and keep a region; as `admit`."""
+        region = self.admit(made, again)
+        if not region.number:
+            region = replace(region, number=self.next_number)
+            self.next_number += 1
+            place = self._keys[region.number] = self._place(region.uid, region.name)
+            self.regions[place] = region
+        return region
+
+    def _place(self, uid: int, name: str) -> str:
+        place = region_key(Caller(uid), name, self._settings, self._server_uid)
+        assert place is not None  # may_register has refused those without a namespace
+        return place
 
     def _check_object(self, caller: Caller, name: str, facts: ObjectFacts) -> None:
         if not facts.regular:
@@ -206,14 +195,14 @@ class RegionBook:
                 f"shared memory region '{name}': the caller does not own the object"
             )
 
-    def _check_quotas(self, caller: Caller, byte_size: int) -> None:
-        settings = self._settings
+    def _check_quotas(self, made: Region) -> None:
+        settings, byte_size = self._settings, made.byte_size
         if byte_size > settings.client_shm_max_region_bytes:
             raise InvalidArgument(
                 f"a shared memory region may have {settings.client_shm_max_region_bytes} bytes,"
                 f" not {byte_size} (setting client_shm_max_region_bytes)"
             )
-        own = [region.byte_size for region in self.regions.values() if region.uid == caller.uid]
+        own = [region.byte_size for region in self.regions.values() if region.uid == made.uid]
         if len(own) >= settings.client_shm_max_regions:
             raise ResourceExhausted(
                 f"too many shared memory regions: {len(own)} (setting client_shm_max_regions)"
@@ -223,14 +212,15 @@ class RegionBook:
                 "too many bytes in shared memory regions (setting client_shm_max_total_bytes)"
             )
 
-    def unregister(self, caller: Caller, name: str) -> list[Region]:
-        """Remove one of the caller's regions, or all of them (no name); unknown ones are none."""
+    def unregister(self, caller: Caller, name: str, kind: str = SYSTEM) -> list[Region]:
+        """Remove one of the caller's regions of a kind, or all of them (no name); unknown ones
+        are none."""
         if not name:
-            gone = visible(self.regions, caller, self._settings, self._server_uid)
+            gone = visible(self.regions, caller, self._settings, self._server_uid, kind)
             return self.drop(region.number for region in gone)
         place = region_key(caller, name, self._settings, self._server_uid)
         region = self.regions.get(place) if place is not None else None
-        return self.drop([region.number]) if region is not None else []
+        return self.drop([region.number]) if region is not None and region.kind == kind else []
 
     def drop(self, numbers: Iterable[int]) -> list[Region]:
         """Remove regions by number; returns those that were there."""

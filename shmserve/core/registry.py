@@ -24,12 +24,14 @@ class ModelState(StrEnum):
 
 
 class LiveInstance(Struct, frozen=True):
-    """An instance that takes requests. `process` changes with every life of its executor."""
+    """An instance that takes requests. `process` changes with every life of its executor,
+    `device` is where its model computes: ``cpu`` or ``cuda:0``."""
 
     name: str
     process: str
     endpoint: str
     pid: int
+    device: str = "cpu"
 
 
 class ModelEntry(Struct, frozen=True):
@@ -62,7 +64,7 @@ class Region(Struct, frozen=True):
         copy: reached by copying only, never mapped (its owner has pulled memory away before).
         sealed: nobody can make its object smaller, so mapping it is safe for everybody.
         device_id, handle: of CUDA regions: the device as the client numbers them, and the
-            cudaIpcMemHandle_t (64 bytes), which is told to executors and nobody else.
+            cudaIpcMemHandle_t (64 bytes), with which anybody can open the memory: never shown.
         quarantined: why it cannot be used any more; empty: it can.
     """
 
@@ -83,6 +85,13 @@ class Region(Struct, frozen=True):
     sealed: bool = False
     device_id: int = 0
     handle: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Region({self.number}, {self.name!r}, {self.kind}, {self.byte_size} bytes)"
+
+    @property
+    def cuda(self) -> bool:
+        return self.kind == CUDA
 
     @property
     def end(self) -> int:

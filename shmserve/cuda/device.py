@@ -68,6 +68,10 @@ class Device:
         self.name: str = name.decode() if isinstance(name, bytes) else str(name)
         self.pins = Pins(self._runtime, self.here, mappings, read_only)
 
+    def choose(self) -> None:
+        """Make it the calling thread's device until that chooses another."""
+        self._runtime.setDevice(self.ordinal)
+
     def here(self) -> Any:
         """A context in which it is the calling thread's device."""
         return self.cupy.cuda.Device(self.ordinal)
@@ -86,15 +90,15 @@ class Device:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        with self.here():
-            try:
+        try:
+            with self.here():  # leaving it fails, too, if the device is lost
                 yield
-            except (self._runtime.CUDARuntimeError, self.cupy.cuda.memory.OutOfMemoryError) as ex:
-                error = runtime.error_of(ex, self.ordinal)
-                _log.error("%s", error.message)
-                if runtime.is_lost(ex):
-                    self.lost = error.message
-                raise error from None
+        except (self._runtime.CUDARuntimeError, self.cupy.cuda.memory.OutOfMemoryError) as ex:
+            error = runtime.error_of(ex, self.ordinal)
+            _log.error("%s", error.message)
+            if runtime.is_lost(ex):
+                self.lost = error.message
+            raise error from None
 
     # ---------------------------------------------------------------- memory
 
@@ -142,7 +146,7 @@ class Device:
     def take_out(self, array: Any, target: Array) -> None:
         """Start to copy a device array to row-major host memory of the same size."""
         with self._working():
-            array = self.cupy.ascontiguousarray(array)
+            array = self._finished(array)
             if array.nbytes:
                 address = target.__array_interface__["data"][0]
                 self.pins.pin(address, array.nbytes)
@@ -160,12 +164,22 @@ class Device:
     def move(self, source: Any, target: Any) -> None:
         """Start to copy a device array to a row-major one of the same size, on any devices."""
         with self._working():
-            source = self.cupy.ascontiguousarray(source)
+            source = self._finished(source)
             if source.nbytes:
                 self._runtime.memcpyPeerAsync(
                     target.data.ptr, target.device.id, source.data.ptr, source.device.id,
                     source.nbytes, _DEFAULT_STREAM,
                 )  # fmt: skip
+
+    def _finished(self, array: Any) -> Any:
+        """It in row-major form. A copy waits for this device's default stream alone, so one of
+        another device, where a model may have computed, is waited for here."""
+        if array.device.id == self.ordinal:
+            return self.cupy.ascontiguousarray(array)
+        with array.device:
+            array = self.cupy.ascontiguousarray(array)
+            self._runtime.deviceSynchronize()
+        return array
 
     def _from_host(self, source: Array, target: Any, stream: int) -> None:
         address = source.__array_interface__["data"][0]

@@ -6,8 +6,15 @@ Looking regions up needs neither: the published `Snapshot` has them.
 from __future__ import annotations
 
 from shmserve.core.regions import Caller
+from shmserve.core.registry import SYSTEM
 from shmserve.errors import Code, Unavailable, from_code
-from shmserve.protocol.region_messages import RegionAnswer, RegisterRegion, UnregisterRegions
+from shmserve.protocol.region_messages import (
+    RegionAnswer,
+    RegisterCudaRegion,
+    RegisterRegion,
+    UnregisterRegions,
+)
+from shmserve.transport.holders import with_process
 from shmserve.transport.link import Link
 from shmserve.transport.questions import Make, close_all
 
@@ -35,9 +42,26 @@ class RegionDesk:
             )
         )
 
-    def unregister(self, caller: Caller, name: str = "") -> None:
-        """Remove one of the caller's regions, or all of them; unknown ones are no error."""
-        self._ask(lambda ticket, _: UnregisterRegions(ticket, name, caller.uid))
+    def register_cuda(
+        self, caller: Caller, name: str, handle: bytes, device_id: int, byte_size: int
+    ) -> None:
+        """Register `byte_size` bytes of GPU memory; as `register`.
+
+        It is the caller's process that is watched: the memory is kept on the GPU for as long as
+        the region, even if that process has died.
+        """
+        caller = with_process(caller)
+        who = (caller.uid, caller.pid, caller.started)
+        self._ask(
+            lambda ticket, again: RegisterCudaRegion(
+                ticket, name, handle, device_id, byte_size, *who, again
+            )
+        )
+
+    def unregister(self, caller: Caller, name: str = "", kind: str = SYSTEM) -> None:
+        """Remove one of the caller's regions of a kind, or all of them; unknown ones are no
+        error."""
+        self._ask(lambda ticket, _: UnregisterRegions(ticket, name, caller.uid, kind))
 
     def _ask(self, make: Make) -> None:
         answer, fds = self._link.ask(make, _ANSWER_S)

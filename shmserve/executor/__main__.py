@@ -22,9 +22,9 @@ from setproctitle import setproctitle
 from shmserve import config, ids
 from shmserve.errors import ArenaExhausted, ShmserveError
 from shmserve.executor import loading
-from shmserve.executor.backend import Backend
-from shmserve.executor.backends.failure import from_exception, sanitised
-from shmserve.executor.devices import Devices, ordinal_of
+from shmserve.executor.backend import CPU, Backend
+from shmserve.executor.backends.failure import from_load, sanitised
+from shmserve.executor.devices import Devices
 from shmserve.executor.loop import Loop
 from shmserve.executor.monitor import app_monitor
 from shmserve.executor.regions import ClientRegions
@@ -33,7 +33,7 @@ from shmserve.observe import logs
 from shmserve.protocol import model_config
 from shmserve.protocol.link_messages import Instance, Loaded, LoadFailed, Welcome
 from shmserve.protocol.messages import FromCoordinator
-from shmserve.protocol.region_messages import RegionsGone
+from shmserve.protocol.region_messages import ProbeRegion, RegionProbed, RegionsGone
 from shmserve.protocol.stats_messages import CounterPage
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
@@ -73,7 +73,7 @@ class Executor:
             instance=instance.name,
         )
         mappings = Mappings()
-        self.devices = Devices(ordinal_of(instance.device), mappings)
+        self.devices = Devices.of(instance.device, mappings)
         mode = instance.spec.parameters.get("client_shm_mode", settings.client_shm_mode)
         self.regions = ClientRegions(self.link, self.devices, copy=mode == "copy")
         epoch = process.rsplit("-", 1)[-1]
@@ -109,7 +109,7 @@ class Executor:
         try:
             backend, spec = loading.load(self.instance, self.devices)
         except Exception as ex:
-            raise from_exception(ex, log, "loading it failed") from ex
+            raise from_load(ex, log, self.instance.name) from ex
         log.info("loaded in %.2f s", time.monotonic() - started)
         self._tell_notes(spec)
         return backend, spec
@@ -141,7 +141,8 @@ class Executor:
         gc.freeze()  # what a model keeps for life need not be looked at again and again
         if self.stopping:
             return
-        self.loaded = Loaded(self.instance.name, spec, self.endpoint)
+        device = self.instance.device if self.devices.ordinal is not None else CPU
+        self.loaded = Loaded(self.instance.name, spec, self.endpoint, device)
         self.link.send(self.loaded)
         self.loop.run()
 
@@ -160,9 +161,17 @@ class Executor:
     def _on_message(self, message: FromCoordinator) -> None:
         if isinstance(message, RegionsGone):
             self.regions.forget(message.numbers)
+        elif isinstance(message, ProbeRegion):
+            self.link.send(self._probed(message))
         elif isinstance(message, Welcome):
             self.regions.clear()
             self._tell_page()
+
+    def _probed(self, message: ProbeRegion) -> RegionProbed:
+        try:
+            return RegionProbed(message.ticket, self.devices.probe(message.region))
+        except ShmserveError as ex:
+            return RegionProbed(message.ticket, 0, ex.code, ex.message)
 
     def _tell_page(self) -> None:
         """A coordinator that has just welcomed us does not know our counters."""

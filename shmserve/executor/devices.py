@@ -7,11 +7,13 @@ when a request names memory of a GPU, to copy it to the host and back.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from shmserve.core import devices
 from shmserve.core.registry import Region
-from shmserve.errors import InvalidArgument, ShmserveError
+from shmserve.errors import InvalidArgument, ShmserveError, Unavailable
 from shmserve.shm.mappings import Mappings
 
 if TYPE_CHECKING:
@@ -32,10 +34,19 @@ class Devices:
 
     def __init__(self, ordinal: int | None, mappings: Mappings) -> None:
         self.ordinal = ordinal
+        self._number = ordinal  # among the devices that the service sees
         self.mappings = mappings
         self._lock = threading.Lock()
         self._device: Device | None = None
         self._handles: Handles | None = None
+
+    @classmethod
+    def of(cls, device: str, mappings: Mappings) -> Devices:
+        """Those of an instance on `device` ("cpu", "cuda:K"). To be called before anything of
+        the process looks for devices."""
+        made = cls(devices.take(device, os.environ), mappings)
+        made._number = devices.ordinal_of(device)
+        return made
 
     @property
     def opened(self) -> Device | None:
@@ -58,6 +69,22 @@ class Devices:
                 self._handles = Handles(self._device)
                 log.info("uses CUDA device %d (%s)", chosen, self._device.name)
             return self._device
+
+    def probe(self, region: Region) -> int:
+        """How many bytes a region that is about to be registered could have.
+
+        Raises:
+            InvalidArgument: its handle leads nowhere.
+            Unavailable: that cannot be told from this device.
+        """
+        self.open()
+        assert self._handles is not None
+        try:
+            return self._handles.open(region.handle, region.name).nbytes
+        except InvalidArgument as ex:
+            if region.device_id != self._number:  # this device may not reach that one
+                raise Unavailable(ex.message) from None
+            raise
 
     def import_region(self, region: Region) -> tuple[Device, Imported]:
         """The memory of a CUDA region, and the device it is used from.
@@ -102,9 +129,3 @@ class Devices:
 def is_on_device(array: Any) -> bool:
     """Whether it is an array in a GPU's memory; numpy's are not."""
     return hasattr(array, "__cuda_array_interface__")
-
-
-def ordinal_of(device: str) -> int | None:
-    """The number in "cuda:1"; None of "cpu"."""
-    kind, _, number = device.partition(":")
-    return int(number) if kind == "cuda" else None

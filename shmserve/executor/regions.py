@@ -63,11 +63,6 @@ class ClientRegions:
         """Have the region put into quarantine."""
         self._link.send(RegionShrunk(ex.number))
 
-    def probe(self, region: Region) -> int:
-        """Bytes behind the handle of a CUDA region that is about to be registered; raises as
-        `use`."""
-        return self.devices.import_region(region)[1].nbytes
-
     def _map(self, number: int) -> ClientRegion | CudaRegion:
         with self._lock:
             self._gone.clear()

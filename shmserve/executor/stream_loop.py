@@ -210,7 +210,7 @@ class StreamLoop(Loop):
 
     # ----------------------------------------------------- to and from frontends
 
-    def _cancel(self, connection: Connection, request: int) -> None:
+    def _cancel_started(self, connection: Connection, request: int) -> None:
         stream = self._streams.get((connection, request))
         if stream is not None:
             stream.mute()

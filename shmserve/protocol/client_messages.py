@@ -36,14 +36,15 @@ class RegisterMemfd(Message, frozen=True):
 
 
 class Unregister(Message, frozen=True):
-    """Remove regions of the caller's user by name; unknown ones are none. No names: all that
-    the calling process has registered (others of its user keep theirs)."""
+    """Remove system regions of the caller's user by name; unknown ones are none. No names: all
+    that the calling process has registered (others of its user keep theirs)."""
 
     names: tuple[str, ...] = ()
 
 
 class Status(Message, frozen=True):
-    """The caller's regions in the order of their names, from the first one after `after`."""
+    """The caller's system regions in the order of their names, from the first one after
+    `after`."""
 
     after: str = ""
 

@@ -1,4 +1,4 @@
-"""The parts of a configuration, each checked by itself: tensors, labels, instances, versions."""
+"""The parts of a configuration, each checked by itself: tensors, labels, versions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from shmserve._generated import model_config_pb2 as pb
 from shmserve.errors import ConfigError
 from shmserve.tensor.dtypes import BY_CONFIG_NAME
 from shmserve.tensor.spec import TensorSpec
-
-# More instances than this are a slip of the pen: each one is a process
-MAX_INSTANCES = 256
 
 
 class VersionPolicy(Struct, frozen=True):
@@ -29,15 +26,6 @@ class VersionPolicy(Struct, frozen=True):
         if self.kind == "specific":
             return tuple(sorted(self.versions))
         return tuple(ordered if self.kind == "all" else ordered[-self.count :])
-
-
-class InstanceGroup(Struct, frozen=True):
-    """`count` instances on one kind of device."""
-
-    name: str
-    count: int = 1
-    kind: str = "KIND_CPU"
-    device: str = "cpu"
 
 
 def tensors(
@@ -138,35 +126,6 @@ def label_files(message: Any, model: str) -> dict[str, str]:
 
 def is_plain_file_name(name: str) -> bool:
     return name not in ("", ".", "..") and not any(c in "/\\" or ord(c) < 32 for c in name)
-
-
-def instance_groups(message: Any, model: str, backend: str) -> tuple[InstanceGroup, ...]:
-    groups = []
-    for index, entry in enumerate(message.instance_group):
-        kinds = pb.ModelInstanceGroup.Kind.DESCRIPTOR.values_by_number
-        kind = kinds[entry.kind].name if entry.kind in kinds else str(entry.kind)
-        if kind == "KIND_GPU":
-            raise ConfigError(
-                f"model '{model}': instance_group.kind KIND_GPU needs the gpu extra, "
-                "which is not available"
-            )
-        # KIND_MODEL leaves the device to the model, which ONNX models cannot choose
-        chosen_by_model = kind == "KIND_MODEL" and backend in ("python", "pytorch")
-        if kind not in ("KIND_AUTO", "KIND_CPU") and not chosen_by_model:
-            raise ConfigError(
-                f"model '{model}': instance_group.kind {kind} is not supported "
-                f"by backend '{backend}'"
-            )
-        if entry.count < 0:
-            raise ConfigError(f"model '{model}': instance_group.count {entry.count} is negative")
-        name = entry.name or f"{model}_{index}"
-        kept = "KIND_MODEL" if kind == "KIND_MODEL" else "KIND_CPU"
-        groups.append(InstanceGroup(name, entry.count or 1, kept))
-    if sum(group.count for group in groups) > MAX_INSTANCES:
-        raise ConfigError(
-            f"model '{model}': instance_group.count adds up to more than {MAX_INSTANCES}"
-        )
-    return tuple(groups) or (InstanceGroup(f"{model}_0"),)
 
 
 def version_policy(message: Any, model: str) -> VersionPolicy:

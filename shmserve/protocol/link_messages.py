@@ -11,11 +11,15 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class Loaded(Message, frozen=True):
-    """The instance can take requests at `endpoint` (a socket's name in the run directory)."""
+    """The instance can take requests at `endpoint` (a socket's name in the run directory).
+
+    `device`: where its model computes; empty: where it should (`Instance`).
+    """
 
     instance: str
     spec: ModelSpec
     endpoint: str
+    device: str = ""
 
 
 class LoadFailed(Message, frozen=True):

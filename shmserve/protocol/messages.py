@@ -49,10 +49,13 @@ from shmserve.protocol.model_messages import LoadModel, ModelAnswer, UnloadModel
 from shmserve.protocol.region_messages import (
     DropRegions,
     NeedRegion,
+    ProbeRegion,
     RegionAnswer,
     RegionGiven,
+    RegionProbed,
     RegionsGone,
     RegionShrunk,
+    RegisterCudaRegion,
     RegisterRegion,
     StoredRegions,
     StoreRegions,
@@ -82,6 +85,7 @@ ToFrontend = ExecutorHello | Answer
 ToCoordinator = (
     Hello | Grant | GiveBack | Loaded | LoadFailed | Started | Exited | Show | Stats | Drain
     | RegisterRegion | UnregisterRegions | NeedRegion | RegionShrunk | StoredRegions
+    | RegisterCudaRegion | RegionProbed
     | SetOnline
     | CounterPage | StoredPages | AskReport | ChangeLog | ChangeTrace | TakeTraces
     | LoadModel | UnloadModel
@@ -89,12 +93,25 @@ ToCoordinator = (
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Granted | Trim | AskStats | Desired | Shown | Stop | Adopt
-    | RegionAnswer | RegionGiven | RegionsGone | StoreRegions | DropRegions
+    | RegionAnswer | RegionGiven | RegionsGone | StoreRegions | DropRegions | ProbeRegion
     | OnlineSet
     | StorePages | DropPages | ReportGiven | SettingsAnswer | LogChanged
     | ModelAnswer
     | HistoryGiven
 )  # fmt: skip
+
+# Void for a new coordinator: what the hello tells it, or what it asks or is asked again.
+VOID = (
+    *(GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion),
+    *(AskReport, ChangeLog, ChangeTrace, TakeTraces, LoadModel, UnloadModel, SetOnline),
+    *(AskHistory, RegisterCudaRegion, RegionProbed),
+)
+
+# Replies to `transport.link.Link.ask`: each has a `ticket`, and brings its question to an end.
+ANSWERS = (
+    *(RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer, ModelAnswer, OnlineSet),
+    HistoryGiven,
+)
 
 encoder = msgspec.msgpack.Encoder()
 encode = encoder.encode

@@ -17,15 +17,14 @@ from shmserve.errors import ConfigError
 from shmserve.protocol.config_fields import refuse_unsupported, without_effect
 from shmserve.protocol.config_json import to_json
 from shmserve.protocol.config_parts import (
-    InstanceGroup,
     VersionPolicy,
-    instance_groups,
     is_plain_file_name,
     label_files,
     tensors,
     version_policy,
 )
 from shmserve.protocol.config_warmup import WarmupSample, warmup_samples
+from shmserve.protocol.instance_groups import InstanceGroup, instance_groups
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 PYTHON = "python"
@@ -273,6 +272,5 @@ def _normalise(
     message.model_transaction_policy.decoupled = message.model_transaction_policy.decoupled
     del message.instance_group[:]
     for group in groups:
-        message.instance_group.add(
-            name=group.name, count=group.count, kind=pb.ModelInstanceGroup.Kind.Value(group.kind)
-        )
+        kind = pb.ModelInstanceGroup.Kind.Value(group.kind)
+        message.instance_group.add(name=group.name, count=group.count, kind=kind, gpus=group.gpus)

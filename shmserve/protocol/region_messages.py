@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shmserve.core.registry import Region
+from shmserve.core.registry import SYSTEM, Region
 from shmserve.protocol.message import Message
 
 
@@ -21,16 +21,45 @@ class RegisterRegion(Message, frozen=True):
     again: bool = False
 
 
+class RegisterCudaRegion(Message, frozen=True):
+    """As `RegisterRegion`, of GPU memory that a cudaIpcMemHandle_t names."""
+
+    ticket: int
+    name: str
+    handle: bytes
+    device_id: int
+    byte_size: int
+    uid: int
+    pid: int
+    started: int
+    again: bool = False
+
+    def __repr__(self) -> str:  # without the handle: whoever has it can open the memory
+        return f"RegisterCudaRegion({self.ticket}, {self.name!r}, {self.byte_size} bytes)"
+
+
 class UnregisterRegions(Message, frozen=True):
-    """A frontend's client removes one of its regions, or all of them (empty name)."""
+    """A frontend's client removes one of its regions of a kind, or all of them (empty name)."""
 
     ticket: int
     name: str
     uid: int
+    kind: str = SYSTEM
+
+
+class RegionProbed(Message, frozen=True):
+    """Reply to `ProbeRegion`: the handle leads to an allocation with `nbytes` bytes. With
+    `error_code` INVALID_ARGUMENT it does not: `error` tells the client why, without any
+    handle or address. Any other error: the executor cannot tell."""
+
+    ticket: int
+    nbytes: int = 0
+    error_code: str = ""
+    error: str = ""
 
 
 class NeedRegion(Message, frozen=True):
-    """An executor wants to map a region."""
+    """An executor wants to map a region, or to open its handle."""
 
     ticket: int
     number: int
@@ -50,7 +79,8 @@ class StoredRegions(Message, frozen=True):
 
 
 class RegionAnswer(Message, frozen=True):
-    """Reply to `RegisterRegion` and `UnregisterRegions`, sent after the change is published."""
+    """Reply to `RegisterRegion`, `RegisterCudaRegion` and `UnregisterRegions`, sent after the
+    change is published."""
 
     ticket: int
     error_code: str = ""
@@ -58,14 +88,23 @@ class RegionAnswer(Message, frozen=True):
 
 
 class RegionGiven(Message, frozen=True):
-    """Reply to `NeedRegion`; the fd rides along unless there is an error. `gone`: it has been
-    unregistered since, so it serves requests accepted before and must not be kept."""
+    """Reply to `NeedRegion`; the fd of a system region rides along unless there is an error.
+    `gone`: it has been unregistered since, so it serves requests accepted before and must not
+    be kept."""
 
     ticket: int
     region: Region | None = None
     gone: bool = False
     error_code: str = ""
     error: str = ""
+
+
+class ProbeRegion(Message, frozen=True):
+    """To an executor on a GPU: can this handle be opened, and what does it lead to? The region
+    is not registered yet and has no number."""
+
+    ticket: int
+    region: Region
 
 
 class RegionsGone(Message, frozen=True):

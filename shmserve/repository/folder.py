@@ -10,10 +10,11 @@ from msgspec import Struct
 
 from shmserve import ids
 from shmserve.errors import ConfigError
-from shmserve.protocol import grps_spec, model_config
+from shmserve.protocol import grps_spec, instance_groups, model_config
+from shmserve.protocol.instance_groups import InstanceGroup
 from shmserve.protocol.link_messages import Instance
 from shmserve.protocol.model_config import MODEL_FILE_IN_FOLDER, MODEL_FILES, ModelConfig
-from shmserve.repository import files, grps_project
+from shmserve.repository import files, grps_project, placing
 from shmserve.tensor.spec import ModelSpec
 
 CONFIG_FILE = "config.pbtxt"
@@ -29,8 +30,8 @@ class ModelFolder(Struct, frozen=True):
 
     `specs` has one entry for each version to serve, ascending; `failures` tells of
     versions that should be served but cannot (version -> reason fit for clients).
-    `directory` is absolute. A spec of an ONNX model may lack inputs and outputs:
-    its executor completes it.
+    `directory` is absolute; `groups` by version, on this host's devices. A spec of an ONNX
+    model may lack inputs and outputs: its executor completes it.
     """
 
     name: str
@@ -38,21 +39,20 @@ class ModelFolder(Struct, frozen=True):
     config: ModelConfig
     specs: tuple[ModelSpec, ...]
     failures: dict[str, str]
+    groups: dict[str, tuple[InstanceGroup, ...]]
 
     def instances(self, spec: ModelSpec | None = None) -> list[Instance]:
         """Every instance to run, of one version or of all of them."""
-        devices = [
-            group.device for group in self.config.instance_groups for _ in range(group.count)
-        ]
         return [
             Instance(
                 name=ids.instance_name(self.name, one.version, index),
                 spec=one,
                 directory=self.directory,
-                device=device,
+                device=place.device,
+                auto=place.auto,
             )
             for one in (self.specs if spec is None else (spec,))
-            for index, device in enumerate(devices)
+            for index, place in enumerate(instance_groups.places(self.groups[one.version]))
         ]
 
 
@@ -76,6 +76,8 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
         raise ConfigError(f"model '{name}': its folder cannot be read ({ex.strerror})") from None
     config = _config(directory, name, present, override)
     labels = read_labels(config, directory)
+    placed = placing.groups_of(config)
+    groups: dict[str, tuple[InstanceGroup, ...]] = {}
     specs: list[ModelSpec] = []
     failures: dict[str, str] = {}
     for version in config.version_policy.select(present):
@@ -83,14 +85,16 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
         if reason:
             failures[str(version)] = reason
             continue
-        spec = config.spec(str(version), labels)
         try:
-            specs.append(_completed(directory, spec))
+            spec, own = _completed(directory, config.spec(str(version), labels), placed)
         except ConfigError as ex:
             failures[str(version)] = ex.message
+        else:
+            specs.append(spec)
+            groups[spec.version] = own
     if not specs and not failures:
         raise ConfigError(f"model '{name}': no version folder (a positive number) is there")
-    return ModelFolder(name, directory, config, tuple(specs), failures)
+    return ModelFolder(name, directory, config, tuple(specs), failures, groups)
 
 
 def read_labels(config: ModelConfig, directory: str) -> dict[str, tuple[str, ...]]:
@@ -139,10 +143,13 @@ def _guess_backend(directory: str, present: list[int]) -> str:
     return ""
 
 
-def _completed(directory: str, spec: ModelSpec) -> ModelSpec:
-    """The spec with what models that take GRPS messages, and GRPS projects, say besides."""
+def _completed(
+    directory: str, spec: ModelSpec, groups: tuple[InstanceGroup, ...]
+) -> tuple[ModelSpec, tuple[InstanceGroup, ...]]:
+    """The spec and groups with what models that take GRPS messages, and GRPS projects, say."""
     if spec.backend == model_config.GRPS:
         project = grps_project.read(directory, spec.version, spec.name)
+        groups = placing.groups_of_project(groups, project, spec.name)
         parameters = {**project.parameters, **spec.parameters}
         config = msgspec.json.decode(spec.config_json)
         config["model_transaction_policy"] = {"decoupled": True}
@@ -152,7 +159,9 @@ def _completed(directory: str, spec: ModelSpec) -> ModelSpec:
             decoupled=True,
             config_json=msgspec.json.encode(config).decode(),
         )
-    return grps_spec.completed(spec)
+    told = instance_groups.told(spec.config_json, groups)
+    spec = msgspec.structs.replace(spec, config_json=told)
+    return grps_spec.completed(spec), groups
 
 
 def _missing(directory: str, version: int, present: list[int], config: ModelConfig) -> str:

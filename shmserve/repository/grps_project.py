@@ -7,6 +7,7 @@ A version of a worker may be a project (`<worker>/<version>/conf/inference.yml` 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import yaml
@@ -21,6 +22,7 @@ _INFERENCE = "inference.yml"
 _SERVER = "server.yml"
 _INFERERS = ("customized", "torch")
 _CONVERTERS = ("customized", "torch", "none")
+_GPU = re.compile(r"(?:original_)?(?:cuda|gpu)(?::([0-9]{1,4}))?")
 # What a project may say in vain, and where we have it
 _ELSEWHERE = {
     "interface.framework": "the settings are http_bind and grpc_bind",
@@ -53,6 +55,12 @@ class ProjectModel(Struct, frozen=True):
     converter_path: Any
     converter_args: Any
     batching: Batching | None
+
+    @property
+    def gpu(self) -> int | None:
+        """The number of the device that `device` names; None: it names no GPU."""
+        found = _GPU.fullmatch(self.device)
+        return int(found[1] or 0) if found else None
 
 
 class Project(Struct, frozen=True):

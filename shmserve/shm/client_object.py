@@ -10,7 +10,8 @@ import fcntl
 import os
 import stat
 
-from shmserve.core.regions import ObjectFacts, object_name
+from shmserve.core.region_names import object_name
+from shmserve.core.regions import ObjectFacts
 from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument, PermissionDenied, ResourceExhausted, ShmserveError
 

@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from shmserve import config
+from shmserve.core.cuda_regions import cuda_region
 from shmserve.core.regions import Caller, ObjectFacts, RegionBook
-from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.core.registry import SYSTEM, LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.core.tuning import LogChange, TraceChange, Tuning
 from shmserve.errors import ArenaExhausted, NotFound, ShmserveError, Unavailable
 from shmserve.protocol.data_messages import OutputPlace, Parameter, RegionRef
@@ -182,10 +183,12 @@ class FakeCall:
 
 
 class FakeRegions:
-    """Registers whatever it is told, as if every object had 4096 bytes of the caller's."""
+    """Registers whatever it is told, as if every object had 4096 bytes of the caller's and
+    there were `devices` GPUs."""
 
     def __init__(self) -> None:
         self.book = RegionBook(config.Settings(), 0)
+        self.devices = 0
 
     def register(self, caller: Caller, name: str, key: str, offset: int, byte_size: int) -> None:
         """Enter it, by the real rules."""
@@ -193,9 +196,17 @@ class FakeRegions:
             caller, name, key, offset, byte_size, ObjectFacts(1, 1, 4096, caller.uid)
         )
 
-    def unregister(self, caller: Caller, name: str = "") -> None:
+    def register_cuda(
+        self, caller: Caller, name: str, handle: bytes, device_id: int, byte_size: int
+    ) -> None:
+        """Enter it, by the real rules."""
+        self.book.may_register(caller)
+        made = cuda_region(caller, name, handle, device_id, byte_size, self.devices)
+        self.book.enter(made)
+
+    def unregister(self, caller: Caller, name: str = "", kind: str = SYSTEM) -> None:
         """Remove it."""
-        self.book.unregister(caller, name)
+        self.book.unregister(caller, name, kind)
 
 
 class FakeServer:

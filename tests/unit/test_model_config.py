@@ -91,7 +91,6 @@ REFUSED = {
     "input.allow_ragged_batch": "input [ { name: 'C' allow_ragged_batch: true } ]",
     "instance_group.rate_limiter.priority": "instance_group [ { rate_limiter { priority: 1 } } ]",
     "instance_group.host_policy": "instance_group [ { host_policy: 'h' } ]",
-    "instance_group.gpus": "instance_group [ { kind: KIND_GPU gpus: [0] } ]",
     "instance_group.passive": "instance_group [ { passive: true } ]",
     "instance_group.profile": "instance_group [ { profile: ['p'] } ]",
     "instance_group.secondary_devices": "instance_group [ { secondary_devices [ {} ] } ]",
@@ -206,7 +205,9 @@ BAD = [
     ("default_model_filename: 'a\\000b'", "not a plain file name"),
     ("instance_group [ { count: -1 } ]", "count -1 is negative"),
     ("instance_group [ { count: 100000 } ]", "more than 256"),
-    ("instance_group [ { kind: KIND_GPU } ]", "KIND_GPU needs the gpu extra"),
+    ("instance_group [ { kind: KIND_GPU gpus: [0, 1] count: 129 } ]", "more than 256"),
+    ("instance_group [ { kind: KIND_CPU gpus: [0] } ]", "gpus does not go with kind KIND_CPU"),
+    ("instance_group [ { kind: KIND_MODEL gpus: [0] } ]", "gpus does not go with kind KIND_MODEL"),
     ("version_policy { specific {} }", "distinct positive"),
     ("version_policy { specific { versions: [0] } }", "distinct positive"),
     ("version_policy { specific { versions: [2, 2] } }", "distinct positive"),
@@ -276,7 +277,7 @@ def test_json_form_is_complete_ordered_and_numeric() -> None:
         "optional": False,
         "is_non_linear_format_io": False,
     }
-    assert found["instance_group"][0]["kind"] == "KIND_CPU"
+    assert found["instance_group"][0]["kind"] == "KIND_AUTO"
     assert found["instance_group"][0]["count"] == 1
     assert found["default_model_filename"] == "model.py"
     assert found["model_transaction_policy"] == {"decoupled": False}
@@ -288,7 +289,8 @@ def test_json_form_is_complete_ordered_and_numeric() -> None:
 
 
 def test_json_form_is_read_back() -> None:
-    config = parse(BASE + "max_batch_size: 3", "m")
+    groups = " instance_group [ { kind: KIND_GPU gpus: [1, 0] }, { count: 2 } ]"
+    config = parse(BASE + "max_batch_size: 3" + groups, "m")
     assert parse_json(config.json, "m") == config
     with pytest.raises(ConfigError, match="nonsense"):
         parse_json('{"nonsense": 1}', "m")

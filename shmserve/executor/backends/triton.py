@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from shmserve.core.devices import ordinal_of
 from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.backends.failure import from_exception, sanitised
@@ -21,15 +22,20 @@ from shmserve.executor.backends.reshape import model_side
 from shmserve.executor.backends.tasks import Tasks
 from shmserve.executor.backends.untold import with_own_tensors
 from shmserve.ids import instance_index
-from shmserve.protocol import config_json, model_config
+from shmserve.protocol import config_json, instance_groups, model_config
 from shmserve.repository import read_labels
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
 
 
+_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
+
+
 class TritonDialect:
     """Runs a class `TritonPythonModel`."""
+
+    reads_on_device = False  # inputs from host memory are host tensors, also on a GPU
 
     def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
@@ -60,6 +66,7 @@ class TritonDialect:
         self._check = GivenOutputs(model_side(spec))
         InferenceRequest.served = (spec.name, int(spec.version))
         self._writable = spec.parameters.get("writable_inputs") == "true"
+        self._device_inputs = _has_device_inputs(spec)
         arguments = _arguments(context, spec)
         self._failed = (
             "Failed to process the request(s) for model instance "
@@ -78,10 +85,7 @@ class TritonDialect:
         self._sinks.clear()
         try:
             answers = self._model.execute(
-                [
-                    InferenceRequest.received(one, self._single_sender, self._writable)
-                    for one in requests
-                ]
+                [self._received(one, self._single_sender) for one in requests]
             )
         except (Exception, SystemExit) as ex:
             error = from_exception(ex, _log, "execute failed")
@@ -101,6 +105,11 @@ class TritonDialect:
         if wrong:
             return [Response(error=self._failure(wrong)) for _ in requests]
         return [self._response(*pair) for pair in zip(requests, answers, strict=True)]
+
+    def _received(
+        self, request: Request, open_sender: Callable[[Request], InferenceResponseSender]
+    ) -> InferenceRequest:
+        return InferenceRequest.received(request, open_sender, self._writable, self._device_inputs)
 
     # Models that send by themselves
 
@@ -124,9 +133,7 @@ class TritonDialect:
 
     def _stream(self, requests: Sequence[Request]) -> None:
         # Ours until the end: what is wrong with the result must be told before its requests go.
-        given = [
-            InferenceRequest.received(one, self._stream_sender, self._writable) for one in requests
-        ]
+        given = [self._received(one, self._stream_sender) for one in requests]
         try:
             result = self._model.execute(given)
         except (Exception, SystemExit) as ex:
@@ -185,31 +192,35 @@ def _returned(error: TritonError) -> ModelFailure:
     return ModelFailure(shown or "the model returned an error", to_code(error.code()))
 
 
+def _has_device_inputs(spec: ModelSpec) -> bool:
+    """Whether inputs that lie in a GPU's memory stay there."""
+    force = spec.parameters.get(_FORCE_CPU, "yes")
+    if force not in ("yes", "no"):
+        raise ConfigError(
+            f"model '{spec.name}': parameters.{_FORCE_CPU} '{force}' is neither 'yes' nor 'no'"
+        )
+    return force == "no"
+
+
 def _kind(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
 def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
     """What `initialize` gets; every value is text."""
-    kind, _, number = context.device.partition(":")
-    index = instance_index(context.instance)
-    groups = msgspec.json.decode(spec.config_json)["instance_group"]
-    instances = [(group, place) for group in groups for place in range(group["count"])]
-    group, place = instances[index]
-    told = group["kind"]
+    groups = instance_groups.read(msgspec.json.decode(spec.config_json))
+    place = instance_groups.places(groups)[instance_index(context.instance)]
+    kind = "MODEL" if place.group.kind == instance_groups.MODEL else "CPU"
+    number = ordinal_of(context.device)
     return {
         "model_config": spec.config_json,
-        "model_instance_kind": "MODEL" if told == "KIND_MODEL" else _instance_kind(kind),
-        "model_instance_name": f"{group['name']}_{place}",
-        "model_instance_device_id": number or "0",
+        "model_instance_kind": kind if number is None else "GPU",
+        "model_instance_name": f"{place.group.name}_{place.number}",
+        "model_instance_device_id": str(number or 0),
         "model_repository": context.directory,
         "model_version": spec.version,
         "model_name": spec.name,
     }
-
-
-def _instance_kind(device: str) -> str:
-    return "GPU" if device == "cuda" else "CPU"
 
 
 def _auto_completed(kind: type[Any], spec: ModelSpec, directory: str) -> ModelSpec:

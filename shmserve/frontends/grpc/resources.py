@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +11,12 @@ from google.protobuf.message import DecodeError
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
-from shmserve.core.registry import ModelEntry, ModelState
+from shmserve.core.registry import CUDA, ModelEntry, ModelState
 from shmserve.errors import InvalidArgument, NotFound
 from shmserve.frontends.grpc.callers import Callers
 from shmserve.frontends.grpc.methods import Unary
 from shmserve.frontends.grpc.rules import checked_version
 from shmserve.frontends.oip import metadata
-from shmserve.frontends.oip import regions as oip
 from shmserve.frontends.oip.regions import Regions
 from shmserve.frontends.oip.seam import Dispatcher
 
@@ -143,14 +141,18 @@ class RegionResources:
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def _cuda_status(self, request: Any, context: grpc.ServicerContext) -> Any:
-        oip.cuda_status(request.name)  # there are none, and no such one either
-        return pb.CudaSharedMemoryStatusResponse()
+        answer = pb.CudaSharedMemoryStatusResponse()
+        for region in self._regions.cuda_status(self._callers.of(context), request.name):
+            told = answer.regions[region.name]
+            told.name, told.device_id = region.name, region.device_id
+            told.byte_size = region.byte_size
+        return answer
 
     def _cuda_register(self, request: Any, context: grpc.ServicerContext) -> Any:
-        handle = {"b64": base64.b64encode(request.raw_handle).decode()}
-        fields = {"raw_handle": handle, "device_id": request.device_id}
-        oip.cuda_register(request.name, {**fields, "byte_size": request.byte_size})
-        raise AssertionError("unreachable: cuda_register raises")
+        caller, memory = self._callers.of(context), (request.device_id, request.byte_size)
+        self._regions.register_cuda(caller, request.name, request.raw_handle, *memory)
+        return pb.CudaSharedMemoryRegisterResponse()
 
     def _cuda_unregister(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._regions.unregister(self._callers.of(context), request.name, CUDA)
         return pb.CudaSharedMemoryUnregisterResponse()

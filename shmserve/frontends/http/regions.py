@@ -8,16 +8,16 @@ import falcon
 import msgspec
 
 from shmserve.config import Settings
+from shmserve.core.registry import CUDA, SYSTEM
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.http.callers import caller_of
 from shmserve.frontends.http.intake import open_intake
-from shmserve.frontends.oip import regions as oip
-from shmserve.frontends.oip.regions import Regions
+from shmserve.frontends.oip.regions import Regions, parse_cuda
 from shmserve.protocol import oip_strict
 
 _encode = msgspec.json.Encoder().encode
 _MAX_BODY = 64 * 1024
-KINDS = ("system", "cuda")
+KINDS = (SYSTEM, CUDA)
 _ACTIONS = ("status", "register", "unregister")
 
 
@@ -25,7 +25,7 @@ class RegionResource:
     """/v2/{kind}sharedmemory[/region/{name}]/{action}."""
 
     def __init__(self, kind: str, action: str, regions: Regions, settings: Settings) -> None:
-        self._cuda = kind == "cuda"
+        self._cuda = kind == CUDA
         self._kind = kind
         self._regions = regions
         self._settings = settings
@@ -35,10 +35,8 @@ class RegionResource:
             self.on_head = self._status
 
     def _status(self, req: falcon.Request, resp: falcon.Response, name: str = "") -> None:
-        if self._cuda:
-            resp.data = _encode(oip.cuda_status(name))
-        else:
-            resp.data = _encode(self._regions.status(caller_of(req.env), name))
+        status = self._regions.cuda_status if self._cuda else self._regions.status
+        resp.data = _encode(status(caller_of(req.env), name))
 
     def _register(self, req: falcon.Request, resp: falcon.Response, name: str = "") -> None:
         if not name:
@@ -46,14 +44,14 @@ class RegionResource:
                 f"'region name' is necessary to register {self._kind} shared memory region"
             )
         document = self._document(req)
+        caller = caller_of(req.env)
         if self._cuda:
-            oip.cuda_register(name, document)
+            self._regions.register_cuda(caller, name, *parse_cuda(document))
         else:
-            self._regions.register(caller_of(req.env), name, document)
+            self._regions.register(caller, name, document)
 
     def _unregister(self, req: falcon.Request, resp: falcon.Response, name: str = "") -> None:
-        if not self._cuda:
-            self._regions.unregister(caller_of(req.env), name)
+        self._regions.unregister(caller_of(req.env), name, self._kind)
 
     def _document(self, req: falcon.Request) -> Any:
         body = open_intake(req.env, self._settings).read_rest(_MAX_BODY)

@@ -16,6 +16,7 @@ EXTENSIONS = (
     "model_repository(unload_dependents)",
     "model_configuration",
     "system_shared_memory",
+    "cuda_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",

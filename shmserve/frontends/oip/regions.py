@@ -16,7 +16,10 @@ from msgspec import Struct
 
 from shmserve.config import Settings
 from shmserve.core import regions as rules
+from shmserve.core.cuda_regions import HANDLE_BYTES, check_arguments
+from shmserve.core.region_names import check_name, object_name
 from shmserve.core.regions import Caller
+from shmserve.core.registry import CUDA, SYSTEM, Region
 from shmserve.errors import InvalidArgument, NotFound, Unimplemented
 from shmserve.frontends.oip.seam import Dispatcher
 from shmserve.protocol.data_messages import RegionRef
@@ -27,15 +30,23 @@ OFF = (
     "Client shared memory is disabled. Set client_shm_mode to map or copy"
     " (SHMSERVE_CLIENT_SHM_MODE) to enable."
 )
-CUDA_HANDLE_BYTES = 64
+_CALLED = {SYSTEM: "system", CUDA: "CUDA"}  # in errors
 
 
 class RegionStatus(Struct, frozen=True):
-    """One region in a status answer."""
+    """One system region in a status answer."""
 
     name: str
     key: str
     offset: int
+    byte_size: int
+
+
+class CudaStatus(Struct, frozen=True):
+    """One CUDA region in a status answer."""
+
+    name: str
+    device_id: int
     byte_size: int
 
 
@@ -49,17 +60,32 @@ class Regions:
         self._off = settings.client_shm_mode == "off"
 
     def status(self, caller: Caller, name: str = "") -> list[RegionStatus]:
-        """The caller's regions, or one of them.
+        """The caller's system regions, or one of them.
 
         Raises:
             NotFound: it has none of that name.
         """
+        found = self._own(caller, SYSTEM, name)
+        return [RegionStatus(r.name, r.key, r.offset, r.byte_size) for r in found]
+
+    def cuda_status(self, caller: Caller, name: str = "") -> list[CudaStatus]:
+        """As `status`, of CUDA regions."""
+        found = self._own(caller, CUDA, name)
+        return [CudaStatus(r.name, r.device_id, r.byte_size) for r in found]
+
+    def _own(self, caller: Caller, kind: str, name: str) -> list[Region]:
         all_of_them = self._dispatcher.snapshot().regions
         own = rules.visible(all_of_them, caller, self._settings, self._server_uid)
-        found = [r for r in own if not name or r.name == name]
+        named = [r for r in own if not name or r.name == name]
+        found = [r for r in named if r.kind == kind]
+        if name and named and not found:
+            raise NotFound(
+                f"The region named '{name}' is registered as {_CALLED[named[0].kind]} shared"
+                f" memory, not {_CALLED[kind]} shared memory"
+            )
         if name and not found:
-            raise NotFound(f"Unable to find system shared memory region: '{name}'")
-        return [RegionStatus(r.name, r.key, r.offset, r.byte_size) for r in found]
+            raise NotFound(f"Unable to find {kind} shared memory region: '{name}'")
+        return found
 
     def register(self, caller: Caller, name: str, document: Any) -> None:
         """Register a region from a request's body, already parsed.
@@ -80,21 +106,34 @@ class Regions:
             _size(fields.get("offset", 0), "offset"),
             _size(fields["byte_size"], "byte_size"),
         )
-        rules.check_name(name)
-        rules.object_name(key, name)
+        check_name(name)
+        object_name(key, name)
         if offset + byte_size > MAX_INT64 or byte_size == 0:
             raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
         self._dispatcher.regions.register(caller, name, key, offset, byte_size)
 
-    def unregister(self, caller: Caller, name: str = "") -> None:
-        """Remove one of the caller's regions, or all of them.
+    def register_cuda(
+        self, caller: Caller, name: str, handle: bytes, device_id: int, byte_size: int
+    ) -> None:
+        """Register GPU memory.
+
+        Raises:
+            ShmserveError: it was refused.
+        """
+        if self._off:
+            raise Unimplemented(OFF)
+        check_arguments(name, handle, device_id, byte_size)
+        self._dispatcher.regions.register_cuda(caller, name, handle, device_id, byte_size)
+
+    def unregister(self, caller: Caller, name: str = "", kind: str = SYSTEM) -> None:
+        """Remove one of the caller's regions of a kind, or all of them.
 
         Raises:
             Unimplemented: client shared memory is off.
         """
         if self._off:
             raise Unimplemented(OFF)
-        self._dispatcher.regions.unregister(caller, name)
+        self._dispatcher.regions.unregister(caller, name, kind)
 
     def find(
         self, caller: Callable[[], Caller], spec: ModelSpec, window: RegionWindow
@@ -125,40 +164,11 @@ def _size(value: Any, name: str) -> int:
     return value
 
 
-# CUDA regions: the requests are understood and checked, memory of a GPU is not there yet.
-
-
-def cuda_status(name: str = "") -> list[RegionStatus]:
-    """There is none.
+def parse_cuda(document: Any) -> tuple[bytes, int, int]:
+    """Handle, device_id and byte_size from the JSON of a request to register GPU memory.
 
     Raises:
-        NotFound: one was asked for by name.
-    """
-    if name:
-        raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
-    return []
-
-
-def cuda_handle(encoded: Any) -> bytes:
-    """The 64 bytes of a cudaIpcMemHandle_t.
-
-    Raises:
-        InvalidArgument: not base64, or of another length.
-    """
-    try:
-        raw = base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else b""
-    except (binascii.Error, ValueError):
-        raw = b""
-    if len(raw) != CUDA_HANDLE_BYTES:
-        raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
-    return raw
-
-
-def cuda_register(name: str, document: Any) -> None:
-    """Check the request and refuse it.
-
-    Raises:
-        InvalidArgument: always.
+        InvalidArgument: a field is missing or of another type, or the handle is not base64.
     """
     fields = document if isinstance(document, dict) else {}
     for field in ("raw_handle", "device_id", "byte_size"):
@@ -167,10 +177,11 @@ def cuda_register(name: str, document: Any) -> None:
     handle = fields["raw_handle"]
     if not isinstance(handle, dict) or "b64" not in handle:
         raise InvalidArgument("Shared memory register request has no 'b64' field")
-    cuda_handle(handle["b64"])
-    _size(fields["device_id"], "device_id")
-    _size(fields["byte_size"], "byte_size")
-    rules.check_name(name)
-    raise InvalidArgument(
-        f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
-    )
+    encoded = handle["b64"]
+    try:
+        raw = base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else b""
+    except (binascii.Error, ValueError):
+        raw = b""
+    if len(raw) != HANDLE_BYTES:
+        raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+    return raw, _size(fields["device_id"], "device_id"), _size(fields["byte_size"], "byte_size")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from shmserve.core.regions import Caller
-from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.core.registry import SYSTEM, ModelEntry, Snapshot
 from shmserve.core.tuning import LogChange, TraceChange
 from shmserve.errors import ShmserveError
 from shmserve.protocol.data_messages import OutputPlace, Parameter, RegionRef
@@ -125,7 +125,10 @@ class RegionDesk(Protocol):
     def register(
         self, caller: Caller, name: str, key: str, offset: int, byte_size: int
     ) -> None: ...
-    def unregister(self, caller: Caller, name: str = "") -> None: ...
+    def register_cuda(
+        self, caller: Caller, name: str, handle: bytes, device_id: int, byte_size: int
+    ) -> None: ...
+    def unregister(self, caller: Caller, name: str = "", kind: str = SYSTEM) -> None: ...
 
 
 class ServerDesk(Protocol):

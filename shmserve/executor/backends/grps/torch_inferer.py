@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from shmserve._generated import grps_pb2
+from shmserve.core.devices import choose, device_name
 from shmserve.errors import ConfigError, Internal, InvalidArgument
 from shmserve.executor.backends.grps.converter import Converter
 from shmserve.executor.backends.grps.inferer import ModelInferer
@@ -32,10 +34,11 @@ def device_of(device: str) -> str:
         ConfigError: there is no such device here.
     """
     kind, _, number = device.partition(":")
-    if kind in ("cuda", "gpu"):
+    number = number or "0"
+    if kind in ("cuda", "gpu") and number.isdecimal():
         if not import_torch().cuda.is_available():
             raise ConfigError(f"device '{device}' needs a GPU, and torch sees none here")
-        return f"cuda:{number or 0}"
+        return device_name(choose(f"cuda:{number}", os.environ).ordinal)
     if device != "cpu":
         raise ConfigError(f"device '{device}' is not cpu, cuda, cuda:N, gpu or gpu:N")
     return device

@@ -1,0 +1,82 @@
+"""Which CUDA devices this service sees, found without any CUDA call.
+
+NVML is asked where nvidia-ml-py is installed; elsewhere the driver's device files are counted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from typing import Any
+
+from shmserve.core import devices
+from shmserve.core.devices import Gpu
+from shmserve.observe import nvml
+
+DEV = "/dev"
+_FILE = re.compile(r"nvidia[0-9]+")
+_KEEP_S = 5.0
+
+_lock = threading.Lock()
+
+
+class _Cache:
+    """What was found last, and until when it counts."""
+
+    tokens: tuple[str, ...] = ()
+    until = 0.0
+
+
+def visible_devices() -> tuple[str, ...]:
+    """One token for each visible device (see `core.devices.visible`), some seconds old at most.
+
+    May take `nvml.DEADLINE_S` where the driver hangs.
+    """
+    with _lock:
+        if time.monotonic() >= _Cache.until:
+            _Cache.tokens = devices.visible(os.environ.get(devices.VARIABLE), present())
+            _Cache.until = time.monotonic() + _KEEP_S
+        return _Cache.tokens
+
+
+def present() -> list[Gpu]:
+    """The devices that are physically there, in the driver's order."""
+    library = nvml.library()
+    found = nvml.bounded(lambda: _asked(library)) if library is not None else None
+    return [Gpu()] * _device_files() if found is None else found
+
+
+def _asked(library: Any) -> list[Gpu]:
+    """Raises NVML's errors."""
+    count = library.nvmlDeviceGetCount()
+    return [_gpu(library, library.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+
+
+def _gpu(library: Any, handle: Any) -> Gpu:
+    uuid = library.nvmlDeviceGetUUID(handle)
+    try:
+        mig = library.nvmlDeviceGetMigMode(handle)[0] != 0
+    except library.NVMLError:  # a kind of device that has none
+        mig = False
+    return Gpu(uuid, mig, tuple(_parts(library, handle)) if mig else ())
+
+
+def _parts(library: Any, handle: Any) -> list[str]:
+    """Names of a device's MIG devices; numbers that are not taken raise."""
+    names = []
+    for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            part = library.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            names.append(library.nvmlDeviceGetUUID(part))
+        except library.NVMLError:
+            continue
+    return names
+
+
+def _device_files() -> int:
+    try:
+        return sum(_FILE.fullmatch(name) is not None for name in os.listdir(DEV))
+    except OSError:
+        return 0

@@ -1,0 +1,75 @@
+"""NVML, the driver's management library, through the package nvidia-ml-py.
+
+It tells of devices without any CUDA call, so any process may ask it. A sick driver can hang
+whoever calls it: every call goes through `bounded`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import TypeVar
+
+DEADLINE_S = 2.0  # for one call; a healthy driver answers within milliseconds
+_AGAIN_S = 30.0  # a driver may be loaded after this process has begun
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_calling = threading.Lock()
+_loading = threading.Lock()
+
+
+class _State:
+    """Of this process."""
+
+    module: ModuleType | None = None
+    next_try = 0.0
+
+
+def library() -> ModuleType | None:
+    """The module `pynvml`, initialised; None: there is no driver, or the package is missing.
+
+    Its functions raise its own `NVMLError` and may hang: call them inside `bounded`.
+    """
+    with _loading:  # who comes meanwhile waits for the answer
+        if _State.module is None and time.monotonic() >= _State.next_try:
+            _State.next_try = time.monotonic() + _AGAIN_S
+            bounded(_load)
+    return _State.module
+
+
+def bounded(call: Callable[[], T], seconds: float | None = None) -> T | None:
+    """What `call` returns; None: it raised, or took longer than `seconds` (DEADLINE_S).
+
+    Calls run one at a time, each in a thread of its own. One that hangs keeps its thread, and
+    the calls after it get None when their seconds are over, until it returns.
+    """
+    seconds = DEADLINE_S if seconds is None else seconds
+    results: list[T] = []
+    over = threading.Event()
+    if not _calling.acquire(timeout=seconds):
+        return None
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as ex:
+            _log.debug("NVML: %s", ex)
+        finally:
+            _calling.release()
+            over.set()
+
+    threading.Thread(target=run, name="nvml", daemon=True).start()
+    return results[0] if over.wait(seconds) and results else None
+
+
+def _load() -> None:
+    import pynvml
+
+    pynvml.nvmlInit()
+    _log.info("NVIDIA driver %s", pynvml.nvmlSystemGetDriverVersion())
+    _State.module = pynvml

@@ -1,0 +1,58 @@
+"""CUDA for the tests: the fake, or with ``--real-cuda`` what the machine has."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cuda import fake
+
+OURS = ("cupy", "fake_devices", "pynvml")
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the fake libcuda.so.1 is kept."""
+    return tmp_path_factory.mktemp("libcuda")
+
+
+@pytest.fixture(scope="session")
+def cuda_environment(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Variables for servers and programs that are to see CUDA devices."""
+    if request.config.getoption("--real-cuda"):
+        return {}
+    return fake.environment(request.getfixturevalue("compiled"))
+
+
+def _forget() -> None:
+    for name in [n for n in sys.modules if n.partition(".")[0] in OURS]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
+    """The fake package `cupy` imported into the test's own process: a new driver for each test.
+
+    Set FAKE_CUDA_* and CUDA_VISIBLE_DEVICES before asking for it (``getfixturevalue``).
+    """
+    ctypes.CDLL(str(fake.library(compiled)))  # found again by its name, "libcuda.so.1"
+    monkeypatch.syspath_prepend(fake.FOLDER)
+    _forget()
+    cupy = importlib.import_module("cupy")
+    yield cupy
+    cupy._fake.shut_down()
+    _forget()
+
+
+@pytest.fixture
+def cupy(request: pytest.FixtureRequest) -> Any:
+    """CuPy in the test's own process: the fake, or with ``--real-cuda`` what is installed."""
+    if request.config.getoption("--real-cuda"):
+        return importlib.import_module("cupy")
+    return request.getfixturevalue("fake_cupy")

@@ -1,0 +1,43 @@
+"""A process that exports device memory: FP32 numbers counting from `first` on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_PROGRAM = """
+import sys
+import numpy as np
+import cupy
+device, count, first = map(int, sys.argv[1:])
+cuda = cupy.cuda.runtime
+cuda.setDevice(device)
+pointer = cuda.malloc(4 * count)
+values = np.arange(first, first + count, dtype=np.float32)
+cuda.memcpy(pointer, values.ctypes.data, values.nbytes, cuda.memcpyHostToDevice)
+print(cuda.ipcGetMemHandle(pointer).hex(), flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def exported(
+    environment: dict[str, str], count: int = 1024, device: int = 0, first: int = 0
+) -> Iterator[tuple[bytes, subprocess.Popen[str]]]:
+    """The handle, and the process that keeps its memory."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, str(device), str(count), str(first)],
+        env=os.environ | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield bytes.fromhex(process.stdout.readline()), process
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,34 @@
+"""What a process needs in its environment to see the fake of CUDA instead of the real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1] / "fake_cuda"
+
+
+def library(folder: Path) -> Path:
+    """The fake libcuda.so.1 in `folder`, compiled if it is not there."""
+    made = folder / "libcuda.so.1"
+    if not made.exists():
+        options = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
+        source = FOLDER / "libcuda.c"
+        subprocess.run(["cc", *options, "-o", made, source], check=True, timeout=60)
+    return made
+
+
+def environment(folder: Path, **faults: object) -> dict[str, str]:
+    """Variables for a server or a program; `folder` keeps what is compiled, for the next call.
+
+    `faults` are the fake's settings without their prefix, in lower case: ``devices="none"``,
+    ``mig="0"``, ``memory=1 << 20``, ``peers=0``, ``pin="no"``, ``broken=path``,
+    ``lacks="GetPowerUsage"``; fake_devices.py, cupy/_fake.py and pynvml.py say what they mean.
+    """
+    before = {"PYTHONPATH": FOLDER, "LD_LIBRARY_PATH": library(folder).parent}
+    told = {
+        name: os.pathsep.join([str(path), *filter(None, [os.environ.get(name)])])
+        for name, path in before.items()
+    }
+    return told | {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in faults.items()}

@@ -1,0 +1,239 @@
+"""`shmserve.cuda`: devices, pinned memory and other processes' memory, on the fake driver."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmserve.core.registry import CUDA, Region
+from shmserve.cuda.device import Device
+from shmserve.cuda.ipc import Handles
+from shmserve.errors import ConfigError, Internal, InvalidArgument, ResourceExhausted
+from shmserve.executor.cuda_region import CudaRegion
+from shmserve.executor.devices import Devices
+from shmserve.protocol.data_messages import RegionRef
+from shmserve.shm.mappings import Mappings
+from shmserve.shm.segment import Mapping
+from tests.cuda import fake
+from tests.cuda.exporting import exported
+
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def device(fake_cupy: Any) -> Device:
+    return Device(0, Mappings())
+
+
+@pytest.fixture
+def shared() -> Iterator[int]:
+    """A memfd that is mapped read-only, as executors map frontends' segments."""
+    fd = os.memfd_create("shared")
+    os.ftruncate(fd, SIZE)
+    os.pwrite(fd, np.arange(SIZE // 4, dtype=np.float32).tobytes(), 0)
+    yield fd
+    os.close(fd)
+
+
+def mapped_device_memory() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:fakecuda")
+
+
+def test_what_is_brought_is_there_when_it_was_awaited(device: Device) -> None:
+    source = np.arange(12, dtype=np.float32).reshape(3, 4)
+    array, event = device.bring(source)
+    assert array.shape == (3, 4)
+    device.await_copy(event)
+    doubled = array + array
+    assert np.array_equal(doubled.get(), source * 2)
+
+
+def test_what_is_taken_out_is_there_after_synchronising(device: Device) -> None:
+    target = np.zeros(4, np.float32)
+    device.take_out(device.cupy.asarray(np.arange(4, dtype=np.float32)), target)
+    device.synchronize()
+    assert target.tolist() == [0, 1, 2, 3]
+
+
+def test_a_part_of_an_array_is_taken_out_in_order(device: Device) -> None:
+    whole = device.cupy.asarray(np.arange(12, dtype=np.float32).reshape(3, 4))
+    target = np.zeros(3, np.float32)
+    device.take_out(whole[:, 1], target)
+    device.synchronize()
+    assert target.tolist() == [1, 5, 9]
+
+
+@pytest.mark.parametrize(("way", "pinned"), [("readonly", SIZE), ("all", SIZE), ("no", 0)], ids=str)
+def test_read_only_memory_is_pinned_once_where_that_is_permitted(
+    way: str,
+    pinned: int,
+    shared: int,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_PIN", way)
+    request.getfixturevalue("fake_cupy")
+    mappings = Mappings()
+    device = Device(0, mappings)
+    mapping = Mapping(shared, SIZE)
+    mappings.mapped(mapping.address, SIZE, writable=False)
+    view = np.frombuffer(mapping.view, np.float32)
+    for _ in range(2):
+        array, event = device.bring(view[: SIZE // 8])
+        device.await_copy(event)
+        assert np.array_equal(array.get(), view[: SIZE // 8])
+    assert device.pins.nbytes == pinned
+    assert caplog.text.count("cannot be pinned") == (0 if pinned else 1)
+    mappings.unmapping(mapping.address)
+    assert device.pins.nbytes == 0
+    assert not device.cupy._fake.pinned
+
+
+def test_small_copies_pin_nothing(device: Device, shared: int) -> None:
+    mappings = Mappings()
+    device = Device(0, mappings)
+    mapping = Mapping(shared, SIZE)
+    mappings.mapped(mapping.address, SIZE, writable=False)
+    device.bring(np.frombuffer(mapping.view[:4096], np.float32))
+    device.synchronize()
+    assert device.pins.nbytes == 0
+
+
+def test_mappings_find_what_lies_in_them_as_a_whole() -> None:
+    mappings = Mappings()
+    mappings.mapped(1000, 100, writable=True)
+    mappings.mapped(2000, 100, writable=False)
+    found = mappings.find(1010, 90)
+    assert found is not None
+    assert (found.address, found.writable) == (1000, True)
+    assert mappings.find(1010, 91) is None
+    assert mappings.find(999, 1) is None
+    mappings.unmapping(1000)
+    mappings.unmapping(1000)
+    assert mappings.find(1010, 90) is None
+    assert len(mappings) == 1
+
+
+def test_no_memory_left_is_told_and_the_device_goes_on(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_MEMORY", str(1 << 20))
+    request.getfixturevalue("fake_cupy")
+    device = Device(0, Mappings())
+    with pytest.raises(ResourceExhausted, match="CUDA device 0 has no memory left"):
+        device.empty((1 << 21,), np.dtype(np.uint8))
+    assert not device.lost
+    assert device.empty((8,), np.dtype(np.uint8)).nbytes == 8
+
+
+def test_a_lost_device_says_so(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_BROKEN", str(tmp_path / "broken"))
+    request.getfixturevalue("fake_cupy")
+    device = Device(0, Mappings())
+    device.synchronize()
+    (tmp_path / "broken").touch()
+    with pytest.raises(Internal, match="cudaErrorIllegalAddress"):
+        device.synchronize()
+    assert "cudaErrorIllegalAddress" in device.lost
+
+
+@pytest.mark.parametrize(
+    ("devices", "told"),
+    [("0", "cudaErrorNoDevice"), ("none", "cudaErrorInsufficientDriver"), ("1", "CUDA sees 1")],
+)
+def test_a_device_that_is_not_there(
+    devices: str, told: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", devices)
+    request.getfixturevalue("fake_cupy")
+    with pytest.raises(ConfigError, match=told):
+        Device(1, Mappings())
+
+
+def test_a_handle_is_opened_once_and_closed_with_its_last_array(
+    device: Device, compiled: Path
+) -> None:
+    before = mapped_device_memory()
+    handles = Handles(device)
+    with exported(fake.environment(compiled)) as (handle, process):
+        imported = handles.open(handle, "r")
+        assert handles.open(handle, "s") is imported
+        assert (imported.nbytes, imported.ordinal) == (4096, 0)
+        array = device.array_at(imported.address, (4,), np.dtype(np.float32), imported, 0)
+        del imported
+        assert len(handles) == 1
+        process.kill()
+        process.wait()
+        assert array.get().tolist() == [0, 1, 2, 3]  # open memory outlives its exporter
+        part = array[1:]
+        del array
+        gc.collect()
+        assert len(handles) == 1
+        del part
+        gc.collect()
+        assert len(handles) == 0
+        assert mapped_device_memory() == before
+        with pytest.raises(InvalidArgument, match="is the process that exported it alive") as told:
+            handles.open(handle, "r")
+        assert handle.hex() not in told.value.message
+
+
+def region(handle: bytes, device_id: int = 0, byte_size: int = 4096) -> Region:
+    return Region("r", 7, "", 0, byte_size, 0, kind=CUDA, device_id=device_id, handle=handle)
+
+
+def test_a_region_is_no_larger_than_its_allocation(fake_cupy: Any, compiled: Path) -> None:
+    devices = Devices(0, Mappings())
+    with exported(fake.environment(compiled)) as (handle, _):
+        with pytest.raises(InvalidArgument, match="has 8192 bytes, but its allocation has 4096"):
+            devices.import_region(region(handle, byte_size=8192))
+        assert devices.import_region(region(handle))[1].nbytes == 4096
+    gc.collect()
+    assert not [line for line in Path("/proc/self/maps").read_text().split() if "fakecuda0" in line]
+
+
+@pytest.mark.parametrize("peers", ["1", "0"])
+def test_memory_of_another_device(
+    peers: str, compiled: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_PEERS", peers)
+    request.getfixturevalue("fake_cupy")
+    devices = Devices(0, Mappings())
+    with exported(fake.environment(compiled), device=1) as (handle, _):
+        wrong_number = region(handle, device_id=0)  # the client numbers its devices differently
+        if peers == "0":
+            with pytest.raises(InvalidArgument, match=r"'r'.*|cannot be opened|cannot reach"):
+                devices.import_region(wrong_number)
+            return
+        opened = CudaRegion(wrong_number, *devices.import_region(wrong_number))
+        assert (opened.ordinal, opened.device.ordinal) == (1, 0)
+        assert not opened.is_usable(RegionRef(7, 0, 16), np.dtype(np.float32))
+        near = opened.device.empty((4,), np.dtype(np.float32))
+        opened.device.move(opened.array(RegionRef(7, 0, 16), (4,), near.dtype), near)
+        opened.device.synchronize()
+        assert near.get().tolist() == [0, 1, 2, 3]
+
+
+def test_windows_are_checked_against_the_region(fake_cupy: Any, compiled: Path) -> None:
+    devices = Devices(0, Mappings())
+    with exported(fake.environment(compiled)) as (handle, _):
+        small = region(handle, byte_size=64)
+        opened = CudaRegion(small, *devices.import_region(small))
+        dtype = np.dtype(np.float32)
+        assert opened.array(RegionRef(7, 60, 4), (1,), dtype).get().tolist() == [15]
+        for at, count in (
+            (RegionRef(7, 64, 4), 1),
+            (RegionRef(7, 0, 8), 4),
+            (RegionRef(7, -4, 4), 1),
+        ):
+            with pytest.raises(InvalidArgument, match="Invalid offset"):
+                opened.array(at, (count,), dtype)

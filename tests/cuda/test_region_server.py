@@ -1,0 +1,133 @@
+"""CUDA regions in a real server: both protocols, deaths of the coordinator and of owners."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmserve.cli import show
+from shmserve.testing.server import RunningServer, wait_until
+from tests.cuda.exporting import exported
+from tests.integration.region_client import Client, Memory
+
+MODELS = Path(__file__).parents[1] / "region_models"
+PROGRAM = Path(__file__).parent / "triton_region_program.py"
+BASE = "/v2/cudasharedmemory"
+
+
+@pytest.fixture(scope="module")
+def handle(cuda_environment: dict[str, str]) -> Iterator[bytes]:
+    """Of 1024 numbers on device 0."""
+    with exported(cuda_environment) as (handle, _):
+        yield handle
+
+
+@pytest.fixture(scope="module")
+def server(cuda_environment: dict[str, str], handle: bytes) -> Iterator[RunningServer]:
+    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "touch"}
+    with RunningServer(MODELS, cuda_environment, **settings) as running:
+        yield running
+    assert running.leaks() == []
+    log = running.log()
+    for shown in (as_base64(handle), handle.hex(), repr(handle)[2:], repr(list(handle))[1:]):
+        assert shown[:24] not in log
+
+
+class CudaClient(Client):
+    """Over the Unix socket; what it registers is this memory on device 0."""
+
+    def __init__(self, where: int | str, handle: bytes) -> None:
+        super().__init__(where)
+        self.handle = handle
+
+    def register_cuda(self, name: str, size: int = 4096) -> tuple[int, Any]:
+        told = {"raw_handle": {"b64": as_base64(self.handle)}, "device_id": 0, "byte_size": size}
+        return self.request("POST", f"{BASE}/region/{name}/register", told)
+
+    def cuda_status(self) -> list[str]:
+        return [region["name"] for region in self.request("GET", f"{BASE}/status")[1]]
+
+
+def as_base64(handle: bytes) -> str:
+    return base64.b64encode(handle).decode()
+
+
+@pytest.fixture
+def client(server: RunningServer, handle: bytes) -> Iterator[CudaClient]:
+    client = CudaClient(server.unix_path, handle)
+    yield client
+    assert client.request("POST", f"{BASE}/unregister")[0] == 200
+    client.close()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_tritonclient(server: RunningServer, handle: bytes, protocol: str) -> None:
+    port = f"127.0.0.1:{server.http_port}"
+    address = port if protocol == "http" else server.grpc_address
+    with Memory(64) as memory:
+        finished = subprocess.run(
+            [sys.executable, str(PROGRAM), protocol, address, as_base64(handle), memory.name],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "PASS" in finished.stdout
+
+
+def test_they_outlive_the_coordinator(client: CudaClient, server: RunningServer) -> None:
+    with Memory(4096) as memory:
+        assert client.register_cuda("kept")[0] == 200
+        assert client.register("beside", memory.name, 4096)[0] == 200
+        (victim,) = server.pids("coordinator")
+        os.kill(victim, signal.SIGKILL)
+        assert client.cuda_status() == ["kept"]
+        assert client.register_cuda("later")[0] == 200  # by the next one
+        assert server.pids("coordinator") != [victim]
+        assert client.register_cuda("kept")[0] == 400
+        wait_until(lambda: client.infer("touch", ("beside", 0), None, 4)[0] == 200, "beside")
+        for name in ("kept", "later"):
+            status, answer = client.infer("touch", (name, 16), None, 4)
+            assert status == 200, answer
+            assert answer["outputs"][0]["data"] == [5, 6, 7, 8]
+        assert (client.cuda_status(), client.status()) == (["kept", "later"], ["beside"])
+        assert client.unregister()[0] == 200
+
+
+def test_they_end_with_their_owner(client: CudaClient, server: RunningServer) -> None:
+    assert client.register_cuda("immortal")[0] == 200
+    script = (
+        "import sys; from tests.cuda.test_region_server import CudaClient;"
+        f"client = CudaClient({server.unix_path!r}, bytes.fromhex(sys.stdin.readline()));"
+        "print(client.register_cuda('mortal')[0], flush=True); sys.stdin.readline()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        try:
+            assert owner.stdin is not None
+            assert owner.stdout is not None
+            print(client.handle.hex(), file=owner.stdin, flush=True)
+            assert owner.stdout.readline() == "200\n"
+            assert client.infer("touch", ("mortal", 0), None, 4)[0] == 200
+        finally:
+            owner.kill()
+    wait_until(lambda: client.cuda_status() == ["immortal"], "the region to go with its owner")
+    assert client.infer("touch", ("mortal", 0), None, 4)[0] == 404
+
+
+def test_show(client: CudaClient, server: RunningServer) -> None:
+    assert client.register_cuda("shown", 4000)[0] == 200
+    (row,) = show.ask(server.run_dir, "regions")
+    told = [row[key] for key in ("region", "kind", "device", "key", "bytes", "uid", "pid")]
+    assert told == ["shown", "cuda", "cuda:0", "", 4000, os.geteuid(), os.getpid()]
+    metrics = server.request("GET", "/metrics")[2].decode()
+    assert 'shmserve_region_bytes{kind="cuda"} 4000' in metrics

@@ -1,0 +1,346 @@
+"""Running requests on a device: what is brought there, what is taken out, what is counted."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from shmserve.core.registry import CUDA, Region
+from shmserve.errors import Code
+from shmserve.executor.backend import Output, Request, Response
+from shmserve.executor.connections import FrontendProcess
+from shmserve.executor.devices import Devices
+from shmserve.executor.regions import ClientRegions
+from shmserve.executor.run import Runner
+from shmserve.protocol.data_messages import (
+    Answer,
+    Execute,
+    OutputPlace,
+    RegionRef,
+    WireTensor,
+)
+from shmserve.protocol.region_messages import RegionGiven
+from shmserve.shm.arena import ArenaMemory
+from shmserve.shm.mappings import Mappings
+from shmserve.shm.peer_segments import PeerSegments
+from tests.cuda import fake
+from tests.cuda.exporting import exported
+from tests.unit.rig import SPEC, FunctionBackend, Unlimited
+
+COUNT = 1024
+NBYTES = 4 * COUNT
+NUMBERS = np.arange(COUNT, dtype=np.float32)
+
+
+class Desk:
+    """A coordinator that knows some CUDA regions."""
+
+    def __init__(self) -> None:
+        self.regions: dict[int, Region] = {}
+
+    def ask(self, make: Callable[[int, bool], Any], timeout_s: float) -> tuple[Any, list[int]]:
+        question = make(1, False)
+        return RegionGiven(1, self.regions[question.number]), []
+
+    def send(self, message: object) -> None:
+        raise AssertionError(message)
+
+    def add(self, number: int, handle: bytes, device: int = 0, nbytes: int = NBYTES) -> None:
+        self.regions[number] = Region(
+            f"r{number}", number, "", 0, nbytes, 0, kind=CUDA, device_id=device, handle=handle
+        )
+
+
+class Bench:
+    """One executor's runner and one frontend, without sockets."""
+
+    def __init__(
+        self, model: Callable[[Request], Response | None], ordinal: int | None = 0
+    ) -> None:
+        mappings = Mappings()
+        self.desk = Desk()
+        self.devices = Devices(ordinal, mappings)
+        self.memory = ArenaMemory(
+            Unlimited(), lambda: "cafe0123", lambda: 1 << 20, mappings=mappings
+        )
+        self.theirs = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
+        self.frontend = FrontendProcess("http-1", mappings)
+        self.ours = PeerSegments()
+        self.following: tuple[FrontendProcess, Execute] | None = None
+        backend = FunctionBackend(model)
+        backend.reads_on_device = ordinal is not None
+        self.runner = Runner(
+            backend,
+            SPEC,
+            self.memory,
+            ClientRegions(self.desk, self.devices),
+            lambda: False,
+            lambda: self.following,
+        )
+
+    def slot(self, values: np.ndarray[Any, Any]) -> WireTensor:
+        """An input in a slot of the frontend's."""
+        slot = self.theirs.reserve(values.nbytes)
+        self.theirs.view(slot)[:] = values.tobytes()
+        self.theirs.seal(slot)
+        self.theirs.lease(slot)
+        offers, fds = self.theirs.offers([slot.segment], set())
+        self.frontend.segments.accept(offers, fds)
+        return WireTensor("IN", "FP32", values.shape, self.theirs.descriptor(slot))
+
+    def message(self, tensor: WireTensor, place: RegionRef | None = None) -> Execute:
+        places = (OutputPlace("OUT", place),) if place is not None else ()
+        return Execute(1, "", (tensor,), (), {}, 0, 0, places=places)
+
+    def run(self, message: Execute) -> Answer:
+        answer, segments = self.runner.run(self.frontend, message, 0)
+        offers, fds = self.memory.offers(segments, set())
+        self.ours.accept(offers, fds)
+        return answer
+
+    def result(self, answer: Answer) -> np.ndarray[Any, Any]:
+        """The output, read as the frontend reads it."""
+        assert not answer.error_code, answer.error
+        at = answer.outputs[0].at
+        return np.frombuffer(self.ours.view(at), np.float32)
+
+    def close(self) -> None:
+        self.memory.close()
+        self.theirs.close()
+
+
+@pytest.fixture
+def bench(fake_cupy: Any) -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(*arguments: Any) -> Bench:
+        made.append(Bench(*arguments))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def add_one(request: Request) -> Response:
+    return answered(request.inputs["IN"].on_device() + 1)
+
+
+def add_one_in_place(request: Request) -> Response:
+    source = request.inputs["IN"].on_device()
+    target = request.offer_on_device("OUT", "FP32", source.shape)
+    target[...] = source + 1
+    return answered(target)
+
+
+def add_one_on_host(request: Request) -> Response:
+    return answered(request.inputs["IN"].numpy() + 1)
+
+
+def answered(array: Any) -> Response:
+    return Response((Output("OUT", "FP32", array),))
+
+
+def region(first: int = 0) -> RegionRef:
+    return RegionRef(1, first, NBYTES - first)
+
+
+def test_from_slot_to_slot_is_one_copy_each_way(bench: Callable[..., Bench]) -> None:
+    one = bench(add_one)
+    answer = one.run(one.message(one.slot(NUMBERS)))
+    assert np.array_equal(one.result(answer), NUMBERS + 1)
+    assert (answer.copied.inputs, answer.copied.out, answer.copied.device) == (0, 0, 2 * NBYTES)
+
+
+@pytest.mark.parametrize("model", [add_one, add_one_in_place], ids=["own", "offered"])
+def test_from_region_to_region(
+    model: Callable[[Request], Response], bench: Callable[..., Bench], compiled: Path
+) -> None:
+    one = bench(model)
+    with (
+        exported(fake.environment(compiled)) as (source, _),
+        exported(fake.environment(compiled), first=500) as (target, _),
+    ):
+        one.desk.add(1, source)
+        one.desk.add(2, target)
+        tensor = WireTensor("IN", "FP32", (COUNT,), region())
+        answer = one.run(one.message(tensor, RegionRef(2, 0, NBYTES)))
+        assert not answer.error_code, answer.error
+        moved = 0 if model is add_one_in_place else NBYTES
+        assert (answer.copied.inputs, answer.copied.out, answer.copied.device) == (0, 0, moved)
+        assert answer.outputs[0].at == RegionRef(2, 0, NBYTES)
+        assert np.array_equal(read(one, 2), NUMBERS + 1)
+        one.runner._regions.clear()
+    gc.collect()
+
+
+def read(one: Bench, number: int) -> np.ndarray[Any, Any]:
+    """What a region holds now."""
+    _, imported = one.devices.import_region(one.desk.regions[number])
+    device = one.devices.open()
+    array = device.array_at(imported.address, (COUNT,), np.dtype(np.float32), imported, 0)
+    return np.asarray(array.get())
+
+
+def test_a_model_that_writes_into_its_inputs_is_given_a_copy(
+    bench: Callable[..., Bench], compiled: Path
+) -> None:
+    def model(request: Request) -> Response:
+        source = request.inputs["IN"].private_on_device()
+        source += 1
+        return answered(source)
+
+    one = bench(model)
+    with exported(fake.environment(compiled)) as (handle, _):
+        one.desk.add(1, handle)
+        for tensor in (WireTensor("IN", "FP32", (COUNT,), region()), one.slot(NUMBERS)):
+            answer = one.run(one.message(tensor))
+            assert np.array_equal(one.result(answer), NUMBERS + 1)
+            assert answer.copied.device == 2 * NBYTES
+        assert np.array_equal(read(one, 1), NUMBERS)
+        one.runner._regions.clear()
+
+
+def test_a_model_on_the_host_is_given_copies(bench: Callable[..., Bench], compiled: Path) -> None:
+    one = bench(add_one_on_host, None)
+    with exported(fake.environment(compiled)) as (handle, _):
+        one.desk.add(1, handle)
+        tensor = WireTensor("IN", "FP32", (COUNT,), region())
+        answer = one.run(one.message(tensor, region()))
+        assert not answer.error_code, answer.error
+        assert answer.copied.device == 2 * NBYTES
+        assert np.array_equal(read(one, 1), NUMBERS + 1)
+        one.runner._regions.clear()
+
+
+def test_a_window_that_is_not_aligned_is_copied_first(
+    bench: Callable[..., Bench], compiled: Path
+) -> None:
+    one = bench(add_one)
+    with exported(fake.environment(compiled)) as (handle, _):
+        one.desk.add(1, handle)
+        tensor = WireTensor("IN", "FP32", (2,), RegionRef(1, 2, 8))
+        answer = one.run(one.message(tensor))
+        shifted = np.frombuffer(NUMBERS.tobytes()[2:10], np.float32)
+        assert np.array_equal(one.result(answer), shifted + 1)
+        assert answer.copied.device == 8 + 8
+        one.runner._regions.clear()
+
+
+def test_bytes_in_a_cuda_region_are_parsed_on_the_host(
+    bench: Callable[..., Bench], compiled: Path
+) -> None:
+    seen: list[Any] = []
+
+    def model(request: Request) -> Response:
+        seen.append(request.inputs["IN"].numpy().tolist())
+        return answered(NUMBERS)
+
+    one = bench(model)
+    with exported(fake.environment(compiled)) as (handle, _):  # 0.0: four bytes of zero, a length
+        one.desk.add(1, handle)
+        one.run(one.message(WireTensor("IN", "BYTES", (1,), RegionRef(1, 0, 4))))
+        assert seen == [[b""]]
+        answer = one.run(one.message(WireTensor("IN", "BYTES", (1,), RegionRef(1, 4, 4))))
+        assert answer.error_code == Code.INVALID_ARGUMENT
+        assert "incomplete string data" in answer.error
+        one.runner._regions.clear()
+
+
+def test_the_next_request_is_brought_while_this_one_runs(bench: Callable[..., Bench]) -> None:
+    brought: list[float] = []
+
+    def model(request: Request) -> Response:
+        brought.append(one.devices.open().cupy.get_default_memory_pool().used_bytes())
+        return add_one(request)
+
+    one = bench(model)
+    first, second = one.message(one.slot(NUMBERS)), one.message(one.slot(NUMBERS * 2))
+    one.following = (one.frontend, second)
+    assert np.array_equal(one.result(one.run(first)), NUMBERS + 1)
+    one.following = None
+    assert brought[0] >= 2 * NBYTES  # both inputs are on the device before the model has begun
+    answer = one.run(second)
+    assert np.array_equal(one.result(answer), NUMBERS * 2 + 1)
+    assert answer.copied.device == 2 * NBYTES
+
+
+def test_a_next_request_that_never_comes_costs_nothing(bench: Callable[..., Bench]) -> None:
+    one = bench(add_one)
+    cancelled = one.message(one.slot(NUMBERS * 2))
+    one.following = (one.frontend, cancelled)
+    one.run(one.message(one.slot(NUMBERS)))
+    one.following = None
+    other = one.run(one.message(one.slot(NUMBERS * 3)))
+    assert np.array_equal(one.result(other), NUMBERS * 3 + 1)
+    gc.collect()
+    assert one.devices.open().cupy.get_default_memory_pool().used_bytes() == 0
+
+
+def test_what_is_wrong_with_the_next_request_is_its_own_affair(
+    bench: Callable[..., Bench],
+) -> None:
+    one = bench(add_one)
+    good = one.message(one.slot(NUMBERS))
+    bad = one.message(WireTensor("IN", "FP32", (COUNT,), RegionRef(9, 0, NBYTES)))
+    one.desk.add(9, b"x" * 64)
+    one.following = (one.frontend, bad)
+    assert np.array_equal(one.result(one.run(good)), NUMBERS + 1)
+    answer = one.run(bad)
+    assert answer.error_code == Code.INVALID_ARGUMENT
+    assert "'r9' cannot be opened" in answer.error
+
+
+def test_a_lost_device_fails_the_request_and_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_BROKEN", str(tmp_path / "broken"))
+    one = request.getfixturevalue("bench")(add_one)
+    assert not one.run(one.message(one.slot(NUMBERS))).error_code
+    (tmp_path / "broken").touch()
+    answer = one.run(one.message(one.slot(NUMBERS)))
+    assert answer.error_code == Code.INTERNAL
+    assert "cudaErrorIllegalAddress" in answer.error
+    assert answer.outputs == ()
+    assert one.devices.lost
+
+
+def test_too_large_for_the_device(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_MEMORY", str(NBYTES + 512))
+    one = request.getfixturevalue("bench")(add_one_in_place)
+    answer = one.run(one.message(one.slot(NUMBERS)))
+    assert answer.error_code == Code.RESOURCE_EXHAUSTED
+    assert "CUDA device 0 has no memory left" in answer.error
+    assert not one.devices.lost
+
+
+@pytest.mark.parametrize("ordinal", [0, None], ids=["gpu", "cpu"])
+def test_outputs_lie_on_one_device(bench: Callable[..., Bench], ordinal: int | None) -> None:
+    """The instance's; of one on the CPU, whose model uses GPUs by itself, that of its first."""
+
+    def model(request: Request) -> Response:
+        import cupy
+
+        with cupy.cuda.Device(int(request.id)):
+            return answered(cupy.asarray(NUMBERS) + 1)
+
+    one = bench(model, ordinal)
+    first, second = ("0", "1") if ordinal == 0 else ("1", "0")
+    for number in (first, second, first):
+        answer = one.run(structs.replace(one.message(one.slot(NUMBERS)), id=number))
+        if number == first:
+            assert np.array_equal(one.result(answer), NUMBERS + 1)
+        else:
+            assert answer.error_code == Code.INTERNAL
+            assert answer.error == (
+                f"output 'OUT' lies on CUDA device {second}, "
+                f"but the outputs of this instance must lie on device {first}"
+            )

@@ -1,0 +1,158 @@
+"""A small fake of CuPy over memory of the host: what it does not have, shmserve does not use.
+
+_fake.py: devices and memory; _queues.py: streams; _array.py and _kernels.py: arrays.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from cupy import _dlpack, _kernels, cuda
+from cupy._array import ndarray
+
+__version__ = "0-fake"
+ascontiguousarray = _kernels.ascontiguousarray
+bool_, float16, float32, float64 = numpy.bool_, numpy.float16, numpy.float32, numpy.float64
+int8, int16, int32, int64 = numpy.int8, numpy.int16, numpy.int32, numpy.int64
+uint8, uint16, uint32, uint64 = numpy.uint8, numpy.uint16, numpy.uint32, numpy.uint64
+
+# ----------------------------------------------------------------------------------- creation
+
+
+def empty(shape: Any, dtype: Any = float) -> ndarray:
+    return ndarray(shape, dtype)
+
+
+def full(shape: Any, fill_value: Any, dtype: Any = None) -> ndarray:
+    made = ndarray(shape, dtype or numpy.asarray(fill_value).dtype)
+    made.fill(fill_value)
+    return made
+
+
+def zeros(shape: Any, dtype: Any = float) -> ndarray:
+    return full(shape, 0, dtype)
+
+
+def ones(shape: Any, dtype: Any = float) -> ndarray:
+    return full(shape, 1, dtype)
+
+
+def empty_like(prototype: ndarray, dtype: Any = None) -> ndarray:
+    return ndarray(prototype.shape, dtype or prototype.dtype)
+
+
+def zeros_like(a: ndarray, dtype: Any = None) -> ndarray:
+    return zeros(a.shape, dtype or a.dtype)
+
+
+def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> ndarray:
+    bounds = (0, start) if stop is None else (start, stop)
+    return _kernels.from_host(numpy.arange(*bounds, step, dtype))
+
+
+def array(obj: Any, dtype: Any = None, copy: bool | None = True) -> ndarray:
+    if isinstance(obj, ndarray) and obj.device != cuda.Device():
+        source, made = ascontiguousarray(obj), ndarray(obj.shape, obj.dtype)
+        ends = made.data.ptr, made.data.device_id, source.data.ptr, source.data.device_id
+        cuda.runtime.memcpyPeer(*ends, obj.nbytes)
+    elif isinstance(obj, ndarray):
+        made = obj.copy() if copy else obj
+    elif hasattr(obj, "__cuda_array_interface__"):
+        made = _from_interface(obj)
+        made = made.copy() if copy else made
+    else:
+        made = _kernels.from_host(obj, dtype)
+    return made if dtype is None else made.astype(dtype, copy=False)
+
+
+def asarray(a: Any, dtype: Any = None) -> ndarray:
+    return array(a, dtype, copy=None)
+
+
+def _from_interface(obj: Any) -> ndarray:
+    told = obj.__cuda_array_interface__
+    memory = cuda.UnownedMemory(told["data"][0], 0, obj)
+    if told.get("stream") is not None:
+        cuda.runtime.streamSynchronize(told["stream"])
+    kind, pointer = numpy.dtype(told["typestr"]), cuda.MemoryPointer(memory, 0)
+    return ndarray(told["shape"], kind, pointer, told.get("strides"))
+
+
+def from_dlpack(array: Any, *, device: Any = None, copy: bool | None = None) -> ndarray:
+    """Of an object with the two methods, or a capsule; keeps the memory it is in."""
+    if device is not None or copy:
+        raise NotImplementedError("the fake imports in place only")
+    if hasattr(array, "__dlpack_device__"):
+        if array.__dlpack_device__()[0] != _dlpack.CUDA:
+            raise TypeError("the fake imports device memory only")
+        array = array.__dlpack__(stream=cuda.get_current_stream().ptr or cuda.runtime.streamLegacy)
+    found, device_id = _dlpack.take(array)
+    address = found.__array_interface__["data"][0]
+    memory = cuda.UnownedMemory(address, found.nbytes, found, device_id)
+    return ndarray(found.shape, found.dtype, cuda.MemoryPointer(memory, 0), found.strides)
+
+
+def asnumpy(
+    a: Any,
+    stream: cuda.Stream | None = None,
+    order: str = "C",
+    out: numpy.ndarray | None = None,
+    *,
+    blocking: bool = True,
+) -> numpy.ndarray:
+    if isinstance(a, ndarray):
+        return a.get(stream, order, out, blocking)
+    return numpy.asarray(a)
+
+
+def get_array_module(*args: Any) -> Any:
+    return sys.modules[__name__] if any(isinstance(a, ndarray) for a in args) else numpy
+
+
+def get_default_memory_pool() -> cuda.MemoryPool:
+    return cuda.memory._pool
+
+
+# ---------------------------------------------------------------------------------- functions
+
+add = _kernels.elementwise(numpy.add)
+subtract = _kernels.elementwise(numpy.subtract)
+multiply = _kernels.elementwise(numpy.multiply)
+divide = _kernels.elementwise(numpy.divide)
+maximum = _kernels.elementwise(numpy.maximum)
+minimum = _kernels.elementwise(numpy.minimum)
+exp = _kernels.elementwise(numpy.exp)
+log = _kernels.elementwise(numpy.log)
+tanh = _kernels.elementwise(numpy.tanh)
+sqrt = _kernels.elementwise(numpy.sqrt)
+matmul = _kernels.elementwise(numpy.matmul)
+
+sum = _kernels.reduction(numpy.sum)
+mean = _kernels.reduction(numpy.mean)
+max = _kernels.reduction(numpy.max)
+min = _kernels.reduction(numpy.min)
+argmax = _kernels.reduction(numpy.argmax)
+
+
+def where(condition: ndarray, x: Any, y: Any) -> ndarray:
+    return _kernels.launch(numpy.where, condition, x, y)
+
+
+def concatenate(tup: Sequence[ndarray], axis: int = 0) -> ndarray:
+    return _kernels.launch(lambda *parts: numpy.concatenate(parts, axis), *tup)
+
+
+def stack(tup: Sequence[ndarray], axis: int = 0) -> ndarray:
+    return _kernels.launch(lambda *parts: numpy.stack(parts, axis), *tup)
+
+
+def transpose(a: ndarray, axes: Sequence[int] | None = None) -> ndarray:
+    return a.transpose(axes)
+
+
+def reshape(a: ndarray, newshape: Any) -> ndarray:
+    return a.reshape(newshape)

@@ -1,0 +1,139 @@
+"""Streams of the fake driver, which are lazy.
+
+An operation runs when something in the order of its stream waits for it: what nobody waited for
+has not happened, and what runs on another stream does not see it. Kernels wait as well as copies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+
+from cupy import _fake
+
+HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, DEFAULT = range(5)
+FOREVER = 1 << 62
+
+
+class Queue:
+    """A stream: operations with their numbers, which give the order of the whole process."""
+
+    def __init__(self, device: int, number: int, blocking: bool) -> None:
+        self.device = device
+        self.number = number  # what CUDA calls the stream; 0 is the legacy default stream
+        self.blocking = blocking
+        self.operations: deque[tuple[int, Callable[[], object]]] = deque()
+
+    def takes_turns_with(self, other: Queue) -> bool:
+        """Whether this is the default stream of a device and that one is not, or vice versa."""
+        one_is_default = (self.number == 0) != (other.number == 0)
+        return one_is_default and self.blocking and other.blocking and self.device == other.device
+
+    def add(self, operation: Callable[[], object]) -> int:
+        with _fake.lock:
+            order = next(_orders)
+            self.operations.append((order, operation))
+            return order
+
+    def run(self, until: int = FOREVER) -> None:
+        """Run what was added up to number `until`, and all that it has to wait for."""
+        with _fake.lock:
+            while self.operations and self.operations[0][0] <= until:
+                order, operation = self.operations[0]
+                for other in [q for q in list(_queues.values()) if q.takes_turns_with(self)]:
+                    other.run(order - 1)
+                self.operations.popleft()
+                operation()
+
+    def wait(self, until: int = FOREVER) -> None:
+        _fake.enter()
+        self.run(until)
+        _fake.waited()
+
+
+copied: Counter[int] = Counter()  # bytes, by cudaMemcpyKind: what has really been copied
+_queues: dict[tuple[int, int], Queue] = {}
+_orders = itertools.count(1)
+_numbers = itertools.count(0x1000, 0x10)
+_current = threading.local()
+
+
+def create(blocking: bool) -> Queue:
+    device, number = _fake.get_device(), next(_numbers)
+    return _queues.setdefault((-1, number), Queue(device, number, blocking))
+
+
+def destroy(number: int) -> None:
+    """What was added still runs, when the device is waited for."""
+    with _fake.lock:
+        if _queues[-1, number].operations:
+            _queues[-1, number].add(lambda: _queues.pop((-1, number)))
+        else:
+            del _queues[-1, number]
+
+
+def get(number: int) -> Queue:
+    """The stream of that number; 0 is the default stream of the current device."""
+    device = _fake.get_device()
+    with _fake.lock:
+        if number in (0, 1):
+            return _queues.setdefault((device, 0), Queue(device, 0, True))
+        if (-1, number) not in _queues:
+            raise _fake.CUDARuntimeError(400)
+        return _queues[-1, number]
+
+
+def wait_device(device: int) -> None:
+    _fake.enter()
+    for queue in [q for q in list(_queues.values()) if q.device == device]:
+        queue.run()
+    _fake.waited()
+
+
+def _on_device(address: int, nbytes: int) -> bool:
+    """Whether device memory is meant; an error if it does not reach that far."""
+    if not address:
+        raise _fake.CUDARuntimeError(1)
+    if _fake.find(address) is None:
+        return False
+    if _fake.find(address, nbytes) is None:
+        raise _fake.CUDARuntimeError(1)
+    return True
+
+
+def check_alive(address: int, nbytes: int) -> None:
+    if nbytes and _fake.find(address, nbytes) is None:
+        raise _fake.lose()
+
+
+def add_copy(queue: Queue, target: int, source: int, nbytes: int, kind: int) -> int:
+    """Keeps the addresses only: memory that is gone when the copy runs is an illegal address."""
+    if nbytes == 0:
+        return queue.add(lambda: None)
+    to_device, from_device = _on_device(target, nbytes), _on_device(source, nbytes)
+    actual = from_device * DEVICE_TO_HOST + to_device
+    if kind not in (actual, DEFAULT):
+        raise _fake.CUDARuntimeError(1)
+
+    def copy() -> None:
+        for address, device in ((target, to_device), (source, from_device)):
+            if device:
+                check_alive(address, nbytes)
+        ctypes.memmove(target, source, nbytes)
+        copied[actual] += nbytes
+
+    return queue.add(copy)
+
+
+def add_fill(queue: Queue, target: int, value: int, nbytes: int) -> int:
+    if nbytes and not _on_device(target, nbytes):
+        raise _fake.CUDARuntimeError(1)
+
+    def fill() -> None:
+        check_alive(target, nbytes)
+        ctypes.memset(target, value, nbytes)
+
+    return queue.add(fill)

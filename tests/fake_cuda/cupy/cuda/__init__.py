@@ -1,0 +1,34 @@
+"""What CuPy has under `cupy.cuda`, as far as the fake goes."""
+
+from cupy.cuda import device, memory, runtime, stream
+from cupy.cuda.device import Device, get_device_id
+from cupy.cuda.memory import BaseMemory, MemoryPointer, MemoryPool, UnownedMemory, alloc
+from cupy.cuda.stream import Event, ExternalStream, Stream, get_current_stream
+
+__all__ = [
+    "BaseMemory",
+    "Device",
+    "Event",
+    "ExternalStream",
+    "MemoryPointer",
+    "MemoryPool",
+    "Stream",
+    "UnownedMemory",
+    "alloc",
+    "device",
+    "get_current_stream",
+    "get_device_id",
+    "is_available",
+    "memory",
+    "runtime",
+    "stream",
+]
+
+
+def is_available() -> bool:
+    try:
+        return runtime.getDeviceCount() > 0
+    except runtime.CUDARuntimeError as ex:
+        if ex.status not in (35, 100):
+            raise
+        return False

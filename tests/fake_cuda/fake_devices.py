@@ -1,0 +1,75 @@
+"""Which devices the fakes of CUDA and of NVML speak of.
+
+FAKE_CUDA_DEVICES says how many the host has (default 2; "none": a host without a driver),
+FAKE_CUDA_MIG which of them (numbers with commas) are divided into two MIG devices each.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+from uuid import UUID
+
+NAME = "Fake GPU"
+
+
+class Physical(NamedTuple):
+    """A device, or a MIG device of it (`part` 1 or 2)."""
+
+    index: int
+    part: int = 0
+
+    @property
+    def uuid(self) -> UUID:
+        return UUID(int=0xFA4EC0DA << 96 | self.index << 8 | self.part)
+
+    @property
+    def name(self) -> str:
+        return f"{'MIG' if self.part else 'GPU'}-{self.uuid}"
+
+    @property
+    def parts(self) -> list[Physical]:
+        divided = str(self.index) in os.environ.get("FAKE_CUDA_MIG", "").split(",")
+        return [Physical(self.index, part) for part in (1, 2)] if divided else []
+
+
+def has_driver() -> bool:
+    return os.environ.get("FAKE_CUDA_DEVICES") != "none"
+
+
+def memory_bytes() -> int:
+    """What a device has, and what one process can allocate of it."""
+    return int(os.environ.get("FAKE_CUDA_MEMORY", 4 << 30))
+
+
+def every() -> list[Physical]:
+    """All devices of the host, as NVML counts them."""
+    count = int(os.environ.get("FAKE_CUDA_DEVICES", "2")) if has_driver() else 0
+    return [Physical(index) for index in range(count)]
+
+
+def _find(token: str) -> Physical | None:
+    devices = every()
+    if token.isdecimal():
+        return devices[int(token)] if int(token) < len(devices) else None
+    devices += [part for device in devices for part in device.parts]
+    found = [device for device in devices if device.name.startswith(token)]
+    return found[0] if token[:4] in ("GPU-", "MIG-") and len(found) == 1 else None
+
+
+def visible() -> list[Physical]:
+    """What CUDA shows a process: CUDA_VISIBLE_DEVICES up to the first name that is none, or of
+    another kind; nothing if one is named twice. Of MIG devices it shows one, and nothing beside.
+    """
+    chosen: list[Physical] = []
+    tokens = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(d.index) for d in every()))
+    kinds = {token.strip()[:4] if "-" in token else "" for token in tokens.split(",")[:1]}
+    for token in (part.strip() for part in tokens.split(",")):
+        found = _find(token)
+        if found is None or (token[:4] if "-" in token else "") not in kinds:
+            break
+        if found in chosen:
+            return []
+        chosen.append(found)
+    parts = [p for device in chosen for p in ([device] if device.part else device.parts)]
+    return parts[:1] or chosen
