@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shmserve.client.host_blocks import HostBlocks
 from shmserve.client.memory import Memory, size_class
 from shmserve.errors import ResourceExhausted, Unavailable
 
@@ -47,7 +48,7 @@ steps = st.lists(
 @given(steps)
 def test_what_is_referenced_stays_what_it_was(steps: list[tuple[str, int]]) -> None:
     server = FakeServer()
-    memory = Memory(server, LIMIT)
+    memory = Memory(HostBlocks(server), LIMIT)
     live: list[tuple[np.ndarray, int]] = []
     for count, (what, number) in enumerate(steps):
         if what == "make":
@@ -81,7 +82,7 @@ def test_what_is_referenced_stays_what_it_was(steps: list[tuple[str, int]]) -> N
 
 def test_memory_is_used_again() -> None:
     server = FakeServer()
-    memory = Memory(server, LIMIT)
+    memory = Memory(HostBlocks(server), LIMIT)
     seen = set()
     for _ in range(5):
         block = memory.acquire(20_000)
@@ -97,7 +98,7 @@ def test_memory_is_used_again() -> None:
 
 def test_what_the_server_may_still_write_to_is_given_up() -> None:
     server = FakeServer()
-    memory = Memory(server, LIMIT)
+    memory = Memory(HostBlocks(server), LIMIT)
     block = memory.acquire(10)
     assert block is not None
     memory.taint([block])
@@ -111,7 +112,7 @@ def test_what_the_server_may_still_write_to_is_given_up() -> None:
 
 def test_unused_blocks_make_room_for_others() -> None:
     server = FakeServer()
-    memory = Memory(server, 100 * 1024)
+    memory = Memory(HostBlocks(server), 100 * 1024)
     first = memory.acquire(64 * 1024)
     assert first is not None
     assert memory.acquire(64 * 1024) is None, "there is no room for two"
@@ -125,7 +126,7 @@ def test_unused_blocks_make_room_for_others() -> None:
 
 def test_quota_of_the_server() -> None:
     server = FakeServer(quota=1)
-    memory = Memory(server, LIMIT)
+    memory = Memory(HostBlocks(server), LIMIT)
     first = memory.acquire(1)
     assert first is not None
     assert memory.acquire(1) is None
@@ -145,7 +146,7 @@ def test_size_classes_waste_at_most_a_quarter(nbytes: int) -> None:
 
 
 def test_blocks_cannot_change_their_size() -> None:
-    memory = Memory(FakeServer(), LIMIT)
+    memory = Memory(HostBlocks(FakeServer()), LIMIT)
     block = memory.acquire(1)
     assert block is not None
     for size in (0, 1 << 20):
