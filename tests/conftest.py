@@ -45,11 +45,10 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def conformance_server() -> Iterator[RunningServer]:
-    """A server with the models of the recorded cases."""
+    """A server with the models of the recorded cases, which are of a host without GPUs."""
     repository = HERE / "conformance" / "models"
-    yield from _serve(
-        RunningServer(repository, model_control="explicit", load_models="*", http_workers=2)
-    )
+    settings = {"model_control": "explicit", "load_models": "*", "http_workers": 2}
+    yield from _serve(RunningServer(repository, {"CUDA_VISIBLE_DEVICES": ""}, **settings))
 
 
 @pytest.fixture

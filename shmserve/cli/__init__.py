@@ -9,7 +9,17 @@ from collections.abc import Sequence
 from shmserve import config
 from shmserve.errors import ShmserveError
 
-TABLES = ("processes", "models", "segments", "slots", "queues", "regions", "stats", "monitor")
+TABLES = (
+    "processes",
+    "models",
+    "segments",
+    "slots",
+    "queues",
+    "regions",
+    "stats",
+    "gpus",
+    "monitor",
+)
 
 
 def _parser() -> argparse.ArgumentParser:

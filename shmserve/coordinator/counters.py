@@ -22,6 +22,7 @@ from shmserve.core.regions import RegionBook
 from shmserve.protocol.stats_messages import (
     CounterPage,
     DropPages,
+    GpuReport,
     ModelReport,
     PageOwner,
     ProcessReport,
@@ -215,7 +216,7 @@ class Counters:
         """How many processes have ended, by role."""
         return self._totals.ends
 
-    def report(self, fleet: Fleet, book: RegionBook) -> Report:
+    def report(self, fleet: Fleet, book: RegionBook, gpus: tuple[GpuReport, ...]) -> Report:
         """All numbers as of now."""
         total = _Sum(_copy(self._totals.models))
         processes: list[ProcessReport] = []
@@ -235,6 +236,7 @@ class Counters:
             fleet.ledger.total,
             _regions(book),
             total.unreadable,
+            gpus,
         )
 
     # ----------------------------------------------------------------- inside

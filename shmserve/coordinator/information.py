@@ -13,6 +13,7 @@ from shmserve.coordinator.monitoring import Monitoring
 from shmserve.coordinator.orders import Send
 from shmserve.coordinator.regions import Regions
 from shmserve.core.fleet import Fleet
+from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.link_messages import Show, Shown, Stats
 from shmserve.protocol.messages import ToCoordinator
@@ -20,6 +21,7 @@ from shmserve.protocol.stats_messages import (
     AskReport,
     CounterPage,
     PageOwner,
+    Report,
     ReportGiven,
     StoredPages,
 )
@@ -27,13 +29,14 @@ from shmserve.transport.questions import close_all
 
 
 class Information:
-    """See the module. `own`: the coordinator's process id, pid and start."""
+    """See the module. `gpus`: reads them; `own`: the coordinator's process id, pid and start."""
 
     def __init__(
         self,
         fleet: Fleet,
         regions: Regions,
         counters: Counters,
+        gpus: GpuUse,
         send: Send,
         own: tuple[str, int, float],
     ) -> None:
@@ -41,6 +44,7 @@ class Information:
         self.monitoring: Monitoring | None = None
         self._fleet = fleet
         self._regions = regions
+        self._gpus = gpus
         self._send = send
         self._own = own
         self._questions = shows.Questions(send)
@@ -125,18 +129,23 @@ class Information:
         elif message.what == "regions":
             rows = shows.region_rows(self._regions.book)
         elif message.what == "stats":
-            rows = shows.stats_rows(self.counters.report(self._fleet, self._regions.book))
+            rows = shows.stats_rows(self._numbers())
+        elif message.what == "gpus":
+            rows = shows.gpu_rows(self._gpus.latest())
         else:
             self._send(asker, Shown(message.ticket, (), f"nothing is called {message.what!r}"))
             return
         for part in shows.parts(message.ticket, rows):
             self._send(asker, part)
 
+    def _numbers(self) -> Report:
+        return self.counters.report(self._fleet, self._regions.book, self._gpus.latest())
+
     def _report(self, now: float) -> None:
         """All numbers to all who asked."""
         if not self._reports or not self.counters.settled(now):
             return
-        data = msgspec.msgpack.encode(self.counters.report(self._fleet, self._regions.book))
+        data = msgspec.msgpack.encode(self._numbers())
         for asker, ticket in self._reports:
             self._send_file(asker, ReportGiven(ticket, len(data)), data)
         self._reports.clear()

@@ -23,13 +23,17 @@ from shmserve.core.counters import add_each
 from shmserve.core.fleet import Fleet
 from shmserve.core.history import LEVELS, History, Kind, Sample
 from shmserve.core.regions import RegionBook
+from shmserve.observe.gpu_use import MOST as MOST_GPUS
+from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol.history_messages import (
     AskHistory,
+    GpuHistory,
     HistoryReport,
     ModelHistory,
     ValueHistory,
 )
 from shmserve.protocol.link_messages import AskStats
+from shmserve.protocol.stats_messages import GpuReport
 
 _MAX_VALUES = 512  # names that models report, of all models
 _TOTAL, _SYSTEM = ("total",), ("system",)
@@ -58,6 +62,8 @@ _SYSTEM_KIND = Kind(
         ("processes", "mean"),
     ),
 )
+_GPU_COLUMNS = ("utilization", "memory", "temperature", "power")
+_GPU_KIND = Kind((), 0, None, tuple((name, "mean") for name in _GPU_COLUMNS))
 _VALUE_KINDS = {
     **{kind: Kind((), 0, None, (("value", way),)) for kind, way in reported.KINDS.items()},
     reported.CDF: Kind(
@@ -71,7 +77,7 @@ class Monitoring:
     """See the module.
 
     Args:
-        counters, fleet, book: what is read.
+        counters, fleet, book, gpus: what is read.
         send: to a process, if it is there.
         epoch: the service's.
         models: how many model versions a frontend counts apart.
@@ -87,6 +93,7 @@ class Monitoring:
         counters: Counters,
         fleet: Fleet,
         book: RegionBook,
+        gpus: GpuUse,
         send: Send,
         epoch: str,
         models: int,
@@ -100,10 +107,11 @@ class Monitoring:
         self._counters = counters
         self._fleet = fleet
         self._book = book
+        self._gpus = gpus
         self._send = send
         self._life = f"{epoch}-{time.time_ns():x}"
         self._again = again
-        self._history = History(2 * models + _MAX_VALUES + 2)
+        self._history = History(2 * models + _MAX_VALUES + MOST_GPUS + 2)
         self._growth = Growth()
         self._uses = Uses(now)
         self._watch = Watch(counters.ends)
@@ -138,12 +146,15 @@ class Monitoring:
         first, until = history.span(level, since)
         values: list[ValueHistory] = []
         models: list[ModelHistory] = []
+        gpus: list[GpuHistory] = []
         for key, track in history.tracks.items():
             columns = track.part(level, first, until, history.runs(level))
             match key:
                 case ("value", str(model), str(version), str(name), str(kind)):
                     latest = tuple(self._distributions.get(key, ()))
                     values.append(ValueHistory(model, version, name, kind, columns, latest))
+                case ("gpu", int(index), str(uuid), str(name)):
+                    gpus.append(GpuHistory(uuid, index, name, columns))
                 case ("model", str(model), str(version)) if not asked.brief:
                     models.append(ModelHistory(model, version, columns))
         brief = asked.brief
@@ -162,9 +173,10 @@ class Monitoring:
             tuple(models),
             () if brief else self._uses.list(self._fleet, now),
             () if brief else self._watch.troubles.list(),
-            None if brief else self._counters.report(self._fleet, self._book),
+            None if brief else self._counters.report(self._fleet, self._book, self._gpus.latest()),
             self._uses.machine,
             os.cpu_count() or 0,
+            tuple(sorted(gpus, key=lambda gpu: gpu.index)),
         )
 
     def exited(self, instance: str, why: str) -> None:
@@ -189,6 +201,9 @@ class Monitoring:
         samples: Samples = {}
         self._models(samples, readings, counts)
         samples[_SYSTEM] = _SYSTEM_KIND, Sample(gauges=self._system(readings))
+        for gpu in self._gpus.latest():
+            key = ("gpu", gpu.index, gpu.uuid, gpu.name)
+            samples[key] = _GPU_KIND, Sample(gauges=_gauges(gpu))
         self._values(samples, readings)
         self._history.add(second, seconds, samples)
 
@@ -249,3 +264,10 @@ class Monitoring:
             samples[key] = _VALUE_KINDS[one.kind], Sample(gauges=reported.gauges(one))
             if one.kind == reported.CDF:
                 self._distributions[key] = one.points
+
+
+def _gauges(gpu: GpuReport) -> list[float]:
+    """By `_GPU_COLUMNS`."""
+    percent = None if gpu.utilization is None else 100 * gpu.utilization
+    found = (percent, gpu.memory_used, gpu.temperature, gpu.power)
+    return [math.nan if value is None else value for value in found]

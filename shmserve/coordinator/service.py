@@ -36,6 +36,7 @@ from shmserve.core.fleet import Fleet
 from shmserve.core.tuning import initial_log
 from shmserve.errors import ConfigError, PeerDied, ProtocolViolation
 from shmserve.observe import gpus
+from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol import messages
 from shmserve.protocol.link_messages import Hello, Welcome
 from shmserve.protocol.messages import FromCoordinator, ToCoordinator
@@ -84,6 +85,7 @@ class Coordinator:
         self._desk: Desk
         self._background: Background
         self._door: ClientDoor | None = None
+        self._gpus = GpuUse()
 
     def run(self) -> int:
         lock = rundir.lock(self._run_dir, "coordinator")
@@ -167,6 +169,7 @@ class Coordinator:
             self._desk.begin(chosen, marks, now)
         self._door = ClientDoor(self._settings, self._run_dir, regions, self._selector)
         self._door.open()
+        self._gpus.start()
         self._selector.register(listener, selectors.EVENT_READ, None)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
         self._selector.register(self._master_fd, selectors.EVENT_READ, None)
@@ -189,10 +192,10 @@ class Coordinator:
         settled_at = now + SETTLE_S if again else 0.0
         counters = Counters(self._run_dir, self._epoch, self._send, most, settled_at)
         own = (self._process, os.getpid(), now)
-        information = Information(fleet, regions, counters, self._send, own)
+        information = Information(fleet, regions, counters, self._gpus, self._send, own)
         if settings.dashboard:
             information.monitoring = Monitoring(
-                counters, fleet, regions.book, self._send, self._epoch, most, again, now
+                counters, fleet, regions.book, self._gpus, self._send, self._epoch, most, again, now
             )
         return information
 
@@ -334,6 +337,7 @@ class Coordinator:
                 self._desk.gone(peer.process, time.monotonic())
 
     def _close(self) -> None:
+        self._gpus.stop()
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()

@@ -14,7 +14,7 @@ from shmserve.core.regions import RegionBook
 from shmserve.core.request_counters import Reason
 from shmserve.protocol.link_messages import AskStats, Shown
 from shmserve.protocol.messages import FromCoordinator
-from shmserve.protocol.stats_messages import ModelReport, Report
+from shmserve.protocol.stats_messages import GpuReport, ModelReport, Report
 
 Row = dict[str, Any]
 ASKED = ("segments", "slots", "queues", "monitor")  # what the processes are asked for
@@ -101,6 +101,26 @@ def region_rows(book: RegionBook) -> list[Row]:
         }
         for region in sorted(book.regions.values(), key=lambda r: (r.uid, r.name))
     ]
+
+
+def gpu_rows(gpus: tuple[GpuReport, ...]) -> list[Row]:
+    """One row a GPU; a value that it does not have is left out."""
+    rows = [
+        {
+            "gpu": gpu.index,
+            "name": gpu.name,
+            "utilization": gpu.utilization,
+            "memory_used_bytes": gpu.memory_used,
+            "memory_total_bytes": gpu.memory_total,
+            "temperature_celsius": gpu.temperature,
+            "power_watts": gpu.power,
+            "power_limit_watts": gpu.power_limit,
+            "energy_joules": gpu.energy,
+            "uuid": gpu.uuid,
+        }
+        for gpu in gpus
+    ]
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
 def stats_rows(report: Report) -> list[Row]:

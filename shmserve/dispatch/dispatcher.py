@@ -13,12 +13,12 @@ from shmserve.config import Settings
 from shmserve.core.counters import Gauges
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.dispatch.abandoned import Abandoned
-from shmserve.dispatch.affinity import Affinity
 from shmserve.dispatch.call import Call
 from shmserve.dispatch.counting import Counting, reason_of
 from shmserve.dispatch.models import ModelDesk
 from shmserve.dispatch.online import set_online
-from shmserve.dispatch.peer import Lane, Peer
+from shmserve.dispatch.peer import Peer
+from shmserve.dispatch.peers import Peers
 from shmserve.dispatch.pipeline import PLATFORM, PipelineCall, Pipelines
 from shmserve.dispatch.regions import RegionDesk
 from shmserve.dispatch.relay import RelayMemory
@@ -28,13 +28,9 @@ from shmserve.errors import (
     ArenaExhausted,
     InvalidArgument,
     NotFound,
-    PeerDied,
-    QueueFull,
-    ShmserveError,
     Unavailable,
 )
 from shmserve.observe import gauges
-from shmserve.protocol.data_messages import Execute
 from shmserve.protocol.link_messages import Welcome
 from shmserve.protocol.messages import FromCoordinator
 from shmserve.protocol.stats_messages import CounterPage
@@ -76,11 +72,7 @@ class Dispatcher:
         self.regions = RegionDesk(self._link)
         self.models = ModelDesk(self._link, self.process, settings)
         self.abandoned = Abandoned(self.memory)
-        self._affinity = Affinity()
-        self._peers: dict[str, Peer] = {}
-        self._departed: list[Peer] = []  # they may still hold something of ours
-        self._pruned_at = -1
-        self._lock = threading.Lock()
+        self.peers = Peers(self._run_dir, self.snapshot, self._peer)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._maintain, name="maintenance", daemon=True)
 
@@ -96,11 +88,7 @@ class Dispatcher:
         if self._thread.is_alive():
             self._thread.join(timeout=2 * _MAINTENANCE_S)
         self.abandoned.close()
-        with self._lock:
-            peers = [*self._peers.values(), *self._departed]
-            self._peers, self._departed = {}, []
-        for peer in peers:
-            peer.close()
+        self.peers.close()
         self._link.close()
         self.memory.close()
         self.counting.close()
@@ -186,67 +174,15 @@ class Dispatcher:
             return PipelineCall(self, steps, timeout_s, cancellable)
         return Call(self, entry, timeout_s, cancellable)
 
-    def lane(self, entry: ModelEntry, tried: set[str], message: Execute) -> tuple[Peer, Lane]:
-        """A lane to the least loaded instance that is not in `tried`, on the GPU that has the
-        request's memory if there is one.
-
-        Raises:
-            Unavailable: no instance takes requests now.
-            QueueFull: all that do have full queues.
-        """
-        full: QueueFull | None = None
-        candidates = [self._peer(i) for i in entry.instances if i.process not in tried]
-        if len(candidates) > 1:
-            candidates.sort(key=lambda peer: peer.load)
-            near = self._affinity.device(self.snapshot(), message)
-            if near:
-                candidates.sort(key=lambda peer: peer.instance.device != near)
-        for peer in candidates:
-            try:
-                return peer, peer.acquire()
-            except QueueFull as ex:
-                full = ex
-            except PeerDied:
-                tried.add(peer.instance.process)
-                self.departed(peer)
-        if full is not None:
-            raise full
-        raise Unavailable(
-            f"no executor of model '{entry.spec.name}' is running now; it is being restarted"
+    def _peer(self, instance: LiveInstance, path: str) -> Peer:
+        return Peer(
+            instance,
+            path,
+            self.process,
+            self.memory,
+            self.settings.max_queue,
+            keep=bool(self.settings.grps_pipelines),
         )
-
-    def _peer(self, instance: LiveInstance) -> Peer:
-        peer = self._peers.get(instance.process)
-        if peer is None:
-            path = os.path.join(self._run_dir, instance.endpoint)
-            with self._lock:
-                peer = self._peers.setdefault(
-                    instance.process,
-                    Peer(
-                        instance,
-                        path,
-                        self.process,
-                        self.memory,
-                        self.settings.max_queue,
-                        keep=bool(self.settings.grps_pipelines),
-                    ),
-                )
-        return peer
-
-    def lost(self, peer: Peer, ex: ShmserveError) -> None:
-        """A peer's channel failed: what it held comes back; a live one is met again later."""
-        log.warning("executor %s lost: %s", peer.instance.process, ex)
-        with self._lock:
-            if self._peers.get(peer.instance.process) is peer:
-                del self._peers[peer.instance.process]
-        peer.close()
-
-    def departed(self, peer: Peer) -> None:
-        """A peer takes no more requests: it is ending, but may be working on earlier ones."""
-        with self._lock:
-            if self._peers.get(peer.instance.process) is peer:
-                del self._peers[peer.instance.process]
-                self._departed.append(peer)
 
     def explain(self, regions: set[int], wait_s: float) -> None:
         """An executor died of a request with these regions: say so if it was their fault.
@@ -285,9 +221,8 @@ class Dispatcher:
             try:
                 prepared = prepared or self._prepare()
                 self.abandoned.poll(_MAINTENANCE_S if prepared else _STARTING_S)
-                for peer in list(self._peers.values()):
-                    peer.flush()
-                self._prune()
+                self.peers.flush()
+                self.peers.prune()
                 self.memory.trim(self.settings.segment_idle_s)
                 self._measure()
                 self.tracer.flush(self.server.take_traces)
@@ -302,32 +237,6 @@ class Dispatcher:
             log.debug("no arena yet: %s", ex)
             return False
         return True
-
-    def _prune(self) -> None:
-        """Forget executors that the registry does not name any more."""
-        with self._lock:
-            over = [peer for peer in self._departed if peer.over]
-            self._departed = [peer for peer in self._departed if peer not in over]
-        for peer in over:
-            peer.close()
-        try:
-            snapshot = self.snapshot()
-        except Unavailable:
-            return
-        if snapshot.generation == self._pruned_at:
-            return
-        self._pruned_at = snapshot.generation
-        live = {
-            instance.process
-            for versions in snapshot.models.values()
-            for entry in versions.values()
-            for instance in entry.instances
-        }
-        with self._lock:
-            gone = [p for name, p in self._peers.items() if name not in live]
-            for peer in gone:
-                del self._peers[peer.instance.process]
-            self._departed += gone
 
     def _measure(self) -> None:
         stats = self.memory.stats()
@@ -353,12 +262,7 @@ class Dispatcher:
 
     def _stats(self, what: str) -> dict[str, Any]:
         if what == "queues":
-            return {
-                "queues": [
-                    {"instance": p.instance.name, "in_flight": p.in_flight}
-                    for p in list(self._peers.values())
-                ]
-            }
+            return {"queues": self.peers.rows()}
         arena = self.memory.stats()
         return {
             "abandoned": len(self.abandoned),

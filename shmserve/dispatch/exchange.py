@@ -78,7 +78,7 @@ class Exchange:
             except PeerDied:  # it was not taken, so it is no attempt
                 peer.discard(lane)
                 tried.add(peer.instance.process)
-                self._dispatcher.departed(peer)
+                self._dispatcher.peers.departed(peer)
                 continue
             try:
                 return self._begin(peer, lane)
@@ -130,7 +130,7 @@ class Exchange:
         """
         while True:
             try:
-                return *self._dispatcher.lane(entry, tried, self._message), entry
+                return *self._dispatcher.peers.lane(entry, tried, self._message), entry
             except QueueFull:
                 raise
             except Unavailable:  # those known of have ended: have others taken over?
@@ -209,7 +209,7 @@ class Exchange:
             InvalidArgument: a client's region was the cause.
         """
         peer.discard(lane)
-        self._dispatcher.lost(peer, ex)
+        self._dispatcher.peers.lost(peer, ex)
         regions = _regions_of(self._message)
         if regions:  # was it one of them? Whatever it was: not a second time
             self._dispatcher.explain(regions, _QUARANTINE_S)

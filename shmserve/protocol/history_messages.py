@@ -54,6 +54,16 @@ class ValueHistory(Struct, frozen=True, array_like=True):
     latest: tuple[float, ...] = ()
 
 
+class GpuHistory(Struct, frozen=True, array_like=True):
+    """Series of one GPU: utilization (percent), memory (bytes), temperature (degrees Celsius),
+    power (watts)."""
+
+    uuid: str
+    index: int
+    name: str
+    columns: dict[str, Column]
+
+
 class ProcessUse(Struct, frozen=True, array_like=True):
     """A process of the service right now. `cpu_percent`: 100 is one core; None: unknown."""
 
@@ -94,3 +104,4 @@ class HistoryReport(Struct, frozen=True, array_like=True):
     report: Report | None = None
     machine_bytes: int = 0
     processors: int = 0
+    gpus: tuple[GpuHistory, ...] = ()

@@ -100,6 +100,19 @@ FromCoordinator = (
     | HistoryGiven
 )  # fmt: skip
 
+# Void for a new coordinator: what the hello tells it, or what it asks or is asked again.
+VOID = (
+    *(GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion),
+    *(AskReport, ChangeLog, ChangeTrace, TakeTraces, LoadModel, UnloadModel, SetOnline),
+    *(AskHistory, RegisterCudaRegion, RegionProbed),
+)
+
+# Replies to `transport.link.Link.ask`: each has a `ticket`, and brings its question to an end.
+ANSWERS = (
+    *(RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer, ModelAnswer, OnlineSet),
+    HistoryGiven,
+)
+
 encoder = msgspec.msgpack.Encoder()
 encode = encoder.encode
 decode_to_executor = msgspec.msgpack.Decoder(ToExecutor).decode

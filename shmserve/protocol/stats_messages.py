@@ -97,11 +97,36 @@ class RegionsReport(Struct, frozen=True, array_like=True):
     quarantined: int
 
 
+class GpuReport(Struct, frozen=True, array_like=True):
+    """A GPU as its driver sees it; None: that is not told of this one.
+
+    Attributes:
+        uuid, name: NVML's, e.g. GPU-4f0c… and NVIDIA H200.
+        index: NVML's number, that of nvidia-smi.
+        utilization: 0 to 1, for how much of the last moments anything ran.
+        memory_used, memory_total: bytes; what the driver keeps for itself is used.
+        temperature: degrees Celsius.
+        power, power_limit: watts.
+        energy: joules since the driver was loaded.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    temperature: int | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    energy: float | None = None
+
+
 class Report(Struct, frozen=True, array_like=True):
     """All numbers at one moment.
 
     `starts` and `ends`: processes by role since the service began. `unreadable`: pages
-    that could not be read, left out of everything above.
+    that could not be read, left out of everything above. `gpus`: those that answer.
     """
 
     models: tuple[ModelReport, ...]
@@ -112,3 +137,4 @@ class Report(Struct, frozen=True, array_like=True):
     pool_used: int = 0
     regions: tuple[RegionsReport, ...] = ()
     unreadable: int = 0
+    gpus: tuple[GpuReport, ...] = ()

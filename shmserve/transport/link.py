@@ -26,12 +26,9 @@ import msgspec
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, Unavailable
 from shmserve.observe import logs
 from shmserve.protocol import messages
-from shmserve.protocol.grps_messages import OnlineSet, SetOnline
-from shmserve.protocol.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.link_messages import (
     AskStats,
     GiveBack,
-    Grant,
     Granted,
     Hello,
     Loaded,
@@ -40,27 +37,11 @@ from shmserve.protocol.link_messages import (
     Trim,
     Welcome,
 )
-from shmserve.protocol.messages import FromCoordinator, ToCoordinator
-from shmserve.protocol.model_messages import LoadModel, ModelAnswer, UnloadModel
-from shmserve.protocol.region_messages import (
-    NeedRegion,
-    RegionAnswer,
-    RegionGiven,
-    RegionProbed,
-    RegisterCudaRegion,
-    RegisterRegion,
-    UnregisterRegions,
-)
-from shmserve.protocol.settings_messages import (
-    ChangeLog,
-    ChangeTrace,
-    LogChanged,
-    SettingsAnswer,
-    TakeTraces,
-)
-from shmserve.protocol.stats_messages import AskReport, ReportGiven
+from shmserve.protocol.messages import ANSWERS, VOID, FromCoordinator, ToCoordinator
+from shmserve.protocol.settings_messages import LogChanged
 from shmserve.transport import rundir
 from shmserve.transport.channel import MAX_MESSAGE, Channel
+from shmserve.transport.grants import Grants
 from shmserve.transport.questions import Make, Questions, close_all
 
 _log = logging.getLogger(__name__)
@@ -72,31 +53,6 @@ _RETRY_FIRST_S, _RETRY_CAP_S = 0.02, 0.5
 _CLOSE_S = 2.0
 _OUTBOX = 4096
 ARENA_WAIT_S = 2.0
-
-# What the next hello tells, or the next coordinator asks or is asked again, is void.
-_VOID = (
-    *(GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion),
-    *(AskReport, ChangeLog, ChangeTrace, TakeTraces, LoadModel, UnloadModel, SetOnline),
-    *(AskHistory, RegisterCudaRegion, RegionProbed),
-)
-
-# Replies to `Link.ask`: each has a `ticket`, and brings its question to an end.
-_ANSWERS = (
-    *(RegionAnswer, RegionGiven, ReportGiven, SettingsAnswer, ModelAnswer, OnlineSet),
-    HistoryGiven,
-)
-
-
-class _Ticket:
-    """A grant that is waited for (or no longer is: `abandoned`)."""
-
-    __slots__ = ("abandoned", "answered", "granted", "nbytes")
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.answered = threading.Event()
-        self.granted = False
-        self.abandoned = False
 
 
 class Link:
@@ -129,11 +85,10 @@ class Link:
         self._held_bytes = held_bytes
         self._loaded = loaded or (lambda: None)
         self._instance = instance
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the three below
         self._outbox: deque[ToCoordinator] = deque(maxlen=_OUTBOX)
         self._riding: dict[int, list[int]] = {}  # fds by id() of their message in the outbox
-        self._tickets: dict[int, _Ticket] = {}
-        self._next_ticket = 1
+        self._grants = Grants()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shmserve-link", daemon=True)
@@ -201,22 +156,14 @@ class Link:
 
     def grant(self, nbytes: int, timeout_s: float) -> bool:
         """Ask for pool budget; False: refused, or no answer within `timeout_s`."""
-        ticket = _Ticket(nbytes)
         with self._lock:
-            number = self._next_ticket
-            self._next_ticket += 1
-            self._tickets[number] = ticket
+            ticket = self._grants.open(nbytes)
             if self.connected:
-                self._outbox.append(Grant(number, nbytes))
+                self._outbox.append(ticket.question)
         self._wake()
-        ticket.answered.wait(timeout_s)
+        ticket.wait(timeout_s)
         with self._lock:
-            if ticket.answered.is_set():
-                return ticket.granted
-            ticket.abandoned = True  # a late grant is given back at once
-            if not self.connected:
-                self._tickets.pop(number, None)
-            return False
+            return self._grants.close(ticket, self.connected)
 
     def arena_bytes(self) -> int:
         """How large an arena's first segment should be: the coordinator's word.
@@ -291,8 +238,7 @@ class Link:
             self.epoch, self._arena_bytes = welcome.epoch, welcome.arena_bytes
             self._welcomed.set()
             self.connected = True
-            again = [Grant(n, t.nbytes) for n, t in self._tickets.items() if not t.abandoned]
-            self._outbox.extendleft(again)
+            self._outbox.extendleft(self._grants.again())
             self._outbox.extend(self._questions.again())
         self._on_message(welcome)
 
@@ -321,7 +267,7 @@ class Link:
         if isinstance(message, Granted):
             self._answered(message)
             return
-        if isinstance(message, _ANSWERS):
+        if isinstance(message, ANSWERS):
             self._questions.answered(message.ticket, message, fds)
             return
         try:
@@ -342,24 +288,18 @@ class Link:
 
     def _answered(self, message: Granted) -> None:
         with self._lock:
-            ticket = self._tickets.pop(message.ticket, None)
-            if ticket is None:
-                return
-            if ticket.abandoned:
-                if message.granted:
-                    self._outbox.append(GiveBack(ticket.nbytes))
-                return
-            ticket.granted = message.granted
-            ticket.answered.set()
+            unwanted = self._grants.answered(message)
+            if unwanted:
+                self._outbox.append(GiveBack(unwanted))
         if not message.granted:
             _log.info("pool budget refused process=%s reason=%s", self._process, message.reason)
 
     def _disconnected(self) -> None:
         with self._lock:
             self.connected = self._counting = False
-            self._tickets = {n: t for n, t in self._tickets.items() if not t.abandoned}
+            self._grants.disconnected()
             kept = [
-                m for m in self._outbox if not isinstance(m, _VOID) and id(m) not in self._riding
+                m for m in self._outbox if not isinstance(m, VOID) and id(m) not in self._riding
             ]
             self._outbox.clear()
             self._outbox.extend(kept)

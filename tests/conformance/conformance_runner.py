@@ -3,7 +3,7 @@
 A case of `cases/http.jsonl` has a `request` (method, path, headers and body, or the
 raw bytes of the connection) and `accept`, a list of expectations of which one must
 be met. Levels: `answer` (status and content), `error` (one of the statuses and a
-well-formed error body), `alive` (anything orderly).
+well-formed error body, with this `text` if it is given), `alive` (anything orderly).
 """
 
 from __future__ import annotations
@@ -128,6 +128,8 @@ def _problems(
         yield f"status {answer.status}, not one of {statuses}: {answer.body[:150]!r}"
     elif answer.status >= 400 and not (expected.get("body") == "none" and not answer.body):
         yield from _error_problems(case, answer)
+        if "text" in expected and expected["text"] != json.loads(answer.body)["error"]:
+            yield f"the error says {answer.body!r}"
 
 
 def _error_problems(case: dict[str, Any], answer: Answer) -> Iterator[str]:

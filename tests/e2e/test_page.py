@@ -15,20 +15,24 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from shmserve.testing.server import RunningServer, wait_until
+from tests.cuda import fake
 
 MODELS = Path(__file__).parents[1] / "monitor_models"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 CHARTS = 15
+GPU_CHARTS = 4
 GOOD = {"inputs": [{"name": "X", "shape": [3], "datatype": "FP32", "data": [1, 2, 6]}]}
 BAD = {"inputs": [{"name": "X", "shape": [1], "datatype": "FP32", "data": [-1]}]}
 PATIENCE_MS = 60_000  # a watchdog
 
 
 @pytest.fixture(scope="module")
-def busy() -> Iterator[RunningServer]:
-    """A service that one client keeps busy."""
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A service that one client keeps busy, on a host with two GPUs, one of which is visible."""
     stop = threading.Event()
-    with RunningServer(MODELS, http_workers=1, grpc_processes=0) as server:
+    environ = fake.environment(tmp_path_factory.mktemp("libcuda"), devices=2)
+    environ["CUDA_VISIBLE_DEVICES"] = "1"
+    with RunningServer(MODELS, environ, http_workers=1, grpc_processes=0) as server:
 
         def load() -> None:
             for number in iter(int, 1):
@@ -110,7 +114,7 @@ def test_everything_moves_under_load_without_a_click(browser: Browser, busy: Run
     page, seen = visit(browser, busy)
     wait_until(lambda: tile(page, "Requests") > 0, "requests")
     # one chart more for each value that the model reports
-    expect(page.locator("figure canvas")).to_have_count(CHARTS + 6)
+    expect(page.locator("figure canvas")).to_have_count(CHARTS + GPU_CHARTS + 6)
     before = drawn(page)
     labels = page.locator("figure").evaluate_all(
         "all => all.map(one => one.querySelector('.plot').getAttribute('aria-label'))"
@@ -144,8 +148,35 @@ def test_numbers_agree_with_the_metrics(browser: Browser) -> None:
         expect(page.locator("#troubles tbody tr").first).to_contain_text("the model raised")
         held = server.show("processes")
         expect(page.locator("#processes tbody tr")).to_have_count(len(held) - 1)  # one asks
+        expect(page.locator("#gpus-section")).to_be_hidden()
         assert seen.complaints == []
         page.context.close()
+
+
+def test_gpus_have_charts_of_their_own(browser: Browser, busy: RunningServer) -> None:
+    page, seen = visit(browser, busy)
+    shown = {
+        "GPU utilisation": "GPU 1 31 %",
+        "GPU memory": "GPU 1 1 GiB",
+        "GPU temperature": "GPU 1 41 °C",
+        "GPU power": "GPU 1 150 W",
+    }
+    for title, text in shown.items():
+        chart = page.get_by_role("img", name=re.compile(rf"^{title}, [^:]+: {text}$"))
+        expect(chart).to_be_visible()
+    cells = page.locator("#gpus tbody tr").locator("th, td")
+    expect(cells).to_have_text(
+        ["1", "Fake GPU", "31 %", "1 GiB", "4 GiB", "41 °C", "150 W", "300 W"]
+    )
+    (row,) = busy.show("gpus")
+    assert (row["gpu"], row["temperature_celsius"]) == (1, 41)
+    _, _, text = busy.request("GET", "/metrics")
+    assert re.search(rb'^shmserve_gpu_power_watts{gpu="1",.*} 150.001$', text, re.M)
+    page.get_by_label("60 min").check()
+    expect(page.locator("#now-title")).to_have_text("This minute")
+    expect(cells.nth(2)).to_have_text("31 %")
+    assert seen.complaints == []
+    page.context.close()
 
 
 def test_what_models_say_is_shown_and_not_run(browser: Browser, busy: RunningServer) -> None:
@@ -302,7 +333,7 @@ _PIECEMEAL = """async () => {
       const late = poll > 5; // a model that comes later
       series.add({
         life, level: "second", seconds: 1, points, first, until, running, ended_at: 100 + until,
-        total: { n: cells }, system: {}, values: [],
+        total: { n: cells }, system: {}, values: [], gpus: [],
         models: late ? [{ name: "m", version: "1", series: { n: cells } }] : [],
       });
       const wanted = [];

@@ -1,7 +1,7 @@
 """Which devices the fakes of CUDA and of NVML speak of.
 
-FAKE_CUDA_DEVICES says how many the host has (default 2; "none": a host without a driver).
-Each of them is also two MIG devices, by name only.
+FAKE_CUDA_DEVICES says how many the host has (default 2; "none": a host without a driver),
+FAKE_CUDA_MIG which of them (numbers with commas) are divided into two MIG devices each.
 """
 
 from __future__ import annotations
@@ -14,14 +14,23 @@ NAME = "Fake GPU"
 
 
 class Physical(NamedTuple):
-    """One device, or one MIG device of it."""
+    """A device, or a MIG device of it (`part` 1 or 2)."""
 
     index: int
-    uuid: UUID
+    part: int = 0
 
+    @property
+    def uuid(self) -> UUID:
+        return UUID(int=0xFA4EC0DA << 96 | self.index << 8 | self.part)
 
-def _named(index: int, mig: int = 0) -> Physical:
-    return Physical(index, UUID(int=0xFA4EC0DA << 96 | index << 8 | mig))
+    @property
+    def name(self) -> str:
+        return f"{'MIG' if self.part else 'GPU'}-{self.uuid}"
+
+    @property
+    def parts(self) -> list[Physical]:
+        divided = str(self.index) in os.environ.get("FAKE_CUDA_MIG", "").split(",")
+        return [Physical(self.index, part) for part in (1, 2)] if divided else []
 
 
 def has_driver() -> bool:
@@ -35,38 +44,32 @@ def memory_bytes() -> int:
 
 def every() -> list[Physical]:
     """All devices of the host, as NVML counts them."""
-    if not has_driver():
-        return []
-    return [_named(index) for index in range(int(os.environ.get("FAKE_CUDA_DEVICES", "2")))]
+    count = int(os.environ.get("FAKE_CUDA_DEVICES", "2")) if has_driver() else 0
+    return [Physical(index) for index in range(count)]
 
 
 def _find(token: str) -> Physical | None:
     devices = every()
     if token.isdecimal():
         return devices[int(token)] if int(token) < len(devices) else None
-    kind, _, rest = token.partition("-")
-    if kind == "MIG":
-        devices = [_named(device.index, mig) for device in devices for mig in (1, 2)]
-    found = [device for device in devices if rest and str(device.uuid).startswith(rest.lower())]
-    return found[0] if kind in ("GPU", "MIG") and len(found) == 1 else None
+    devices += [part for device in devices for part in device.parts]
+    found = [device for device in devices if device.name.startswith(token)]
+    return found[0] if token[:4] in ("GPU-", "MIG-") and len(found) == 1 else None
 
 
 def visible() -> list[Physical]:
-    """What CUDA shows a process: CUDA_VISIBLE_DEVICES up to the first name that is none.
-
-    Of MIG devices it shows one, and nothing beside it; a device named twice hides all.
+    """What CUDA shows a process: CUDA_VISIBLE_DEVICES up to the first name that is none, or of
+    another kind; nothing if one is named twice. Of MIG devices it shows one, and nothing beside.
     """
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if told is None:
-        return every()
     chosen: list[Physical] = []
-    for token in (part.strip() for part in told.split(",")):
+    tokens = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(d.index) for d in every()))
+    kinds = {token.strip()[:4] if "-" in token else "" for token in tokens.split(",")[:1]}
+    for token in (part.strip() for part in tokens.split(",")):
         found = _find(token)
-        if found is None or (chosen and token.startswith("MIG-")):
+        if found is None or (token[:4] if "-" in token else "") not in kinds:
             break
         if found in chosen:
             return []
         chosen.append(found)
-        if token.startswith("MIG-"):
-            break
-    return chosen
+    parts = [p for device in chosen for p in ([device] if device.part else device.parts)]
+    return parts[:1] or chosen

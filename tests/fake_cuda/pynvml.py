@@ -1,49 +1,51 @@
 """A fake of nvidia-ml-py: the calls that a monitor of devices makes.
 
-FAKE_CUDA_LACKS names, with commas, functions (without "nvmlDevice") that this device's kind lacks.
+FAKE_CUDA_LACKS names functions (with commas, without "nvmlDevice") that the devices do not support.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from types import SimpleNamespace
+import types
 
 import fake_devices
+from fake_devices import Physical
 
 NVML_TEMPERATURE_GPU = 0
-NVML_ERROR_UNINITIALIZED = 1
-NVML_ERROR_INVALID_ARGUMENT = 2
-NVML_ERROR_NOT_SUPPORTED = 3
-NVML_ERROR_LIBRARY_NOT_FOUND = 12
-
 _initialised = 0
 
 
 class NVMLError(Exception):
-    value = 0
+    def __init__(self, value: int = 0) -> None:
+        super().__init__(value)
+        self.value = value
 
 
 class NVMLError_Uninitialized(NVMLError):
-    value = NVML_ERROR_UNINITIALIZED
+    pass
 
 
 class NVMLError_InvalidArgument(NVMLError):
-    value = NVML_ERROR_INVALID_ARGUMENT
+    pass
 
 
 class NVMLError_NotSupported(NVMLError):
-    value = NVML_ERROR_NOT_SUPPORTED
+    pass
+
+
+class NVMLError_NotFound(NVMLError):
+    pass
 
 
 class NVMLError_LibraryNotFound(NVMLError):
-    value = NVML_ERROR_LIBRARY_NOT_FOUND
+    pass
 
 
 def nvmlInit() -> None:
     global _initialised
     if not fake_devices.has_driver():
-        raise NVMLError_LibraryNotFound("NVML Shared Library Not Found")
+        raise NVMLError_LibraryNotFound(12)
     _initialised += 1
 
 
@@ -55,9 +57,9 @@ def nvmlShutdown() -> None:
 
 def _check(function: str) -> None:
     if not _initialised:
-        raise NVMLError_Uninitialized("Uninitialized")
+        raise NVMLError_Uninitialized(1)
     if function in os.environ.get("FAKE_CUDA_LACKS", "").split(","):
-        raise NVMLError_NotSupported("Not Supported")
+        raise NVMLError_NotSupported(3)
 
 
 def nvmlSystemGetDriverVersion() -> str:
@@ -70,63 +72,75 @@ def nvmlDeviceGetCount() -> int:
     return len(fake_devices.every())
 
 
-def nvmlDeviceGetHandleByIndex(index: int) -> fake_devices.Physical:
+def nvmlDeviceGetHandleByIndex(index: int) -> Physical:
     _check("GetHandleByIndex")
-    devices = fake_devices.every()
-    if not 0 <= index < len(devices):
-        raise NVMLError_InvalidArgument("Invalid Argument")
-    return devices[index]
+    if not 0 <= index < len(fake_devices.every()):
+        raise NVMLError_InvalidArgument(2)
+    return fake_devices.every()[index]
 
 
-def nvmlDeviceGetUUID(handle: fake_devices.Physical) -> str:
+def nvmlDeviceGetUUID(handle: Physical) -> str:
     _check("GetUUID")
-    return f"GPU-{handle.uuid}"
+    return handle.name
 
 
-def nvmlDeviceGetName(handle: fake_devices.Physical) -> str:
+def nvmlDeviceGetName(handle: Physical) -> str:
     _check("GetName")
     return fake_devices.NAME
 
 
-def nvmlDeviceGetMemoryInfo(handle: fake_devices.Physical) -> SimpleNamespace:
+def nvmlDeviceGetMemoryInfo(handle: Physical) -> types.SimpleNamespace:
     _check("GetMemoryInfo")
     total = fake_devices.memory_bytes()
     used = total // 8 * (handle.index + 1)
-    return SimpleNamespace(total=total, used=used, free=total - used)
+    return types.SimpleNamespace(total=total, used=used, free=total - used)
 
 
-def nvmlDeviceGetUtilizationRates(handle: fake_devices.Physical) -> SimpleNamespace:
+def nvmlDeviceGetUtilizationRates(handle: Physical) -> types.SimpleNamespace:
     _check("GetUtilizationRates")
-    return SimpleNamespace(gpu=30 + handle.index, memory=10 + handle.index)  # percent
+    return types.SimpleNamespace(gpu=30 + handle.index, memory=10 + handle.index)  # percent
 
 
-def nvmlDeviceGetTemperature(handle: fake_devices.Physical, sensor: int) -> int:
+def nvmlDeviceGetTemperature(handle: Physical, sensor: int) -> int:
     _check("GetTemperature")
     if sensor != NVML_TEMPERATURE_GPU:
-        raise NVMLError_InvalidArgument("Invalid Argument")
+        raise NVMLError_InvalidArgument(2)
     return 40 + handle.index  # degrees Celsius
 
 
-def nvmlDeviceGetPowerUsage(handle: fake_devices.Physical) -> int:
+def nvmlDeviceGetPowerUsage(handle: Physical) -> int:
     _check("GetPowerUsage")
     return 150_000 + handle.index  # milliwatts
 
 
-def nvmlDeviceGetPowerManagementLimit(handle: fake_devices.Physical) -> int:
+def nvmlDeviceGetPowerManagementLimit(handle: Physical) -> int:
     _check("GetPowerManagementLimit")
     return 300_000  # milliwatts
 
 
-def nvmlDeviceGetEnforcedPowerLimit(handle: fake_devices.Physical) -> int:
+def nvmlDeviceGetEnforcedPowerLimit(handle: Physical) -> int:
     _check("GetEnforcedPowerLimit")
     return 290_000  # milliwatts
 
 
-def nvmlDeviceGetTotalEnergyConsumption(handle: fake_devices.Physical) -> int:
+def nvmlDeviceGetTotalEnergyConsumption(handle: Physical) -> int:
     _check("GetTotalEnergyConsumption")
     return int(time.monotonic() * 150_000)  # millijoules
 
 
-def nvmlDeviceGetMigMode(handle: fake_devices.Physical) -> list[int]:
+def nvmlDeviceGetMigMode(device: Physical) -> list[int]:
+    """Now, and after the next reset."""
     _check("GetMigMode")
-    return [0, 0]
+    return [int(bool(device.parts))] * 2
+
+
+def nvmlDeviceGetMaxMigDeviceCount(device: Physical) -> int:
+    _check("GetMaxMigDeviceCount")
+    return 7 if device.parts else 0
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(device: Physical, index: int) -> Physical:
+    _check("GetMigDeviceHandleByIndex")
+    if not 0 <= index < len(device.parts):
+        raise NVMLError_NotFound(6)
+    return device.parts[index]

@@ -268,7 +268,10 @@ def kill(server: RunningServer, instance: str) -> None:
 
 
 def busy(frontend: Dispatcher, instance: str) -> bool:
-    return any(p.in_flight for p in frontend._peers.values() if p.instance.name == instance)
+    peers = frontend.peers.by_process.values()
+    return any(p.in_flight for p in peers if p.instance.name == instance)
+        p.in_flight for p in frontend.peers.by_process.values() if p.instance.name == instance
+    )
 
 
 @pytest.mark.parametrize("victim", ["shift/1/0", "scale/1/0"])

@@ -116,7 +116,7 @@ class World:
 
     def report(self) -> Report:
         fleet = Fleet(Ledger(1000, 0), 1.0, 1.0)
-        return self.counters.report(fleet, RegionBook(Settings(), 0))
+        return self.counters.report(fleet, RegionBook(Settings(), 0), ())
 
     def answered(self) -> int:
         return sum(model.all_requests().succeeded for model in self.report().models)

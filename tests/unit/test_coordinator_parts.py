@@ -7,6 +7,7 @@ from shmserve.config import Settings
 from shmserve.coordinator import limits, shows, wanted
 from shmserve.errors import ConfigError
 from shmserve.protocol.link_messages import AskStats, Instance, Shown
+from shmserve.protocol.stats_messages import GpuReport
 from shmserve.tensor.spec import ModelSpec
 
 MIB = 1 << 20
@@ -145,6 +146,13 @@ def test_answers_of_every_form_become_rows(what, stats, row):
     questions.ask("cli-1-aa", 9, what, ["http-1-aa"], 0.0)
     questions.answered("http-1-aa", 1, stats, 0.1)
     assert sent[-1] == Shown(9, ({"process": "http-1-aa", **row},))
+
+
+def test_a_gpus_row_has_what_it_tells():
+    gpus = (GpuReport("GPU-a", 0, "H200", 0.5, 1, 2, 41, 3.0, 4.0, 5.0), GpuReport("GPU-b", 1, ""))
+    first, second = shows.gpu_rows(gpus)
+    assert list(first.values()) == [0, "H200", 0.5, 1, 2, 41, 3.0, 4.0, 5.0, "GPU-a"]
+    assert second == {"gpu": 1, "name": "", "uuid": "GPU-b"}
 
 
 def test_whoever_dies_is_not_waited_for():

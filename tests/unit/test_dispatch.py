@@ -111,7 +111,7 @@ def test_every_size_arrives_and_every_slot_comes_back(
         elif array.nbytes >= 4096:
             assert call.receipt.copied_out == 0  # an input given back is not copied
     assert slots_in_use(rig) == 0
-    rig.dispatcher._peers["x0"].flush()
+    rig.dispatcher.peers.by_process["x0"].flush()
     until(lambda: not rig.executors[0].memory.rows("slots"), "output slots were not released")
 
 

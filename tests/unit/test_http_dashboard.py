@@ -18,12 +18,13 @@ from shmserve.core.request_counters import Reason, RequestCounts
 from shmserve.core.troubles import Trouble
 from shmserve.errors import ConfigError
 from shmserve.protocol.history_messages import (
+    GpuHistory,
     HistoryReport,
     ModelHistory,
     ProcessUse,
     ValueHistory,
 )
-from shmserve.protocol.stats_messages import ModelReport, RegionsReport, Report
+from shmserve.protocol.stats_messages import GpuReport, ModelReport, RegionsReport, Report
 from tests.unit.http_client import Client, error_of
 
 ASSETS = ("page.js", "charts.js", "series.js", "format.js", "page.css", "icon.svg")
@@ -222,6 +223,24 @@ def test_every_model_has_a_row(client: Client) -> None:
     assert found["server"]["state"] == "ready"
 
 
+def gpu(index: int, *cells: float | None) -> GpuHistory:
+    columns = {"utilization": list(cells), "memory": [c and c * (1 << 20) for c in cells]}
+    return GpuHistory(f"GPU-{index}", index, "H200", columns)
+
+
+def test_gpus_have_series_and_what_they_have_if_they_answer(client: Client) -> None:
+    assert data(client)["gpus"] == []
+    answering = GpuReport("GPU-0", 0, "H200", memory_total=99, power_limit=700.0)
+    client.dispatcher.server.histories[0] = history(
+        gpus=(gpu(0, 1.0), gpu(1, None)), report=Report((), (), {}, {}, gpus=(answering,))
+    )
+    first, second = data(client)["gpus"]
+    assert (first["uuid"], first["index"], first["name"]) == ("GPU-0", 0, "H200")
+    assert first["series"]["utilization"] == [1.0]
+    assert (first["memory_total"], first["power_limit"]) == (99, 700.0)
+    assert (second["memory_total"], second["power_limit"]) == (None, None)
+
+
 def test_a_server_that_has_published_nothing_is_starting(client: Client) -> None:
     client.dispatcher.published = False
     found = data(client)
@@ -287,7 +306,18 @@ def test_a_reported_distribution_is_one_too(client: Client) -> None:
     assert series(client, "cost")["data"][-1] == [101, 99.99]
 
 
-@pytest.mark.parametrize("name", ["", "nope", "*nope"])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("*gpu1_usage(%25)", [0.0, 30.0]), ("*gpu10_mem_usage(MIB)", [512.0, 0.5])],
+)
+def test_a_gpu_is_named_by_its_number(client: Client, name: str, values: list[float]) -> None:
+    for level in range(len(LEVELS)):
+        both = (gpu(1, None, 30.0, 99.0), gpu(10, 512.0, 0.5, 99.0))
+        client.dispatcher.server.histories[level] = history(level, gpus=both)
+    assert [value for _, value in series(client, name)["data"]][-2:] == values
+
+
+@pytest.mark.parametrize("name", ["", "nope", "*nope", "*gpu0_usage(%25)", "*gpu_usage(%25)"])
 def test_an_unknown_name_is_told_as_grps_tells_it(client: Client, name: str) -> None:
     assert series(client, name) == b"key not found"
 

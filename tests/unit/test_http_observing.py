@@ -16,6 +16,7 @@ from shmserve.core.executor_counters import OTHER_SIZES
 from shmserve.core.registry import ModelState
 from shmserve.core.request_counters import OTHER, Reason
 from shmserve.protocol.stats_messages import (
+    GpuReport,
     ModelReport,
     PageOwner,
     ProcessReport,
@@ -62,6 +63,10 @@ def report() -> Report:
         10_000,
         5000,
         (RegionsReport("system", 2, 4096, 1),),
+        gpus=(
+            GpuReport("GPU-a", 0, "H200", 0.25, 1 << 30, 1 << 37, 41, 150.5, 700.0, 1234.5),
+            GpuReport("GPU-b", 3, "H200", memory_used=5),
+        ),
     )
 
 
@@ -217,6 +222,31 @@ def test_metrics_say_what_was_counted(client: Client) -> None:
     assert told["shmserve_regions_quarantined"] == {("system",): 1}
     assert told["shmserve_models"]["READY",] == len(client.dispatcher.entries)
     assert told["shmserve_build_info"] == {(shmserve.__version__,): 1}
+
+
+GPU_VALUES = {  # of the first GPU, with Triton's name as the parser reads it
+    "shmserve_gpu_utilization_ratio": ("nv_gpu_utilization", 0.25),
+    "shmserve_gpu_memory_used_bytes": ("nv_gpu_memory_used_bytes", 1 << 30),
+    "shmserve_gpu_memory_total_bytes": ("nv_gpu_memory_total_bytes", 1 << 37),
+    "shmserve_gpu_temperature_celsius": ("", 41),
+    "shmserve_gpu_power_watts": ("nv_gpu_power_usage", 150.5),
+    "shmserve_gpu_power_limit_watts": ("nv_gpu_power_limit", 700),
+    "shmserve_gpu_energy_joules_total": ("nv_energy_consumption_total", 1234.5),
+}
+
+
+def test_gpus_are_told_with_what_they_have(client: Client) -> None:
+    told = samples(client)
+    first, second = ("0", "GPU-a", "H200"), ("3", "GPU-b", "H200")
+    for name, (of_triton, value) in GPU_VALUES.items():
+        wanted = {first: value}
+        if name == "shmserve_gpu_memory_used_bytes":
+            wanted[second] = 5
+        assert told[name] == wanted, name
+        if of_triton:
+            assert told[of_triton] == {labels[1:2]: found for labels, found in wanted.items()}
+    plain = Client()
+    assert not re.search(rb"(nv|shmserve)_(gpu|energy)", plain.get("/metrics").body)
 
 
 def test_histograms_rise_to_their_count(client: Client) -> None:

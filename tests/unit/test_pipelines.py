@@ -88,7 +88,7 @@ class Line:
         memory = self.rig.dispatcher.memory
         until(lambda: memory.stats().slots == memory.stats().free, "input slots are held")
         until(lambda: not memory.passed, "outputs are still passed on")
-        for peer in self.rig.dispatcher._peers.values():
+        for peer in self.rig.dispatcher.peers.by_process.values():
             peer.flush()
         for executor in self.rig.executors:
             until(lambda e=executor: not e.memory.rows("slots"), "output slots are held")

@@ -396,7 +396,7 @@ def test_a_waiting_call_is_cancelled_at_once(rig: Rig) -> None:
         with pytest.raises(Cancelled):
             next(call.stream())
     all_slots_come_back(rig)
-    assert rig.dispatcher._peers["x0"].in_flight == 0
+    assert rig.dispatcher.peers.by_process["x0"].in_flight == 0
 
 
 def test_a_model_that_raises_ends_its_stream(rig: Rig) -> None:
@@ -640,5 +640,5 @@ def test_readers_of_every_kind_at_once(tmp_path: Path, seed: int) -> None:
         thread.join()
     assert wrong == [None] * 96
     all_slots_come_back(rig)
-    assert rig.dispatcher._peers["x0"].in_flight == len(rig.dispatcher.abandoned) == 0
+    assert rig.dispatcher.peers.by_process["x0"].in_flight == len(rig.dispatcher.abandoned) == 0
     rig.close()

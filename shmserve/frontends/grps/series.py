@@ -6,6 +6,7 @@ reports about itself, of all models that report it together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ _TOTAL = {
     "*latency_max(ms)": "latency_max",
 }
 _SYSTEM = {"*cpu_usage(%)": "cpu", "*mem_usage(%)": "memory_percent"}
+_GPU = re.compile(r"\*gpu(\d{1,3})_(usage\(%\)|mem_usage\(MIB\))")
+_MIB = 1 << 20
 _LATENCY = "*latency_cdf(ms)"
 # GRPS's numbers for `core.rates.PERCENTS`
 _PERCENTS = (*range(10, 91, 10), *range(91, 102))
@@ -44,15 +47,18 @@ class GrpsSeries:
         if name == _LATENCY:
             return _cdf(seconds.latest)
         values = [value for value in seconds.values if value.name == name]
-        if name not in _TOTAL and name not in _SYSTEM and not values:
+        own = _own(seconds, name)
+        if own is None and not values:
             return None
-        if values and values[0].kind == CDF:
+        if own is None and values[0].kind == CDF:
             return _cdf(next((value.latest for value in values if value.latest), ()))
         points: list[float] = []
         for level in reversed(range(len(LEVELS))):
             history = self._history(level) if level else seconds
-            column = _column(history, name)[: history.until - history.first]
-            whole = [value or 0.0 for value in column]
+            column = _own(history, name)
+            if column is None:
+                column = _together([value for value in history.values if value.name == name])
+            whole = [value or 0.0 for value in column[: history.until - history.first]]
             points += [0.0] * (LEVELS[level].points - len(whole)) + whole
         return {"label": "trend", "data": [list(point) for point in enumerate(points)]}
 
@@ -60,13 +66,19 @@ class GrpsSeries:
         return self._dispatcher.server.history(level, brief=True)
 
 
-def _column(history: HistoryReport, name: str) -> Column:
+def _own(history: HistoryReport, name: str) -> Column | None:
+    """A system name's; None: it is none, or of a GPU that the history does not know."""
     if name in _TOTAL:
         return history.total.get(_TOTAL[name], [])
     if name in _SYSTEM:
         return history.system.get(_SYSTEM[name], [])
-    values = [value for value in history.values if value.name == name]
-    return _together(values)
+    asked = _GPU.fullmatch(name)
+    columns = [gpu.columns for gpu in history.gpus if asked and gpu.index == int(asked[1])]
+    if asked is None or not columns:
+        return None
+    if asked[2].startswith("mem"):
+        return [None if used is None else used / _MIB for used in columns[-1]["memory"]]
+    return columns[-1]["utilization"]
 
 
 def _together(values: Sequence[ValueHistory]) -> Column:

@@ -28,6 +28,7 @@ from shmserve.core.counters import BOUNDS_NS, cumulated
 from shmserve.core.executor_counters import OTHER_SIZES, STAGES
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.core.request_counters import COPIES, Reason
+from shmserve.frontends.http.gpu_metrics import gpu_families
 from shmserve.frontends.http.triton_metrics import triton_text
 from shmserve.frontends.oip.seam import Dispatcher
 from shmserve.protocol.stats_messages import ModelReport, ProcessReport, Report
@@ -81,6 +82,7 @@ def families(report: Report, snapshot: Snapshot) -> Iterator[Metric]:
     yield from _executions(models)
     yield from _processes(report)
     yield from _memory(report)
+    yield from gpu_families(report.gpus)
     states = Counter(
         entry.state.value for versions in snapshot.models.values() for entry in versions.values()
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from shmserve.core.executor_counters import STAGES
 from shmserve.core.request_counters import Reason
+from shmserve.frontends.http.gpu_metrics import triton_gpu_lines
 from shmserve.protocol.stats_messages import ModelReport, Report
 
 # Triton's reasons for ours. It does not count what it refuses before it is queued.
@@ -60,6 +61,7 @@ def _lines(report: Report) -> Iterator[str]:
         for reason, ours in _REASONS.items():
             failed = sum(counts[each] for each in ours)
             yield f'{name}{{{_labels(model)},reason="{reason}"}} {failed}'
+    yield from triton_gpu_lines(report.gpus)
 
 
 def _head(name: str, what: str) -> tuple[str, str]:

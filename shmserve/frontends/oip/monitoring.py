@@ -71,6 +71,7 @@ class Monitor:
                 }
                 for value in history.values
             ],
+            "gpus": _gpus(history, report),
             "processes": [msgspec.structs.asdict(process) for process in history.processes],
             "starts": report.starts,
             "ends": report.ends,
@@ -119,6 +120,22 @@ def _models(
         row["failed"] = sum(counts.failures) if counts is not None else 0
         row["series"] = found.columns if isinstance(found, ModelHistory) else {}
     return [rows[key] for key in sorted(rows)]
+
+
+def _gpus(history: HistoryReport, report: Report) -> list[dict[str, Any]]:
+    """Every GPU that the history knows, with what it has of memory and power if it answers."""
+    now = {gpu.uuid: gpu for gpu in report.gpus}
+    return [
+        {
+            "uuid": gpu.uuid,
+            "index": gpu.index,
+            "name": gpu.name,
+            "memory_total": now[gpu.uuid].memory_total if gpu.uuid in now else None,
+            "power_limit": now[gpu.uuid].power_limit if gpu.uuid in now else None,
+            "series": gpu.columns,
+        }
+        for gpu in history.gpus
+    ]
 
 
 def _row(name: str, version: str, state: str, reason: str, instances: int) -> dict[str, Any]:

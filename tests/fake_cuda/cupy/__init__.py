@@ -1,26 +1,24 @@
 """A small fake of CuPy over memory of the host: what it does not have, shmserve does not use.
 
-See _fake.py for devices and memory, _queues.py for streams, _array.py for arrays.
+_fake.py: devices and memory; _queues.py: streams; _array.py and _kernels.py: arrays.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
 
-from cupy import _dlpack, cuda
-from cupy._array import ascontiguousarray as ascontiguousarray
-from cupy._array import launch, ndarray, ndarray_from
+from cupy import _dlpack, _kernels, cuda
+from cupy._array import ndarray
 
 __version__ = "0-fake"
+ascontiguousarray = _kernels.ascontiguousarray
 bool_, float16, float32, float64 = numpy.bool_, numpy.float16, numpy.float32, numpy.float64
 int8, int16, int32, int64 = numpy.int8, numpy.int16, numpy.int32, numpy.int64
 uint8, uint16, uint32, uint64 = numpy.uint8, numpy.uint16, numpy.uint32, numpy.uint64
-newaxis = None
-
 
 # ----------------------------------------------------------------------------------- creation
 
@@ -43,8 +41,8 @@ def ones(shape: Any, dtype: Any = float) -> ndarray:
     return full(shape, 1, dtype)
 
 
-def empty_like(a: ndarray, dtype: Any = None) -> ndarray:
-    return ndarray(a.shape, dtype or a.dtype)
+def empty_like(prototype: ndarray, dtype: Any = None) -> ndarray:
+    return ndarray(prototype.shape, dtype or prototype.dtype)
 
 
 def zeros_like(a: ndarray, dtype: Any = None) -> ndarray:
@@ -53,22 +51,21 @@ def zeros_like(a: ndarray, dtype: Any = None) -> ndarray:
 
 def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> ndarray:
     bounds = (0, start) if stop is None else (start, stop)
-    return ndarray_from(numpy.arange(*bounds, step, dtype))
+    return _kernels.from_host(numpy.arange(*bounds, step, dtype))
 
 
 def array(obj: Any, dtype: Any = None, copy: bool | None = True) -> ndarray:
     if isinstance(obj, ndarray) and obj.device != cuda.Device():
-        made = ndarray(obj.shape, obj.dtype)
-        source = obj.copy() if not obj.flags.c_contiguous else obj
-        args = made.data.ptr, made.data.device_id, source.data.ptr, obj.data.device_id
-        cuda.runtime.memcpyPeer(*args, obj.nbytes)
+        source, made = ascontiguousarray(obj), ndarray(obj.shape, obj.dtype)
+        ends = made.data.ptr, made.data.device_id, source.data.ptr, source.data.device_id
+        cuda.runtime.memcpyPeer(*ends, obj.nbytes)
     elif isinstance(obj, ndarray):
         made = obj.copy() if copy else obj
     elif hasattr(obj, "__cuda_array_interface__"):
         made = _from_interface(obj)
         made = made.copy() if copy else made
     else:
-        made = ndarray_from(obj, dtype)
+        made = _kernels.from_host(obj, dtype)
     return made if dtype is None else made.astype(dtype, copy=False)
 
 
@@ -78,22 +75,24 @@ def asarray(a: Any, dtype: Any = None) -> ndarray:
 
 def _from_interface(obj: Any) -> ndarray:
     told = obj.__cuda_array_interface__
-    pointer, kind = told["data"][0], numpy.dtype(told["typestr"])
-    memory = cuda.UnownedMemory(pointer, 0, obj)
+    memory = cuda.UnownedMemory(told["data"][0], 0, obj)
     if told.get("stream") is not None:
         cuda.runtime.streamSynchronize(told["stream"])
-    return ndarray(told["shape"], kind, cuda.MemoryPointer(memory, 0), told.get("strides"))
+    kind, pointer = numpy.dtype(told["typestr"]), cuda.MemoryPointer(memory, 0)
+    return ndarray(told["shape"], kind, pointer, told.get("strides"))
 
 
 def from_dlpack(array: Any, *, device: Any = None, copy: bool | None = None) -> ndarray:
     """Of an object with the two methods, or a capsule; keeps the memory it is in."""
+    if device is not None or copy:
+        raise NotImplementedError("the fake imports in place only")
     if hasattr(array, "__dlpack_device__"):
         if array.__dlpack_device__()[0] != _dlpack.CUDA:
             raise TypeError("the fake imports device memory only")
         array = array.__dlpack__(stream=cuda.get_current_stream().ptr or cuda.runtime.streamLegacy)
     found, device_id = _dlpack.take(array)
-    pointer = found.__array_interface__["data"][0]
-    memory = cuda.UnownedMemory(pointer, found.nbytes, found, device_id)
+    address = found.__array_interface__["data"][0]
+    memory = cuda.UnownedMemory(address, found.nbytes, found, device_id)
     return ndarray(found.shape, found.dtype, cuda.MemoryPointer(memory, 0), found.strides)
 
 
@@ -111,7 +110,7 @@ def asnumpy(
 
 
 def get_array_module(*args: Any) -> Any:
-    return sys.modules[__name__ if any(isinstance(a, ndarray) for a in args) else "numpy"]
+    return sys.modules[__name__] if any(isinstance(a, ndarray) for a in args) else numpy
 
 
 def get_default_memory_pool() -> cuda.MemoryPool:
@@ -120,53 +119,35 @@ def get_default_memory_pool() -> cuda.MemoryPool:
 
 # ---------------------------------------------------------------------------------- functions
 
+add = _kernels.elementwise(numpy.add)
+subtract = _kernels.elementwise(numpy.subtract)
+multiply = _kernels.elementwise(numpy.multiply)
+divide = _kernels.elementwise(numpy.divide)
+maximum = _kernels.elementwise(numpy.maximum)
+minimum = _kernels.elementwise(numpy.minimum)
+exp = _kernels.elementwise(numpy.exp)
+log = _kernels.elementwise(numpy.log)
+tanh = _kernels.elementwise(numpy.tanh)
+sqrt = _kernels.elementwise(numpy.sqrt)
+matmul = _kernels.elementwise(numpy.matmul)
 
-def _function(function: Callable[..., Any]) -> Callable[..., ndarray]:
-    def apply(*operands: Any, out: ndarray | None = None, **options: Any) -> ndarray:
-        if not any(isinstance(operand, ndarray) for operand in operands):
-            raise TypeError(f"Unsupported type {type(operands[0])}")
-        return launch(function, *operands, out=out, **options)
-
-    return apply
-
-
-add = _function(numpy.add)
-subtract = _function(numpy.subtract)
-multiply = _function(numpy.multiply)
-divide = true_divide = _function(numpy.divide)
-maximum = _function(numpy.maximum)
-minimum = _function(numpy.minimum)
-negative = _function(numpy.negative)
-exp = _function(numpy.exp)
-log = _function(numpy.log)
-tanh = _function(numpy.tanh)
-sqrt = _function(numpy.sqrt)
-matmul = _function(numpy.matmul)
-where = _function(numpy.where)
+sum = _kernels.reduction(numpy.sum)
+mean = _kernels.reduction(numpy.mean)
+max = _kernels.reduction(numpy.max)
+min = _kernels.reduction(numpy.min)
+argmax = _kernels.reduction(numpy.argmax)
 
 
-def _reduction(function: Callable[..., Any]) -> Callable[..., ndarray]:
-    def apply(
-        a: ndarray, axis: Any = None, out: ndarray | None = None, keepdims: bool = False
-    ) -> ndarray:
-        return launch(function, a, axis=axis, keepdims=keepdims, out=out)
-
-    return apply
+def where(condition: ndarray, x: Any, y: Any) -> ndarray:
+    return _kernels.launch(numpy.where, condition, x, y)
 
 
-sum = _reduction(numpy.sum)
-mean = _reduction(numpy.mean)
-max = _reduction(numpy.max)
-min = _reduction(numpy.min)
-argmax = _reduction(numpy.argmax)
+def concatenate(tup: Sequence[ndarray], axis: int = 0) -> ndarray:
+    return _kernels.launch(lambda *parts: numpy.concatenate(parts, axis), *tup)
 
 
-def concatenate(arrays: Sequence[ndarray], axis: int = 0) -> ndarray:
-    return launch(lambda *parts: numpy.concatenate(parts, axis), *arrays)
-
-
-def stack(arrays: Sequence[ndarray], axis: int = 0) -> ndarray:
-    return launch(lambda *parts: numpy.stack(parts, axis), *arrays)
+def stack(tup: Sequence[ndarray], axis: int = 0) -> ndarray:
+    return _kernels.launch(lambda *parts: numpy.stack(parts, axis), *tup)
 
 
 def transpose(a: ndarray, axes: Sequence[int] | None = None) -> ndarray:

@@ -1,12 +1,14 @@
-"""The driver behind the fake CuPy: devices, memory, handles, pinned host memory.
+"""The driver behind the fake CuPy: devices, device memory, pinned host memory.
 
 Device memory is memfds, so that IPC works between processes: a pointer is the address of a mapping
-of a memfd named ``fakecuda<device>:<bytes>``; a handle says where in /proc the memfd is found.
+of a memfd named ``fakecuda<device>:<bytes>``, with the host's number of the device.
 Where the real driver tolerates a mistake now and then, this one does not.
 
-Environment: FAKE_CUDA_DEVICES, FAKE_CUDA_MEMORY (see fake_devices); FAKE_CUDA_PEERS ("0": devices
-do not reach each other); FAKE_CUDA_PIN ("all", "readonly": read-only mappings need the flag for
-it, "no": not permitted); FAKE_CUDA_BROKEN (a path: the device is lost once such a file exists).
+Environment: what fake_devices says, and
+FAKE_CUDA_MEMORY: bytes of a device, and what a process can allocate on it;
+FAKE_CUDA_PEERS: "0": devices do not reach each other;
+FAKE_CUDA_PIN: "all"; "readonly" (default): read-only mappings need the flag; "no": not permitted;
+FAKE_CUDA_BROKEN: a path: who waits for the device has lost it once such a file exists.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import bisect
 import ctypes
 import mmap
 import os
-import struct
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,6 @@ ERRORS = {
     713: "HostMemoryNotRegistered: pointer does not correspond to a registered memory region",
     801: "NotSupported: operation not supported",
 }
-HANDLE = struct.Struct("<8sIIQQ16sQ8x")  # magic, pid, fd, start of the process, inode, uuid, bytes
-MAGIC = b"fakecuda"
 READ_ONLY = 8  # cudaHostRegisterReadOnly
 POISON = 0xA5  # what new device memory holds, in its first POISONED bytes
 POISONED = 1 << 16
@@ -79,7 +78,7 @@ devices = fake_devices.visible()
 _order: list[int] = []  # the keys of `allocations`, sorted
 _current = threading.local()
 _lost = False
-_pid = os.getpid()
+PID = os.getpid()
 
 
 # -------------------------------------------------------------------------------------- devices
@@ -89,7 +88,7 @@ def enter() -> None:
     """What every call checks first."""
     if not fake_devices.has_driver():
         raise CUDARuntimeError(35)
-    if os.getpid() != _pid:  # CUDA does not survive a fork
+    if os.getpid() != PID:  # CUDA does not survive a fork
         raise CUDARuntimeError(3)
     if not devices:
         raise CUDARuntimeError(100)
@@ -99,7 +98,7 @@ def enter() -> None:
 
 def usable() -> bool:
     """Whether calls can succeed in this process."""
-    return not _lost and os.getpid() == _pid
+    return not _lost and os.getpid() == PID
 
 
 def lose() -> CUDARuntimeError:
@@ -176,13 +175,13 @@ def find(address: int, nbytes: int = 1) -> Allocation | None:
     return found if inside else None
 
 
-def _enlist(allocation: Allocation) -> int:
+def enlist(allocation: Allocation) -> int:
     allocations[allocation.base] = allocation
     bisect.insort(_order, allocation.base)
     return allocation.base
 
 
-def _drop(allocation: Allocation) -> None:
+def drop(allocation: Allocation) -> None:
     del allocations[allocation.base]
     _order.remove(allocation.base)
     unmap_memory(allocation.base, allocation.nbytes)
@@ -195,11 +194,11 @@ def used(device: int) -> int:
     return sum(a.nbytes for a in list(allocations.values()) if a.device == device and a.fd >= 0)
 
 
-def malloc(nbytes: int) -> int:
+def malloc(size: int) -> int:
     device = get_device()
-    if nbytes == 0:
+    if size == 0:
         return 0
-    nbytes = -(-nbytes // 512) * 512
+    nbytes = -(-size // 512) * 512
     with lock:
         if used(device) + nbytes > fake_devices.memory_bytes():
             raise CUDARuntimeError(2)
@@ -207,95 +206,25 @@ def malloc(nbytes: int) -> int:
         os.ftruncate(fd, nbytes)
         base = map_memory(nbytes, fd)
         ctypes.memset(base, POISON, min(nbytes, POISONED))
-        return _enlist(Allocation(base, nbytes, device, fd))
+        return enlist(Allocation(base, nbytes, device, fd))
 
 
-def free(pointer: int) -> None:
+def free(base: int) -> None:
     enter()
     with lock:
-        found = allocations.get(pointer)
-        if pointer and (found is None or found.handle):
+        found = allocations.get(base)
+        if found is None or found.handle:
             raise CUDARuntimeError(1)
-        if found is not None:
-            _drop(found)
+        drop(found)
 
 
 def shut_down() -> None:
     """For tests in whose process the driver was: all memory is gone, and every call fails."""
     lose()
     for allocation in list(allocations.values()):
-        _drop(allocation)
+        drop(allocation)
     for address, nbytes in [*host_memory.items(), (_mark, mmap.PAGESIZE)]:
         unmap_memory(address, nbytes)
-
-
-# ------------------------------------------------------------------------------------------ IPC
-
-
-def _started(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-
-
-def get_handle(pointer: int) -> bytes:
-    """Of the whole allocation that `pointer` is in."""
-    enter()
-    found = find(pointer)
-    if found is None or found.handle:
-        raise CUDARuntimeError(1)
-    uuid = devices[found.device].uuid.bytes
-    inode = os.fstat(found.fd).st_ino
-    return HANDLE.pack(MAGIC, _pid, found.fd, _started(_pid), inode, uuid, found.nbytes)
-
-
-def open_handle(handle: bytes, flags: int) -> int:
-    current = get_device()
-    if len(handle) != HANDLE.size:
-        raise IndexError(f"expected {HANDLE.size}, got {len(handle)}")
-    magic, pid, fd, started, inode, uuid, nbytes = HANDLE.unpack(handle)
-    owners = [k for k, device in enumerate(devices) if device.uuid.bytes == uuid]
-    if flags != 1 or magic != MAGIC or not owners:
-        raise CUDARuntimeError(1)
-    if pid == _pid:
-        raise CUDARuntimeError(201)
-    if owners[0] != current and not can_access_peer(current, owners[0]):
-        raise CUDARuntimeError(217)
-    with lock:
-        found = next((a for a in list(allocations.values()) if a.handle == handle), None)
-        if found is None:
-            base = _map_foreign(pid, fd, started, inode, nbytes)
-            found = Allocation(base, nbytes, owners[0], handle=handle)
-            _enlist(found)
-        found.opened += 1
-        return found.base
-
-
-def _map_foreign(pid: int, fd: int, started: int, inode: int, nbytes: int) -> int:
-    try:
-        if _started(pid) != started:
-            raise CUDARuntimeError(400)
-        path = f"/proc/{pid}/fd/{fd}"
-        if os.stat(path).st_ino != inode or "/memfd:fakecuda" not in os.readlink(path):
-            raise CUDARuntimeError(205)
-        mine = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError as ex:
-        raise CUDARuntimeError(205 if os.path.exists(f"/proc/{pid}/fd") else 400) from ex
-    except OSError as ex:
-        raise CUDARuntimeError(400) from ex
-    try:
-        return map_memory(nbytes, mine)
-    finally:
-        os.close(mine)
-
-
-def close_handle(pointer: int) -> None:
-    enter()
-    with lock:
-        found = allocations.get(pointer)
-        if found is None or not found.handle:
-            raise CUDARuntimeError(1)
-        found.opened -= 1
-        if not found.opened:
-            _drop(found)
 
 
 # ---------------------------------------------------------------------------------- host memory
@@ -315,22 +244,22 @@ def _mapped(address: int, nbytes: int) -> str:
     return ""
 
 
-def pin(address: int, nbytes: int, flags: int) -> None:
+def pin(ptr: int, size: int, flags: int) -> None:
     enter()
     mode = os.environ.get("FAKE_CUDA_PIN", "readonly")
     if mode == "no":
         raise CUDARuntimeError(304)
     with lock:
         known = [*pinned.items(), *((a, (n, 0)) for a, n in host_memory.items())]
-        if any(a < address + nbytes and address < a + n for a, (n, _) in known):
+        if any(a < ptr + size and ptr < a + n for a, (n, _) in known):
             raise CUDARuntimeError(712)
-        rights = _mapped(address, nbytes) if nbytes > 0 else ""
+        rights = _mapped(ptr, size) if size > 0 else ""
         if not rights or (mode != "all" and rights == "r" and not flags & READ_ONLY):
             raise CUDARuntimeError(1)
-        pinned[address] = nbytes, flags
+        pinned[ptr] = size, flags
 
 
-def unpin(address: int) -> None:
+def unpin(ptr: int) -> None:
     enter()
-    if pinned.pop(address, None) is None:
+    if pinned.pop(ptr, None) is None:
         raise CUDARuntimeError(713)

@@ -68,10 +68,11 @@ def create(blocking: bool) -> Queue:
 
 def destroy(number: int) -> None:
     """What was added still runs, when the device is waited for."""
-    queue = _queues[-1, number]
-    queue.add(lambda: _queues.pop((-1, number)))
-    if len(queue.operations) == 1:
-        queue.run()
+    with _fake.lock:
+        if _queues[-1, number].operations:
+            _queues[-1, number].add(lambda: _queues.pop((-1, number)))
+        else:
+            del _queues[-1, number]
 
 
 def get(number: int) -> Queue:

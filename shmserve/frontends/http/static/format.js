@@ -40,6 +40,14 @@ export function percent(value) {
   return value === null || value === undefined ? NONE : `${number(value)} %`;
 }
 
+export function degrees(value) {
+  return value === null || value === undefined ? NONE : `${number(value)} °C`;
+}
+
+export function watts(value) {
+  return value === null || value === undefined ? NONE : `${number(value)} W`;
+}
+
 /** How long something has lasted, in its two largest units. */
 export function duration(seconds) {
   const parts = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];

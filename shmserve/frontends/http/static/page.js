@@ -2,7 +2,7 @@
 
 import { Chart } from "./charts.js";
 import * as format from "./format.js";
-import { Series, modelKey, valueKey } from "./series.js";
+import { Series, gpuKey, modelKey, valueKey } from "./series.js";
 
 const POLL_MS = 1000;
 const PATIENCE_MS = 8000;
@@ -71,6 +71,15 @@ const CHARTS = [
   { id: "connections", title: "Connections", unit: "of clients", show: format.number, whole: true, lines: columns("system", { connections: "open" }) },
 ];
 
+const perGpu = (name) => (data) => data.gpus.map((gpu) => ({ label: `GPU ${gpu.index}`, colour: gpu.index, values: series.column(gpuKey(gpu), name) }));
+
+const GPU_CHARTS = [
+  { id: "gpu-utilization", title: "GPU utilisation", unit: "time in which anything ran", show: format.percent, top: () => 105, lines: perGpu("utilization") },
+  { id: "gpu-memory", title: "GPU memory", unit: "bytes in use", show: format.bytes, lines: perGpu("memory") },
+  { id: "gpu-temperature", title: "GPU temperature", unit: "degrees Celsius", show: format.degrees, lines: perGpu("temperature") },
+  { id: "gpu-power", title: "GPU power", unit: "watts", show: format.watts, lines: perGpu("power") },
+];
+
 const hues = new Map(); // a model keeps its colour
 
 function hue(model) {
@@ -117,7 +126,16 @@ function drawCharts(data) {
     const times = bars ? lines[0].values.map((_, index) => index) : series.times;
     chart.draw(times, lines, level, bars ? [-0.7, bounds.length + 0.7] : span);
   }
+  drawGpus(data, span);
   drawValues(data, span);
+}
+
+function drawGpus(data, span) {
+  element("gpus-section").hidden = !data.gpus.length;
+  if (!data.gpus.length) return;
+  for (const spec of GPU_CHARTS) {
+    chartOf(spec.id, element("gpu-charts"), () => spec).draw(series.times, spec.lines(data), level, span);
+  }
 }
 
 function drawValues(data, span) {
@@ -218,6 +236,7 @@ function drawTables(data) {
     data.models.map(modelRow),
     data.models.length ? "" : "No models.",
   );
+  table("gpus", ["GPU", "Name", ...["Utilisation", "Memory used", "Memory", "Temperature", "Power", "Power limit"].map(right)], data.gpus.map(gpuRow));
   table("troubles", ["When", "What", "Error", right("Times")], data.troubles.map((entry) => [
     when(entry.last, data.now), entry.what, [entry.text, "text"], right(format.count(entry.count)),
   ]), data.troubles.length ? "" : "None since the coordinator started.");
@@ -228,6 +247,14 @@ function drawTables(data) {
   table("regions", ["Kind", right("Regions"), right("Bytes"), right("Quarantined")], data.regions.map((kind) => [
     kind.kind, right(format.count(kind.regions)), right(format.bytes(kind.nbytes)), right(format.count(kind.quarantined)),
   ]), data.regions.length ? "" : "No client has registered memory.");
+}
+
+function gpuRow(gpu) {
+  const last = (name, show) => right(show(series.last(gpuKey(gpu), name)));
+  return [
+    format.count(gpu.index), gpu.name, last("utilization", format.percent), last("memory", format.bytes), right(format.bytes(gpu.memory_total)),
+    last("temperature", format.degrees), last("power", format.watts), right(format.watts(gpu.power_limit)),
+  ];
 }
 
 /** A clock time, with its day unless that is within the last twelve hours. */

@@ -70,11 +70,13 @@ export class Series {
 }
 
 export const modelKey = (model) => JSON.stringify(["model", model.name, model.version]);
+export const gpuKey = (gpu) => JSON.stringify(["gpu", gpu.index, gpu.uuid]);
 export const valueKey = (value) => JSON.stringify(["value", value.model, value.version, value.name, value.kind]);
 
 function* incoming(data) {
   yield ["total", data.total];
   yield ["system", data.system];
   for (const model of data.models) yield [modelKey(model), model.series];
+  for (const gpu of data.gpus) yield [gpuKey(gpu), gpu.series];
   for (const value of data.values) yield [valueKey(value), value.series];
 }

@@ -7,7 +7,7 @@ import threading
 from cupy import _queues
 from cupy.cuda import runtime
 
-_local = threading.local()
+_entered = threading.local()
 
 
 class Device:
@@ -27,14 +27,12 @@ class Device:
         return f"<CUDA Device {self.id}>"
 
     def __enter__(self) -> Device:
-        if not hasattr(_local, "entered"):
-            _local.entered = []
-        _local.entered.append(runtime.getDevice())
+        _entered.__dict__.setdefault("devices", []).append(runtime.getDevice())
         self.use()
         return self
 
     def __exit__(self, *_: object) -> None:
-        runtime.setDevice(_local.entered.pop())
+        runtime.setDevice(_entered.devices.pop())
 
     def use(self) -> None:
         runtime.setDevice(self.id)
@@ -51,10 +49,6 @@ class Device:
     def compute_capability(self) -> str:
         told = runtime.getDeviceProperties(self.id)
         return f"{told['major']}{told['minor']}"
-
-    @property
-    def pci_bus_id(self) -> str:
-        return runtime.deviceGetPCIBusId(self.id)
 
 
 def get_device_id() -> int:

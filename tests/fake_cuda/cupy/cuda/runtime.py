@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import fake_devices
 
-from cupy import _fake, _queues
-from cupy._fake import CUDARuntimeError as CUDARuntimeError
+from cupy import _fake, _ipc, _queues
+from cupy._fake import CUDARuntimeError
 
-is_hip = False
 memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = range(4)
 memcpyDefault = 4
-memoryTypeUnregistered, memoryTypeHost, memoryTypeDevice, memoryTypeManaged = range(4)
-cudaIpcMemLazyEnablePeerAccess = 1
+memoryTypeUnregistered, memoryTypeHost, memoryTypeDevice = range(3)
+cudaIpcMemLazyEnablePeerAccess = _ipc.LAZY_PEER_ACCESS
 cudaDevAttrHostRegisterSupported = 99
 cudaDevAttrHostRegisterReadOnlySupported = 113
-eventDefault, eventBlockingSync, eventDisableTiming, eventInterprocess = 0, 1, 2, 4
-streamDefault, streamNonBlocking, streamLegacy, streamPerThread = 0, 1, 1, 2
-hostAllocDefault, hostAllocPortable, hostAllocMapped, hostAllocWriteCombined = 0, 1, 2, 4
+streamDefault, streamNonBlocking, streamLegacy = 0, 1, 1
 
 getDevice = _fake.get_device
 setDevice = _fake.set_device
 malloc = _fake.malloc
-ipcGetMemHandle = _fake.get_handle
-ipcCloseMemHandle = _fake.close_handle
 hostRegister = _fake.pin
 hostUnregister = _fake.unpin
+ipcGetMemHandle = _ipc.get_handle
+ipcOpenMemHandle = _ipc.open_handle
+ipcCloseMemHandle = _ipc.close_handle
 
 
-class PointerAttributes(NamedTuple):
+@dataclass(frozen=True)
+class PointerAttributes:
     device: int
     devicePointer: int
     hostPointer: int
@@ -45,7 +44,7 @@ def getDeviceCount() -> int:
 
 
 def driverGetVersion() -> int:
-    return 12080 if fake_devices.has_driver() else 0
+    return runtimeGetVersion() if fake_devices.has_driver() else 0
 
 
 def runtimeGetVersion() -> int:
@@ -54,45 +53,37 @@ def runtimeGetVersion() -> int:
 
 def getDeviceProperties(device: int) -> dict[str, object]:
     _fake.check_device(device)
-    chosen = _fake.devices[device]
     return {
         "name": fake_devices.NAME.encode(),
-        "uuid": chosen.uuid.bytes,
+        "uuid": _fake.devices[device].uuid.bytes,
         "totalGlobalMem": fake_devices.memory_bytes(),
         "major": 9,
         "minor": 0,
-        "multiProcessorCount": 1,
         "pciDomainID": 0,
-        "pciBusID": chosen.index + 1,
+        "pciBusID": _fake.devices[device].index + 1,
         "pciDeviceID": 0,
     }
 
 
-def deviceGetAttribute(attribute: int, device: int) -> int:
+def deviceGetAttribute(attrib: int, device: int) -> int:
     _fake.check_device(device)
-    known = {cudaDevAttrHostRegisterSupported: 1, cudaDevAttrHostRegisterReadOnlySupported: 1}
-    if attribute not in known:
+    if attrib not in (cudaDevAttrHostRegisterSupported, cudaDevAttrHostRegisterReadOnlySupported):
         raise CUDARuntimeError(1)
-    return known[attribute]
-
-
-def deviceGetPCIBusId(device: int) -> str:
-    _fake.check_device(device)
-    return f"0000:{_fake.devices[device].index + 1:02X}:00.0"
+    return 1
 
 
 def deviceSynchronize() -> None:
     _queues.wait_device(getDevice())
 
 
-def deviceCanAccessPeer(device: int, peer: int) -> int:
-    return int(_fake.can_access_peer(device, peer))
+def deviceCanAccessPeer(device: int, peerDevice: int) -> int:
+    return int(_fake.can_access_peer(device, peerDevice))
 
 
-def deviceEnablePeerAccess(peer: int) -> None:
-    pair = getDevice(), peer
+def deviceEnablePeerAccess(peerDevice: int) -> None:
+    pair = getDevice(), peerDevice
     if not _fake.can_access_peer(*pair):
-        raise CUDARuntimeError(101 if pair[0] == peer else 217)
+        raise CUDARuntimeError(101 if pair[0] == peerDevice else 217)
     if pair in _fake.peers:
         raise CUDARuntimeError(704)
     _fake.peers.add(pair)
@@ -101,51 +92,47 @@ def deviceEnablePeerAccess(peer: int) -> None:
 # ------------------------------------------------------------------------------------- memory
 
 
-def free(pointer: int) -> None:
+def free(ptr: int) -> None:
     """Waits for the device, as the real one does."""
-    found = _fake.find(pointer)
-    if found is not None:
-        _queues.wait_device(found.device)
-    _fake.free(pointer)
+    if ptr:
+        found = _fake.find(ptr)
+        _queues.wait_device(found.device if found else getDevice())
+        _fake.free(ptr)
 
 
 def memGetInfo() -> tuple[int, int]:
-    """Free and all bytes of the current device."""
+    """Free and all bytes of the current device, as far as this process uses it."""
     total = fake_devices.memory_bytes()
     return total - _fake.used(getDevice()), total
 
 
-def hostAlloc(nbytes: int, flags: int) -> int:
+def hostAlloc(size: int, flags: int) -> int:
     _fake.enter()
-    if nbytes == 0:
+    if size == 0:
         return 0
-    address = _fake.map_memory(nbytes)
-    _fake.host_memory[address] = nbytes
+    address = _fake.map_memory(size)
+    _fake.host_memory[address] = size
     return address
 
 
-def freeHost(pointer: int) -> None:
+def freeHost(ptr: int) -> None:
     for device in range(getDeviceCount()):
         _queues.wait_device(device)
-    if pointer and pointer not in _fake.host_memory:
+    if ptr and ptr not in _fake.host_memory:
         raise CUDARuntimeError(1)
-    if pointer:
-        _fake.unmap_memory(pointer, _fake.host_memory.pop(pointer))
+    if ptr:
+        _fake.unmap_memory(ptr, _fake.host_memory.pop(ptr))
 
 
-def pointerGetAttributes(pointer: int) -> PointerAttributes:
+def pointerGetAttributes(ptr: int) -> PointerAttributes:
     _fake.enter()
-    found = _fake.find(pointer)
+    found = _fake.find(ptr)
     if found is not None:
-        return PointerAttributes(found.device, pointer, 0, memoryTypeDevice)
+        return PointerAttributes(found.device, ptr, 0, memoryTypeDevice)
     host = [*_fake.host_memory.items(), *((a, n) for a, (n, _) in _fake.pinned.items())]
-    if any(a <= pointer < a + n for a, n in host):
-        return PointerAttributes(getDevice(), pointer, pointer, memoryTypeHost)
+    if any(a <= ptr < a + n for a, n in host):
+        return PointerAttributes(getDevice(), ptr, ptr, memoryTypeHost)
     return PointerAttributes(-2, 0, 0, memoryTypeUnregistered)
-
-
-def ipcOpenMemHandle(handle: bytes, flags: int = cudaIpcMemLazyEnablePeerAccess) -> int:
-    return _fake.open_handle(bytes(handle), flags)
 
 
 # ------------------------------------------------------------------------------------- copies
@@ -163,27 +150,23 @@ def memcpyAsync(dst: int, src: int, size: int, kind: int, stream: int) -> None:
     _queues.add_copy(_queues.get(stream), dst, src, size, kind)
 
 
-def _between(dst: int, dst_device: int, src: int, src_device: int) -> None:
-    for pointer, device in ((dst, dst_device), (src, src_device)):
-        _fake.check_device(device)
-        found = _fake.find(pointer)
-        if found is None or found.device != device:
-            raise CUDARuntimeError(1)
-
-
 def memcpyPeer(dst: int, dstDevice: int, src: int, srcDevice: int, size: int) -> None:
-    """Works without peer access too, as the driver then copies through host memory."""
-    _between(dst, dstDevice, src, srcDevice)
+    """Waits for both devices. Works without peer access: the driver takes another way then."""
     for device in (dstDevice, srcDevice):
+        _fake.check_device(device)
         _queues.wait_device(device)
-    queue = _queues.get(0)
-    queue.wait(_queues.add_copy(queue, dst, src, size, memcpyDeviceToDevice))
+    memcpyPeerAsync(dst, dstDevice, src, srcDevice, size, 0)
+    _queues.get(0).wait()
 
 
 def memcpyPeerAsync(
     dst: int, dstDevice: int, src: int, srcDevice: int, size: int, stream: int
 ) -> None:
-    _between(dst, dstDevice, src, srcDevice)
+    for pointer, device in ((dst, dstDevice), (src, srcDevice)):
+        _fake.check_device(device)
+        found = _fake.find(pointer)
+        if size and (found is None or found.device != device):
+            raise CUDARuntimeError(1)
     _queues.add_copy(_queues.get(stream), dst, src, size, memcpyDeviceToDevice)
 
 
@@ -200,11 +183,7 @@ def memsetAsync(ptr: int, value: int, size: int, stream: int) -> None:
 
 
 def streamCreateWithFlags(flags: int) -> int:
-    return _queues.create(blocking=not flags & streamNonBlocking).number
-
-
-def streamCreate() -> int:
-    return streamCreateWithFlags(streamDefault)
+    return _queues.create(blocking=flags != streamNonBlocking).number
 
 
 def streamDestroy(stream: int) -> None:

@@ -9,23 +9,22 @@ from cupy import _queues
 from cupy.cuda import runtime
 
 _current = threading.local()
+_entered = threading.local()
 
 
 class _BaseStream:
-    ptr = 0
+    ptr: int
 
     @property
     def _queue(self) -> _queues.Queue:
         return _queues.get(self.ptr)
 
     def __enter__(self) -> Any:
-        if not hasattr(_current, "entered"):
-            _current.entered = []
-        _current.entered.append(get_current_stream())
+        _entered.__dict__.setdefault("streams", []).append(get_current_stream())
         return self.use()
 
     def __exit__(self, *_: object) -> None:
-        _current.entered.pop().use()
+        _entered.streams.pop().use()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _BaseStream) and self.ptr == other.ptr
@@ -34,7 +33,8 @@ class _BaseStream:
         return hash(self.ptr)
 
     def use(self) -> Any:
-        _current.stream = self
+        """Make it the thread's stream for the current device."""
+        _current.__dict__[runtime.getDevice()] = self
         return self
 
     @property
@@ -62,6 +62,7 @@ class Stream(_BaseStream):
     null: Stream
 
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+        self.ptr = 0
         if not null:
             flags = runtime.streamNonBlocking if non_blocking else runtime.streamDefault
             self.ptr = runtime.streamCreateWithFlags(flags)
@@ -105,7 +106,7 @@ class Event:
 
 
 def get_current_stream(device_id: int = -1) -> _BaseStream:
-    return getattr(_current, "stream", Stream.null)
+    return _current.__dict__.get(runtime.getDevice() if device_id < 0 else device_id, Stream.null)
 
 
 Stream.null = Stream(null=True)

@@ -1,0 +1,75 @@
+"""What a program with tritonclient does about CUDA regions, but for making them. Prints PASS.
+
+python triton_region_program.py http|grpc ADDRESS KEY
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import sys
+from typing import Any
+
+from google.protobuf import json_format
+from tritonclient.utils import InferenceServerException
+
+HANDLE = base64.b64encode(bytes(range(64)))
+
+
+def refusal(call: Any, *arguments: Any) -> str:
+    """The text of the error that a call ends with."""
+    try:
+        call(*arguments)
+    except InferenceServerException as ex:
+        return str(ex)
+    raise AssertionError("it was not refused")
+
+
+def listed(status: Any) -> dict[str, tuple[int, int]]:
+    """Name to (device_id, byte_size), whichever protocol told it."""
+    regions = status if isinstance(status, list) else list(status.regions.values())
+    told = [
+        r if isinstance(r, dict) else json_format.MessageToDict(r, preserving_proto_field_name=True)
+        for r in regions
+    ]
+    return {r["name"]: (int(r.get("device_id", 0)), int(r["byte_size"])) for r in told}
+
+
+def main(protocol: str, address: str, key: str) -> None:
+    handle: Any = HANDLE.decode() if protocol == "http" else HANDLE
+    with importlib.import_module(f"tritonclient.{protocol}").InferenceServerClient(address) as c:
+        assert "cuda_shared_memory" in str(c.get_server_metadata())
+        c.unregister_system_shared_memory()
+        c.unregister_cuda_shared_memory()
+        assert listed(c.get_cuda_shared_memory_status()) == {}
+        c.register_cuda_shared_memory("a", handle, 0, 64)
+        c.register_cuda_shared_memory("b", handle, 0, 4096)
+        assert listed(c.get_cuda_shared_memory_status()) == {"a": (0, 64), "b": (0, 4096)}
+        assert listed(c.get_cuda_shared_memory_status("b")) == {"b": (0, 4096)}
+        register = c.register_cuda_shared_memory
+        for told, arguments in (
+            ("already in manager", ("a", handle, 0, 64)),
+            ("device_id 99, but the number of devices is", ("x", handle, 99, 64)),
+            ("device_id", ("x", handle, -1, 64)),
+            ("byte_size 0", ("x", handle, 0, 0)),
+            ("raw_handle", ("x", handle[:-4], 0, 64)),
+            ("client_shm_max_region_bytes", ("x", handle, 0, 1 << 62)),
+        ):
+            text = refusal(register, *arguments)
+            assert told in text, text
+            assert str(HANDLE[:8])[2:-1] not in text
+        text = refusal(c.get_system_shared_memory_status, "a")
+        assert "registered as CUDA shared memory, not system shared memory" in text, text
+        assert "Unable to find" in refusal(c.get_cuda_shared_memory_status, "x")
+        assert "already in manager" in refusal(c.register_system_shared_memory, "a", key, 64)
+        c.unregister_system_shared_memory("a")
+        c.unregister_system_shared_memory()
+        c.unregister_cuda_shared_memory("nosuch")
+        c.unregister_cuda_shared_memory("a")
+        assert listed(c.get_cuda_shared_memory_status()) == {"b": (0, 4096)}
+        c.unregister_cuda_shared_memory()
+        assert listed(c.get_cuda_shared_memory_status()) == {}
+    print("PASS")
+
+
+main(*sys.argv[1:])
