@@ -30,12 +30,12 @@ class DeviceBlocks:
     """Blocks of one device; implements `memory.Kind`.
 
     Attributes:
-        refused: why the last refusal came, of the server or of the driver; empty: none came.
+        refused: the server has refused a block, or the driver cannot share any.
     """
 
     def __init__(self, transport: Transport, device: int) -> None:
         """Raises ImportError without CuPy."""
-        self.refused = ""
+        self.refused = False
         self.device = device
         self.cupy = gpu.cupy()
         self._transport = transport
@@ -63,7 +63,7 @@ class DeviceBlocks:
             raise
         except InvalidArgument as ex:
             if "already in manager" not in ex.message:  # names are ours alone: the same memory
-                self.refused = ex.message
+                self.refused = True
                 raise
 
     def unregister(self, names: list[str]) -> None:
@@ -98,8 +98,8 @@ class DeviceBlock:
         self.address = self._allocation.address
         try:
             self._handle: bytes = kind.cupy.cuda.runtime.ipcGetMemHandle(self.address)
-        except kind.cupy.cuda.runtime.CUDARuntimeError as ex:
-            kind.refused = str(ex)
+        except kind.cupy.cuda.runtime.CUDARuntimeError:
+            kind.refused = True
             raise
 
     def register(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,8 +50,13 @@ steps = st.lists(
 @given(steps)
 def test_what_is_referenced_stays_what_it_was(steps: list[tuple[str, int]]) -> None:
     server = FakeServer()
-    memory = Memory(HostBlocks(server), LIMIT)
-    live: list[tuple[np.ndarray, int]] = []
+    check(Memory(HostBlocks(server), LIMIT), server.regions, steps)
+
+
+def check(memory: Memory, regions: Mapping[str, int], steps: list[tuple[str, int]]) -> None:
+    """Take steps and look at everything after each. `regions`: what the server knows, with
+    bytes."""
+    live: list[tuple[Any, int]] = []
     for count, (what, number) in enumerate(steps):
         if what == "make":
             nbytes = number + 1
@@ -70,14 +77,20 @@ def test_what_is_referenced_stays_what_it_was(steps: list[tuple[str, int]]) -> N
             else:
                 del live[number % len(live)]
             del array
-        assert all((kept.view(np.uint8) == value).all() for kept, value in live)
+        assert all(holds(kept, value) for kept, value in live)
         assert memory.total_bytes <= LIMIT
-        assert sum(server.regions.values()) == memory.total_bytes
+        assert sum(regions.values()) == memory.total_bytes
     addresses = {found[0].address for kept, _ in live if (found := memory.find(kept))}
     assert len(addresses) == sum(1 for kept, _ in live if kept.nbytes)
     memory.close()
-    assert not server.regions
-    assert all((kept.view(np.uint8) == value).all() for kept, value in live)
+    assert not regions
+    assert all(holds(kept, value) for kept, value in live)
+
+
+def holds(array: Any, value: int) -> bool:
+    """Whether an array, numpy's or CuPy's, is full of one value."""
+    host = array if isinstance(array, np.ndarray) else array.get()
+    return bool((host.view(np.uint8) == value).all())
 
 
 def test_memory_is_used_again() -> None:
