@@ -41,7 +41,7 @@ def problem(instance: Instance, timeout_s: float) -> str:
 def main() -> int:
     """Load what is on the standard input."""
     from shmserve.executor import loading
-    from shmserve.executor.backends.failure import from_exception, sanitised
+    from shmserve.executor.backends.failure import from_load, sanitised
     from shmserve.executor.devices import Devices
     from shmserve.observe import logs
     from shmserve.shm.mappings import Mappings
@@ -54,7 +54,7 @@ def main() -> int:
             backend, _ = loading.load(instance, devices)
             backend.close()
         except Exception as ex:
-            raise from_exception(ex, logging.getLogger(__name__), "loading failed") from ex
+            raise from_load(ex, logging.getLogger(__name__), instance.name) from ex
     except ShmserveError as ex:
         print(f"\n{_MARK}{sanitised(ex.message)}", flush=True)
         return 1

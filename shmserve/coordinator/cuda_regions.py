@@ -45,7 +45,8 @@ class CudaDesk:
     """See the module.
 
     Args:
-        devices: tells how many GPUs the server sees.
+        devices: tells how many GPUs the server sees; asked until there are any, since a sick
+            driver may keep it waiting.
         entered: is told of each region that the book has now; raises if it cannot stay.
         answer: answers a frontend, once the change is published.
     """
@@ -62,6 +63,7 @@ class CudaDesk:
         self._book = book
         self._fleet = fleet
         self._devices = devices
+        self._count = 0
         self._send = send
         self._entered = entered
         self._answer = answer
@@ -126,13 +128,14 @@ class CudaDesk:
     def _drafted(self, message: RegisterCudaRegion) -> Region:
         caller = Caller(message.uid, message.pid, message.started)
         self._book.may_register(caller)
+        self._count = self._count or self._devices()
         return cuda_region(
             caller,
             message.name,
             message.handle,
             message.device_id,
             message.byte_size,
-            self._devices(),
+            self._count,
         )
 
     def _prober(self, device_id: int) -> str:

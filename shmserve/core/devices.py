@@ -7,7 +7,7 @@ service, in its order, whatever a process of the service sees of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -93,6 +93,19 @@ def choose(device: str, environ: Mapping[str, str]) -> Choice:
     if entries and entries[0].startswith(_PART):
         return Choice(0, entries[ordinal] if ordinal < len(entries) else entries[0])
     return Choice(ordinal, None)
+
+
+def take(device: str, environ: MutableMapping[str, str]) -> int | None:
+    """Make `device` this process's own, before anything touches CUDA; its ordinal in here.
+
+    None, and nothing is changed: it is the CPU.
+    """
+    if ordinal_of(device) is None:
+        return None
+    ordinal, narrowed = choose(device, environ)
+    if narrowed is not None:
+        environ[VARIABLE] = narrowed
+    return ordinal
 
 
 def _entries(setting: str) -> list[str]:

@@ -32,11 +32,13 @@ _MAX_SIZE = (1 << 63) - 1
 
 
 class Caller(Struct, frozen=True):
-    """Who asks, as the kernel says. `uid` -1: a remote caller; `pid` 0: not known."""
+    """Who asks, as the kernel says. `uid` -1: a remote caller; `pid` 0: not known; `socket`: the
+    inode of its TCP socket, 0: it has none."""
 
     uid: int = REMOTE_UID
     pid: int = 0
     started: int = 0
+    socket: int = 0
 
     @property
     def remote(self) -> bool:

@@ -146,7 +146,7 @@ class Device:
     def take_out(self, array: Any, target: Array) -> None:
         """Start to copy a device array to row-major host memory of the same size."""
         with self._working():
-            array = self.cupy.ascontiguousarray(array)
+            array = self._finished(array)
             if array.nbytes:
                 address = target.__array_interface__["data"][0]
                 self.pins.pin(address, array.nbytes)
@@ -164,12 +164,22 @@ class Device:
     def move(self, source: Any, target: Any) -> None:
         """Start to copy a device array to a row-major one of the same size, on any devices."""
         with self._working():
-            source = self.cupy.ascontiguousarray(source)
+            source = self._finished(source)
             if source.nbytes:
                 self._runtime.memcpyPeerAsync(
                     target.data.ptr, target.device.id, source.data.ptr, source.device.id,
                     source.nbytes, _DEFAULT_STREAM,
                 )  # fmt: skip
+
+    def _finished(self, array: Any) -> Any:
+        """It in row-major form. A copy waits for this device's default stream alone, so one of
+        another device, where a model may have computed, is waited for here."""
+        if array.device.id == self.ordinal:
+            return self.cupy.ascontiguousarray(array)
+        with array.device:
+            array = self.cupy.ascontiguousarray(array)
+            self._runtime.deviceSynchronize()
+        return array
 
     def _from_host(self, source: Array, target: Any, stream: int) -> None:
         address = source.__array_interface__["data"][0]

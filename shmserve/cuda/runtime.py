@@ -53,8 +53,8 @@ def text_of(ex: BaseException) -> str:
     return str(ex) if is_cuda_error(ex) else type(ex).__name__
 
 
-def error_of(ex: BaseException, ordinal: int) -> ShmserveError:
+def error_of(ex: BaseException, ordinal: int, purpose: str = "request") -> ShmserveError:
     """What a client is told of an exception of CuPy's."""
     if is_out_of_memory(ex):
-        return ResourceExhausted(f"CUDA device {ordinal} has no memory left for this request")
+        return ResourceExhausted(f"CUDA device {ordinal} has no memory left for this {purpose}")
     return Internal(f"CUDA device {ordinal} failed: {text_of(ex)}")

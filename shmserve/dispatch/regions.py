@@ -14,6 +14,7 @@ from shmserve.protocol.region_messages import (
     RegisterRegion,
     UnregisterRegions,
 )
+from shmserve.transport.holders import with_process
 from shmserve.transport.link import Link
 from shmserve.transport.questions import Make, close_all
 
@@ -44,7 +45,12 @@ class RegionDesk:
     def register_cuda(
         self, caller: Caller, name: str, handle: bytes, device_id: int, byte_size: int
     ) -> None:
-        """Register `byte_size` bytes of GPU memory; as `register`."""
+        """Register `byte_size` bytes of GPU memory; as `register`.
+
+        It is the caller's process that is watched: the memory is kept on the GPU for as long as
+        the region, even if that process has died.
+        """
+        caller = with_process(caller)
         who = (caller.uid, caller.pid, caller.started)
         self._ask(
             lambda ticket, again: RegisterCudaRegion(

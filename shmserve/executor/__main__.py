@@ -23,7 +23,7 @@ from shmserve import config, ids
 from shmserve.errors import ArenaExhausted, ShmserveError
 from shmserve.executor import loading
 from shmserve.executor.backend import CPU, Backend
-from shmserve.executor.backends.failure import from_exception, sanitised
+from shmserve.executor.backends.failure import from_load, sanitised
 from shmserve.executor.devices import Devices
 from shmserve.executor.loop import Loop
 from shmserve.executor.monitor import app_monitor
@@ -109,7 +109,7 @@ class Executor:
         try:
             backend, spec = loading.load(self.instance, self.devices)
         except Exception as ex:
-            raise from_exception(ex, log, "loading it failed") from ex
+            raise from_load(ex, log, self.instance.name) from ex
         log.info("loaded in %.2f s", time.monotonic() - started)
         self._tell_notes(spec)
         return backend, spec

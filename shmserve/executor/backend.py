@@ -50,6 +50,10 @@ class InputTensor(Protocol):
         """
         ...
 
+    def private_on_device(self) -> Any:
+        """As `on_device`, for a model that writes into its inputs: never the client's memory."""
+        ...
+
 
 class Responses(Protocol):
     """Where the answers to a request of a decoupled model go; for any thread of the model."""

@@ -108,13 +108,21 @@ class CudaInput:
         if self._near is None:
             dtype = DATATYPES[self.datatype].numpy
             there = self._region.array(self._at, self.shape, dtype)
-            if self._region.is_usable(self._at, dtype):
-                self._near = there
-            else:
-                self._near = self._region.device.empty(self.shape, dtype)
-                self._region.device.move(there, self._near)
-                self._moved += self._near.nbytes
+            usable = self._region.is_usable(self._at, dtype)
+            self._near = there if usable else self._copy_of(there)
         return self._near
+
+    def private_on_device(self) -> Any:
+        """A CuPy array of a copy on the instance's device."""
+        self._check_open()
+        dtype = DATATYPES[self.datatype].numpy
+        return self._copy_of(self._region.array(self._at, self.shape, dtype))
+
+    def _copy_of(self, there: Any) -> Any:
+        copy = self._region.device.empty(self.shape, there.dtype)
+        self._region.device.move(there, copy)
+        self._moved += copy.nbytes
+        return copy
 
     def bring(self) -> None:
         """It need not be brought to a device."""

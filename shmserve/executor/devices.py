@@ -44,14 +44,8 @@ class Devices:
     def of(cls, device: str, mappings: Mappings) -> Devices:
         """Those of an instance on `device` ("cpu", "cuda:K"). To be called before anything of
         the process looks for devices."""
-        number = devices.ordinal_of(device)
-        if number is None:
-            return cls(None, mappings)
-        choice = devices.choose(device, os.environ)
-        if choice.visible is not None:
-            os.environ[devices.VARIABLE] = choice.visible
-        made = cls(choice.ordinal, mappings)
-        made._number = number
+        made = cls(devices.take(device, os.environ), mappings)
+        made._number = devices.ordinal_of(device)
         return made
 
     @property

@@ -12,7 +12,7 @@ from shmserve.executor.backend import CPU, Backend, Context
 from shmserve.executor.devices import Devices
 from shmserve.executor.warmup import warm_up
 from shmserve.protocol.link_messages import Instance
-from shmserve.protocol.model_config import ONNXRUNTIME
+from shmserve.protocol.model_config import GRPS, ONNXRUNTIME
 from shmserve.tensor.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -38,11 +38,12 @@ def load(instance: Instance, devices: Devices) -> tuple[Backend, ModelSpec]:
 
 def _context(instance: Instance, devices: Devices) -> Context:
     """What the backend is told. The device is opened before a model's own code runs, so that
-    it is the one that CuPy and torch use without being told; ONNX Runtime is told."""
+    it is the one that CuPy and torch use without being told; ONNX Runtime and the models of GRPS
+    projects are told."""
     spec = instance.spec
     device = CPU if devices.ordinal is None else f"cuda:{devices.ordinal}"
     context = Context(spec, instance.directory, instance.name, device, instance.auto)
-    if devices.ordinal is None or spec.backend == ONNXRUNTIME:
+    if devices.ordinal is None or spec.backend in (ONNXRUNTIME, GRPS):
         return context
     try:
         devices.open().choose()

@@ -126,6 +126,10 @@ class Input:
             self._arriving = None
         return self._near
 
+    def private_on_device(self) -> Any:
+        """The same: the copy is the request's own."""
+        return self.on_device()
+
     def take_counts(self) -> tuple[int, int]:
         """Bytes that were copied by the processor and by DMA since this was last asked."""
         counts = self.copied, self.moved

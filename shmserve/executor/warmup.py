@@ -32,7 +32,7 @@ class _Input:
     device = CPU
 
     def __init__(self, name: str, datatype: str, array: np.ndarray[Any, Any], xp: Any) -> None:
-        self.on_device = lambda: xp.asarray(array)
+        self.on_device = self.private_on_device = lambda: xp.asarray(array)
         self.name = name
         self.datatype = datatype
         self.shape = array.shape

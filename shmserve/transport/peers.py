@@ -63,7 +63,7 @@ def of_addresses(client: tuple[object, ...], server: tuple[object, ...]) -> Call
         found = _look_up(theirs, ours)
     if found is None or found[0] not in _ITS_STATES or found[2] == 0:
         return REMOTE
-    return Caller(found[1])
+    return Caller(found[1], socket=found[2])
 
 
 def started_at(pid: int) -> int:

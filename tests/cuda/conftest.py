@@ -48,3 +48,11 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
     yield cupy
     cupy._fake.shut_down()
     _forget()
+
+
+@pytest.fixture
+def cupy(request: pytest.FixtureRequest) -> Any:
+    """CuPy in the test's own process: the fake, or with ``--real-cuda`` what is installed."""
+    if request.config.getoption("--real-cuda"):
+        return importlib.import_module("cupy")
+    return request.getfixturevalue("fake_cupy")

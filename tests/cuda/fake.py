@@ -23,7 +23,8 @@ def environment(folder: Path, **faults: object) -> dict[str, str]:
     """Variables for a server or a program; `folder` keeps what is compiled, for the next call.
 
     `faults` are the fake's settings without their prefix, in lower case: ``devices="none"``,
-    ``memory=1 << 20``, ``peers=0``, ``pin="no"``, ``broken=path``, ``lacks="GetPowerUsage"``.
+    ``mig="0"``, ``memory=1 << 20``, ``peers=0``, ``pin="no"``, ``broken=path``,
+    ``lacks="GetPowerUsage"``; fake_devices.py, cupy/_fake.py and pynvml.py say what they mean.
     """
     before = {"PYTHONPATH": FOLDER, "LD_LIBRARY_PATH": library(folder).parent}
     told = {

@@ -53,7 +53,7 @@ class Instances:
 
     def device(self, message: Execute) -> str:
         """Where a request goes; its lane stays taken."""
-        peer, lane = self.rig.dispatcher.lane(self.entry, set(), message)
+        peer, lane = self.rig.dispatcher.peers.lane(self.entry, set(), message)
         self.taken.append((peer, lane))
         return peer.instance.device
 

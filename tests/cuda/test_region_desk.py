@@ -56,15 +56,21 @@ class World:
         self.published: Snapshot | None = None
         self.watched: list[tuple[int, int]] = []
         owners = Owners(lambda _, process: self.watched.append(process), lambda _: None, True)
+        self.gpus = [2]  # what counting them says; the last of them again and again
         self.regions = Regions(
-            Settings(**settings), str(run_dir), self.fleet, self._send, owners, lambda: 2
+            Settings(**settings), str(run_dir), self.fleet, self._send, owners, self._count
         )
+        self.counted = 0
         self.now = 10.0
 
     def _send(self, process: str, message: Any, fds: tuple[int, ...]) -> None:
         assert not fds
         message = messages.decode_from_coordinator(messages.encode(message))
         self.sent.append((process, message))
+
+    def _count(self) -> int:
+        self.counted += 1
+        return self.gpus[min(self.counted, len(self.gpus)) - 1]
 
     def _publish(self) -> None:
         book = self.regions.book
@@ -248,6 +254,16 @@ def test_not_everybody_may_wait_at_once(world: World, monkeypatch: pytest.Monkey
     ((_, answer),) = world.register(3, name="r3")
     assert answer.error_code == "RESOURCE_EXHAUSTED"
     assert world.turn(5) == [("http-1", RegionAnswer(1)), ("http-1", RegionAnswer(2))]
+
+
+def test_gpus_are_counted_until_there_are_some(tmp_path: Path) -> None:
+    world = World(tmp_path, "cpu")
+    world.gpus = [0, 1, 0]
+    ((_, answer),) = world.register()
+    assert answer.error == f"{FAILED}, GPUs not supported"
+    for ticket in (2, 3):
+        assert world.register(ticket, name=f"r{ticket}") == [("http-1", RegionAnswer(ticket))]
+    assert world.counted == 2
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""CUDA regions in a real server: both protocols, deaths of the coordinator and of owners.
-
-Nothing here uses the memory, so no executor needs a device.
-"""
+"""CUDA regions in a real server: both protocols, deaths of the coordinator and of owners."""
 
 from __future__ import annotations
 
@@ -18,50 +15,66 @@ import pytest
 
 from shmserve.cli import show
 from shmserve.testing.server import RunningServer, wait_until
+from tests.cuda.exporting import exported
 from tests.integration.region_client import Client, Memory
 
 MODELS = Path(__file__).parents[1] / "region_models"
 PROGRAM = Path(__file__).parent / "triton_region_program.py"
 BASE = "/v2/cudasharedmemory"
-HANDLE = bytes(range(64))
-B64 = base64.b64encode(HANDLE).decode()
 
 
 @pytest.fixture(scope="module")
-def server(cuda_environment: dict[str, str]) -> Iterator[RunningServer]:
+def handle(cuda_environment: dict[str, str]) -> Iterator[bytes]:
+    """Of 1024 numbers on device 0."""
+    with exported(cuda_environment) as (handle, _):
+        yield handle
+
+
+@pytest.fixture(scope="module")
+def server(cuda_environment: dict[str, str], handle: bytes) -> Iterator[RunningServer]:
     settings: dict[str, Any] = {"model_control": "explicit", "load_models": "touch"}
     with RunningServer(MODELS, cuda_environment, **settings) as running:
         yield running
     assert running.leaks() == []
     log = running.log()
-    for secret in (B64[:16], HANDLE.hex()[:16], repr(HANDLE)[2:18], str(list(HANDLE))[1:20]):
-        assert secret not in log
+    for shown in (as_base64(handle), handle.hex(), repr(handle)[2:], repr(list(handle))[1:]):
+        assert shown[:24] not in log
+
+
+class CudaClient(Client):
+    """Over the Unix socket; what it registers is this memory on device 0."""
+
+    def __init__(self, where: int | str, handle: bytes) -> None:
+        super().__init__(where)
+        self.handle = handle
+
+    def register_cuda(self, name: str, size: int = 4096) -> tuple[int, Any]:
+        told = {"raw_handle": {"b64": as_base64(self.handle)}, "device_id": 0, "byte_size": size}
+        return self.request("POST", f"{BASE}/region/{name}/register", told)
+
+    def cuda_status(self) -> list[str]:
+        return [region["name"] for region in self.request("GET", f"{BASE}/status")[1]]
+
+
+def as_base64(handle: bytes) -> str:
+    return base64.b64encode(handle).decode()
 
 
 @pytest.fixture
-def client(server: RunningServer) -> Iterator[Client]:
-    client = Client(server.unix_path)
+def client(server: RunningServer, handle: bytes) -> Iterator[CudaClient]:
+    client = CudaClient(server.unix_path, handle)
     yield client
     assert client.request("POST", f"{BASE}/unregister")[0] == 200
     client.close()
 
 
-def register(client: Client, name: str, size: int = 64) -> tuple[int, Any]:
-    document = {"raw_handle": {"b64": B64}, "device_id": 0, "byte_size": size}
-    return client.request("POST", f"{BASE}/region/{name}/register", document)
-
-
-def status(client: Client) -> list[str]:
-    return [region["name"] for region in client.request("GET", f"{BASE}/status")[1]]
-
-
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_tritonclient(server: RunningServer, protocol: str) -> None:
+def test_tritonclient(server: RunningServer, handle: bytes, protocol: str) -> None:
     port = f"127.0.0.1:{server.http_port}"
     address = port if protocol == "http" else server.grpc_address
     with Memory(64) as memory:
         finished = subprocess.run(
-            [sys.executable, str(PROGRAM), protocol, address, memory.name],
+            [sys.executable, str(PROGRAM), protocol, address, as_base64(handle), memory.name],
             capture_output=True,
             text=True,
             timeout=120,
@@ -70,44 +83,51 @@ def test_tritonclient(server: RunningServer, protocol: str) -> None:
     assert "PASS" in finished.stdout
 
 
-def test_they_outlive_the_coordinator(client: Client, server: RunningServer) -> None:
+def test_they_outlive_the_coordinator(client: CudaClient, server: RunningServer) -> None:
     with Memory(4096) as memory:
-        assert register(client, "kept", 4096)[0] == 200
+        assert client.register_cuda("kept")[0] == 200
         assert client.register("beside", memory.name, 4096)[0] == 200
         (victim,) = server.pids("coordinator")
         os.kill(victim, signal.SIGKILL)
-        assert status(client) == ["kept"]
-        assert register(client, "later")[0] == 200  # by the next one
+        assert client.cuda_status() == ["kept"]
+        assert client.register_cuda("later")[0] == 200  # by the next one
         assert server.pids("coordinator") != [victim]
-        assert register(client, "kept", 4096)[0] == 400
-        assert client.status() == ["beside"]
+        assert client.register_cuda("kept")[0] == 400
         wait_until(lambda: client.infer("touch", ("beside", 0), None, 4)[0] == 200, "beside")
-        assert status(client) == ["kept", "later"]
+        for name in ("kept", "later"):
+            status, answer = client.infer("touch", (name, 16), None, 4)
+            assert status == 200, answer
+            assert answer["outputs"][0]["data"] == [5, 6, 7, 8]
+        assert (client.cuda_status(), client.status()) == (["kept", "later"], ["beside"])
         assert client.unregister()[0] == 200
 
 
-def test_they_end_with_their_owner(client: Client, server: RunningServer) -> None:
+def test_they_end_with_their_owner(client: CudaClient, server: RunningServer) -> None:
+    assert client.register_cuda("immortal")[0] == 200
     script = (
-        "from tests.integration.region_client import Client;"
-        "from tests.cuda.test_region_server import register;"
-        f"print(register(Client({server.unix_path!r}), 'mortal')[0], flush=True); input()"
+        "import sys; from tests.cuda.test_region_server import CudaClient;"
+        f"client = CudaClient({server.unix_path!r}, bytes.fromhex(sys.stdin.readline()));"
+        "print(client.register_cuda('mortal')[0], flush=True); sys.stdin.readline()"
     )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", script], **pipes) as child:  # type: ignore[call-overload]
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
         try:
-            assert child.stdout.readline() == b"200\n"
-            assert register(client, "immortal")[0] == 200
-            assert status(client) == ["immortal", "mortal"]
+            assert owner.stdin is not None
+            assert owner.stdout is not None
+            print(client.handle.hex(), file=owner.stdin, flush=True)
+            assert owner.stdout.readline() == "200\n"
+            assert client.infer("touch", ("mortal", 0), None, 4)[0] == 200
         finally:
-            child.kill()
-    wait_until(lambda: status(client) == ["immortal"], "the region to go with its owner")
+            owner.kill()
+    wait_until(lambda: client.cuda_status() == ["immortal"], "the region to go with its owner")
+    assert client.infer("touch", ("mortal", 0), None, 4)[0] == 404
 
 
-def test_show(client: Client, server: RunningServer) -> None:
-    assert register(client, "shown", 4000)[0] == 200
+def test_show(client: CudaClient, server: RunningServer) -> None:
+    assert client.register_cuda("shown", 4000)[0] == 200
     (row,) = show.ask(server.run_dir, "regions")
     told = [row[key] for key in ("region", "kind", "device", "key", "bytes", "uid", "pid")]
     assert told == ["shown", "cuda", "cuda:0", "", 4000, os.geteuid(), os.getpid()]
-    assert B64[:16] not in show.table([row])
     metrics = server.request("GET", "/metrics")[2].decode()
     assert 'shmserve_region_bytes{kind="cuda"} 4000' in metrics

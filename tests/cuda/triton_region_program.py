@@ -1,6 +1,8 @@
 """What a program with tritonclient does about CUDA regions, but for making them. Prints PASS.
 
-python triton_region_program.py http|grpc ADDRESS KEY
+    python triton_region_program.py http|grpc ADDRESS HANDLE KEY
+
+HANDLE: base64, of memory with 4096 bytes on device 0; KEY: of an object with 64 bytes.
 """
 
 from __future__ import annotations
@@ -12,8 +14,6 @@ from typing import Any
 
 from google.protobuf import json_format
 from tritonclient.utils import InferenceServerException
-
-HANDLE = base64.b64encode(bytes(range(64)))
 
 
 def refusal(call: Any, *arguments: Any) -> str:
@@ -27,37 +27,36 @@ def refusal(call: Any, *arguments: Any) -> str:
 
 def listed(status: Any) -> dict[str, tuple[int, int]]:
     """Name to (device_id, byte_size), whichever protocol told it."""
-    regions = status if isinstance(status, list) else list(status.regions.values())
-    told = [
-        r if isinstance(r, dict) else json_format.MessageToDict(r, preserving_proto_field_name=True)
-        for r in regions
-    ]
-    return {r["name"]: (int(r.get("device_id", 0)), int(r["byte_size"])) for r in told}
+    if not isinstance(status, list):
+        document = json_format.MessageToDict(status, preserving_proto_field_name=True)
+        status = document.get("regions", {}).values()
+    return {r["name"]: (int(r.get("device_id", 0)), int(r["byte_size"])) for r in status}
 
 
-def main(protocol: str, address: str, key: str) -> None:
-    handle: Any = HANDLE.decode() if protocol == "http" else HANDLE
+def main(protocol: str, address: str, handle: str, key: str) -> None:
+    nowhere = base64.b64encode(b"\7" * 64).decode()
     with importlib.import_module(f"tritonclient.{protocol}").InferenceServerClient(address) as c:
         assert "cuda_shared_memory" in str(c.get_server_metadata())
         c.unregister_system_shared_memory()
         c.unregister_cuda_shared_memory()
         assert listed(c.get_cuda_shared_memory_status()) == {}
-        c.register_cuda_shared_memory("a", handle, 0, 64)
-        c.register_cuda_shared_memory("b", handle, 0, 4096)
+        register = c.register_cuda_shared_memory
+        register("a", handle, 0, 64)
+        register("b", handle, 0, 4096)
         assert listed(c.get_cuda_shared_memory_status()) == {"a": (0, 64), "b": (0, 4096)}
         assert listed(c.get_cuda_shared_memory_status("b")) == {"b": (0, 4096)}
-        register = c.register_cuda_shared_memory
         for told, arguments in (
             ("already in manager", ("a", handle, 0, 64)),
             ("device_id 99, but the number of devices is", ("x", handle, 99, 64)),
             ("device_id", ("x", handle, -1, 64)),
             ("byte_size 0", ("x", handle, 0, 0)),
-            ("raw_handle", ("x", handle[:-4], 0, 64)),
+            (f"byte_size {1 << 39}, but the allocation has", ("x", handle, 0, 1 << 39)),
             ("client_shm_max_region_bytes", ("x", handle, 0, 1 << 62)),
+            ("raw_handle", ("x", handle[:-4], 0, 64)),
+            ("is the process that exported it alive", ("x", nowhere, 0, 64)),
         ):
             text = refusal(register, *arguments)
             assert told in text, text
-            assert str(HANDLE[:8])[2:-1] not in text
         text = refusal(c.get_system_shared_memory_status, "a")
         assert "registered as CUDA shared memory, not system shared memory" in text, text
         assert "Unable to find" in refusal(c.get_cuda_shared_memory_status, "x")

@@ -90,7 +90,7 @@ def test_offered_array_may_be_returned_too(make: Make) -> None:
         ("return None", "gave no output 'Y'"),
         ("return [1]", "None or a dict, got list"),
         ("return {'Z': np.zeros(1, np.float32)}", "unknown output 'Z'"),
-        ("return {'Y': [1.0]}", "must be a numpy array, got list"),
+        ("return {'Y': [1.0]}", "must be an array, got list"),
         ("return {'Y': np.zeros(1)}", r"datatype FP32 \(float32\), got float64"),
         ("return {'Y': np.zeros(1, '>f4')}", "datatype FP32"),
         ("return {'Y': np.zeros((1, 1), np.float32)}", r"shape \[-1\], got \[1, 1\]"),

@@ -2,11 +2,14 @@
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
 from shmserve.transport import peers
-from shmserve.transport.peers import REMOTE, Caller, caller_of
+from shmserve.transport.holders import with_process
+from shmserve.transport.peers import REMOTE, caller_of
 from tests.integration.region_client import OTHER_UID, as_user
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
@@ -44,7 +47,7 @@ def addresses(sock):
 
 def test_loopback(tcp):
     _, server = tcp()
-    assert caller_of(server) == Caller(os.geteuid())
+    assert caller_of(server).uid == os.geteuid()
     assert peers._ask_kernel(*addresses(server)) == peers._look_up(*addresses(server))
 
 
@@ -52,9 +55,9 @@ def test_loopback(tcp):
 def test_another_user(tcp):
     with as_user(OTHER_UID):
         client, server = tcp()
-    assert caller_of(server) == Caller(OTHER_UID)
+    assert caller_of(server).uid == OTHER_UID
     client.shutdown(socket.SHUT_WR)
-    assert caller_of(server) == Caller(OTHER_UID)
+    assert caller_of(server).uid == OTHER_UID
     client.close()
     assert caller_of(server) == REMOTE  # the kernel's table now says uid 0
 
@@ -76,3 +79,26 @@ def test_everybody_else_is_remote():
     assert of((), ()) == REMOTE
     with socket.socket() as unconnected:
         assert caller_of(unconnected) == REMOTE
+
+
+def test_the_process_behind_a_tcp_socket(tcp):
+    client, server = tcp()
+    caller = caller_of(server)
+    assert caller.pid == 0
+    for _ in range(2):  # looked for, and remembered
+        found = with_process(caller)
+        assert (found.pid, found.started) == (os.getpid(), peers.started_at(os.getpid()))
+    client.close()
+    assert with_process(caller).pid == 0
+
+
+def test_a_socket_of_two_processes_is_nobodys(tcp):
+    client, server = tcp()
+    other = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[client.fileno()]
+    )
+    try:
+        assert with_process(caller_of(server)).pid == 0
+    finally:
+        other.communicate(b"\n")
+    assert with_process(caller_of(server)).pid == os.getpid()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shmserve.core.devices import Choice, Gpu, choose, device_name, ordinal_of, visible
+from shmserve.core.devices import Choice, Gpu, choose, device_name, ordinal_of, take, visible
 
 A, B, C = "GPU-aaaa-1", "GPU-aaab-2", "GPU-cccc-3"
 PLAIN = [Gpu(A), Gpu(B), Gpu(C)]
@@ -62,6 +62,15 @@ def test_an_executor_of_a_mig_device_sees_nothing_else():
     environ = {"CUDA_VISIBLE_DEVICES": f"{M2}, {M1}"}
     assert choose("cuda:0", environ) == Choice(0, M2)
     assert choose("cuda:1", environ) == Choice(0, M1)
+    assert take("cuda:1", environ) == 0
+    assert environ == {"CUDA_VISIBLE_DEVICES": M1}
+
+
+def test_taking_a_whole_device_or_the_cpu_changes_nothing():
+    environ = {"CUDA_VISIBLE_DEVICES": "3,2"}
+    assert take("cuda:1", environ) == 1
+    assert take("cpu", environ) is None
+    assert environ == {"CUDA_VISIBLE_DEVICES": "3,2"}
 
 
 def test_names_of_devices():

@@ -289,7 +289,7 @@ def test_json_form_is_complete_ordered_and_numeric() -> None:
 
 
 def test_json_form_is_read_back() -> None:
-    groups = "instance_group [ { kind: KIND_GPU gpus: [1, 0] }, { count: 2 } ]"
+    groups = " instance_group [ { kind: KIND_GPU gpus: [1, 0] }, { count: 2 } ]"
     config = parse(BASE + "max_batch_size: 3" + groups, "m")
     assert parse_json(config.json, "m") == config
     with pytest.raises(ConfigError, match="nonsense"):

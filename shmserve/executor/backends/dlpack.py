@@ -1,8 +1,11 @@
 """DLPack capsules by hand: tensors handed between frameworks without a copy.
 
-numpy speaks DLPack too, but not for BF16, and it refuses read-only arrays in the
-unversioned form that Triton's models expect. So the structures are laid out here
-(ctypes), after the DLPack 0.8 header.
+numpy and CuPy speak DLPack too, but not (or not in every version) for BF16, and numpy refuses
+read-only arrays in the unversioned form that Triton's models expect. So the structures are
+laid out here (ctypes), after the DLPack 0.8 header.
+
+Order of work on a GPU, after the protocol: what is taken here is complete for whatever is
+begun on the device's default stream afterwards; a consumer with another stream asks `let_wait`.
 
 Ownership: a capsule is named "dltensor" until somebody takes the tensor out; the taker
 renames it to "used_dltensor" and calls the tensor's deleter once when done. A capsule
@@ -17,11 +20,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from shmserve.executor.backends.foreign import array_at
+from shmserve.cuda import runtime
+from shmserve.executor.backends.foreign import array_at, device_array_at
 from shmserve.tensor.dtypes import DATATYPES
 
-CPU_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost: both can be read here
 CPU = (1, 0)
+CUDA = 2  # kDLCUDA
+_CPU_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost: both can be read here
+_MANAGED = 13  # kDLCUDAManaged, of no certain device
+_LEGACY_STREAM = 1  # what the protocol calls the default stream
 
 _NAME = ctypes.create_string_buffer(b"dltensor")  # capsules keep the pointer, so it must stay
 _USED = ctypes.create_string_buffer(b"used_dltensor")
@@ -106,8 +113,14 @@ _DELETE = ctypes.cast(_delete_callback, ctypes.c_void_p)
 _DESTROY = ctypes.cast(_destroy_callback, ctypes.c_void_p)
 
 
-def export(array: np.ndarray[Any, Any]) -> object:
-    """A capsule on an array's own memory; the array lives until the tensor is deleted.
+def device_of(array: Any) -> tuple[int, int]:
+    """Where a numpy or a CuPy array lies, in DLPack's numbers."""
+    return CPU if isinstance(array, np.ndarray) else (CUDA, array.device.id)
+
+
+def export(array: Any) -> object:
+    """A capsule on a numpy or CuPy array's own memory; the array lives until the tensor is
+    deleted.
 
     The form has no way to say "read-only": whoever takes an input's tensor must not
     write to it.
@@ -120,13 +133,14 @@ def export(array: np.ndarray[Any, Any]) -> object:
         raise TypeError(f"DLPack has no element type for {array.dtype}")
     if any(stride % array.itemsize for stride in array.strides):
         array = np.ascontiguousarray(array)
+    device = device_of(array)
     numbers = ctypes.c_int64 * array.ndim
     shape = numbers(*array.shape)
     strides = numbers(*(stride // array.itemsize for stride in array.strides))
     tensor = _Tensor(
-        data=array.ctypes.data,
-        device_type=CPU[0],
-        device_id=CPU[1],
+        data=array.ctypes.data if device == CPU else array.data.ptr,
+        device_type=device[0],
+        device_id=device[1],
         ndim=array.ndim,
         code=code,
         bits=8 * array.itemsize,
@@ -139,6 +153,18 @@ def export(array: np.ndarray[Any, Any]) -> object:
     address = ctypes.addressof(managed)
     _lent[address] = (managed, shape, strides, array)
     return _new(address, ctypes.addressof(_NAME), _DESTROY.value)
+
+
+def let_wait(stream: int | None, device: int) -> None:
+    """Make a consumer's stream of a device wait for what was begun on the default one.
+
+    `stream`: as the consumer gives it to `__dlpack__`; None and 1 are the default stream
+    itself, -1 is not to wait.
+    """
+    if stream not in (None, -1, 0, _LEGACY_STREAM):
+        cuda = runtime.cupy().cuda
+        with cuda.Device(device):
+            cuda.ExternalStream(stream).wait_event(cuda.Stream.null.record())
 
 
 def is_capsule(value: object) -> bool:
@@ -158,12 +184,14 @@ class _Taken:
             _Deleter(self._deleter)(self._address)
 
 
-def take(source: Any) -> np.ndarray[Any, Any]:
-    """The tensor of a capsule, or of an object with `__dlpack__`, as an array on its memory.
+def take(source: Any) -> Any:
+    """The tensor of a capsule, or of an object with `__dlpack__`, as an array on its memory:
+    numpy's, or CuPy's if it lies in a GPU's.
 
     Raises:
         TypeError: neither a capsule nor an exporter, or an element type without a datatype.
-        ValueError: the capsule was used before, or the tensor is not in host memory.
+        ValueError: the capsule was used before, or the tensor lies somewhere else.
+        ConfigError: it lies in a GPU's memory, and CuPy cannot be used here.
     """
     if not is_capsule(source):
         source = _ask(source)
@@ -172,8 +200,7 @@ def take(source: Any) -> np.ndarray[Any, Any]:
     address = _pointer(source, ctypes.addressof(_NAME))
     managed = _Managed.from_address(address)
     tensor = managed.tensor
-    if tensor.device_type not in CPU_DEVICES:
-        raise ValueError("the DLPack tensor is not in host memory")
+    _check_device(tensor.device_type)
     dtype = _dtype(tensor)
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = None
@@ -181,16 +208,28 @@ def take(source: Any) -> np.ndarray[Any, Any]:
         strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim))
     _set_name(source, ctypes.addressof(_USED))
     taken = _Taken(managed, address)
-    return array_at((tensor.data or 0) + tensor.byte_offset, shape, dtype, taken, strides)
+    data = (tensor.data or 0) + tensor.byte_offset
+    if tensor.device_type in _CPU_DEVICES:
+        return array_at(data, shape, dtype, taken, strides)
+    device = -1 if tensor.device_type == _MANAGED else tensor.device_id  # -1: CUDA tells
+    return device_array_at(data, shape, dtype, taken, device, strides)
 
 
 def _ask(exporter: Any) -> Any:
     if not hasattr(exporter, "__dlpack__"):
         raise TypeError(f"a {type(exporter).__name__} is neither a DLPack capsule nor gives one")
     device = getattr(exporter, "__dlpack_device__", None)
-    if device is not None and int(device()[0]) not in CPU_DEVICES:
-        raise ValueError("the DLPack tensor is not in host memory")
-    return exporter.__dlpack__()
+    kind, number = (int(part) for part in (device() if device is not None else CPU))
+    _check_device(kind)
+    if kind in _CPU_DEVICES:
+        return exporter.__dlpack__()
+    with runtime.cupy().cuda.Device(number):
+        return exporter.__dlpack__(stream=_LEGACY_STREAM)
+
+
+def _check_device(kind: int) -> None:
+    if kind not in (*_CPU_DEVICES, CUDA, _MANAGED):
+        raise ValueError("the DLPack tensor is neither in host memory nor in that of a CUDA device")
 
 
 def _dtype(tensor: _Tensor) -> np.dtype[Any]:

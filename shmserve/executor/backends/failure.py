@@ -10,6 +10,7 @@ import logging
 import re
 
 from shmserve.errors import Code, ModelFailure, ShmserveError
+from shmserve.executor.backends.cuda_failure import from_cuda
 
 MAX_TEXT = 500
 
@@ -52,7 +53,11 @@ def describe(ex: BaseException) -> str:
 
 
 def from_exception(
-    ex: BaseException, log: logging.Logger, what: str, code: Code = Code.INTERNAL
+    ex: BaseException,
+    log: logging.Logger,
+    what: str,
+    code: Code = Code.INTERNAL,
+    purpose: str = "request",
 ) -> ShmserveError:
     """The error to answer with; errors of our own tree pass as they are.
 
@@ -60,9 +65,15 @@ def from_exception(
         ex: what the model's code raised.
         log: gets the traceback.
         what: what was being done, for the log.
-        code: of the answer.
+        code: of the answer, unless CUDA is at fault.
+        purpose: what a GPU's memory was needed for, if it was too small.
     """
     if isinstance(ex, ShmserveError):
         return ex
     log.error("%s: %s: %s", what, type(ex).__name__, describe(ex), exc_info=ex)
-    return ModelFailure(describe(ex), code)
+    return from_cuda(ex, purpose) or ModelFailure(describe(ex), code)
+
+
+def from_load(ex: BaseException, log: logging.Logger, instance: str) -> ShmserveError:
+    """As `from_exception`, of what was raised while an instance was loaded."""
+    return from_exception(ex, log, f"loading {instance} failed", purpose="model")

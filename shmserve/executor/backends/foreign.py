@@ -1,10 +1,13 @@
-"""numpy arrays on memory that somebody else owns."""
+"""numpy and CuPy arrays on memory that somebody else owns."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+
+from shmserve.cuda import runtime
 
 
 class _Memory:
@@ -41,3 +44,26 @@ def array_at(
         "strides": strides,
     }
     return np.asarray(_Memory(interface, owner)).view(dtype)
+
+
+def device_array_at(
+    address: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    owner: object,
+    device: int,
+    strides: tuple[int, ...] | None = None,
+) -> Any:
+    """A CuPy array at an address in a GPU's memory, without a copy; as `array_at`.
+
+    `device` is its CUDA ordinal in this process; -1: CUDA is asked.
+
+    Raises:
+        ConfigError: CuPy cannot be used here.
+    """
+    cupy = runtime.cupy()
+    if 0 in shape:
+        return cupy.empty(shape, dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = cupy.cuda.UnownedMemory(address, nbytes, owner, device)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)

@@ -14,6 +14,24 @@ An output is either written into what `request.output` offered or returned in th
 a returned array is copied once (unless it is an input, or one that was offered).
 `native_stream` says how decoupled models answer.
 
+Arrays are numpy's, also of an instance on a GPU, unless the class says otherwise:
+
+    class Model:
+        device_tensors = True
+        def __init__(self, context):
+            self.xp = context.xp            # cupy on a GPU, else numpy
+            self.weights = self.xp.asarray(...)
+        def infer(self, request):
+            x = request.input("INPUT0")     # on the GPU; BYTES are numpy's all the same
+            self.xp.multiply(x, self.weights, out=request.output("OUTPUT0", x.shape))
+
+Then inputs are CuPy arrays, in place if they lie in a CUDA region of that GPU, else brought
+there by one DMA, and outputs are CuPy arrays that lie in the client's region or are taken out
+by one DMA. On the CPU the same code gets numpy arrays. Inputs are not to be written to.
+What is returned may also be anything on a GPU with `__dlpack__` or `__cuda_array_interface__`,
+such as a torch tensor. Work goes to the device's default stream, where CuPy and torch work
+unless they are told otherwise; what is begun need not be waited for.
+
 A worker that takes GRPS messages (parameter `grps` of config.pbtxt is "message") looks at
 `request.grps`, or at `request.http` of a request to its own HTTP path, and returns a
 `shmserve.grps.Message`, or what a custom HTTP request may be answered with.
@@ -28,10 +46,11 @@ from typing import Any
 import numpy as np
 
 from shmserve.errors import ConfigError, Internal
-from shmserve.executor.backend import Context, Request, Response
+from shmserve.executor.backend import CPU, Context, Request, Response
 from shmserve.executor.backends import native_messages
 from shmserve.executor.backends.failure import from_exception
 from shmserve.executor.backends.grps.http import HttpRequest
+from shmserve.executor.backends.native_device import InstanceDevice
 from shmserve.executor.backends.outputs import OutputCheck
 from shmserve.executor.backends.reshape import model_side
 from shmserve.executor.backends.untold import with_own_tensors
@@ -43,18 +62,22 @@ from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
 
-_Stream = Callable[[Any, Request, OutputCheck], None]
+_Stream = Callable[[Any, Request, OutputCheck, InstanceDevice | None], None]
 
 
 class NativeRequest:
     """One request as `Model.infer` sees it. Valid until `infer` returns."""
 
-    __slots__ = ("_check", "_offered", "_request")
+    __slots__ = ("_check", "_device", "_offered", "_request")
 
-    def __init__(self, request: Request, check: OutputCheck) -> None:
+    def __init__(
+        self, request: Request, check: OutputCheck, device: InstanceDevice | None = None
+    ) -> None:
+        """`device`: where the model wants its tensors; None: on the host."""
         self._request = request
         self._check = check
-        self._offered: dict[str, np.ndarray[Any, Any]] = {}
+        self._device = device
+        self._offered: dict[str, Any] = {}
 
     @property
     def id(self) -> str:
@@ -99,16 +122,20 @@ class NativeRequest:
         """Names of the inputs that were sent (optional ones may be missing)."""
         return tuple(self._request.inputs)
 
-    def input(self, name: str) -> np.ndarray[Any, Any]:
-        """An input as a read-only array; BYTES as an object array of `bytes`.
+    def input(self, name: str) -> Any:
+        """An input as a read-only numpy array, or with `device_tensors` on a GPU as a CuPy array
+        that is not to be written to; BYTES as a numpy array of `bytes`.
 
         Raises:
             Internal: the request has no such input.
+            ResourceExhausted: the GPU has no memory left for it.
         """
         found = self._request.inputs.get(name)
         if found is None:
             raise Internal(f"the request has no input '{name}'")
-        return found.numpy()
+        if self._device is None or found.datatype == "BYTES":
+            return found.numpy()
+        return self._device.input(self._request, name)
 
     def answer(self, result: Any, partial: bool = False, first: bool = True) -> Response:
         """What the model gave, as a response (for the server, not for models).
@@ -122,8 +149,9 @@ class NativeRequest:
         named = pairs(result, offered).items()
         return Response(outputs=self._check.answer(self._request.requested, named, partial))
 
-    def output(self, name: str, shape: Sequence[int]) -> np.ndarray[Any, Any]:
-        """A writable array, with undefined content, whose content is sent as the output.
+    def output(self, name: str, shape: Sequence[int]) -> Any:
+        """A writable array, with undefined content, whose content is sent as the output: numpy's,
+        or with `device_tensors` on a GPU CuPy's.
 
         An output that nobody requested gets ordinary memory, so a model need not ask.
 
@@ -131,6 +159,7 @@ class NativeRequest:
             Internal: no such output, a shape against the configuration, or a BYTES
                 output (its size is not known before its content: return it instead).
             ArenaExhausted: there is no room for it now.
+            ResourceExhausted: the GPU has no memory left for it.
         """
         spec = self._check.spec(name)
         wanted = tuple(int(dim) for dim in shape)
@@ -139,14 +168,17 @@ class NativeRequest:
             raise Internal(f"BYTES output '{name}' must be returned by infer")
         array = self._offered.get(name)
         if array is None:
-            if name in self._request.requested:
-                array = self._request.offer(name, spec.datatype, wanted)
-            else:
-                array = np.empty(wanted, DATATYPES[spec.datatype].numpy)
-            self._offered[name] = array
+            array = self._offered[name] = self._new(name, spec.datatype, wanted)
         if array.shape != wanted:
             raise Internal(f"output '{name}' was asked for with two shapes")
         return array
+
+    def _new(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
+        if self._device is not None:
+            return self._device.output(self._request, name, datatype, shape)
+        if name in self._request.requested:
+            return self._request.offer(name, datatype, shape)
+        return np.empty(shape, DATATYPES[datatype].numpy)
 
 
 class NativeDialect:
@@ -155,7 +187,13 @@ class NativeDialect:
     def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
         self._model: Any = None
+        self._device: InstanceDevice | None = None
         self._stream: _Stream | None = None  # runs one request of a decoupled model
+
+    @property
+    def reads_on_device(self) -> bool:
+        """Whether its inputs are wanted on the GPU."""
+        return self._device is not None
 
     def start(self, context: Context) -> ModelSpec:
         spec = with_own_tensors(context.spec, context.directory)
@@ -169,6 +207,9 @@ class NativeDialect:
             from shmserve.executor.backends.native_stream import stream
 
             self._stream = stream
+        wants_device = getattr(self._kind, "device_tensors", False) and not self._check.messages
+        if wants_device and context.device != CPU:
+            self._device = InstanceDevice(context)
         own_init = self._kind.__init__ is not object.__init__
         self._model = self._kind(context) if own_init else self._kind()
         return spec
@@ -186,7 +227,7 @@ class NativeDialect:
             model.close()
 
     def _one(self, request: Request) -> Response:
-        view = NativeRequest(request, self._check)
+        view = NativeRequest(request, self._check, self._device)
         try:
             result = self._model.infer(view)
             return view.answer(result)
@@ -196,12 +237,12 @@ class NativeDialect:
     def _run_stream(self, stream: _Stream, request: Request) -> None:
         assert request.responses is not None
         try:
-            stream(self._model, request, self._check)
+            stream(self._model, request, self._check, self._device)
         except (Exception, SystemExit) as ex:
             request.responses.fail(from_exception(ex, _log, "infer failed"))
 
 
-def pairs(result: Any, offered: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+def pairs(result: Any, offered: dict[str, Any]) -> dict[str, Any]:
     """All outputs by name: those that were offered, and those that were given.
 
     Raises:

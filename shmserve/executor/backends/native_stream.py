@@ -15,6 +15,9 @@ or, with threads of its own and any number of requests under way:
             request.send({"OUT": array})
             request.finish()
 
+With `device_tensors` (see `native`) the instance's GPU becomes that of each thread which asks
+for a tensor.
+
 A worker that takes GRPS messages yields or sends a `shmserve.grps.Message` instead of the dict.
 A generator whose request is cancelled is closed at its `yield`.
 """
@@ -24,11 +27,10 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
-import numpy as np
-
 from shmserve.errors import Internal, ShmserveError
 from shmserve.executor.backend import Request, Response
 from shmserve.executor.backends.native import NativeRequest
+from shmserve.executor.backends.native_device import InstanceDevice
 from shmserve.executor.backends.outputs import OutputCheck
 from shmserve.protocol.grps_message import GrpsMessage
 
@@ -38,11 +40,13 @@ class StreamRequest(NativeRequest):
 
     __slots__ = ("_first",)
 
-    def __init__(self, request: Request, check: OutputCheck) -> None:
-        super().__init__(request, check)
+    def __init__(
+        self, request: Request, check: OutputCheck, device: InstanceDevice | None = None
+    ) -> None:
+        super().__init__(request, check, device)
         self._first = True
 
-    def send(self, outputs: Mapping[str, np.ndarray[Any, Any]] | GrpsMessage | None = None) -> None:
+    def send(self, outputs: Mapping[str, Any] | GrpsMessage | None = None) -> None:
         """Send an answer: what was written into `output(...)` since the last one, and what is
         given here. Waits while the client is behind; dropped if the request is `cancelled`.
 
@@ -73,9 +77,11 @@ class StreamRequest(NativeRequest):
             self._request.responses.abandoned()
 
 
-def stream(model: Any, request: Request, check: OutputCheck) -> None:
+def stream(
+    model: Any, request: Request, check: OutputCheck, device: InstanceDevice | None = None
+) -> None:
     """Have the model answer; what it raises is raised."""
-    view = StreamRequest(request, check)
+    view = StreamRequest(request, check, device)
     answers = model.infer(view)
     if isinstance(answers, Generator):
         for outputs in answers:

@@ -18,7 +18,7 @@ import numpy as np
 from shmserve.errors import Code, Internal, InvalidArgument, ShmserveError
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.backends import onnx_complete, onnx_session
-from shmserve.executor.backends.failure import from_exception
+from shmserve.executor.backends.failure import from_exception, from_load
 from shmserve.executor.backends.foreign import array_at
 from shmserve.executor.backends.onnx_session import GraphTensor
 from shmserve.executor.backends.outputs import OutputCheck
@@ -54,7 +54,7 @@ class OnnxRuntimeBackend:
             self._outputs = onnx_session.graph_tensors(self._session.get_outputs(), spec.name)
             complete = onnx_complete.completed(spec, context.directory, self._inputs, self._outputs)
         except Exception as ex:
-            raise from_exception(ex, _log, f"loading {context.instance} failed") from ex
+            raise from_load(ex, _log, context.instance) from ex
         self._check = OutputCheck(model_side(complete))
         self._spec = complete
         both = [*self._inputs.values(), *self._outputs.values()]

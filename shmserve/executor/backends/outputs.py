@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output
+from shmserve.executor.backends.given import as_array
 from shmserve.protocol import grps_spec
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
 from shmserve.tensor.spec import ModelSpec, TensorSpec, fits
 
 
 class OutputCheck:
-    """Knows a model's outputs; makes `Output`s of a model's arrays.
+    """Knows a model's outputs; makes `Output`s of a model's arrays, on the host or on a GPU.
 
     `messages`: the model answers with GRPS messages, or over HTTP by itself; `stream_type`
     is the content type of the latter's streams.
@@ -75,18 +74,18 @@ class OutputCheck:
             raise Internal(f"model '{self._model}' gave no output '{missing[0]}'")
         return tuple(given[name] for name in requested if name in given)
 
-    def _output(self, spec: TensorSpec, array: Any) -> Output:
-        if isinstance(array, np.generic):
-            array = np.asarray(array)
-        if not isinstance(array, np.ndarray):
-            raise Internal(
-                f"model '{self._model}': output '{spec.name}' must be a numpy array, "
-                f"got {type(array).__name__}"
-            )
+    def _output(self, spec: TensorSpec, value: Any) -> Output:
+        where = f"model '{self._model}': output '{spec.name}'"
+        try:
+            array = as_array(value)
+        except (TypeError, ValueError, BufferError) as ex:
+            raise Internal(f"{where}: {ex}") from None
+        if array is None:
+            raise Internal(f"{where} must be an array, got {type(value).__name__}")
         if from_numpy(array.dtype) is not DATATYPES[spec.datatype]:
             raise Internal(
-                f"model '{self._model}': output '{spec.name}' must have datatype "
-                f"{spec.datatype} ({DATATYPES[spec.datatype].numpy}), got {array.dtype}"
+                f"{where} must have datatype {spec.datatype} ({DATATYPES[spec.datatype].numpy}), "
+                f"got {array.dtype}"
             )
         self.check_shape(spec, array.shape)
         if array.dtype.kind in "SU":

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-
-import numpy as np
+from typing import Any
 
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output
@@ -23,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class GivenOutputs:
-    """Makes `Output`s of a model's tensors."""
+    """Makes `Output`s of a model's tensors, which are numpy or CuPy arrays."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._model = spec.name
@@ -33,7 +32,7 @@ class GivenOutputs:
     def answer(
         self,
         requested: tuple[str, ...],
-        pairs: Iterable[tuple[str, np.ndarray]],
+        pairs: Iterable[tuple[str, Any]],
         partial: bool = False,
     ) -> tuple[Output, ...]:
         """The requested outputs in the request's order; those the model did not give are left out.
@@ -53,7 +52,7 @@ class GivenOutputs:
             self._tell(absent, "was requested and not given")
         return tuple(given[name] for name in requested if name in given)
 
-    def _output(self, name: str, array: np.ndarray) -> Output:
+    def _output(self, name: str, array: Any) -> Output:
         found = from_numpy(array.dtype)
         assert found is not None  # Tensor has checked it
         if found.name == "BYTES":

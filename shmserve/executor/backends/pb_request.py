@@ -70,14 +70,18 @@ class InferenceRequest:
         request: Request,
         open_sender: Callable[[Request], InferenceResponseSender],
         writable: bool = False,
+        on_device: bool = False,
     ) -> InferenceRequest:
-        """What a model gets for a request (for the server, not for models)."""
+        """What a model gets for a request (for the server, not for models). The flags are those
+        of `Tensor.of_input`."""
         made = cls.__new__(cls)
         made._request = request
         made._open_sender = open_sender
         # A stream ends when neither request nor sender is left: so there must be one.
         made._sender = open_sender(request) if request.responses is not None else None
-        made._inputs = [Tensor.of_input(tensor, writable) for tensor in request.inputs.values()]
+        made._inputs = [
+            Tensor.of_input(tensor, writable, on_device) for tensor in request.inputs.values()
+        ]
         made._flags = None
         return made
 

@@ -1,8 +1,8 @@
 """What models of the Triton dialect import as `triton_python_backend_utils`.
 
 `shmserve.executor.backends.python` puts this module into `sys.modules` under that name.
-Not here: calling or managing other models from a model, CUDA tensors, custom metrics;
-each says so when it is used.
+Not here: calling or managing other models from a model, custom metrics; each says so when it
+is used.
 """
 
 from __future__ import annotations

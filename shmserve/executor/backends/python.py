@@ -15,7 +15,7 @@ import msgspec
 
 from shmserve.errors import ConfigError, Internal
 from shmserve.executor.backend import Context, Request, Response
-from shmserve.executor.backends.failure import from_exception
+from shmserve.executor.backends.failure import from_load
 from shmserve.protocol.model_config import MODEL_FILES
 from shmserve.tensor.spec import ModelSpec
 
@@ -23,7 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class Dialect(Protocol):
-    """One way to write a model.py."""
+    """One way to write a model.py. `reads_on_device`: as a backend's, once it has started."""
+
+    @property
+    def reads_on_device(self) -> bool: ...
 
     def start(self, context: Context) -> ModelSpec: ...
 
@@ -35,10 +38,13 @@ class Dialect(Protocol):
 class PythonBackend:
     """Runs `TritonPythonModel` or `Model` of a model.py."""
 
-    reads_on_device = False
-
     def __init__(self) -> None:
         self._dialect: Dialect | None = None
+
+    @property
+    def reads_on_device(self) -> bool:
+        """Whether the model wants its inputs on the instance's GPU."""
+        return self._dialect is not None and self._dialect.reads_on_device
 
     def load(self, context: Context) -> ModelSpec:
         spec = context.spec
@@ -46,7 +52,7 @@ class PythonBackend:
             self._dialect = _dialect(_import(context), spec.name)
             return self._dialect.start(context)
         except (Exception, SystemExit) as ex:
-            raise from_exception(ex, _log, f"loading {context.instance} failed") from ex
+            raise from_load(ex, _log, context.instance) from ex
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
         if self._dialect is None:

@@ -19,7 +19,7 @@ import numpy as np
 from shmserve.errors import ConfigError, Internal, InvalidArgument
 from shmserve.executor.backend import Context, InputTensor, Request, Response
 from shmserve.executor.backends import torch_model
-from shmserve.executor.backends.failure import from_exception
+from shmserve.executor.backends.failure import from_exception, from_load
 from shmserve.executor.backends.foreign import array_at
 from shmserve.executor.backends.outputs import OutputCheck
 from shmserve.executor.backends.python import model_file
@@ -53,7 +53,7 @@ class PytorchBackend:
             self._model = self._script(path, spec)
             self._signature = torch_model.signature(self._model, spec)
         except Exception as ex:
-            raise from_exception(ex, _log, f"loading {context.instance} failed") from ex
+            raise from_load(ex, _log, context.instance) from ex
         self._spec = spec
         self._check = OutputCheck(model_side(spec))
         return spec

@@ -146,6 +146,7 @@ class _ReshapedInput:
         self.shape = shape
         self.device = source.device
         self.on_device = lambda: source.on_device().reshape(shape)
+        self.private_on_device = lambda: source.private_on_device().reshape(shape)
 
     @property
     def buffer(self) -> memoryview:

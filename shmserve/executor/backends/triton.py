@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,8 +30,13 @@ from shmserve.tensor.spec import ModelSpec
 _log = logging.getLogger(__name__)
 
 
+_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
+
+
 class TritonDialect:
     """Runs a class `TritonPythonModel`."""
+
+    reads_on_device = False  # inputs from host memory are host tensors, also on a GPU
 
     def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
@@ -62,6 +67,7 @@ class TritonDialect:
         self._check = GivenOutputs(model_side(spec))
         InferenceRequest.served = (spec.name, int(spec.version))
         self._writable = spec.parameters.get("writable_inputs") == "true"
+        self._device_inputs = _has_device_inputs(spec)
         arguments = _arguments(context, spec)
         self._failed = (
             "Failed to process the request(s) for model instance "
@@ -80,10 +86,7 @@ class TritonDialect:
         self._sinks.clear()
         try:
             answers = self._model.execute(
-                [
-                    InferenceRequest.received(one, self._single_sender, self._writable)
-                    for one in requests
-                ]
+                [self._received(one, self._single_sender) for one in requests]
             )
         except (Exception, SystemExit) as ex:
             error = from_exception(ex, _log, "execute failed")
@@ -103,6 +106,11 @@ class TritonDialect:
         if wrong:
             return [Response(error=self._failure(wrong)) for _ in requests]
         return [self._response(*pair) for pair in zip(requests, answers, strict=True)]
+
+    def _received(
+        self, request: Request, open_sender: Callable[[Request], InferenceResponseSender]
+    ) -> InferenceRequest:
+        return InferenceRequest.received(request, open_sender, self._writable, self._device_inputs)
 
     # Models that send by themselves
 
@@ -126,9 +134,7 @@ class TritonDialect:
 
     def _stream(self, requests: Sequence[Request]) -> None:
         # Ours until the end: what is wrong with the result must be told before its requests go.
-        given = [
-            InferenceRequest.received(one, self._stream_sender, self._writable) for one in requests
-        ]
+        given = [self._received(one, self._stream_sender) for one in requests]
         try:
             result = self._model.execute(given)
         except (Exception, SystemExit) as ex:
@@ -185,6 +191,16 @@ def _returned(error: TritonError) -> ModelFailure:
     if shown != text:
         _log.error("a model returned an error: %s", text)
     return ModelFailure(shown or "the model returned an error", to_code(error.code()))
+
+
+def _has_device_inputs(spec: ModelSpec) -> bool:
+    """Whether inputs that lie in a GPU's memory stay there."""
+    force = spec.parameters.get(_FORCE_CPU, "yes")
+    if force not in ("yes", "no"):
+        raise ConfigError(
+            f"model '{spec.name}': parameters.{_FORCE_CPU} '{force}' is neither 'yes' nor 'no'"
+        )
+    return force == "no"
 
 
 def _kind(value: Any) -> str:

@@ -43,9 +43,10 @@ class Callers:
         # The same client address may be connected to several of ours, for several users.
         found = {peers.of_addresses(client, server) for server in self._servers(client[0])}
         found.discard(REMOTE)
-        if len(found) != 1 or not context.is_active():
+        users = {caller.uid for caller in found}
+        if len(users) != 1 or not context.is_active():
             return REMOTE
-        return found.pop()
+        return found.pop() if len(found) == 1 else Caller(users.pop())
 
     def _servers(self, client: str) -> set[Address]:
         """Where on our side a connection of this client may end."""

@@ -43,7 +43,7 @@ class Queue:
         with _fake.lock:
             while self.operations and self.operations[0][0] <= until:
                 order, operation = self.operations[0]
-                for other in [q for q in _queues.values() if q.takes_turns_with(self)]:
+                for other in [q for q in list(_queues.values()) if q.takes_turns_with(self)]:
                     other.run(order - 1)
                 self.operations.popleft()
                 operation()
@@ -88,7 +88,7 @@ def get(number: int) -> Queue:
 
 def wait_device(device: int) -> None:
     _fake.enter()
-    for queue in [q for q in _queues.values() if q.device == device]:
+    for queue in [q for q in list(_queues.values()) if q.device == device]:
         queue.run()
     _fake.waited()
 

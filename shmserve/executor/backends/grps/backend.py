@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from shmserve._generated import grps_pb2
 from shmserve.errors import Internal, InvalidArgument, ModelFailure
 from shmserve.executor.backend import Context, Request, Response
-from shmserve.executor.backends.failure import from_exception, sanitised
+from shmserve.executor.backends.failure import from_exception, from_load, sanitised
 from shmserve.executor.backends.grps import answers, framework
 from shmserve.executor.backends.grps.answers import Answers
 from shmserve.executor.backends.grps.context import (
@@ -55,7 +55,7 @@ class GrpsBackend:
         try:
             self._models = Models(project)
         except (Exception, SystemExit) as ex:
-            raise from_exception(ex, log, f"loading {context.instance} failed") from ex
+            raise from_load(ex, log, context.instance) from ex
         self._stream_type = spec.parameters.get(
             "grps_streaming_ctrl_content_type", grps_spec.STREAM_TYPE
         )

@@ -1,0 +1,40 @@
+"""Where a native model's tensors are if its instance is on a GPU and it wants them there."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from shmserve.core.devices import ordinal_of
+from shmserve.executor.backend import Context, Request
+from shmserve.tensor.dtypes import DATATYPES
+
+
+class InstanceDevice:
+    """The instance's GPU, for any thread of the model."""
+
+    def __init__(self, context: Context) -> None:
+        ordinal = ordinal_of(context.device)
+        assert ordinal is not None
+        self._cuda = context.xp.cuda
+        self._empty = context.xp.empty
+        self._ordinal = ordinal
+        self._threads = threading.local()
+
+    def input(self, request: Request, name: str) -> Any:
+        """A numeric input as a CuPy array."""
+        self._choose()
+        return request.inputs[name].on_device()
+
+    def output(self, request: Request, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
+        """A CuPy array for an output: one that nobody requested is in device memory, too."""
+        self._choose()
+        if name in request.requested:
+            return request.offer_on_device(name, datatype, shape)
+        return self._empty(shape, DATATYPES[datatype].numpy)
+
+    def _choose(self) -> None:
+        """Every thread begins on CUDA's first device: one that asks for a tensor works on it."""
+        if not hasattr(self._threads, "chosen"):
+            self._cuda.Device(self._ordinal).use()
+            self._threads.chosen = True

@@ -1,0 +1,97 @@
+"""Instances on devices, from config.pbtxt to the device that their code finds itself on.
+
+On the fake alone: it has several devices, and MIG devices.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from shmserve import repository
+from shmserve.cli import try_load
+from tests.cuda import fake
+
+MIG = ["MIG-fa4ec0da-0000-0000-0000-000000000001", "MIG-fa4ec0da-0000-0000-0000-000000000102"]
+CONFIG = """
+backend: "python"
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "B" data_type: TYPE_FP32 dims: [ 1 ] } ]
+instance_group [ { %s } ]
+model_warmup [
+  { name: "w" inputs { key: "A" value { data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } } }
+]
+"""
+# Fails to load with what its code finds: its device, and what CUDA shows it
+MODEL = """
+import cupy
+
+class Model:
+    def __init__(self, context):
+        cuda = cupy.cuda.runtime
+        on = cuda.getDevice()
+        uuid = cuda.getDeviceProperties(on)["uuid"].hex()[-3:]
+        self.found = f"device {on} of {cuda.getDeviceCount()}, {uuid}"
+
+    def infer(self, request):
+        raise ValueError(self.found)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.py").write_text(MODEL)
+    return tmp_path / "m"
+
+
+def check(folder: Path, groups: str, environment: dict[str, str]) -> list[str]:
+    """The lines of `shmserve check --load`."""
+    (folder / "config.pbtxt").write_text(CONFIG % groups)
+    done = subprocess.run(
+        [sys.executable, "-m", "shmserve.cli", "check", "--load"],
+        env=os.environ | environment | {"SHMSERVE_MODEL_REPOSITORY": str(folder.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return [line for line in done.stdout.splitlines() if " model m" in line]
+
+
+def test_check_loads_a_model_on_its_device(folder: Path, compiled: Path) -> None:
+    environment = fake.environment(compiled)
+    (line,) = check(folder, "kind: KIND_GPU gpus: [1]", environment)
+    assert line.endswith("device 1 of 2, 100")
+    environment["CUDA_VISIBLE_DEVICES"] = "1"
+    (line,) = check(folder, "kind: KIND_GPU", environment)
+    assert line.endswith("device 0 of 1, 100")
+    assert check(folder, "kind: KIND_GPU gpus: [1]", environment) == [
+        "FAIL  model m: model 'm': instance_group.gpus has 1, but there is 1 device (0)"
+    ]
+
+
+def test_an_instance_on_a_mig_device_sees_it_alone(
+    folder: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in fake.environment(compiled, mig=1).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(MIG))
+    (line,) = check(folder, "kind: KIND_GPU", {})
+    assert line.endswith("device 0 of 1, 001")
+    (folder / "config.pbtxt").write_text(CONFIG % "kind: KIND_CPU")
+    (instance,) = repository.read_folder(str(folder)).instances()
+    second = structs.replace(instance, device="cuda:1")
+    assert try_load.problem(second, 60.0).endswith("device 0 of 1, 102")
+
+
+def test_a_host_without_devices(folder: Path, compiled: Path) -> None:
+    none = fake.environment(compiled, devices="none")
+    (line,) = check(folder, "kind: KIND_GPU", none)
+    assert line.endswith(
+        "instance_group.kind KIND_GPU needs a CUDA device, and none is visible to the server"
+    )

@@ -1,0 +1,193 @@
+"""Clients' GPU memory through a real server: every process, on the fake driver or a real one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmserve.testing.server import RunningServer, wait_until
+
+MODELS = Path(__file__).parent / "models"
+EXPORTER = Path(__file__).parent / "exporter.py"
+COUNT = 50_000
+NBYTES = 4 * COUNT
+
+
+@pytest.fixture(scope="module")
+def server(cuda_environment: dict[str, str]) -> Iterator[RunningServer]:
+    with RunningServer(MODELS, cuda_environment, http_workers=1) as running:
+        yield running
+    assert running.leaks() == []
+
+
+def command(server: RunningServer, model: str, *options: str) -> list[str]:
+    address = f"{server.http_host}:{server.http_port}"
+    if "--grpc" in options:
+        address = server.grpc_address
+    rule = ("--expect", "plus_one", "--elements", str(COUNT))
+    return [sys.executable, str(EXPORTER), address, model, *rule, *options]
+
+
+def export(server: RunningServer, model: str, *options: str) -> dict[str, Any]:
+    """What the exporter has seen; it checks the values itself."""
+    done = subprocess.run(
+        command(server, model, *options),
+        env=server.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr + server.log()
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def hold(server: RunningServer, model: str, *options: str) -> subprocess.Popen[str]:
+    """An exporter that has registered its memory, and waits."""
+    process = subprocess.Popen(
+        command(server, model, "--hold", *options),
+        env=server.environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def device_memory(server: RunningServer) -> int:
+    """How many pieces of fake device memory executors have mapped."""
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in server.pids("executor")]
+    return sum(text.count("memfd:fakecuda") for text in maps)
+
+
+def regions(server: RunningServer) -> list[str]:
+    return [row["name"] for row in server.show("regions")]
+
+
+@pytest.mark.parametrize("way", [(), ("--grpc",)], ids=["http", "grpc"])
+@pytest.mark.parametrize(
+    ("model", "moved"),
+    [
+        ("plus_one", 0),
+        ("plus_one_host", 2 * NBYTES),
+        ("plus_one_triton", 2 * NBYTES),
+        ("plus_one_far", 2 * NBYTES),
+        ("plus_one_spread", 0),
+    ],
+)
+def test_region_to_region(
+    server: RunningServer, model: str, moved: int, way: tuple[str, ...]
+) -> None:
+    told = export(server, model, *way, "--rounds", "1", "--prefix", f"{model}-{len(way)}-")
+    copied = told["receipt"]["copied_bytes"]
+    assert copied == {"in": 0, "batch": 0, "out": 0, "device": moved}
+    assert told["free_bytes"][0] == told["free_bytes"][1]
+
+
+def test_a_tensor_in_the_request_goes_to_the_device_and_back(server: RunningServer) -> None:
+    values = np.arange(COUNT, dtype=np.float32)
+    head = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "IN",
+                    "datatype": "FP32",
+                    "shape": [COUNT],
+                    "parameters": {"binary_data_size": NBYTES},
+                }
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    status, headers, body = server.request(
+        "POST",
+        "/v2/models/plus_one/infer",
+        head + values.tobytes(),
+        {"Inference-Header-Content-Length": str(len(head)), "shmserve-receipt": "1"},
+    )
+    assert status == 200, body
+    length = int(headers["inference-header-content-length"])
+    np.testing.assert_array_equal(np.frombuffer(body[length:], np.float32), values + 1)
+    copied = json.loads(headers["shmserve-receipt"])["copied_bytes"]
+    assert copied == {"in": 0, "batch": 0, "out": 0, "device": 2 * NBYTES}
+
+
+def test_rounds_leave_nothing_open(server: RunningServer) -> None:
+    before = device_memory(server)
+    export(server, "plus_one", "--rounds", "30")
+    assert regions(server) == []
+    wait_until(lambda: device_memory(server) <= before, "device memory is kept open")
+
+
+def test_the_death_of_an_exporter_gives_back_its_memory(server: RunningServer) -> None:
+    before = device_memory(server)
+    victim = hold(server, "plus_one", "--rounds", "1", "--prefix", "victim-")
+    other = hold(server, "plus_one", "--rounds", "1", "--prefix", "other-", "--grpc")
+    assert len(regions(server)) == 4
+    victim.kill()
+    victim.communicate()
+    wait_until(lambda: len(regions(server)) == 2, "regions of a dead process are there")
+    export(server, "plus_one", "--rounds", "1", "--prefix", "third-")
+    answer = ask_for(server, "victim-IN")
+    assert answer == (404, "Unable to find shared memory region: 'victim-IN'")
+    other.communicate("")
+    assert other.returncode == 0
+    wait_until(lambda: device_memory(server) <= before, "device memory is kept open")
+
+
+def ask_for(server: RunningServer, name: str) -> tuple[int, str]:
+    parameters = {"shared_memory_region": name, "shared_memory_byte_size": NBYTES}
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [COUNT], "parameters": parameters}
+    status, answer = server.infer("plus_one", {"inputs": [tensor]})
+    return status, answer["error"]
+
+
+def test_cupy_is_imported_by_executors_on_gpus_alone(
+    server: RunningServer, request: pytest.FixtureRequest
+) -> None:
+    export(server, "plus_one", "--rounds", "1")
+    mark = "libcudart" if request.config.getoption("--real-cuda") else "memfd:fakecupy"
+    having = {
+        title
+        for pid, title in server.processes().items()
+        if mark in Path(f"/proc/{pid}/maps").read_text()
+    }
+    assert having
+    assert all(title.startswith("shmserve: executor plus_one") for title in having)
+    others = set(server.processes().values()) - having
+    assert any("http worker" in title for title in others)
+
+
+def test_an_executor_whose_device_is_lost_is_replaced(
+    cuda_environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if request.config.getoption("--real-cuda"):
+        pytest.fail("deselect")
+    broken = tmp_path / "broken"
+    environment = cuda_environment | {"FAKE_CUDA_BROKEN": str(broken)}
+    with RunningServer(
+        MODELS, environment, model_control="explicit", load_models="plus_one"
+    ) as own:
+        (first,) = own.pids("executor")
+        document = {
+            "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}],
+        }
+        assert own.infer("plus_one", document)[0] == 200
+        broken.touch()
+        status, answer = own.infer("plus_one", document)
+        assert status == 500
+        assert "cudaErrorIllegalAddress" in answer["error"]
+        broken.unlink()
+        wait_until(lambda: own.pids("executor") not in ([], [first]), "no new executor")
+        own.wait_instances()
+        assert own.infer("plus_one", document)[0] == 200
+    assert own.leaks() == []
