@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from shmserve.client import Client, api
 from tests.cuda import fake
+from tests.cuda.stub_server import StubServer, connected
 
 OURS = ("cupy", "fake_devices", "pynvml")
 
@@ -56,3 +58,18 @@ def cupy(request: pytest.FixtureRequest) -> Any:
     if request.config.getoption("--real-cuda"):
         return importlib.import_module("cupy")
     return request.getfixturevalue("fake_cupy")
+
+
+@pytest.fixture
+def stub(fake_cupy: Any, monkeypatch: pytest.MonkeyPatch) -> StubServer:
+    """A server that the clients of the test's own process find."""
+    server = StubServer(fake_cupy)
+    monkeypatch.setattr(api, "Transport", lambda *_: server)
+    return server
+
+
+@pytest.fixture
+def stub_client(stub: StubServer) -> Iterator[Client]:
+    with connected() as client:
+        yield client
+    assert stub.regions == {}

@@ -14,12 +14,43 @@ from typing import Any
 
 import numpy as np
 
+import shmserve.client
+from shmserve.client import Client
 from shmserve.client.exchange import HEADER_LENGTH
 from shmserve.client.failures import InferenceError
 from shmserve.client.http import Reply
 
 REGIONS = "/v2/cudasharedmemory/region/"
 NO_GPUS = "failed to register CUDA shared memory region: 'r', GPUs not supported"
+COUNT = 100_000
+NUMBERS = np.arange(COUNT, dtype=np.float32)
+MIB = 1 << 20
+
+
+def connected(**options: Any) -> Client:
+    """A client, where the fixture `stub` has put a server."""
+    return shmserve.client.connect("unix:/nowhere", **options)
+
+
+def warm(client: Client) -> None:
+    """Let it learn the output's size for inputs like NUMBERS."""
+    client.infer("double", {"IN": NUMBERS})
+
+
+def filled(array: Any) -> Any:
+    """With NUMBERS; they are there."""
+    array.set(NUMBERS)
+    return array
+
+
+def check_without(cupy: Any, client: Client) -> None:
+    """No device memory: the same results all the same."""
+    warm(client)
+    x = filled(client.empty(COUNT, device=0))
+    for _ in range(2):
+        y = client.infer("double", {"IN": x}, device=0)["OUT"]
+        assert isinstance(y, cupy.ndarray)
+        np.testing.assert_array_equal(y.get(), NUMBERS * 2)
 
 
 class StubServer:

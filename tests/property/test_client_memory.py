@@ -50,10 +50,12 @@ steps = st.lists(
 @given(steps)
 def test_what_is_referenced_stays_what_it_was(steps: list[tuple[str, int]]) -> None:
     server = FakeServer()
-    check(Memory(HostBlocks(server), LIMIT), server.regions, steps)
+    check(Memory(HostBlocks(server), LIMIT), server.regions, steps, LIMIT)
 
 
-def check(memory: Memory, regions: Mapping[str, int], steps: list[tuple[str, int]]) -> None:
+def check(
+    memory: Memory, regions: Mapping[str, int], steps: list[tuple[str, int]], limit: int
+) -> None:
     """Take steps and look at everything after each. `regions`: what the server knows, with
     bytes."""
     live: list[tuple[Any, int]] = []
@@ -78,7 +80,7 @@ def check(memory: Memory, regions: Mapping[str, int], steps: list[tuple[str, int
                 del live[number % len(live)]
             del array
         assert all(holds(kept, value) for kept, value in live)
-        assert memory.total_bytes <= LIMIT
+        assert memory.total_bytes <= limit
         assert sum(regions.values()) == memory.total_bytes
     addresses = {found[0].address for kept, _ in live if (found := memory.find(kept))}
     assert len(addresses) == sum(1 for kept, _ in live if kept.nbytes)
