@@ -7,7 +7,6 @@ allocations as a whole, and only what nobody else's arrays lie in may be passed 
 from __future__ import annotations
 
 import base64
-import os
 import weakref
 from typing import Any
 
@@ -123,7 +122,7 @@ class _Allocation:
     def __init__(self, cupy: Any, device: int, size: int) -> None:
         with cupy.cuda.Device(device):
             self.address = int(cupy.cuda.runtime.malloc(size))
-        weakref.finalize(self, _free, cupy, device, self.address, os.getpid()).atexit = False
+        weakref.finalize(self, _free, cupy, device, self.address).atexit = False
 
 
 class _Alive:
@@ -133,14 +132,12 @@ class _Alive:
         self._allocation = allocation
 
 
-def _free(cupy: Any, device: int, address: int, pid: int) -> None:
-    if os.getpid() != pid:  # the parent's; CUDA does not survive a fork anyway
-        return
+def _free(cupy: Any, device: int, address: int) -> None:
     try:
         with cupy.cuda.Device(device):
             cupy.cuda.runtime.free(address)
     except cupy.cuda.runtime.CUDARuntimeError:
-        return  # the device is lost, and all of its memory
+        return  # the device is lost, and its memory with it; or a forked child tries
 
 
 def _error(status: int) -> type[ShmserveError]:

@@ -61,6 +61,8 @@ class StubServer:
         regions: address and bytes by name.
         registered: how many registrations were asked for.
         refuse: how registrations are answered, if not with 200.
+        quota: how many regions there may be.
+        mute: registrations are made and not answered.
         failures: how the next inferences are answered, instead of with a result.
         documents: of all inferences.
     """
@@ -71,6 +73,8 @@ class StubServer:
         self.regions: dict[str, tuple[int, int]] = {}
         self.registered = 0
         self.refuse: tuple[int, str] | None = None
+        self.quota = 1000
+        self.mute = False
         self.failures: list[tuple[int, str]] = []
         self.documents: list[dict[str, Any]] = []
         self._cupy = cupy
@@ -101,11 +105,15 @@ class StubServer:
             return _error(*self.refuse)
         if name in self.regions:
             return _error(400, f"shared memory region '{name}' already in manager")
+        if len(self.regions) >= self.quota:
+            return _error(400, "it is one too many")
         document = json.loads(data)
         handle = base64.b64decode(document["raw_handle"]["b64"])
         export: Callable[[int], bytes] = self._cupy.cuda.runtime.ipcGetMemHandle
         (address,) = [a for a in list(self._cupy._fake.allocations) if export(a) == handle]
         self.regions[name] = address, document["byte_size"]
+        if self.mute:
+            raise InferenceError(0, "the server did not answer in time")
         return _reply(200, None)
 
     def _unregister(self, name: str) -> Reply:

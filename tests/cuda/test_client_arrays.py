@@ -129,6 +129,9 @@ def test_what_is_small_or_no_numbers(fake_cupy: Any, stub: StubServer, stub_clie
                     assert (y.shape, y.dtype) == (x.shape, x.dtype)
                     np.testing.assert_array_equal(y.get(), x)
             assert stub.documents[-1]["inputs"][0]["datatype"] == datatype
+    with fake_cupy.cuda.Stream(non_blocking=True):
+        y = stub_client.infer("other", {"IN": np.ones(3, np.int8)}, device=0)["OUT"]
+    assert y.tolist() == [1, 1, 1], "they are there, whatever stream one asks on"
     words = stub_client.infer("words", {"IN": [b"a", b"bc"]}, device=0)["OUT"]
     assert words.tolist() == [b"a", b"bc"], "BYTES stay on the host"
 
@@ -147,7 +150,10 @@ def test_a_server_that_takes_no_device_memory(
 def test_a_server_that_is_busy_is_asked_again(stub: StubServer, stub_client: Client) -> None:
     stub.refuse = 503, "the coordinator gave no answer"
     assert not stub_client.device_memory()
-    stub.refuse = None
+    stub.refuse, stub.mute = None, True
+    assert not stub_client.device_memory()
+    assert stub.regions == {}, "what may be registered is unregistered"
+    stub.mute = False
     assert stub_client.device_memory()
 
 
@@ -158,21 +164,27 @@ def test_without_shared_memory(fake_cupy: Any, stub: StubServer) -> None:
     assert stub.registered == 0
 
 
-def test_a_server_that_was_started_anew(
+def test_a_server_that_has_lost_regions(
     fake_cupy: Any, stub: StubServer, stub_client: Client
 ) -> None:
     warm(stub_client)
     x = filled(stub_client.empty(COUNT, device=0))
-    for _ in range(2):
-        stub.regions.clear()
-        y = stub_client.infer("double", {"IN": x}, device=0)["OUT"]
-        np.testing.assert_array_equal(y.get(), NUMBERS * 2)
-        assert stub.regions
+    stub_client.infer("double", {"IN": x}, device=0)
+    names = set(stub.regions)
+    assert len(names) == 2
+    for lost in (sorted(names), sorted(names)[:1]):
+        for name in lost:
+            del stub.regions[name]
+        y = stub_client.infer("double", {"IN": x}, device=0)["OUT"].get()
+        np.testing.assert_array_equal(y, NUMBERS * 2)
+        assert set(stub.regions) == names, "it was told of them again"
     stub.regions.clear()
-    stub.refuse = 400, NO_GPUS
-    check_without(fake_cupy, stub_client)
+    stub.quota = 1
     np.testing.assert_array_equal(stub_client.infer("double", {"IN": x})["OUT"], NUMBERS * 2)
-    assert not stub.regions
+    assert not names & set(stub.regions), "all are given up if one is refused"
+    stub.regions.clear()
+    stub.quota = 0
+    check_without(fake_cupy, stub_client)
     assert not stub_client.device_memory()
 
 
@@ -184,7 +196,7 @@ def test_a_model_that_cannot_reach_the_device(stub: StubServer, stub_client: Cli
     for _ in range(2):
         y = stub_client.infer("double", {"IN": x}, device=0)["OUT"]
         np.testing.assert_array_equal(y.get(), NUMBERS * 2)
-    assert len(stub.documents) == 1 + 2 + 1, "that model is not sent device memory again"
+        assert "shared_memory_region" not in stub.documents[-1]["inputs"][0]["parameters"]
     stub_client.infer("other", {"IN": x})
     assert "shared_memory_region" in stub.documents[-1]["inputs"][0]["parameters"]
 
