@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from shmserve.client import Client, api
+from shmserve.testing.server import RunningServer
 from tests.cuda import fake
 from tests.cuda.stub_server import StubServer, connected
 
+MODELS = Path(__file__).parent / "models"
 OURS = ("cupy", "fake_devices", "pynvml")
 
 
@@ -58,6 +60,14 @@ def cupy(request: pytest.FixtureRequest) -> Any:
     if request.config.getoption("--real-cuda"):
         return importlib.import_module("cupy")
     return request.getfixturevalue("fake_cupy")
+
+
+@pytest.fixture(scope="session")
+def gpu_server(cuda_environment: dict[str, str]) -> Iterator[RunningServer]:
+    """A server with models on GPUs, shared by tests that do not hurt it."""
+    with RunningServer(MODELS, cuda_environment, http_workers=1) as server:
+        yield server
+    assert server.leaks() == []
 
 
 @pytest.fixture

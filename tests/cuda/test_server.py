@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,16 @@ import numpy as np
 import pytest
 
 from shmserve.testing.server import RunningServer, wait_until
+from tests.cuda.conftest import MODELS
 
-MODELS = Path(__file__).parent / "models"
 EXPORTER = Path(__file__).parent / "exporter.py"
 COUNT = 50_000
 NBYTES = 4 * COUNT
 
 
 @pytest.fixture(scope="module")
-def server(cuda_environment: dict[str, str]) -> Iterator[RunningServer]:
-    with RunningServer(MODELS, cuda_environment, http_workers=1) as running:
-        yield running
-    assert running.leaks() == []
+def server(gpu_server: RunningServer) -> RunningServer:
+    return gpu_server
 
 
 def command(server: RunningServer, model: str, *options: str) -> list[str]:
