@@ -1,4 +1,4 @@
-"""``shmserve serve | check | show``: the command line."""
+"""``shmserve serve | check | doctor | show``: the command line."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--load", action="store_true", help="load each model, too, in a process of its own"
     )
+    doctor = commands.add_parser("doctor", help="say what this host has and lacks, GPUs included")
+    doctor.add_argument("--gpu", action="store_true", help="fail unless GPUs can be used")
+    doctor.add_argument("--json", action="store_true", help="one JSON array instead of lines")
     show = commands.add_parser("show", help="ask a running server what is going on")
     show.add_argument("what", choices=TABLES)
     show.add_argument("--json", action="store_true", help="one JSON array instead of a table")
@@ -55,6 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from shmserve.cli import check
 
             return check.run(settings, arguments.load)
+        if arguments.command == "doctor":
+            from shmserve.cli import doctor
+
+            return doctor.run(settings, arguments.gpu, as_json=arguments.json)
         from shmserve.cli import show
 
         return show.run(settings, arguments.what, as_json=arguments.json)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from shmserve.core.slots import Slot
+from shmserve.errors import Internal
 from shmserve.executor.backend import Output, Response
 from shmserve.executor.devices import is_on_device
 from shmserve.executor.request import ExecutorRequest, Offer
@@ -41,10 +42,14 @@ class Placement:
 
         Raises:
             ArenaExhausted: the pool has no room.
+            Internal: an output lies on another GPU than the instance's.
         """
         by_name = {output.name: output for output in response.outputs}
         self.copied_out += response.copied
         places = self._request.places
+        for name in self._request.requested:
+            if name in by_name:
+                self._check_device(by_name[name])
         # Sizes first: where one output does not fit, no client's memory is written at all.
         sizes = {name: places[name].size_of(by_name[name]) for name in places if name in by_name}
         for name in self._request.requested:
@@ -57,6 +62,19 @@ class Placement:
                 self.moved += places[name].moved
             else:
                 self.tensors.append(self._place(output))
+
+    def _check_device(self, output: Output) -> None:
+        """What is waited for before the answer is one device: the instance's. One on the CPU,
+        whose model computes on a GPU by itself, has that of the first such output."""
+        if not is_on_device(output.array):
+            return
+        found = output.array.device.id
+        ordinal = self._request.devices.open(found).ordinal
+        if found != ordinal:
+            raise Internal(
+                f"output '{output.name}' lies on CUDA device {found}, "
+                f"but the outputs of this instance must lie on device {ordinal}"
+            )
 
     def _place(self, output: Output) -> WireTensor:
         array = output.array

@@ -37,6 +37,10 @@ class _Result(Struct, frozen=True):
     error: str = ""
 
 
+def _failed(error: ShmserveError) -> _Result:
+    return _Result(time.monotonic_ns(), {}, error.code, error.message)
+
+
 class Runner:
     """Runs requests on the backend; every error becomes an answer.
 
@@ -145,19 +149,20 @@ class Runner:
         try:
             response = self._execute(request)
             inferred_ns = time.monotonic_ns()
-            if response.error is not None:
-                raise response.error
-            placement.place(response)
-            result = _Result(inferred_ns, response.parameters)
+            if response.error is None:
+                placement.place(response)
+                result = _Result(inferred_ns, response.parameters)
+            else:  # not raised: this frame would keep it, it the frame, and that the inputs
+                result = _failed(response.error)
         except Shrunk as ex:
             self._regions.shrunk(ex)
-            result = _Result(time.monotonic_ns(), {}, ex.code, ex.message)
+            result = _failed(ex)
         except ShmserveError as ex:
-            result = _Result(time.monotonic_ns(), {}, ex.code, ex.message)
+            result = _failed(ex)
         # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
         failed = self._devices.settle()
         if failed is not None and not result.error_code:
-            result = _Result(time.monotonic_ns(), {}, failed.code, failed.message)
+            result = _failed(failed)
         return result
 
     def _execute(self, request: ExecutorRequest) -> Response:

@@ -178,22 +178,26 @@ class Stream:
 
     def _place(self, placement: Placement, response: Response) -> tuple[str, str]:
         """An answer that cannot be placed becomes its error; code and text, or ""."""
+        told = response.error and (response.error.code, response.error.message)
+        if told is None:
+            told = self._placed(placement, response)
+        if told[0]:
+            self._parts.holdings.undo(placement)
+        return told
+
+    def _placed(self, placement: Placement, response: Response) -> tuple[str, str]:
         try:
-            if response.error is not None:
-                raise response.error
             placement.place(response)
-            failed = self._parts.regions.devices.settle()
-            if failed is not None:
-                raise failed
-            return "", ""
+        except Shrunk as ex:
+            self._parts.regions.shrunk(ex)
+            return ex.code, ex.message
         except ShmserveError as ex:
-            error = ex
+            return ex.code, ex.message
         except Exception as ex:
             error = what_failed(ex)
-        if isinstance(error, Shrunk):
-            self._parts.regions.shrunk(error)
-        self._parts.holdings.undo(placement)
-        return error.code, error.message
+            return error.code, error.message
+        failed = self._parts.regions.devices.settle()
+        return (failed.code, failed.message) if failed is not None else ("", "")
 
     def _end_inputs(self, request: ExecutorRequest) -> tuple[int, ...]:
         kept = self._parts.holdings.retained(request, self.frontend, self.message)

@@ -15,7 +15,7 @@ from shmserve.core import devices
 from shmserve.core.devices import Gpu
 from shmserve.observe import nvml
 
-_DEV = "/dev"
+DEV = "/dev"
 _FILE = re.compile(r"nvidia[0-9]+")
 _KEEP_S = 5.0
 
@@ -77,6 +77,6 @@ def _parts(library: Any, handle: Any) -> list[str]:
 
 def _device_files() -> int:
     try:
-        return sum(_FILE.fullmatch(name) is not None for name in os.listdir(_DEV))
+        return sum(_FILE.fullmatch(name) is not None for name in os.listdir(DEV))
     except OSError:
         return 0

@@ -78,7 +78,7 @@ def test_check_loads_a_model_on_its_device(folder: Path, compiled: Path) -> None
 def test_an_instance_on_a_mig_device_sees_it_alone(
     folder: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in fake.environment(compiled, mig=1).items():
+    for name, value in fake.environment(compiled, mig="0,1").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(MIG))
     (line,) = check(folder, "kind: KIND_GPU", {})

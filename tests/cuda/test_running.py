@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from shmserve.core.registry import CUDA, Region
 from shmserve.errors import Code
@@ -300,3 +301,27 @@ def test_too_large_for_the_device(
     assert answer.error_code == Code.RESOURCE_EXHAUSTED
     assert "CUDA device 0 has no memory left" in answer.error
     assert not one.devices.lost
+
+
+@pytest.mark.parametrize("ordinal", [0, None], ids=["gpu", "cpu"])
+def test_outputs_lie_on_one_device(bench: Callable[..., Bench], ordinal: int | None) -> None:
+    """The instance's; of one on the CPU, whose model uses GPUs by itself, that of its first."""
+
+    def model(request: Request) -> Response:
+        import cupy
+
+        with cupy.cuda.Device(int(request.id)):
+            return answered(cupy.asarray(NUMBERS) + 1)
+
+    one = bench(model, ordinal)
+    first, second = ("0", "1") if ordinal == 0 else ("1", "0")
+    for number in (first, second, first):
+        answer = one.run(structs.replace(one.message(one.slot(NUMBERS)), id=number))
+        if number == first:
+            assert np.array_equal(one.result(answer), NUMBERS + 1)
+        else:
+            assert answer.error_code == Code.INTERNAL
+            assert answer.error == (
+                f"output 'OUT' lies on CUDA device {second}, "
+                f"but the outputs of this instance must lie on device {first}"
+            )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,11 @@ def server(gpu_server: RunningServer) -> RunningServer:
     return gpu_server
 
 
+def environment(server: RunningServer) -> dict[str, str]:
+    """Of a client: it sees the devices that the server sees, and is none of its processes."""
+    return {k: v for k, v in server.environ.items() if not k.startswith("SHMSERVE_")}
+
+
 def command(server: RunningServer, model: str, *options: str) -> list[str]:
     address = f"{server.http_host}:{server.http_port}"
     if "--grpc" in options:
@@ -36,7 +43,7 @@ def export(server: RunningServer, model: str, *options: str) -> dict[str, Any]:
     """What the exporter has seen; it checks the values itself."""
     done = subprocess.run(
         command(server, model, *options),
-        env=server.environ,
+        env=environment(server),
         capture_output=True,
         text=True,
         timeout=60,
@@ -46,18 +53,23 @@ def export(server: RunningServer, model: str, *options: str) -> dict[str, Any]:
     return told
 
 
-def hold(server: RunningServer, model: str, *options: str) -> subprocess.Popen[str]:
+@contextmanager
+def holding(server: RunningServer, model: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     """An exporter that has registered its memory, and waits."""
     process = subprocess.Popen(
         command(server, model, "--hold", *options),
-        env=server.environ,
+        env=environment(server),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def device_memory(server: RunningServer) -> int:
@@ -67,7 +79,7 @@ def device_memory(server: RunningServer) -> int:
 
 
 def regions(server: RunningServer) -> list[str]:
-    return [row["name"] for row in server.show("regions")]
+    return [row["region"] for row in server.show("regions")]
 
 
 @pytest.mark.parametrize("way", [(), ("--grpc",)], ids=["http", "grpc"])
@@ -125,19 +137,24 @@ def test_rounds_leave_nothing_open(server: RunningServer) -> None:
     wait_until(lambda: device_memory(server) <= before, "device memory is kept open")
 
 
-def test_the_death_of_an_exporter_gives_back_its_memory(server: RunningServer) -> None:
+@pytest.mark.parametrize("way", [(), ("--grpc",)], ids=["http", "grpc"])
+def test_the_death_of_an_exporter_gives_back_its_memory(
+    server: RunningServer, way: tuple[str, ...]
+) -> None:
     before = device_memory(server)
-    victim = hold(server, "plus_one", "--rounds", "1", "--prefix", "victim-")
-    other = hold(server, "plus_one", "--rounds", "1", "--prefix", "other-", "--grpc")
-    assert len(regions(server)) == 4
-    victim.kill()
-    victim.communicate()
-    wait_until(lambda: len(regions(server)) == 2, "regions of a dead process are there")
-    export(server, "plus_one", "--rounds", "1", "--prefix", "third-")
-    answer = ask_for(server, "victim-IN")
-    assert answer == (404, "Unable to find shared memory region: 'victim-IN'")
-    other.communicate("")
-    assert other.returncode == 0
+    once = ("--rounds", "1", "--prefix")
+    with (
+        holding(server, "plus_one", *once, "victim-", *way) as victim,
+        holding(server, "plus_one", *once, "other-") as other,
+    ):
+        assert len(regions(server)) == 4
+        victim.kill()
+        wait_until(lambda: len(regions(server)) == 2, "regions of a dead process are there")
+        export(server, "plus_one", *once, "third-")
+        answer = ask_for(server, "victim-IN")
+        assert answer == (404, "Unable to find shared memory region: 'victim-IN'")
+        other.communicate("")
+        assert other.returncode == 0
     wait_until(lambda: device_memory(server) <= before, "device memory is kept open")
 
 
@@ -188,3 +205,18 @@ def test_an_executor_whose_device_is_lost_is_replaced(
         own.wait_instances()
         assert own.infer("plus_one", document)[0] == 200
     assert own.leaks() == []
+
+
+def test_a_failing_model_keeps_no_memory_open(server: RunningServer) -> None:
+    before = device_memory(server)
+    for number in range(3):
+        failed = subprocess.run(
+            command(server, "failing", "--rounds", "1", "--prefix", f"failing-{number}-"),
+            env=environment(server),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert "50000 elements are not what I like" in failed.stderr
+    wait_until(lambda: not regions(server), "regions of a dead process are there")
+    wait_until(lambda: device_memory(server) <= before, "device memory is kept open", 5.0)

@@ -14,6 +14,7 @@ from shmserve.errors import Code, ShmserveError, Unimplemented
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import create
 from shmserve.executor.backends.pb_request import InferenceResponse
+from shmserve.repository import placing
 from shmserve.testing.backends import FakeRequest, arrays, ask, failure, load
 from shmserve.testing.models import X_TO_Y as CONFIG
 from shmserve.testing.models import Make, model_maker, triton
@@ -81,6 +82,24 @@ def test_triton_instance_kind_is_that_of_its_group(make: Make) -> None:
         spec = backend.load(Context(instance.spec, directory, instance.name, instance.device))
         found.append(arrays(ask(backend, spec, ("S",), X=X))["S"][0])
     assert found == ["MODEL", "CPU"]
+
+
+def test_triton_instances_on_gpus_are_told_their_device(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing.gpus, "visible_devices", lambda: ("0", "1"))
+    monkeypatch.setattr(placing.util, "find_spec", lambda name: object())
+    groups = "instance_group [ { kind: KIND_CPU }, { kind: KIND_GPU count: 2 name: 'g' } ]"
+    keys = "('model_instance_name', 'model_instance_kind', 'model_instance_device_id')"
+    more = f"\n    def initialize(self, args):\n        self.told = [args[k] for k in {keys}]\n"
+    body = "return [pb.InferenceResponse([pb.Tensor('S', np.array(self.told, object))])]"
+    directory = make(triton(body, more), CONFIG + groups)
+    found = []
+    for instance in repository.read_folder(directory).instances():
+        backend = create(instance.spec)
+        spec = backend.load(Context(instance.spec, directory, instance.name, instance.device))
+        found.append(" ".join(arrays(ask(backend, spec, ("S",), X=X))["S"]))
+    assert found == ["m_0_0 CPU 0", "g_0 GPU 0", "g_0 GPU 1", "g_1 GPU 0", "g_1 GPU 1"]
 
 
 def test_triton_request_methods(make: Make) -> None:

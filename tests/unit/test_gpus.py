@@ -53,7 +53,7 @@ def host(monkeypatch, tmp_path):
         monkeypatch.setattr(nvml._State, "next_try", 0.0)
         monkeypatch.setattr(nvml, "_calling", threading.Lock())
         monkeypatch.setitem(sys.modules, "pynvml", module)
-        monkeypatch.setattr(gpus, "_DEV", str(tmp_path))
+        monkeypatch.setattr(gpus, "DEV", str(tmp_path))
         monkeypatch.setattr(gpus._Cache, "until", 0.0)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         for name in ["nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(files))]:

@@ -9,14 +9,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shmserve._generated import grps_pb2
-from shmserve.errors import ShmserveError
+from shmserve.errors import ConfigError, ShmserveError
 from shmserve.executor.backend import Response
+from shmserve.executor.backends.grps import torch_inferer
 from shmserve.executor.monitor import app_monitor
 from shmserve.protocol import grps_http
 from shmserve.protocol.grps_http import HttpAnswer, HttpRequest
@@ -349,3 +351,16 @@ def test_an_answer_that_is_no_message(load: Load, tmp_path: Path) -> None:
     project = load(write(tmp_path / "p", result="{}"))
     with pytest.raises(ShmserveError, match=r"^Output type must be GrpsMessage\.$"):
         project.ask(grps_pb2.GrpsMessage())
+
+
+def test_devices_of_projects_are_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
+    monkeypatch.setattr(torch_inferer, "import_torch", lambda: seen)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for told, device in (("cpu", "cpu"), ("cuda", "cuda:0"), ("gpu:1", "cuda:1")):
+        assert torch_inferer.device_of(told) == device
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a")  # the executor's own, the service's second
+    assert torch_inferer.device_of("cuda:1") == "cuda:0"
+    for told in ("cuda:x", "tpu"):
+        with pytest.raises(ConfigError, match=f"device '{told}' is not cpu, cuda"):
+            torch_inferer.device_of(told)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from shmserve.errors import ConfigError
+from shmserve.executor.backends import onnx_cuda
 from shmserve.protocol import instance_groups
 from shmserve.tensor.spec import ModelSpec
 
@@ -46,12 +48,9 @@ _OTHER_PARAMETERS = {"rerun", "client_shm_mode", "memory.enable_memory_arena_shr
 _NO_EFFECT = {
     "writable_inputs": "ONNX models do not write into their inputs",
     "share_session_between_instances": "every instance is a process of its own",
-    "cudnn_conv_algo_search": "models run on the CPU",
-    "gpu_mem_limit": "models run on the CPU",
-    "arena_extend_strategy": "models run on the CPU",
-    "do_copy_in_default_stream": "models run on the CPU",
 }
 
+_ARENA = re.compile("cpu:0|gpu:(0|[1-9][0-9]*)")
 _SWITCH = {"0": False, "1": True, "false": False, "true": True, "False": False, "True": True}
 
 
@@ -83,8 +82,8 @@ def runtime() -> Any:
     return onnxruntime
 
 
-def options(ort: Any, spec: ModelSpec) -> Any:
-    """Session options from config.pbtxt.
+def options(ort: Any, spec: ModelSpec, on_gpu: bool = False) -> Any:
+    """Session options from config.pbtxt. `on_gpu`: those of the CUDA provider count, too.
 
     Threads by default: the cores of this process over the model's instances, which run side
     by side as processes, and at least one. They do not spin while they wait, because the
@@ -110,21 +109,27 @@ def options(ort: Any, spec: ModelSpec) -> Any:
         elif name == "session.use_device_allocator_for_initializers":
             value = _one_of(spec, name, text, _SWITCH)
             made.add_session_config_entry(name, str(int(value)))
-        elif name not in _OTHER_PARAMETERS:
-            why = _NO_EFFECT.get(name, "it is no option of backend onnxruntime")
+        elif name not in _OTHER_PARAMETERS and not (on_gpu and name in onnx_cuda.PARAMETERS):
+            on_cpu = "the instance runs on the CPU" if name in onnx_cuda.PARAMETERS else ""
+            why = on_cpu or _NO_EFFECT.get(name, "it is no option of backend onnxruntime")
             _log.info("configuration: parameters.%s: no effect (%s)", name, why)
     return made
 
 
-def run_options(ort: Any, spec: ModelSpec) -> Any:
-    """Options of every run: only `memory.enable_memory_arena_shrinkage`, e.g. "cpu:0"."""
+def run_options(ort: Any, spec: ModelSpec, ordinal: int | None = None) -> Any:
+    """Options of every run: only `memory.enable_memory_arena_shrinkage`, e.g. "cpu:0;gpu:1".
+    Of GPUs only `ordinal` counts, that of the session; None: it has none."""
     made = ort.RunOptions()
     name = "memory.enable_memory_arena_shrinkage"
-    if name in spec.parameters:
-        value = spec.parameters[name]
-        if value != "cpu:0":
-            raise ConfigError(f"model '{spec.name}': parameters.{name} '{value}' is not 'cpu:0'")
-        made.add_run_config_entry(name, value)
+    value = spec.parameters.get(name, "")
+    arenas = value.split(";") if value else []
+    if not all(_ARENA.fullmatch(arena) for arena in arenas):
+        raise ConfigError(
+            f"model '{spec.name}': parameters.{name} '{value}' is no list of 'cpu:0' and 'gpu:K'"
+        )
+    own = [arena for arena in arenas if arena in ("cpu:0", f"gpu:{ordinal}")]
+    if own:
+        made.add_run_config_entry(name, ";".join(own))
     return made
 
 

@@ -3,7 +3,8 @@
 Inputs are bound where they lie; outputs whose shape is known beforehand are bound to the
 offered slot, so the last operator writes into shared memory. The shape is known if it is
 fixed or its symbols ("N") are dimensions of inputs. Other outputs stay in ONNX Runtime's
-memory and are copied by the executor. Strings go through `session.run`, which copies.
+memory and are copied by the executor. On a GPU the same happens in its memory and in CUDA
+regions. Strings go through `session.run`, which copies.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from shmserve.core.devices import ordinal_of
 from shmserve.errors import Code, Internal, InvalidArgument, ShmserveError
-from shmserve.executor.backend import Context, Request, Response
-from shmserve.executor.backends import onnx_complete, onnx_session
+from shmserve.executor.backend import CPU, Context, InputTensor, Request, Response
+from shmserve.executor.backends import onnx_complete, onnx_cuda, onnx_session
 from shmserve.executor.backends.failure import from_exception, from_load
-from shmserve.executor.backends.foreign import array_at
+from shmserve.executor.backends.onnx_places import OnDevice, OnHost, Place
 from shmserve.executor.backends.onnx_session import GraphTensor
 from shmserve.executor.backends.outputs import OutputCheck
 from shmserve.executor.backends.python import model_file
@@ -32,36 +34,46 @@ _log = logging.getLogger(__name__)
 
 
 class OnnxRuntimeBackend:
-    """Runs an ONNX model on the CPU."""
-
-    reads_on_device = False
+    """Runs an ONNX model."""
 
     def __init__(self) -> None:
         self._session: Any = None
+        self._ordinal: int | None = None  # of the GPU it computes on
+        self._place: Place = OnHost()
+
+    @property
+    def reads_on_device(self) -> bool:
+        """Whether its tensors are on a GPU."""
+        return isinstance(self._place, OnDevice)
 
     def load(self, context: Context) -> ModelSpec:
         spec = context.spec
         try:
-            ort = onnx_session.runtime()
-            path = os.path.join(context.directory, spec.version, model_file(spec))
-            if os.path.isdir(path):
-                path = os.path.join(path, MODEL_FILE_IN_FOLDER)
-            self._session = ort.InferenceSession(
-                path, onnx_session.options(ort, spec), providers=["CPUExecutionProvider"]
-            )
-            self._run_options = onnx_session.run_options(ort, spec)
+            self._open(context)
             self._inputs = onnx_session.graph_tensors(self._session.get_inputs(), spec.name)
             self._outputs = onnx_session.graph_tensors(self._session.get_outputs(), spec.name)
             complete = onnx_complete.completed(spec, context.directory, self._inputs, self._outputs)
         except Exception as ex:
-            raise from_load(ex, _log, context.instance) from ex
+            told = from_load(ex, _log, context.instance)
+            raise onnx_cuda.error_of(ex, ordinal_of(context.device), "model") or told from ex
         self._check = OutputCheck(model_side(complete))
         self._spec = complete
         both = [*self._inputs.values(), *self._outputs.values()]
         self._strings = any(tensor.datatype == "BYTES" for tensor in both)
+        if self._ordinal is not None and not self._strings:
+            self._place = OnDevice(self._ordinal)
         self._trust_symbols = True
         self._binding = self._session.io_binding()
         return complete
+
+    def _open(self, context: Context) -> None:
+        spec, ort = context.spec, onnx_session.runtime()
+        path = os.path.join(context.directory, spec.version, model_file(spec))
+        if os.path.isdir(path):
+            path = os.path.join(path, MODEL_FILE_IN_FOLDER)
+        options = onnx_session.options(ort, spec, on_gpu=context.device != CPU)
+        self._session, self._ordinal = onnx_cuda.open_session(ort, path, options, context)
+        self._run_options = onnx_session.run_options(ort, spec, self._ordinal)
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
         return [self._one(request) for request in requests]
@@ -78,7 +90,8 @@ class OnnxRuntimeBackend:
             # the shapes fitted the configuration, but not each other: the client's mistake
             wrong_input = type(ex).__name__ == "InvalidArgument" and not _ours(ex)
             code = Code.INVALID_ARGUMENT if wrong_input else Code.INTERNAL
-            return Response(error=from_exception(ex, _log, "inference failed", code))
+            told = from_exception(ex, _log, "inference failed", code)
+            return Response(error=onnx_cuda.error_of(ex, self._ordinal, "request") or told)
 
     # ------------------------------------------------------------ strings
 
@@ -89,11 +102,11 @@ class OnnxRuntimeBackend:
 
     # ------------------------------------------------------------ binding
 
-    def _bound(self, request: Request) -> list[tuple[str, np.ndarray[Any, Any]]]:
-        arrays = [_input(request, name) for name in self._inputs]
+    def _bound(self, request: Request) -> list[tuple[str, Any]]:
+        arrays = [self._place.input(_input(request, name)) for name in self._inputs]
         symbols = self._symbols(arrays) if self._trust_symbols else {}
         shapes = {name: _resolved(self._output(name), symbols) for name in request.requested}
-        offered: dict[str, np.ndarray[Any, Any]] = {}
+        offered: dict[str, Any] = {}
         try:
             return self._bind_and_run(request, arrays, shapes, offered)
         except Exception as ex:
@@ -109,23 +122,24 @@ class OnnxRuntimeBackend:
     def _bind_and_run(
         self,
         request: Request,
-        arrays: list[np.ndarray[Any, Any]],
+        arrays: list[Any],
         shapes: dict[str, tuple[int, ...] | None],
-        offered: dict[str, np.ndarray[Any, Any]],
-    ) -> list[tuple[str, np.ndarray[Any, Any]]]:
-        binding = self._binding
+        offered: dict[str, Any],
+    ) -> list[tuple[str, Any]]:
+        binding, place = self._binding, self._place
         try:
             for tensor, array in zip(self._inputs.values(), arrays, strict=True):
-                _bind(binding.bind_input, tensor, array)
+                self._bind(binding.bind_input, tensor, array)
             for name, shape in shapes.items():
                 tensor = self._output(name)
                 if shape is None:
-                    binding.bind_output(name, "cpu")
+                    binding.bind_output(name, place.kind, place.number)
                     continue
                 if name not in offered:
                     self._check.check_shape(self._check.spec(name), shape)
-                    offered[name] = request.offer(name, tensor.datatype, shape)
-                _bind(binding.bind_output, tensor, offered[name])
+                    offered[name] = place.offer(request, name, tensor.datatype, shape)
+                self._bind(binding.bind_output, tensor, offered[name])
+            place.begin()
             self._session.run_with_iobinding(binding, self._run_options)
             if None not in shapes.values():
                 return list(offered.items())
@@ -138,13 +152,18 @@ class OnnxRuntimeBackend:
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
 
+    # Both sides hand over whole row-major arrays: inputs are views of exactly their bytes
+    def _bind(self, bind: Any, tensor: GraphTensor, array: Any) -> None:
+        place, address = self._place, self._place.address(array)
+        bind(tensor.name, place.kind, place.number, tensor.element_type, array.shape, address)
+
     def _output(self, name: str) -> GraphTensor:
         found = self._outputs.get(name)
         if found is None:
             raise Internal(f"the model has no output '{name}'")
         return found
 
-    def _symbols(self, arrays: list[np.ndarray[Any, Any]]) -> dict[str, int]:
+    def _symbols(self, arrays: list[Any]) -> dict[str, int]:
         """What the symbols of the inputs' shapes stand for in this request."""
         values: dict[str, int] = {}
         clash: set[str] = set()
@@ -154,27 +173,19 @@ class OnnxRuntimeBackend:
                     clash.add(dim)
         return {name: size for name, size in values.items() if name not in clash}
 
-    def _view(self, name: str, value: Any) -> np.ndarray[Any, Any]:
-        """ONNX Runtime's own memory as an array that keeps it."""
-        dtype = DATATYPES[self._output(name).datatype].numpy
-        return array_at(value.data_ptr(), tuple(value.shape()), dtype, value)
+    def _view(self, name: str, value: Any) -> Any:
+        return self._place.view(value, DATATYPES[self._output(name).datatype].numpy)
 
 
 def _ours(ex: Exception) -> bool:
     return isinstance(ex, ShmserveError)
 
 
-def _input(request: Request, name: str) -> np.ndarray[Any, Any]:
+def _input(request: Request, name: str) -> InputTensor:
     tensor = request.inputs.get(name)
     if tensor is None:
         raise InvalidArgument(f"input '{name}' is missing")
-    return tensor.numpy()
-
-
-# Both sides hand over whole row-major arrays: inputs are views of exactly their bytes
-def _bind(bind: Any, tensor: GraphTensor, array: np.ndarray[Any, Any]) -> None:
-    address = array.__array_interface__["data"][0]
-    bind(tensor.name, "cpu", 0, tensor.element_type, array.shape, address)
+    return tensor
 
 
 def _resolved(tensor: GraphTensor, symbols: dict[str, int]) -> tuple[int, ...] | None:
@@ -189,7 +200,7 @@ def _resolved(tensor: GraphTensor, symbols: dict[str, int]) -> tuple[int, ...] |
 
 
 def _feed(request: Request, tensor: GraphTensor) -> np.ndarray[Any, Any]:
-    array = _input(request, tensor.name)
+    array = _input(request, tensor.name).numpy()
     if tensor.datatype != "BYTES":
         return array
     try:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from shmserve.core.devices import choose
+from shmserve.core.devices import ordinal_of
 from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.backends.failure import from_exception, sanitised
@@ -211,14 +210,13 @@ def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
     """What `initialize` gets; every value is text."""
     groups = instance_groups.read(msgspec.json.decode(spec.config_json))
     place = instance_groups.places(groups)[instance_index(context.instance)]
-    kind, number = "MODEL" if place.group.kind == instance_groups.MODEL else "CPU", 0
-    if context.device != "cpu":
-        kind, number = "GPU", choose(context.device, os.environ).ordinal
+    kind = "MODEL" if place.group.kind == instance_groups.MODEL else "CPU"
+    number = ordinal_of(context.device)
     return {
         "model_config": spec.config_json,
-        "model_instance_kind": kind,
+        "model_instance_kind": kind if number is None else "GPU",
         "model_instance_name": f"{place.group.name}_{place.number}",
-        "model_instance_device_id": str(number),
+        "model_instance_device_id": str(number or 0),
         "model_repository": context.directory,
         "model_version": spec.version,
         "model_name": spec.name,

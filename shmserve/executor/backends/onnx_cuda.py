@@ -1,0 +1,83 @@
+"""ONNX Runtime's CUDA provider: whether an instance has it, its options, and its errors."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from shmserve.core.devices import ordinal_of
+from shmserve.errors import ConfigError, Internal, ResourceExhausted, ShmserveError
+from shmserve.executor.backend import Context
+from shmserve.tensor.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+# Triton's values of a parameter -> those of the provider's option of the same name
+_CHOICES = {
+    "cudnn_conv_algo_search": {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"},
+    "arena_extend_strategy": {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"},
+    "do_copy_in_default_stream": {"0": "0", "1": "1"},
+}
+_LIMIT = "gpu_mem_limit"
+PARAMETERS = {*_CHOICES, _LIMIT}
+
+_NO_MEMORY = re.compile(
+    "Failed to allocate memory for requested buffer|Available memory of .* is smaller than"
+    "|CUDA failure 2:|CUBLAS_STATUS_ALLOC_FAILED"
+)
+_FAILED = re.compile(r"CUDA failure [0-9]+: ([^;\n]*[^;\s])")  # after it: host, file and line
+
+
+def open_session(ort: Any, path: str, options: Any, context: Context) -> tuple[Any, int | None]:
+    """A session, and the CUDA device that it computes on; None: the CPU.
+
+    Raises:
+        ConfigError: the instance must be on a GPU, and ONNX Runtime cannot use one here; or a
+            parameter has a wrong value.
+    """
+    ordinal, why = ordinal_of(context.device), ""
+    if ordinal is not None:
+        own = _provider_options(context.spec, ordinal)
+        if _CUDA not in ort.get_available_providers():
+            why = "it needs onnxruntime-gpu in the place of onnxruntime"
+        else:
+            if hasattr(ort, "preload_dlls"):  # CUDA and cuDNN that came as Python packages
+                ort.preload_dlls()
+            session = ort.InferenceSession(path, options, providers=[(_CUDA, own), _CPU])
+            if _CUDA in session.get_providers():
+                return session, ordinal
+            why = "its CUDA provider does not start: does it find the CUDA and cuDNN it is for?"
+    if why and not context.auto:
+        name = context.spec.name
+        raise ConfigError(f"model '{name}': backend 'onnxruntime' cannot use a GPU: {why}")
+    if why:
+        _log.info("runs on the CPU: ONNX Runtime cannot use a GPU: %s", why)
+    return ort.InferenceSession(path, options, providers=[_CPU]), None
+
+
+def _provider_options(spec: ModelSpec, ordinal: int) -> dict[str, str]:
+    made = {"device_id": str(ordinal)}
+    for name, text in spec.parameters.items():
+        where = f"model '{spec.name}': parameters.{name} '{text}'"
+        if name in _CHOICES:
+            if text not in _CHOICES[name]:
+                raise ConfigError(f"{where} is none of {', '.join(_CHOICES[name])}")
+            made[name] = _CHOICES[name][text]
+        elif name == _LIMIT:
+            if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 64):
+                raise ConfigError(f"{where} is no number of bytes")
+            made[name] = text
+    return made
+
+
+def error_of(ex: Exception, ordinal: int | None, purpose: str) -> ShmserveError | None:
+    """The error to tell of what ONNX Runtime says of CUDA; None: it says nothing of it.
+    `ordinal`: of the GPU it computes on; None: on the CPU."""
+    text = "" if ordinal is None or isinstance(ex, ShmserveError) else str(ex)
+    if _NO_MEMORY.search(text):
+        return ResourceExhausted(f"CUDA device {ordinal} has no memory left for this {purpose}")
+    failed = _FAILED.search(text)
+    return Internal(f"CUDA device {ordinal} failed: {failed[1]}") if failed else None

@@ -1,0 +1,135 @@
+"""`shmserve doctor` with the fake's devices, without any, and with a driver that hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shmserve.cli import doctor, trials
+from shmserve.cli.trials import Trial, TrialFailed
+from shmserve.config import Settings
+from shmserve.cuda.doctor import CudaFacts
+from tests.cuda import fake
+
+
+def ask(*arguments: str, **environment: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "shmserve.cli", "doctor", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_a_host_whose_devices_work(compiled: Path) -> None:
+    status, text = ask("--gpu", **fake.environment(compiled))
+    assert status == 0
+    for line in (
+        "ok    NVIDIA driver: 570.0-fake",
+        "ok    GPU 1: Fake GPU, 4096 MiB",
+        "ok    CUDA_VISIBLE_DEVICES: not set, devices that a server sees: 2",
+        "ok    CuPy: 0-fake for CUDA 12.8",
+        "ok    device 1: Fake GPU, 4096 MiB, compute capability 9.0",
+        "ok    device 1: can compile and run kernels",
+        "ok    device 0: can share memory with other processes",
+        "ok    device 1: can share memory with other processes",
+        "ok    device 0: can pin shared memory",
+        "ok    device 0: can pin read-only shared memory",
+    ):
+        assert f"{line}\n" in text
+    assert "FAIL" not in text
+
+
+def test_what_does_not_work_is_told_with_what_to_do(compiled: Path) -> None:
+    environment = fake.environment(compiled, pin="no", peers=0)
+    status, text = ask("--gpu", **environment, CUDA_VISIBLE_DEVICES="1,0,7")
+    assert status == 0  # slower, and all of it works
+    assert "CUDA_VISIBLE_DEVICES: '1,0,7', devices that a server sees: 2\n" in text
+    assert "warn  device 0: cannot pin shared memory: cudaErrorOperatingSystem" in text
+    assert "raise the limit of locked memory\n" in text
+    assert "note  device 0: other devices whose memory it reaches: none\n" in text
+
+
+def test_each_mig_device_is_tried_by_itself(compiled: Path) -> None:
+    names = [f"MIG-fa4ec0da-0000-0000-0000-000000000{end}" for end in ("001", "102")]
+    environment = fake.environment(compiled, mig="0,1")
+    status, text = ask("--gpu", **environment, CUDA_VISIBLE_DEVICES=",".join(names))
+    assert status == 0
+    assert "ok    device 1: can share memory with other processes\n" in text
+    status, text = ask("--gpu", **environment)
+    assert f"for all of them set it to {names[0]}," in text
+
+
+def test_a_host_without_devices(compiled: Path) -> None:
+    none = fake.environment(compiled, devices="none")
+    status, text = ask(**none)
+    assert status == 0
+    assert "note  NVIDIA driver: none is loaded, models run on the CPU; for GPUs install" in text
+    assert "note  CuPy: 0-fake for CUDA 12.8: cudaErrorInsufficientDriver" in text
+    status, text = ask("--gpu", "--json", **none)
+    assert status == 1
+    found = {finding["subject"]: finding for finding in json.loads(text)}
+    assert found["NVIDIA driver"]["level"] == found["CuPy"]["level"] == "FAIL"
+    assert found["Python"] == {
+        "level": "ok",
+        "subject": "Python",
+        "text": ".".join(map(str, sys.version_info[:3])),
+        "todo": "",
+    }
+
+
+def test_missing_packages_name_their_extras(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor.gpu_findings.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor.gpus, "present", list)
+    monkeypatch.setattr(doctor.gpus, "visible_devices", tuple)
+    monkeypatch.setattr(doctor.gpu_findings.nvml, "library", lambda: None)
+    assert doctor.run(Settings(), gpu=False, as_json=False) == 0
+    told = capsys.readouterr().out
+    for package, extra in (
+        ("CuPy", "gpu"),
+        ("nvidia-ml-py", "gpu"),
+        ("onnxruntime", "onnx"),
+        ("torch", "torch"),
+    ):
+        assert f"note  {package}: not installed" in told
+        assert f"pip install 'shmserve[{extra}]'\n" in told
+    assert doctor.run(Settings(), gpu=True, as_json=False) == 1
+    assert "FAIL  CuPy: not installed; pip install 'shmserve[gpu]'\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import time\ntime.sleep(60)", "a trial gave no answer within 0.5 s"),
+        ("import os\nos.abort()", "a trial ended with signal SIGABRT"),
+    ],
+)
+def test_a_driver_that_hangs_or_kills_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, reason: str
+) -> None:
+    (tmp_path / "cupy.py").write_text(program)
+    monkeypatch.setattr(trials, "DEADLINE_S", 0.5 if "sleep" in program else 60.0)
+    with Trial("devices", {**os.environ, "PYTHONPATH": str(tmp_path)}) as trial:
+        process = trial._process
+        with pytest.raises(TrialFailed, match=reason):
+            trial.result(CudaFacts)
+    assert process.returncode is not None
+
+
+def test_the_command_line_itself_imports_no_cuda() -> None:
+    program = (
+        "import sys, shmserve.cli.doctor, shmserve.cuda.doctor\n"
+        "print([m for m in sys.modules if m in ('cupy', 'torch', 'onnxruntime')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n"
