@@ -105,12 +105,10 @@ class DeviceBlock:
         self._kind.register(self.name, self.size, self._handle)
 
     def window(self, offset: int, nbytes: int) -> tuple[Any, object]:
-        cuda, device = self._kind.cupy.cuda, self._kind.device
-        alive = _Alive(self._allocation)
-        memory = cuda.UnownedMemory(self.address, self.size, alive, device)
-        pointer = cuda.MemoryPointer(memory, offset)
-        with cuda.Device(device):
-            return self._kind.cupy.ndarray((nbytes,), "uint8", memptr=pointer), alive
+        cupy, alive = self._kind.cupy, _Alive(self._allocation)
+        memory = cupy.cuda.UnownedMemory(self.address, self.size, alive, self._kind.device)
+        pointer = cupy.cuda.MemoryPointer(memory, offset)
+        return cupy.ndarray((nbytes,), "uint8", memptr=pointer), alive
 
     def close(self) -> None:
         self._allocation = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -211,3 +212,28 @@ def test_devices_that_are_not_there(
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "none")
     with pytest.raises(ValueError, match="cannot be used: cudaErrorInsufficientDriver"):
         stub_client.infer("double", {"IN": NUMBERS}, device=0)
+
+
+def test_work_that_fails(
+    fake_cupy: Any, stub_client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    x = stub_client.empty(COUNT, device=0)
+    monkeypatch.setenv("FAKE_CUDA_BROKEN", str(tmp_path))
+    with pytest.raises(fake_cupy.cuda.runtime.CUDARuntimeError, match="IllegalAddress"):
+        stub_client.infer("double", {"IN": x})
+    np.testing.assert_array_equal(stub_client.infer("double", {"IN": NUMBERS})["OUT"], NUMBERS * 2)
+
+
+class Refuses:
+    """As torch's tensors that require a gradient."""
+
+    def __dlpack__(self, **_: object) -> object:
+        raise BufferError("use tensor.detach()")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+def test_arrays_that_cannot_be_passed_on(stub_client: Client) -> None:
+    with pytest.raises(ValueError, match=r"input 'IN': use tensor.detach\(\)"):
+        stub_client.infer("double", {"IN": Refuses()})
