@@ -20,7 +20,7 @@ test: $(DEV_DEPS)  ## set up and pass the tests
 	$(BIN)/python -m pytest
 
 test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the pytorch backend
-	$(BIN)/python -m pytest -m torch tests/torch
+	$(BIN)/python -m pytest -m 'torch and not gpu' tests/torch
 
 lint: $(DEV_DEPS)  ## ruff, mypy strict, import layers
 	$(BIN)/ruff format --check .

@@ -178,12 +178,14 @@ class Stream:
 
     def _place(self, placement: Placement, response: Response) -> tuple[str, str]:
         """An answer that cannot be placed becomes its error; code and text, or ""."""
-        told = response.error and (response.error.code, response.error.message)
-        if told is None:
-            told = self._placed(placement, response)
-        if told[0]:
+        error = response.error
+        if error is not None:
+            code, text = str(error.code), error.message
+        else:
+            code, text = self._placed(placement, response)
+        if code:
             self._parts.holdings.undo(placement)
-        return told
+        return code, text
 
     def _placed(self, placement: Placement, response: Response) -> tuple[str, str]:
         try:

@@ -47,7 +47,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.syspath_prepend(FOLDER)
     for index in range(2):
         (tmp_path / f"nvidia{index}").touch()
-    monkeypatch.setattr(gpus, "_DEV", str(tmp_path))
+    monkeypatch.setattr(gpus, "DEV", str(tmp_path))
     return importlib.import_module("pynvml")
 
 

@@ -188,6 +188,25 @@ def read(one: Bench, number: int) -> np.ndarray[Any, Any]:
     return np.asarray(array.get())
 
 
+def test_a_model_that_writes_into_its_inputs_is_given_a_copy(
+    bench: Callable[..., Bench], compiled: Path
+) -> None:
+    def model(request: Request) -> Response:
+        source = request.inputs["IN"].private_on_device()
+        source += 1
+        return answered(source)
+
+    one = bench(model)
+    with exported(fake.environment(compiled)) as (handle, _):
+        one.desk.add(1, handle)
+        for tensor in (WireTensor("IN", "FP32", (COUNT,), region()), one.slot(NUMBERS)):
+            answer = one.run(one.message(tensor))
+            assert np.array_equal(one.result(answer), NUMBERS + 1)
+            assert answer.copied.device == 2 * NBYTES
+        assert np.array_equal(read(one, 1), NUMBERS)
+        one.runner._regions.clear()
+
+
 def test_a_model_on_the_host_is_given_copies(bench: Callable[..., Bench], compiled: Path) -> None:
     one = bench(add_one_on_host, None)
     with exported(fake.environment(compiled)) as (handle, _):

@@ -29,12 +29,12 @@ def make(tmp_path: Path) -> Any:
 
     from tests.torch import modules
 
-    def write(name: str, config: str) -> str:
-        (tmp_path / "m" / "1").mkdir(parents=True)
-        script = torch.jit.script(getattr(modules, name)())
-        script.save(tmp_path / "m" / "1" / "model.pt")
-        (tmp_path / "m" / "config.pbtxt").write_text(config)
-        return str(tmp_path / "m")
+    def write(name: str, config: str, model: str = "m") -> str:
+        folder = tmp_path / model
+        (folder / "1").mkdir(parents=True)
+        torch.jit.script(getattr(modules, name)()).save(folder / "1" / "model.pt")
+        (folder / "config.pbtxt").write_text(config)
+        return str(folder)
 
     return write
 

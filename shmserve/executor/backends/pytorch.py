@@ -1,9 +1,10 @@
-"""The `pytorch` backend: TorchScript models on the CPU.
+"""The `pytorch` backend: TorchScript models.
 
 Inputs are tensors on the bytes where they lie. torch has no read-only tensors, so an input
 that the model might write into is copied first: TorchScript's alias analysis, made for its
 own optimiser, tells at load which inputs cannot be written to. Outputs lie in torch's memory
-and are copied once by the executor, unless they are (views of) inputs.
+and are copied once by the executor, unless they are (views of) inputs. On a GPU the same holds
+for tensors in its memory, and for those in CUDA regions.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import numpy as np
 
 from shmserve.errors import ConfigError, Internal, InvalidArgument
 from shmserve.executor.backend import Context, InputTensor, Request, Response
-from shmserve.executor.backends import torch_model
+from shmserve.executor.backends import dlpack, torch_model
+from shmserve.executor.backends.cuda_failure import from_cuda
 from shmserve.executor.backends.failure import from_exception, from_load
 from shmserve.executor.backends.foreign import array_at
 from shmserve.executor.backends.outputs import OutputCheck
@@ -34,10 +36,15 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 class PytorchBackend:
     """Runs a TorchScript model."""
 
-    reads_on_device = False
-
     def __init__(self) -> None:
         self._model: Any = None
+        self._ordinal: int | None = None  # of the GPU it runs on
+        self._cleans_cache = False
+
+    @property
+    def reads_on_device(self) -> bool:
+        """Whether its tensors are on a GPU."""
+        return self._ordinal is not None
 
     def load(self, context: Context) -> ModelSpec:
         spec = context.spec
@@ -48,7 +55,9 @@ class PytorchBackend:
             if not spec.inputs or not spec.outputs:
                 raise ConfigError(f"model '{spec.name}': config.pbtxt must tell input and output")
             config_json.require_complete(spec)
-            self._mode = torch_model.set_options(self._torch, spec)
+            self._ordinal = torch_model.choose_device(self._torch, context)
+            self._mode = torch_model.set_options(self._torch, spec, self.reads_on_device)
+            self._cleans_cache = self.reads_on_device and torch_model.cleans_cache(spec)
             path = os.path.join(context.directory, spec.version, model_file(spec))
             self._model = self._script(path, spec)
             self._signature = torch_model.signature(self._model, spec)
@@ -64,10 +73,16 @@ class PytorchBackend:
     def close(self) -> None:
         self._model = None
 
+    @property
+    def _device(self) -> str:
+        return "cpu" if self._ordinal is None else f"cuda:{self._ordinal}"
+
     def _script(self, path: str, spec: ModelSpec) -> Any:
         try:
-            model = self._torch.jit.load(path, map_location="cpu")
+            model = self._torch.jit.load(path, map_location=self._device)
         except (RuntimeError, ValueError) as ex:
+            if from_cuda(ex, "model") is not None:
+                raise
             _log.error("loading %s failed: %s", path, ex)
             raise ConfigError(
                 f"model '{spec.name}': file '{model_file(spec)}' is not a TorchScript model "
@@ -84,6 +99,9 @@ class PytorchBackend:
             return Response(outputs=self._check.answer(request.requested, pairs))
         except Exception as ex:
             return Response(error=from_exception(ex, _log, "inference failed"))
+        finally:
+            if self._cleans_cache:
+                self._torch.cuda.empty_cache()
 
     # ---------------------------------------------------------------- inputs
 
@@ -102,7 +120,11 @@ class PytorchBackend:
     def _tensor(self, source: InputTensor) -> Any:
         if source.datatype == "BYTES":
             return _texts(source)
-        if source.name in self._signature.writes:
+        writes = source.name in self._signature.writes
+        if self.reads_on_device:
+            near = source.private_on_device() if writes else source.on_device()
+            return self._torch.from_dlpack(dlpack.export(near))
+        if writes:
             array = source.private()
         else:
             view = source.numpy()
@@ -115,7 +137,7 @@ class PytorchBackend:
 
     # --------------------------------------------------------------- outputs
 
-    def _named(self, result: Any, wanted: tuple[str, ...]) -> Iterable[tuple[str, np.ndarray]]:
+    def _named(self, result: Any, wanted: tuple[str, ...]) -> Iterable[tuple[str, Any]]:
         if isinstance(result, dict):
             for name in wanted:
                 if name in result:
@@ -132,7 +154,7 @@ class PytorchBackend:
                 )
             yield name, self._array(name, results[place])
 
-    def _array(self, name: str, value: Any) -> np.ndarray:
+    def _array(self, name: str, value: Any) -> Any:
         if _is_texts(value):
             array = np.empty(len(value), np.object_)
             array[:] = value
@@ -142,11 +164,14 @@ class PytorchBackend:
                 f"model '{self._spec.name}': output '{name}' must be a tensor, "
                 f"got {type(value).__name__}"
             )
-        value = value.detach().cpu()
+        value = value.detach().resolve_conj().resolve_neg()
+        if value.is_cuda:
+            return dlpack.take(value)
+        value = value.cpu()
         if value.dtype == self._torch.bfloat16:
             bits: np.ndarray = value.contiguous().view(self._torch.int16).numpy()
             return bits.view(_BF16)
-        found: np.ndarray = value.resolve_conj().resolve_neg().numpy()
+        found: np.ndarray = value.numpy()
         return found
 
 

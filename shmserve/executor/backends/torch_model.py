@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from shmserve.core.devices import ordinal_of
 from shmserve.errors import ConfigError
+from shmserve.executor.backend import Context
 from shmserve.executor.backends.onnx_session import default_threads
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
@@ -23,9 +25,10 @@ _OTHER_PARAMETERS = {"rerun", "client_shm_mode"}
 _NO_EFFECT = {
     "writable_inputs": "inputs that the model writes into are copies anyway",
     "ENABLE_WEIGHT_SHARING": "every instance is a process of its own",
-    "ENABLE_CACHE_CLEANING": "models run on the CPU",
-    "DISABLE_CUDNN": "models run on the CPU",
 }
+# Of a GPU
+_DISABLE_CUDNN = "DISABLE_CUDNN"
+_CLEAN_CACHE = "ENABLE_CACHE_CLEANING"
 
 
 class Signature(Struct, frozen=True):
@@ -57,8 +60,30 @@ def framework() -> Any:
     return torch
 
 
-def set_options(torch: Any, spec: ModelSpec) -> Callable[[], Any]:
+def choose_device(torch: Any, context: Context) -> int | None:
+    """The CUDA device a model runs on; None: the CPU.
+
+    Raises:
+        ConfigError: it must run on a GPU, and torch cannot use one here.
+    """
+    ordinal = ordinal_of(context.device)
+    if ordinal is None or torch.cuda.is_available():
+        return ordinal
+    why = "torch cannot use a GPU here: it is built for the CPU, or for another CUDA"
+    if not context.auto:
+        raise ConfigError(f"model '{context.spec.name}': {why}")
+    _log.info("runs on the CPU: %s", why)
+    return None
+
+
+def cleans_cache(spec: ModelSpec) -> bool:
+    """Whether torch gives back a GPU's memory that it keeps for later, after every run."""
+    return _flag(spec, _CLEAN_CACHE, spec.parameters.get(_CLEAN_CACHE, "false"))
+
+
+def set_options(torch: Any, spec: ModelSpec, on_gpu: bool = False) -> Callable[[], Any]:
     """Apply the parameters of config.pbtxt; returns the context manager for runs.
+    `on_gpu`: those that are about a GPU count, too.
 
     Raises:
         ConfigError: a value that cannot be meant.
@@ -79,8 +104,15 @@ def set_options(torch: Any, spec: ModelSpec) -> Callable[[], Any]:
             torch._C._jit_set_profiling_executor(_flag(spec, name, text))
         elif name == "ENABLE_JIT_PROFILING":
             torch._C._jit_set_profiling_mode(_flag(spec, name, text))
+        elif name == _DISABLE_CUDNN and on_gpu:
+            torch.backends.cudnn.enabled = not _flag(spec, name, text)
+        elif name == _CLEAN_CACHE and on_gpu:
+            pass  # after each run
         elif name not in _OTHER_PARAMETERS:
-            why = _NO_EFFECT.get(name, "it is no option of backend pytorch")
+            on_cpu = (
+                "the instance runs on the CPU" if name in (_DISABLE_CUDNN, _CLEAN_CACHE) else ""
+            )
+            why = on_cpu or _NO_EFFECT.get(name, "it is no option of backend pytorch")
             _log.info("configuration: parameters.%s: no effect (%s)", name, why)
     torch.set_num_threads(threads)
     try:
