@@ -44,7 +44,7 @@ class Sizes(Mapping[str, int]):
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps)
 def test_what_is_referenced_stays_what_it_was(
