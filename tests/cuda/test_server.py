@@ -17,6 +17,7 @@ from shmserve.testing.server import RunningServer, wait_until
 from tests.cuda.conftest import MODELS
 
 EXPORTER = Path(__file__).parent / "exporter.py"
+TRITON_CLIENT = Path(__file__).parent / "triton_client.py"
 COUNT = 50_000
 NBYTES = 4 * COUNT
 
@@ -100,6 +101,21 @@ def test_region_to_region(
     copied = told["receipt"]["copied_bytes"]
     assert copied == {"in": 0, "batch": 0, "out": 0, "device": moved}
     assert told["free_bytes"][0] == told["free_bytes"][1]
+
+
+@pytest.mark.parametrize("model", ["plus_one", "plus_one_host"])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_tritonclients_own_module(server: RunningServer, protocol: str, model: str) -> None:
+    http_address = f"{server.http_host}:{server.http_port}"
+    address = http_address if protocol == "http" else server.grpc_address
+    done = subprocess.run(
+        [sys.executable, str(TRITON_CLIENT), protocol, address, model],
+        env=environment(server),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "PASS\n", done.stderr
 
 
 def test_a_tensor_in_the_request_goes_to_the_device_and_back(server: RunningServer) -> None:

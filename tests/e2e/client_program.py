@@ -18,6 +18,7 @@ RNG = np.random.default_rng(7)
 def problems() -> dict[str, tuple[dict[str, np.ndarray], dict[str, str]]]:
     """Inputs and their datatypes for every shipped worker."""
     small = RNG.integers(-1000, 1000, (2, 16), dtype=np.int32)
+    vectors = RNG.random((2, 100), dtype=np.float32)
     text = np.array([b"a", "grün".encode(), b"", b"x" * 5000], dtype=np.object_)
     return {
         "add_sub": (
@@ -28,13 +29,21 @@ def problems() -> dict[str, tuple[dict[str, np.ndarray], dict[str, str]]]:
         "identity_bytes": ({"INPUT0": text}, {"INPUT0": "BYTES"}),
         "noop": ({"INPUT0": RNG.random(7, dtype=np.float32)}, {"INPUT0": "FP32"}),
         "digits": ({"image": RNG.integers(0, 17, (8, 8)).astype(np.float32)}, {"image": "FP32"}),
+        "gpu_add_sub": (
+            {"INPUT0": vectors[0], "INPUT1": vectors[1]},
+            dict.fromkeys(("INPUT0", "INPUT1"), "FP32"),
+        ),
+        "gpu_classifier": ({"image": RNG.random((3, 224, 224), np.float32)}, {"image": "FP32"}),
     }
 
 
 def check(model: str, inputs: dict[str, np.ndarray], get) -> None:
-    if model == "add_sub":
+    if model in ("add_sub", "gpu_add_sub"):
         np.testing.assert_array_equal(get("OUTPUT0"), inputs["INPUT0"] + inputs["INPUT1"])
         np.testing.assert_array_equal(get("OUTPUT1"), inputs["INPUT0"] - inputs["INPUT1"])
+    elif model == "gpu_classifier":
+        assert get("probabilities").shape == (1000,)
+        assert abs(float(get("probabilities").sum()) - 1) < 1e-3
     elif model == "noop":
         assert get("OUTPUT0").shape == (1,)
     elif model == "digits":
@@ -63,6 +72,7 @@ VARIANTS = [
     for request in (None, "gzip", "deflate")
     for response in (None, "gzip", "deflate")
 ]
+LARGE = {"gpu_classifier": [(True, True, None, None), (True, False, "deflate", "gzip")]}
 
 
 def outputs_of(module, metadata, binary: bool):
@@ -83,7 +93,7 @@ def run_sync(url: str) -> None:
             assert not client.is_model_ready(model, "7")
             metadata = client.get_model_metadata(model)
             assert client.get_model_config(model, "1")["name"] == model
-            for binary_in, binary_out, request, response in VARIANTS:
+            for binary_in, binary_out, request, response in LARGE.get(model, VARIANTS):
                 result = client.infer(
                     model,
                     wire_inputs(http, inputs, datatypes, binary_in),
@@ -118,7 +128,7 @@ async def run_aio(url: str) -> None:
         for model, (inputs, datatypes) in problems().items():
             metadata = await client.get_model_metadata(model)
             assert (await client.get_model_config(model))["name"] == model
-            for binary_in, binary_out, request, response in VARIANTS:
+            for binary_in, binary_out, request, response in LARGE.get(model, VARIANTS):
                 result = await client.infer(
                     model,
                     wire_inputs(http, inputs, datatypes, binary_in),

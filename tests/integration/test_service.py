@@ -17,6 +17,10 @@ def titles(server):
     return sorted(server.processes().values())
 
 
+# Of the shipped workers: they need not all be started each time
+FEW = {"model_control": "explicit", "load_models": "identity,noop"}
+
+
 def role_pid(server, role):
     return rundir.lock(server.run_dir, role).holder() or 0
 
@@ -39,7 +43,7 @@ def hear(manager, wanted):
 
 def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(tmp_path, manager):
     environ = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
-    with RunningServer(environ=environ) as server:
+    with RunningServer(environ=environ, **FEW) as server:
         said = hear(manager, "READY=1")
         assert "STATUS=Gunicorn arbiter booted" not in said
         assert show.ask(server.run_dir, "models")
@@ -71,7 +75,7 @@ def test_systemd_hears_of_no_readiness_while_a_model_is_missing(tmp_path, manage
 
 
 def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
-    with RunningServer(http_workers=2) as server:
+    with RunningServer(http_workers=2, **FEW) as server:
         names = titles(server)
         assert names[:1] == ["shmserve: coordinator"]
         assert "shmserve: executor identity/1/0" in names
@@ -86,7 +90,7 @@ def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
 
 
 def test_a_reload_replaces_http_workers_and_nothing_else():
-    with RunningServer(http_workers=1) as server:
+    with RunningServer(http_workers=1, **FEW) as server:
         before = {r["process"]: r["role"] for r in show.ask(server.run_dir, "processes")}
         server.master.send_signal(signal.SIGHUP)
 
@@ -107,7 +111,7 @@ def test_a_reload_replaces_http_workers_and_nothing_else():
 
 def test_systemd_may_hold_the_listening_socket(tmp_path):
     listener = socket.create_server(("127.0.0.1", 0))
-    server = RunningServer()
+    server = RunningServer(**FEW)
     server.http_port = listener.getsockname()[1]
     # systemd passes descriptor 3 and the pid: a shell of our own does the same.
     script = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@"'
@@ -153,7 +157,7 @@ def test_a_service_that_cannot_work_says_why_and_does_not_start(settings, messag
 
 def test_http_survives_the_supervisor_being_told_to_stop():
     """Its drain must not take gunicorn's socket along; the guard brings the rest back."""
-    with RunningServer() as server:
+    with RunningServer(**FEW) as server:
         supervisor = role_pid(server, "supervisor")
         os.kill(supervisor, signal.SIGTERM)
         wait_until(lambda: role_pid(server, "supervisor") not in (0, supervisor), "another")
@@ -163,7 +167,7 @@ def test_http_survives_the_supervisor_being_told_to_stop():
 
 
 def test_killed_executors_leave_no_sockets_behind():
-    with RunningServer() as server:
+    with RunningServer(**FEW) as server:
         for row in show.ask(server.run_dir, "processes"):
             if row["role"] == "executor":
                 os.kill(row["pid"], signal.SIGKILL)
@@ -178,7 +182,7 @@ def test_killed_executors_leave_no_sockets_behind():
 
 
 def test_with_the_master_everything_ends():
-    with RunningServer() as server:
+    with RunningServer(**FEW) as server:
         server.master.kill()
         server.master.wait(30)
         wait_until(lambda: not server.processes(), f"the end of {server.processes()}")

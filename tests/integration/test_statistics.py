@@ -153,7 +153,8 @@ def repeat(count: int, delay_ms: int = 0) -> pb.ModelInferRequest:
 
 
 def test_answers_of_streams_are_counted_by_their_place() -> None:
-    with RunningServer(http_workers=1) as server:
+    only = {"model_control": "explicit", "load_models": "repeat_int32"}
+    with RunningServer(http_workers=1, **only) as server:
         server.wait_instances()
         with Client(server.grpc_address) as client:
             assert len(list(client.stream([repeat(3), repeat(2)]))) == 5
