@@ -17,6 +17,8 @@ serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
 
 test: $(DEV_DEPS)  ## set up and pass the tests
+	@# They start processes by the thousand, which may be told not to keep what they compile.
+	$(BIN)/python -m compileall -q shmserve
 	$(BIN)/python -m pytest
 
 test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the pytorch backend
@@ -56,9 +58,9 @@ $(SERVE_DEPS): $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx]'
 	@touch $@
 
-$(DEV_DEPS): $(SERVE_DEPS)
+$(DEV_DEPS): $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx,dev]'
-	@touch $@
+	@touch $(SERVE_DEPS) $@
 
 $(TORCH_DEPS): $(DEV_DEPS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)

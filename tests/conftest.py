@@ -54,4 +54,4 @@ def conformance_server() -> Iterator[RunningServer]:
 @pytest.fixture
 def own_server() -> Iterator[RunningServer]:
     """A server of the test's own, to be treated badly; must leave nothing all the same."""
-    yield from _serve(RunningServer(HERE / "models"))
+    yield from _serve(RunningServer(HERE / "models", grpc_processes=0))

@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shmserve.cli import show
+
 WATCHDOG_S = 90.0
 ROOT = Path(__file__).parents[2]
 
@@ -189,17 +191,8 @@ class RunningServer:
     # ------------------------------------------------------------ inspection
 
     def show(self, what: str) -> list[dict[str, Any]]:
-        """Rows of ``shmserve show <what>``."""
-        done = subprocess.run(
-            [sys.executable, "-m", "shmserve.cli", "show", what, "--json"],
-            capture_output=True,
-            text=True,
-            timeout=WATCHDOG_S,
-            env=self.environ,
-            check=True,
-        )
-        rows: list[dict[str, Any]] = json.loads(done.stdout)
-        return rows
+        """Rows of ``shmserve show <what>``; raises as `cli.show.ask`."""
+        return show.ask(self.run_dir, what)
 
     def wait_instances(self) -> None:
         """Until every instance of every model runs; readiness waits for one of each."""

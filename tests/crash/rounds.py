@@ -161,7 +161,7 @@ def drill(rounds: int) -> tuple[int, list[dict[str, Any]], list[str]]:
     server = RunningServer(MODELS, http_workers=4, grpc_bind=bind)
     with server:
         server.wait_instances()
-        wrong = run(server, bind, max(100, rounds // 10))
+        wrong = run(server, bind, max(50, rounds // 10))
         samples = [sample(server, "warm-up")]
         for part in (1, 2):
             wrong += run(server, bind, rounds // 2)

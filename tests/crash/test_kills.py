@@ -16,6 +16,9 @@ from tests.crash.soak import grown, slots, soak
 HERE = Path(__file__).parent
 MODELS = HERE.parent / "models"
 
+# What `Load` talks to: nothing else need be started.
+LOADED = {"model_control": "explicit", "load_models": "echo,pair", "grpc_processes": 0}
+
 # Where each process dies: before the n-th call of a function.
 POINTS = {
     "frontend, slot reserved": "shmserve.dispatch.call:Call.add_input:20",
@@ -42,8 +45,7 @@ def test_a_process_that_dies_at_a_named_point_costs_its_own_request_at_most(
     flag = tmp_path / "armed"
     flag.touch()
     environ = {"PYTHONPATH": str(HERE / "points"), "CRASH_POINT": point, "CRASH_FLAG": str(flag)}
-    server = RunningServer(MODELS, environ=environ)
-    with server:
+    with RunningServer(MODELS, environ, **LOADED) as server:
         with Load(server, clients=4) as verdict:
             wait_until(lambda: not flag.exists(), f"nothing died at {point}")
             seen = verdict.counts["right"]
@@ -57,7 +59,7 @@ def test_a_process_that_dies_at_a_named_point_costs_its_own_request_at_most(
 def test_every_process_is_killed_under_load() -> None:
     server = RunningServer(MODELS)
     with server:
-        verdict, notes = drill(server, seconds=8, kills=1)
+        verdict, notes = drill(server, seconds=6, kills=1)
         assert len(notes) == len(ROLES)
         assert verdict.wrong == []
         assert verdict.counts["right"] > 100
@@ -66,18 +68,16 @@ def test_every_process_is_killed_under_load() -> None:
 
 
 def test_supervisor_and_coordinator_at_once() -> None:
-    server = RunningServer(MODELS)
-    with server:
+    with RunningServer(MODELS, **LOADED) as server:
         server.wait_instances()
         before = server.pids("executor")
         # Sizes for which no arena has to grow: growth is what needs the coordinator.
         with Load(server, clients=2, sizes=(10, 1000, 100_000)) as verdict:
-            for role in ("supervisor", "coordinator"):
-                os.kill(server.pids(role)[0], signal.SIGKILL)
-            wait_until(
-                lambda: bool(server.pids("supervisor")) and bool(server.pids("coordinator")),
-                "not back",
-            )
+            killed = {role: server.pids(role) for role in ("supervisor", "coordinator")}
+            for (pid,) in killed.values():
+                os.kill(pid, signal.SIGKILL)
+            for role, pids in killed.items():
+                wait_until(lambda: server.pids(role) not in ([], pids), f"no {role}")  # noqa: B023
         server.wait_ready()
         assert verdict.wrong == []
         assert verdict.closed == []
@@ -87,7 +87,7 @@ def test_supervisor_and_coordinator_at_once() -> None:
 
 
 def test_after_kill_9_of_the_master_one_restart_leaves_nothing() -> None:
-    server = RunningServer(MODELS)
+    server = RunningServer(MODELS, **LOADED)
     try:
         server.start()
         assert server.master is not None
@@ -102,8 +102,7 @@ def test_after_kill_9_of_the_master_one_restart_leaves_nothing() -> None:
 
 
 def test_sighup_replaces_http_workers_and_leaves_models_alone() -> None:
-    server = RunningServer(MODELS)
-    with server:
+    with RunningServer(MODELS, **LOADED) as server:
         server.wait_instances()
         executors, workers = server.pids("executor"), server.pids("http worker")
         with Load(server, clients=4) as verdict:
@@ -129,8 +128,7 @@ def test_a_restarted_executor_is_told_of_by_the_next_kill(own_server: RunningSer
 
 
 def test_nothing_grows() -> None:
-    server = RunningServer(MODELS)
-    with server:
+    with RunningServer(MODELS, **LOADED) as server:
         samples = soak(server, small=4000, large=48, rounds=4)
     assert grown(samples) == []
     assert samples[-1]["slots"] == 0

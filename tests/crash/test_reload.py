@@ -7,8 +7,8 @@ from tests.crash.reload import drill, grown, lost, repository
 
 
 def test_no_request_is_lost_while_models_are_replaced(tmp_path: Path) -> None:
-    server = RunningServer(repository(tmp_path), model_control="explicit", load_models="echo,pair")
-    with server:
+    settings = {"model_control": "explicit", "load_models": "echo,pair", "grpc_processes": 0}
+    with RunningServer(repository(tmp_path), **settings) as server:
         verdict, samples = drill(server, cycles=6, samples=3)
     assert lost(verdict) == []
     assert verdict.counts["right"] > 0

@@ -16,6 +16,22 @@ from tests.cuda import fake
 OURS = ("cupy", "fake_devices", "pynvml")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On real devices nothing may load the fake: its libcuda.so.1 would be found first."""
+    if not config.getoption("--real-cuda"):
+        return
+    faked = [item for item in items if _needs_fake(item)]
+    config.hook.pytest_deselected(items=faked)
+    items[:] = [item for item in items if item not in faked]
+
+
+def _needs_fake(item: pytest.Item) -> bool:
+    if item.get_closest_marker("fake_cuda") is not None:
+        return True
+    return bool({"fake_cupy", "compiled"} & set(getattr(item, "fixturenames", ())))
+
+
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the fake libcuda.so.1 is kept."""

@@ -20,14 +20,13 @@ from shmserve.executor.devices import Devices
 from shmserve.protocol.data_messages import RegionRef
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.segment import Mapping
-from tests.cuda import fake
 from tests.cuda.exporting import exported
 
 SIZE = 1 << 20
 
 
 @pytest.fixture
-def device(fake_cupy: Any) -> Device:
+def device(cupy: Any) -> Device:
     return Device(0, Mappings())
 
 
@@ -69,6 +68,7 @@ def test_a_part_of_an_array_is_taken_out_in_order(device: Device) -> None:
     assert target.tolist() == [1, 5, 9]
 
 
+@pytest.mark.fake_cuda
 @pytest.mark.parametrize(("way", "pinned"), [("readonly", SIZE), ("all", SIZE), ("no", 0)], ids=str)
 def test_read_only_memory_is_pinned_once_where_that_is_permitted(
     way: str,
@@ -121,6 +121,7 @@ def test_mappings_find_what_lies_in_them_as_a_whole() -> None:
     assert len(mappings) == 1
 
 
+@pytest.mark.fake_cuda
 def test_no_memory_left_is_told_and_the_device_goes_on(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -133,6 +134,7 @@ def test_no_memory_left_is_told_and_the_device_goes_on(
     assert device.empty((8,), np.dtype(np.uint8)).nbytes == 8
 
 
+@pytest.mark.fake_cuda
 def test_a_lost_device_says_so(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_lost_device_says_so(
     assert "cudaErrorIllegalAddress" in device.lost
 
 
+@pytest.mark.fake_cuda
 @pytest.mark.parametrize(
     ("devices", "told"),
     [("0", "cudaErrorNoDevice"), ("none", "cudaErrorInsufficientDriver"), ("1", "CUDA sees 1")],
@@ -160,20 +163,20 @@ def test_a_device_that_is_not_there(
 
 
 def test_a_handle_is_opened_once_and_closed_with_its_last_array(
-    device: Device, compiled: Path
+    device: Device, cuda_environment: dict[str, str]
 ) -> None:
     before = mapped_device_memory()
     handles = Handles(device)
-    with exported(fake.environment(compiled)) as (handle, process):
+    with exported(cuda_environment) as (handle, process):
         imported = handles.open(handle, "r")
         assert handles.open(handle, "s") is imported
         assert (imported.nbytes, imported.ordinal) == (4096, 0)
         array = device.array_at(imported.address, (4,), np.dtype(np.float32), imported, 0)
         del imported
         assert len(handles) == 1
+        assert array.get().tolist() == [0, 1, 2, 3]
         process.kill()
         process.wait()
-        assert array.get().tolist() == [0, 1, 2, 3]  # open memory outlives its exporter
         part = array[1:]
         del array
         gc.collect()
@@ -191,9 +194,11 @@ def region(handle: bytes, device_id: int = 0, byte_size: int = 4096) -> Region:
     return Region("r", 7, "", 0, byte_size, 0, kind=CUDA, device_id=device_id, handle=handle)
 
 
-def test_a_region_is_no_larger_than_its_allocation(fake_cupy: Any, compiled: Path) -> None:
+def test_a_region_is_no_larger_than_its_allocation(
+    cupy: Any, cuda_environment: dict[str, str]
+) -> None:
     devices = Devices(0, Mappings())
-    with exported(fake.environment(compiled)) as (handle, _):
+    with exported(cuda_environment) as (handle, _):
         with pytest.raises(InvalidArgument, match="has 8192 bytes, but its allocation has 4096"):
             devices.import_region(region(handle, byte_size=8192))
         assert devices.import_region(region(handle))[1].nbytes == 4096
@@ -201,14 +206,18 @@ def test_a_region_is_no_larger_than_its_allocation(fake_cupy: Any, compiled: Pat
     assert not [line for line in Path("/proc/self/maps").read_text().split() if "fakecuda0" in line]
 
 
+@pytest.mark.fake_cuda
 @pytest.mark.parametrize("peers", ["1", "0"])
 def test_memory_of_another_device(
-    peers: str, compiled: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    peers: str,
+    cuda_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_PEERS", peers)
     request.getfixturevalue("fake_cupy")
     devices = Devices(0, Mappings())
-    with exported(fake.environment(compiled), device=1) as (handle, _):
+    with exported(cuda_environment, device=1) as (handle, _):
         wrong_number = region(handle, device_id=0)  # the client numbers its devices differently
         if peers == "0":
             with pytest.raises(InvalidArgument, match=r"'r'.*|cannot be opened|cannot reach"):
@@ -223,9 +232,11 @@ def test_memory_of_another_device(
         assert near.get().tolist() == [0, 1, 2, 3]
 
 
-def test_windows_are_checked_against_the_region(fake_cupy: Any, compiled: Path) -> None:
+def test_windows_are_checked_against_the_region(
+    cupy: Any, cuda_environment: dict[str, str]
+) -> None:
     devices = Devices(0, Mappings())
-    with exported(fake.environment(compiled)) as (handle, _):
+    with exported(cuda_environment) as (handle, _):
         small = region(handle, byte_size=64)
         opened = CudaRegion(small, *devices.import_region(small))
         dtype = np.dtype(np.float32)

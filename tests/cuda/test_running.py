@@ -29,7 +29,6 @@ from shmserve.protocol.region_messages import RegionGiven
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.peer_segments import PeerSegments
-from tests.cuda import fake
 from tests.cuda.exporting import exported
 from tests.unit.rig import SPEC, FunctionBackend, Unlimited
 
@@ -116,7 +115,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(fake_cupy: Any) -> Iterator[Callable[..., Bench]]:
+def bench(cupy: Any) -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
     def make(*arguments: Any) -> Bench:
@@ -160,12 +159,14 @@ def test_from_slot_to_slot_is_one_copy_each_way(bench: Callable[..., Bench]) -> 
 
 @pytest.mark.parametrize("model", [add_one, add_one_in_place], ids=["own", "offered"])
 def test_from_region_to_region(
-    model: Callable[[Request], Response], bench: Callable[..., Bench], compiled: Path
+    model: Callable[[Request], Response],
+    bench: Callable[..., Bench],
+    cuda_environment: dict[str, str],
 ) -> None:
     one = bench(model)
     with (
-        exported(fake.environment(compiled)) as (source, _),
-        exported(fake.environment(compiled), first=500) as (target, _),
+        exported(cuda_environment) as (source, _),
+        exported(cuda_environment, first=500) as (target, _),
     ):
         one.desk.add(1, source)
         one.desk.add(2, target)
@@ -189,7 +190,7 @@ def read(one: Bench, number: int) -> np.ndarray[Any, Any]:
 
 
 def test_a_model_that_writes_into_its_inputs_is_given_a_copy(
-    bench: Callable[..., Bench], compiled: Path
+    bench: Callable[..., Bench], cuda_environment: dict[str, str]
 ) -> None:
     def model(request: Request) -> Response:
         source = request.inputs["IN"].private_on_device()
@@ -197,7 +198,7 @@ def test_a_model_that_writes_into_its_inputs_is_given_a_copy(
         return answered(source)
 
     one = bench(model)
-    with exported(fake.environment(compiled)) as (handle, _):
+    with exported(cuda_environment) as (handle, _):
         one.desk.add(1, handle)
         for tensor in (WireTensor("IN", "FP32", (COUNT,), region()), one.slot(NUMBERS)):
             answer = one.run(one.message(tensor))
@@ -207,9 +208,11 @@ def test_a_model_that_writes_into_its_inputs_is_given_a_copy(
         one.runner._regions.clear()
 
 
-def test_a_model_on_the_host_is_given_copies(bench: Callable[..., Bench], compiled: Path) -> None:
+def test_a_model_on_the_host_is_given_copies(
+    bench: Callable[..., Bench], cuda_environment: dict[str, str]
+) -> None:
     one = bench(add_one_on_host, None)
-    with exported(fake.environment(compiled)) as (handle, _):
+    with exported(cuda_environment) as (handle, _):
         one.desk.add(1, handle)
         tensor = WireTensor("IN", "FP32", (COUNT,), region())
         answer = one.run(one.message(tensor, region()))
@@ -220,10 +223,10 @@ def test_a_model_on_the_host_is_given_copies(bench: Callable[..., Bench], compil
 
 
 def test_a_window_that_is_not_aligned_is_copied_first(
-    bench: Callable[..., Bench], compiled: Path
+    bench: Callable[..., Bench], cuda_environment: dict[str, str]
 ) -> None:
     one = bench(add_one)
-    with exported(fake.environment(compiled)) as (handle, _):
+    with exported(cuda_environment) as (handle, _):
         one.desk.add(1, handle)
         tensor = WireTensor("IN", "FP32", (2,), RegionRef(1, 2, 8))
         answer = one.run(one.message(tensor))
@@ -234,7 +237,7 @@ def test_a_window_that_is_not_aligned_is_copied_first(
 
 
 def test_bytes_in_a_cuda_region_are_parsed_on_the_host(
-    bench: Callable[..., Bench], compiled: Path
+    bench: Callable[..., Bench], cuda_environment: dict[str, str]
 ) -> None:
     seen: list[Any] = []
 
@@ -243,7 +246,7 @@ def test_bytes_in_a_cuda_region_are_parsed_on_the_host(
         return answered(NUMBERS)
 
     one = bench(model)
-    with exported(fake.environment(compiled)) as (handle, _):  # 0.0: four bytes of zero, a length
+    with exported(cuda_environment) as (handle, _):  # 0.0: four bytes of zero, a length
         one.desk.add(1, handle)
         one.run(one.message(WireTensor("IN", "BYTES", (1,), RegionRef(1, 0, 4))))
         assert seen == [[b""]]
@@ -297,6 +300,7 @@ def test_what_is_wrong_with_the_next_request_is_its_own_affair(
     assert "'r9' cannot be opened" in answer.error
 
 
+@pytest.mark.fake_cuda
 def test_a_lost_device_fails_the_request_and_is_noticed(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -311,6 +315,7 @@ def test_a_lost_device_fails_the_request_and_is_noticed(
     assert one.devices.lost
 
 
+@pytest.mark.fake_cuda
 def test_too_large_for_the_device(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -17,13 +17,25 @@ from shmserve.testing.server import RunningServer, wait_until
 
 MODELS = Path(__file__).parent / "models"
 EXPORTER = Path(__file__).parent / "exporter.py"
+TRITON_CLIENT = Path(__file__).parent / "triton_client.py"
 COUNT = 50_000
 NBYTES = 4 * COUNT
 
 
 @pytest.fixture(scope="module")
-def server(cuda_environment: dict[str, str]) -> Iterator[RunningServer]:
-    with RunningServer(MODELS, cuda_environment, http_workers=1) as running:
+def server(
+    cuda_environment: dict[str, str], request: pytest.FixtureRequest
+) -> Iterator[RunningServer]:
+    models = sorted(folder.name for folder in MODELS.iterdir())
+    if request.config.getoption("--real-cuda"):  # there may be one device only
+        models.remove("plus_one_far")
+    with RunningServer(
+        MODELS,
+        cuda_environment,
+        http_workers=1,
+        model_control="explicit",
+        load_models=",".join(models),
+    ) as running:
         yield running
     assert running.leaks() == []
 
@@ -91,7 +103,7 @@ def regions(server: RunningServer) -> list[str]:
         ("plus_one", 0),
         ("plus_one_host", 2 * NBYTES),
         ("plus_one_triton", 2 * NBYTES),
-        ("plus_one_far", 2 * NBYTES),
+        pytest.param("plus_one_far", 2 * NBYTES, marks=pytest.mark.fake_cuda),
         ("plus_one_spread", 0),
     ],
 )
@@ -102,6 +114,21 @@ def test_region_to_region(
     copied = told["receipt"]["copied_bytes"]
     assert copied == {"in": 0, "batch": 0, "out": 0, "device": moved}
     assert told["free_bytes"][0] == told["free_bytes"][1]
+
+
+@pytest.mark.parametrize("model", ["plus_one", "plus_one_host"])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_tritonclients_own_module(server: RunningServer, protocol: str, model: str) -> None:
+    http_address = f"{server.http_host}:{server.http_port}"
+    address = http_address if protocol == "http" else server.grpc_address
+    done = subprocess.run(
+        [sys.executable, str(TRITON_CLIENT), protocol, address, model],
+        env=environment(server),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "PASS\n", done.stderr
 
 
 def test_a_tensor_in_the_request_goes_to_the_device_and_back(server: RunningServer) -> None:
@@ -184,11 +211,10 @@ def test_cupy_is_imported_by_executors_on_gpus_alone(
     assert any("http worker" in title for title in others)
 
 
+@pytest.mark.fake_cuda
 def test_an_executor_whose_device_is_lost_is_replaced(
-    cuda_environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+    cuda_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    if request.config.getoption("--real-cuda"):
-        pytest.fail("deselect")
     broken = tmp_path / "broken"
     environment = cuda_environment | {"FAKE_CUDA_BROKEN": str(broken)}
     with RunningServer(

@@ -80,9 +80,8 @@ def test_online_from_the_start() -> None:
 
 @pytest.fixture(scope="module")
 def projects() -> Iterator[RunningServer]:
-    bind = f"127.0.0.1:{free_port()}"
     repository = ROOT / "tests" / "grps_models"
-    with RunningServer(repository, grpc_bind=bind, http_workers=1) as server:
+    with RunningServer(repository, http_workers=1, grpc_processes=0) as server:
         yield server
     assert server.leaks() == []
 

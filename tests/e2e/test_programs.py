@@ -50,7 +50,8 @@ def test_tritonclient_over_grpc_on_every_shipped_worker(server: RunningServer) -
 
 
 def test_a_plain_gthread_run_works_too() -> None:
-    with RunningServer(gunicorn=("-k", "gthread", "--threads", "4")) as server:
+    gthread = ("-k", "gthread", "--threads", "4")
+    with RunningServer(gunicorn=gthread, grpc_processes=0) as server:
         run_client(f"{server.http_host}:{server.http_port}")
         status, fields, _ = binary_identity(server, np.arange(1 << 20, dtype=np.float32))
         assert status == 200

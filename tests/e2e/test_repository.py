@@ -23,7 +23,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def triton_server(repository: Path) -> Iterator[RunningServer]:
-    with RunningServer(repository, http_workers=1) as server:
+    with RunningServer(repository, http_workers=1, grpc_processes=0) as server:
         yield server
     assert server.leaks() == []
 

@@ -21,6 +21,8 @@ from shmserve.cli.show import ask
 from shmserve.client import Client, InferenceError
 from shmserve.testing.server import RunningServer, wait_until
 
+MODELS = Path("tests/models")
+SMALL = {"http_workers": 1, "grpc_processes": 0}
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 
 
@@ -96,12 +98,13 @@ def test_tcp_with_a_client_socket(server: RunningServer) -> None:
         assert np.array_equal(client.infer("identity", {"INPUT0": x})["OUTPUT0"], x)
 
 
-def test_a_client_socket_of_another_server(server: RunningServer, tmp_path: Path) -> None:
-    with RunningServer(Path("tests/models")) as other:
-        control = os.path.join(other.run_dir, "client.sock")
-        with shmserve.client.connect(f"unix:{server.unix_path}", control) as client:
-            assert not client.shared_memory
-        assert regions_of(other) == []
+def test_a_client_socket_of_another_server(
+    server: RunningServer, conformance_server: RunningServer
+) -> None:
+    control = os.path.join(conformance_server.run_dir, "client.sock")
+    with shmserve.client.connect(f"unix:{server.unix_path}", control) as client:
+        assert not client.shared_memory
+    assert regions_of(conformance_server) == []
 
 
 def test_more_than_it_may_have(server: RunningServer) -> None:
@@ -280,7 +283,7 @@ def test_memory_that_the_service_has_lost(own_server: RunningServer) -> None:
 
 def test_refusals_of_large_bodies_are_heard() -> None:
     with (
-        RunningServer(Path("tests/models"), max_tensor_bytes=1 << 20) as server,
+        RunningServer(MODELS, **SMALL, max_tensor_bytes=1 << 20) as server,
         shmserve.client.connect(server.base_url) as client,
     ):
         for _ in range(3):
@@ -315,7 +318,7 @@ def test_not_across_a_fork(server: RunningServer, monkeypatch: pytest.MonkeyPatc
 
 
 def test_switched_off() -> None:
-    with RunningServer(Path("tests/models"), client_shm_mode="off") as server:
+    with RunningServer(MODELS, **SMALL, client_shm_mode="off") as server:
         assert not os.path.exists(os.path.join(server.run_dir, "client.sock"))
         with shmserve.client.connect(f"unix:{server.unix_path}") as client:
             assert not client.shared_memory
@@ -328,7 +331,7 @@ def test_a_model_that_takes_no_client_memory(tmp_path: Path) -> None:
     config = tmp_path / "echo" / "config.pbtxt"
     parameter = 'parameters { key: "client_shm_mode" value { string_value: "off" } }'
     config.write_text(config.read_text() + parameter)
-    with RunningServer(tmp_path) as server, connect(server) as client:
+    with RunningServer(tmp_path, **SMALL) as server, connect(server) as client:
         x = np.ones(5000, np.float32)
         for _ in range(3):
             assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
@@ -336,7 +339,7 @@ def test_a_model_that_takes_no_client_memory(tmp_path: Path) -> None:
 
 
 def test_copy_mode_maps_what_is_sealed() -> None:
-    with RunningServer(Path("tests/models"), client_shm_mode="copy") as server:
+    with RunningServer(MODELS, **SMALL, client_shm_mode="copy") as server:
         with connect(server) as client:
             x = client.empty(50_000)
             x[:] = 1

@@ -31,6 +31,8 @@ from shmserve.protocol.client_messages import (
 )
 from shmserve.testing.server import RunningServer, open_fds, wait_until
 
+MODELS = Path("tests/models")
+SMALL = {"http_workers": 1, "grpc_processes": 0}
 SIZE = 1 << 16
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -274,27 +276,26 @@ print(json.dumps(told))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_other_users(tmp_path: Path) -> None:
+def test_other_users(server: RunningServer) -> None:
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         chosen = os.path.join(directory, "client.sock")
-        with RunningServer(Path("tests/models"), client_socket=chosen) as server:
+        with RunningServer(MODELS, **SMALL, client_socket=chosen) as other:
             with Raw(chosen) as raw:
                 assert raw.ask(RegisterMemfd("root", 0, 1), [memfd()]) == Ok()
                 told = _stranger(chosen)
                 assert "does not own" in told[0]
                 assert told[1:] == [[], [], ["a"]]
                 assert [r.name for r in raw.ask(Status()).regions] == ["root"]
-            wait_until(lambda: len(ask(server.run_dir, "regions")) == 1, "the stranger's vanish")
+            wait_until(lambda: len(ask(other.run_dir, "regions")) == 1, "the stranger's vanish")
         assert not os.path.exists(chosen)
-    with RunningServer(Path("tests/models")) as server:
-        assert _stranger(os.path.join(server.run_dir, "client.sock")) == ["no entry"]
+    assert _stranger(os.path.join(server.run_dir, "client.sock")) == ["no entry"]
 
 
 def test_a_path_that_is_something_else(tmp_path: Path) -> None:
     file = tmp_path / "precious"
     file.write_text("data")
-    with RunningServer(Path("tests/models"), client_socket=file) as server:
+    with RunningServer(MODELS, **SMALL, client_socket=file) as server:
         assert "client_socket cannot be used" in server.log()
     assert file.read_text() == "data"
 

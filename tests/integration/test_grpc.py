@@ -122,7 +122,7 @@ def test_a_deadline_ends_the_wait_and_what_was_not_begun_never_runs(
 def test_what_was_cancelled_before_it_began_never_runs(
     client: Client, shared: RunningServer
 ) -> None:
-    running = client.method("ModelInfer").future(command("sleep:3"))
+    running = client.method("ModelInfer").future(command("sleep:2"))
     time.sleep(0.2)
     waiting = client.method("ModelInfer").future(command("leave"))
     time.sleep(0.2)

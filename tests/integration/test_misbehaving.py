@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from shmserve.errors import Unavailable
 from shmserve.testing.server import RunningServer, wait_until
 
 BROKEN = "import nothing_of_that_name\n"
@@ -23,11 +23,12 @@ class Model:
         pass
 """
 MODELS = Path(__file__).parents[1] / "models"
+SMALL = {"http_workers": 1, "grpc_processes": 0}
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, request_timeout_s=2, execute_timeout_s=4) as server:
+    with RunningServer(MODELS, **SMALL, request_timeout_s=1, execute_timeout_s=2) as server:
         yield server
     assert server.leaks() == []
 
@@ -96,11 +97,11 @@ def test_an_endless_loop_ends_with_its_deadline_and_then_its_executor(
     def behind() -> None:
         others.append(command(shared, "ok")[0])
 
-    thread = threading.Timer(0.5, behind)
+    thread = threading.Timer(0.3, behind)
     thread.start()
     status, answer = command(shared, "loop")
     assert status == 504
-    assert "2 s" in answer["error"]
+    assert "1 s" in answer["error"]
     echo(shared)
     thread.join()
     assert others[0] in (503, 504)  # queued behind it
@@ -110,7 +111,7 @@ def test_an_endless_loop_ends_with_its_deadline_and_then_its_executor(
 
 
 def test_a_late_answer_goes_to_nobody(shared: RunningServer) -> None:
-    assert command(shared, "sleep:2.5")[0] == 504
+    assert command(shared, "sleep:1.5")[0] == 504
     for _ in range(20):
         status, answer = command(shared, "ok:3")
         if status == 200:
@@ -134,14 +135,14 @@ def test_a_model_that_does_not_load_is_told_and_others_serve(tmp_path: Path) -> 
         (tmp_path / name / "config.pbtxt").write_text((MODELS / "echo/config.pbtxt").read_text())
     good = tmp_path / "echo"
     good.symlink_to(MODELS / "echo")
-    server = RunningServer(tmp_path)
+    server = RunningServer(tmp_path, **SMALL)
     try:
         server.start(wait_ready=False)
 
         def settled() -> bool:  # while they load the endpoints say 503, too
             try:
                 states = {str(row["model"]): row["state"] for row in server.show("models")}
-            except subprocess.CalledProcessError:
+            except Unavailable:
                 return False  # no coordinator yet
             return states == {"broken": "UNAVAILABLE", "silent": "UNAVAILABLE", "echo": "READY"}
 
@@ -159,7 +160,7 @@ def test_a_model_that_does_not_load_is_told_and_others_serve(tmp_path: Path) -> 
 
 
 def test_a_small_pool_serves_what_fits_and_says_what_does_not() -> None:
-    with RunningServer(MODELS, pool_bytes=32 << 20) as server:
+    with RunningServer(MODELS, **SMALL, pool_bytes=32 << 20) as server:
         echo(server)
         size = 48 << 18  # floats: 48 MiB
         body = bytes(4 * size)

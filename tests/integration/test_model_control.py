@@ -14,18 +14,21 @@ from typing import Any
 
 import pytest
 
+from shmserve.errors import Unavailable
 from shmserve.testing.server import ROOT, RunningServer, wait_until
 from shmserve.transport import rundir
 from tests.crash.reload import changed, control
 
 MODELS = ROOT / "tests/models"
 SLOW = """
+import os
 import time
 import numpy as np
 
 class Model:
     def __init__(self, context):
-        time.sleep(2)
+        while os.path.exists("HOLD"):
+            time.sleep(0.01)
 
     def infer(self, request):
         source = request.input("IN")
@@ -43,17 +46,24 @@ REQUEST = {"inputs": [{"name": "IN", "shape": [2], "datatype": "FP32", "data": [
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def hold(tmp_path: Path) -> Path:
+    """While this file is there, the model `slow` loads."""
+    return tmp_path / "hold"
+
+
+@pytest.fixture
+def repository(tmp_path: Path, hold: Path) -> Path:
+    folder = tmp_path / "models"
     for name in ("echo", "slow"):
-        shutil.copytree(MODELS / "echo", tmp_path / name)
-    (tmp_path / "slow/1/model.py").write_text(SLOW)
-    return tmp_path
+        shutil.copytree(MODELS / "echo", folder / name)
+    (folder / "slow/1/model.py").write_text(SLOW.replace("HOLD", str(hold)))
+    return folder
 
 
 @pytest.fixture
 def server(repository: Path) -> Iterator[RunningServer]:
-    server = RunningServer(repository, model_control="explicit", load_models="echo,slow")
-    with server:
+    settings = {"model_control": "explicit", "load_models": "echo,slow"}
+    with RunningServer(repository, **settings, grpc_processes=0) as server:
         yield server
     assert server.leaks() == []
     assert not os.path.exists(rundir.overrides(server.run_dir))
@@ -83,6 +93,15 @@ def load(server: RunningServer, model: str, **parameters: str) -> tuple[int, Any
 
 def executors(server: RunningServer, model: str) -> dict[str, int]:
     return {r["instance"]: r["pid"] for r in server.show("models") if r["model"] == model}
+
+
+def heard(server: RunningServer, model: str) -> int:
+    """How many executors of a model the coordinator is connected to."""
+    try:
+        rows = server.show("processes")
+    except Unavailable:  # there is no coordinator just now
+        return 0
+    return sum(row["instance"].startswith(f"{model}/") for row in rows)
 
 
 def kill(server: RunningServer, role: str) -> None:
@@ -153,7 +172,7 @@ def test_loading_what_is_loaded_already_changes_nothing(server: RunningServer) -
 
 
 def test_requests_of_one_model_are_done_in_turn_and_of_others_meanwhile(
-    server: RunningServer,
+    server: RunningServer, hold: Path
 ) -> None:
     done: list[str] = []
 
@@ -166,11 +185,14 @@ def test_requests_of_one_model_are_done_in_turn_and_of_others_meanwhile(
         thread.start()
         return thread
 
+    hold.touch()
     slow = ask("slow", "slow", "load", changed(1))
     wait_until(lambda: len(executors(server, "slow")) == 2, "the load of the slow model")
     after = ask("after", "slow", "unload")
     quick = ask("quick", "echo", "load", changed(1))
-    for thread in (slow, after, quick):
+    quick.join(60)
+    hold.unlink()
+    for thread in (slow, after):
         thread.join(60)
     assert done == ["quick", "slow", "after"]
     assert index(server)["slow/1"] == {
@@ -184,8 +206,9 @@ def test_requests_of_one_model_are_done_in_turn_and_of_others_meanwhile(
 
 
 @pytest.mark.parametrize("role", ["coordinator", "supervisor"])
-def test_a_load_survives_the_death_of(role: str, server: RunningServer) -> None:
+def test_a_load_survives_the_death_of(role: str, server: RunningServer, hold: Path) -> None:
     assert control(server, "echo", "unload") == (200, None)
+    hold.touch()
     answers: list[Any] = []
     thread = threading.Thread(
         target=lambda: answers.append(control(server, "slow", "load", changed(1)))
@@ -194,6 +217,8 @@ def test_a_load_survives_the_death_of(role: str, server: RunningServer) -> None:
     wait_until(lambda: len(executors(server, "slow")) == 2, "the load")
     kill(server, role)
     assert answer(server, "slow") == [1, 2], "what served goes on"
+    wait_until(lambda: heard(server, "slow") == 2, "both executors say hello again")
+    hold.unlink()
     thread.join(60)
     assert answers == [(200, None)]
     assert "turn" in server.get("/v2/models/slow/config")[1]["parameters"]
@@ -203,10 +228,14 @@ def test_a_load_survives_the_death_of(role: str, server: RunningServer) -> None:
     assert answer(server, "slow") == [1, 2]
 
 
-def test_a_client_that_goes_away_does_not_cancel_its_load(server: RunningServer) -> None:
+def test_a_client_that_goes_away_does_not_cancel_its_load(
+    server: RunningServer, hold: Path
+) -> None:
+    hold.touch()
     body = json.dumps({"parameters": {"config": json.dumps(changed(1))}}).encode()
     with pytest.raises(TimeoutError):
         server.request("POST", "/v2/repository/models/slow/load", body, timeout_s=0.5)
+    hold.unlink()
     wait_until(
         lambda: "turn" in server.get("/v2/models/slow/config")[1].get("parameters", {}), "the load"
     )
@@ -214,7 +243,7 @@ def test_a_client_that_goes_away_does_not_cancel_its_load(server: RunningServer)
 
 def test_a_polled_repository_is_followed(repository: Path) -> None:
     shutil.rmtree(repository / "slow")
-    server = RunningServer(repository, model_control="poll", poll_interval_s=0.3)
+    server = RunningServer(repository, model_control="poll", poll_interval_s=0.1, grpc_processes=0)
     with server:
         status, refusal = control(server, "echo", "load")
         assert status == 503
@@ -234,7 +263,7 @@ def test_a_polled_repository_is_followed(repository: Path) -> None:
 
 
 def test_without_model_control_nothing_changes(repository: Path) -> None:
-    with RunningServer(repository) as server:
+    with RunningServer(repository, grpc_processes=0) as server:
         assert control(server, "echo", "unload")[0] == 503
         assert control(server, "echo", "load")[0] == 503
         assert set(index(server)) == {"echo/1", "slow/1"}

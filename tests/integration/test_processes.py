@@ -169,7 +169,7 @@ def test_a_model_that_cannot_be_loaded_is_not_tried_again(tmp_path):
 
 def test_a_model_that_never_loads_is_given_up(tmp_path):
     tree = Tree(
-        tmp_path, {"stuck": {"parameters": {"load": "hang"}}}, {"SHMSERVE_LOAD_TIMEOUT_S": "2"}
+        tmp_path, {"stuck": {"parameters": {"load": "hang"}}}, {"SHMSERVE_LOAD_TIMEOUT_S": "1"}
     )
     try:
         wait_until(
@@ -177,7 +177,7 @@ def test_a_model_that_never_loads_is_given_up(tmp_path):
         )
         entry = tree.snapshot().models["stuck"]["1"]
         assert entry.state is ModelState.UNAVAILABLE
-        assert entry.reason == "the model did not load within 2 s"
+        assert entry.reason == "the model did not load within 1 s"
         log = tmp_path / "log"
         wait_until(lambda: "executor ended instance=stuck" in log.read_text(), "its end")
         assert log.read_text().count("started executor instance=stuck") == 1

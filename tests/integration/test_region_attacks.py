@@ -36,7 +36,7 @@ class Attacked(RunningServer):
         self.public = os.path.join(self.folder, "http.sock")
         port = free_port()
         bind = f"127.0.0.1:{port},unix:{self.public}"
-        super().__init__(MODELS, http_bind=bind, http_workers=2, **settings)
+        super().__init__(MODELS, http_bind=bind, http_workers=2, grpc_processes=0, **settings)
         self.http_port = port
 
 
@@ -123,7 +123,7 @@ def test_the_servers_own_files_under_another_name(client: Client, server: Attack
 def test_a_run_directory_in_dev_shm_cannot_be_linked_to() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as parent:
         run_dir = os.path.join(parent, "run")
-        with RunningServer(MODELS, run_dir=run_dir) as server:
+        with RunningServer(MODELS, run_dir=run_dir, grpc_processes=0) as server:
             client = Client(server.http_port)
             name = f"regions-test-own-{os.getpid()}"
             os.link(os.path.join(run_dir, "registry.page"), f"/dev/shm/{name}")
@@ -389,8 +389,8 @@ def test_remote_callers_register_nothing_unless_allowed(allowed: bool) -> None:
     class Open(RunningServer):
         def __init__(self) -> None:
             port = free_port()
-            remote = str(allowed).lower()
-            super().__init__(MODELS, http_bind=f"0.0.0.0:{port}", client_shm_allow_remote=remote)
+            settings = {"client_shm_allow_remote": str(allowed).lower(), "grpc_processes": 0}
+            super().__init__(MODELS, http_bind=f"0.0.0.0:{port}", **settings)
             self.http_port = port
 
     with Open() as server, Memory(4096) as memory:

@@ -22,7 +22,8 @@ CROWD, CALLERS, LIMBO = 10_000, 16, 256
 
 def test_ten_thousand_regions() -> None:
     """Of callers who may have so many: all can be used, and none is left in the end."""
-    with RunningServer(MODELS, client_shm_max_regions=CROWD) as server, Memory(1 << 16) as memory:
+    settings = {"client_shm_max_regions": CROWD, "grpc_processes": 0}
+    with RunningServer(MODELS, **settings) as server, Memory(1 << 16) as memory:
         client = Client(server.http_port)
         assert client.register("first", memory.name, 4096)[0] == 200
         assert client.infer("touch", ("first", 0), None, 4)[0] == 200
@@ -122,7 +123,8 @@ print(json.dumps({
 def test_a_caller_from_another_network_namespace_is_remote(elsewhere: str) -> None:
     """It has the same uid and the same files; only its address is not of this namespace."""
     port = free_port()
-    server = RunningServer(MODELS, http_bind=f"127.0.0.1:{port},10.213.7.1:{port}")
+    bind = f"127.0.0.1:{port},10.213.7.1:{port}"
+    server = RunningServer(MODELS, http_bind=bind, grpc_processes=0)
     server.http_port = port
     with server, Memory(4096) as memory:
         client = Client(port)

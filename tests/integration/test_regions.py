@@ -23,7 +23,7 @@ NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, http_workers=2) as running:
+    with RunningServer(MODELS, http_workers=2, grpc_processes=0) as running:
         yield running
     assert running.leaks() == []
 
@@ -222,7 +222,10 @@ def test_tritonclient_with_its_own_shared_memory(server: RunningServer) -> None:
 
 
 def test_off_means_off(tmp_path: Path) -> None:
-    with RunningServer(MODELS, client_shm_mode="off") as server, Memory(4096) as memory:
+    with (
+        RunningServer(MODELS, client_shm_mode="off", grpc_processes=0) as server,
+        Memory(4096) as memory,
+    ):
         client = Client(server.http_port)
         status, answer = client.register("r", memory.name, 4096)
         assert status == 501

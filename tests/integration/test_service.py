@@ -12,13 +12,16 @@ from shmserve.cli import show
 from shmserve.testing.server import ROOT, RunningServer, wait_until
 from shmserve.transport import rundir
 
+SMALL = {
+    "model_control": "explicit",
+    "load_models": "identity",
+    "http_workers": 1,
+    "grpc_processes": 0,
+}
+
 
 def titles(server):
     return sorted(server.processes().values())
-
-
-# Of the shipped workers: they need not all be started each time
-FEW = {"model_control": "explicit", "load_models": "identity,noop"}
 
 
 def role_pid(server, role):
@@ -43,7 +46,7 @@ def hear(manager, wanted):
 
 def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(tmp_path, manager):
     environ = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
-    with RunningServer(environ=environ, **FEW) as server:
+    with RunningServer(environ=environ, **SMALL) as server:
         said = hear(manager, "READY=1")
         assert "STATUS=Gunicorn arbiter booted" not in said
         assert show.ask(server.run_dir, "models")
@@ -61,7 +64,8 @@ def test_systemd_hears_of_no_readiness_while_a_model_is_missing(tmp_path, manage
     (tmp_path / "models/broken/1/model.py").write_text("import nothing_of_that_name")
     config = (ROOT / "tests/models/echo/config.pbtxt").read_text()
     (tmp_path / "models/broken/config.pbtxt").write_text(config)
-    server = RunningServer(tmp_path / "models", environ={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+    server = RunningServer(tmp_path / "models", environ, grpc_processes=0)
     try:
         server.start(wait_ready=False)
         said = hear(manager, "STATUS=0 ready, 0 loading, unavailable: broken/1")
@@ -75,7 +79,7 @@ def test_systemd_hears_of_no_readiness_while_a_model_is_missing(tmp_path, manage
 
 
 def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
-    with RunningServer(http_workers=2, **FEW) as server:
+    with RunningServer(**{**SMALL, "http_workers": 2}) as server:
         names = titles(server)
         assert names[:1] == ["shmserve: coordinator"]
         assert "shmserve: executor identity/1/0" in names
@@ -90,7 +94,7 @@ def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
 
 
 def test_a_reload_replaces_http_workers_and_nothing_else():
-    with RunningServer(http_workers=1, **FEW) as server:
+    with RunningServer(**SMALL) as server:
         before = {r["process"]: r["role"] for r in show.ask(server.run_dir, "processes")}
         server.master.send_signal(signal.SIGHUP)
 
@@ -111,7 +115,7 @@ def test_a_reload_replaces_http_workers_and_nothing_else():
 
 def test_systemd_may_hold_the_listening_socket(tmp_path):
     listener = socket.create_server(("127.0.0.1", 0))
-    server = RunningServer(**FEW)
+    server = RunningServer(**SMALL)
     server.http_port = listener.getsockname()[1]
     # systemd passes descriptor 3 and the pid: a shell of our own does the same.
     script = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@"'
@@ -157,7 +161,7 @@ def test_a_service_that_cannot_work_says_why_and_does_not_start(settings, messag
 
 def test_http_survives_the_supervisor_being_told_to_stop():
     """Its drain must not take gunicorn's socket along; the guard brings the rest back."""
-    with RunningServer(**FEW) as server:
+    with RunningServer(**SMALL) as server:
         supervisor = role_pid(server, "supervisor")
         os.kill(supervisor, signal.SIGTERM)
         wait_until(lambda: role_pid(server, "supervisor") not in (0, supervisor), "another")
@@ -167,7 +171,7 @@ def test_http_survives_the_supervisor_being_told_to_stop():
 
 
 def test_killed_executors_leave_no_sockets_behind():
-    with RunningServer(**FEW) as server:
+    with RunningServer(**SMALL) as server:
         for row in show.ask(server.run_dir, "processes"):
             if row["role"] == "executor":
                 os.kill(row["pid"], signal.SIGKILL)
@@ -182,7 +186,7 @@ def test_killed_executors_leave_no_sockets_behind():
 
 
 def test_with_the_master_everything_ends():
-    with RunningServer(**FEW) as server:
+    with RunningServer(**SMALL) as server:
         server.master.kill()
         server.master.wait(30)
         wait_until(lambda: not server.processes(), f"the end of {server.processes()}")

@@ -31,8 +31,10 @@ BAD = {"inputs": [{"name": "IN", "shape": [4], "datatype": "FP32", "data": [1, 2
 
 
 @pytest.fixture
-def counted() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, http_workers=2, max_queue=2, request_timeout_s=1) as server:
+def counted(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    """A server that has counted nothing yet; its parameter: how many gRPC processes it has."""
+    settings = {"http_workers": 2, "grpc_processes": getattr(request, "param", 0)}
+    with RunningServer(MODELS, **settings, max_queue=2, request_timeout_s=1) as server:
         server.wait_instances()
         yield server
     assert server.leaks() == []
@@ -119,6 +121,7 @@ def test_counts_agree_with_the_clients_over_workers_and_instances(counted: Runni
     assert samples(counted)[key] == 6 * 23
 
 
+@pytest.mark.parametrize("counted", [1], indirect=True)
 def test_both_protocols_count_into_the_same_model(counted: RunningServer) -> None:
     array = np.ones(3, np.float32)
     request = pb.ModelInferRequest(model_name="echo", inputs=[tensor(array, "IN")])
@@ -177,7 +180,7 @@ def test_answers_of_streams_are_counted_by_their_place() -> None:
 
 def test_a_model_that_is_loaded_again_goes_on_counting() -> None:
     settings = {"model_control": "explicit", "load_models": "*", "http_workers": 1}
-    with RunningServer(MODELS, **settings) as server:
+    with RunningServer(MODELS, **settings, grpc_processes=0) as server:
         for _ in range(3):
             assert server.infer("echo", GOOD)[0] == 200
         assert server.request("POST", "/v2/repository/models/echo/unload", b"{}")[0] == 200
@@ -312,12 +315,15 @@ def test_log_settings_reach_every_process_also_later_ones(counted: RunningServer
     os.kill(counted.pids("coordinator")[0], signal.SIGKILL)
     wait_until(lambda: len(counted.pids("coordinator")) == 1, "another coordinator")
     wait_until(counted.ready, "readiness")
-    os.kill(counted.pids("executor echo")[0], signal.SIGKILL)
+    os.kill(counted.pids("executor misbehaving")[0], signal.SIGKILL)
     stamp = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z \w+ (\w+)", re.MULTILINE)
-    wait_until(
-        lambda: {"supervisor", "executor"} <= set(stamp.findall(counted.log())),
-        f"lines in the new format\n{counted.log()[-2000:]}",
-    )
+
+    def told() -> bool:
+        """What an executor says of itself may come before it hears of settings."""
+        counted.infer("misbehaving", command("throw"))
+        return {"supervisor", "executor"} <= set(stamp.findall(counted.log()))
+
+    wait_until(told, "lines in the new format")
     assert counted.get("/v2/logging")[1]["log_format"] == "ISO8601"
     post(counted, "/v2/logging", {"log_info": False, "log_warning": False, "log_verbose_level": 0})
     wait_until(counted.ready, "readiness")

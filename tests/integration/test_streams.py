@@ -27,7 +27,7 @@ STREAM = "/v2/models/teller/generate_stream"
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, stream_credit=CREDIT, http_workers=1) as server:
+    with RunningServer(MODELS, stream_credit=CREDIT, http_workers=1, grpc_processes=0) as server:
         yield server
     assert server.leaks() == []
 
@@ -213,7 +213,7 @@ def test_answers_may_go_into_client_memory(shared: RunningServer) -> None:
 
 
 def test_the_executor_is_killed_in_mid_stream() -> None:
-    with RunningServer(MODELS, http_workers=1) as server:
+    with RunningServer(MODELS, http_workers=1, grpc_processes=0) as server:
         pid = number(server, "pid")
         reader = Reader(server, "slowly:1000000")
         reader.until(b'"N":3')
@@ -230,7 +230,7 @@ def test_the_executor_is_killed_in_mid_stream() -> None:
 
 
 def test_the_http_worker_is_killed_in_mid_stream() -> None:
-    with RunningServer(MODELS, http_workers=1) as server:
+    with RunningServer(MODELS, http_workers=1, grpc_processes=0) as server:
         reader = Reader(server, "big:1000000")
         reader.until(b'"N":1,')
         os.kill(server.pids("http worker")[0], signal.SIGKILL)
@@ -242,7 +242,7 @@ def test_the_http_worker_is_killed_in_mid_stream() -> None:
 
 
 def test_accepted_streams_end_before_the_service_does() -> None:
-    with RunningServer(MODELS, http_workers=1) as server:
+    with RunningServer(MODELS, http_workers=1, grpc_processes=0) as server:
         reader = Reader(server, "slowly:60")
         reader.until(b'"N":3')
         assert server.master is not None
@@ -255,12 +255,12 @@ def test_accepted_streams_end_before_the_service_does() -> None:
 
 
 def test_the_watchdog_knows_long_streams_from_stuck_ones() -> None:
-    limits = {"execute_timeout_s": 3, "request_timeout_s": 60, "stream_credit": CREDIT}
-    with RunningServer(MODELS, http_workers=1, **limits) as server:
+    limits = {"execute_timeout_s": 2, "request_timeout_s": 60, "stream_credit": CREDIT}
+    with RunningServer(MODELS, http_workers=1, grpc_processes=0, **limits) as server:
         pid = number(server, "pid")
         slow = Reader(server, "big:1000000")  # nobody reads: not the model's fault
         slow.until(b'"N":1,')
-        assert len(ask(server, "slowly:160")) == 160  # much longer than execute_timeout_s
+        assert len(ask(server, "slowly:90")) == 90  # much longer than execute_timeout_s
         slow.close()
         wait_until(lambda: number(server, "told") == 1, "the model was not told")
         assert number(server, "pid") == pid
@@ -273,7 +273,7 @@ def test_the_watchdog_knows_long_streams_from_stuck_ones() -> None:
 
 def test_a_plain_gthread_run_streams_too() -> None:
     gthread = ("-k", "gthread", "--threads", "4")
-    with RunningServer(MODELS, http_workers=1, gunicorn=gthread) as server:
+    with RunningServer(MODELS, http_workers=1, grpc_processes=0, gunicorn=gthread) as server:
         assert [event["N"] for event in ask(server, "in_thread:500")] == list(range(500))
         assert number(server, "told") == 0
         reader = Reader(server, "slowly:1000000")

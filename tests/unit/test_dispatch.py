@@ -342,8 +342,8 @@ def test_the_queue_is_bounded(tmp_path: Path) -> None:
     ]
     for thread in threads:
         thread.start()
-    peer = rig.dispatcher._peer(entry.instances[0])
-    until(lambda: peer.in_flight == 2, "requests not in flight")
+    peers = rig.dispatcher.peers.by_process
+    until(lambda: [p.in_flight for p in list(peers.values())] == [2], "requests not in flight")
     with pytest.raises(QueueFull):
         run(rig, entry, np.ones(3, np.float32))
     gate.set()

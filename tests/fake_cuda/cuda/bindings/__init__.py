@@ -1,0 +1,1 @@
+"""What tritonclient's module for CUDA shared memory uses."""

@@ -1,0 +1,22 @@
+"""Each function gives a tuple: the status, then its results."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class CUresult(IntEnum):
+    CUDA_SUCCESS = 0
+
+
+def cuGetErrorString(error: CUresult) -> tuple[CUresult, bytes]:
+    return CUresult.CUDA_SUCCESS, b"no error"
+
+
+def cuDeviceGet(ordinal: int) -> tuple[CUresult, int]:
+    return CUresult.CUDA_SUCCESS, ordinal
+
+
+def cuDevicePrimaryCtxGetState(device: int) -> tuple[CUresult, int, int]:
+    """Its flags, and that it is active."""
+    return CUresult.CUDA_SUCCESS, 0, 1

@@ -1,0 +1,25 @@
+"""For tests of the data plane in one process: see `rig.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+ONCE_A_SECOND = (
+    "shmserve.dispatch.dispatcher._MAINTENANCE_S",
+    "shmserve.dispatch.exchange._TICK_S",
+    "shmserve.executor.backends.grps.backend._LOOK_S",
+    "shmserve.executor.loop.WAKE_S",
+    "shmserve.executor.stream_loop.WAKE_S",
+    "shmserve.frontends.grpc.overdue._TICK_S",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _often() -> Iterator[None]:
+    """What is looked at once a second is looked at sooner: tests wait for it to be seen."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ONCE_A_SECOND:
+            patch.setattr(name, 0.1)
+        yield
