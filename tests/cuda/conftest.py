@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shmserve.observe import gpus, nvml
 from tests.cuda import fake
 
 OURS = ("cupy", "fake_devices", "pynvml")
@@ -59,6 +60,8 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
     """
     ctypes.CDLL(str(fake.library(compiled)))  # found again by its name, "libcuda.so.1"
     monkeypatch.syspath_prepend(fake.FOLDER)
+    monkeypatch.setattr(nvml, "_State", type("_State", (), {"module": None, "next_try": 0.0}))
+    monkeypatch.setattr(gpus, "_Cache", type("_Cache", (), {"tokens": (), "until": 0.0}))
     _forget()
     cupy = importlib.import_module("cupy")
     yield cupy
