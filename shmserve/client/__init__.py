@@ -7,7 +7,8 @@
         result = client.infer("digits", {"image": image})
         print(result["label"])
 
-Needs numpy and msgspec, nothing else of the server's. docs/client.md has the details.
+Needs numpy and msgspec, nothing else of the server's; for arrays on a GPU also CuPy, which is
+imported when one is met. docs/client.md has the details.
 """
 
 from shmserve.client.api import Client, connect

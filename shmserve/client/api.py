@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from shmserve.client.control import Control
-from shmserve.client.exchange import Exchange, error_text, signature
+from shmserve.client import gpu
+from shmserve.client.exchange import Exchange, signature
 from shmserve.client.failures import InferenceError
 from shmserve.client.http import Reply, Transport
+from shmserve.client.memories import Memories
 from shmserve.client.memory import Memory
 from shmserve.client.result import Result
 from shmserve.client.sizes import Model, Sizes
 from shmserve.client.tensors import Tensor
-from shmserve.errors import ShmserveError
-from shmserve.protocol.client_messages import SOCKET_NAME
 
 Array = np.ndarray[Any, Any]
 
-CONTROL_VARIABLE = "SHMSERVE_CLIENT_SOCKET"  # the server's setting of the same meaning
-_REPEATS = 3
+_REPEATS = 4
 # With these the request has ended or never begun; after others it may still be running.
 _ENDED = frozenset({500, 501, 503})
 _REFUSED = frozenset({400, 403, 404, 501})
+_HOST, _GPU = "host", "gpu"  # kinds of memory
 
 
 def connect(
@@ -38,6 +38,7 @@ def connect(
     control: str | None = None,
     *,
     max_bytes: int = 1 << 30,
+    max_device_bytes: int = 1 << 30,
     timeout: float = 300.0,
 ) -> Client:
     """Connect to a server.
@@ -47,6 +48,7 @@ def connect(
         control: path of its client socket; "": do without shared memory. Default: the
             environment's SHMSERVE_CLIENT_SOCKET, else beside the HTTP socket.
         max_bytes: shared memory that this client may have at most.
+        max_device_bytes: the same of each GPU, for device arrays.
         timeout: seconds to wait for an answer, where a call says nothing else.
 
     Raises:
@@ -54,7 +56,7 @@ def connect(
             no error: tensors then travel over HTTP, see `Client.shared_memory`.)
         ValueError: `url` is neither.
     """
-    return Client(url, control, max_bytes, timeout)
+    return Client(url, control, max_bytes, max_device_bytes, timeout)
 
 
 class _Call(Struct, frozen=True):
@@ -68,46 +70,81 @@ class _Call(Struct, frozen=True):
     request_id: str
     timeout_s: float
     receipt: bool
+    device: int | None
 
 
 class Client:
     """A connection to one server. Thread-safe; not to be used across a fork."""
 
-    def __init__(self, url: str, control: str | None, max_bytes: int, timeout: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        control: str | None,
+        max_bytes: int,
+        max_device_bytes: int,
+        timeout: float,
+    ) -> None:
         self._pid = os.getpid()
         self._transport = Transport(url, timeout)
-        self._control: Control | None = None
-        self._memory: Memory | None = None
         self._models: dict[tuple[str, str], Model] = {}
-        self._plain: set[str] = set()  # models that take no client memory
+        self._barred: dict[str, set[str]] = {}  # kinds of memory that a model does not take
         self._sizes = Sizes()
         self._transport.request("GET", "/v2/health/live")
-        self._share(control, max_bytes)
+        self._memories = Memories(self._transport, control, max_bytes, max_device_bytes)
 
     @property
     def shared_memory(self) -> bool:
         """Whether tensors go through shared memory; else they travel over HTTP."""
-        return self._memory is not None
+        return self._memories.host is not None
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Array:
+    def device_memory(self, device: int = 0) -> bool:
+        """Whether arrays of a GPU stay there; else they are copied to the host and back.
+
+        Raises:
+            ImportError: CuPy is not installed.
+            ValueError: there is no such GPU.
+        """
+        self._check(device)
+        return self._memories.on(device) is not None
+
+    @overload
+    def empty(self, shape: int | Sequence[int], dtype: Any = ...) -> Array: ...
+
+    @overload
+    def empty(self, shape: int | Sequence[int], dtype: Any = ..., *, device: int | None) -> Any: ...
+
+    def empty(
+        self, shape: int | Sequence[int], dtype: Any = np.float32, *, device: int | None = None
+    ) -> Any:
         """An array to produce an input in; what lies in it is not copied by `infer`.
 
         Its memory is used again when neither it nor a view of it is referenced any more.
         Without shared memory, or room in it, it is an ordinary array.
+
+        Args:
+            shape: dimensions.
+            dtype: of the elements.
+            device: a GPU's ordinal: the array is CuPy's, in the memory of that GPU.
+
+        Raises:
+            ValueError: no such array can lie in shared memory, or there is no such GPU.
+            ImportError: `device` without CuPy.
         """
-        self._check()
+        self._check(device)
         dims = (shape,) if isinstance(shape, int) else tuple(shape)
         kind = np.dtype(dtype)
         if kind.hasobject or kind.itemsize == 0:
             raise ValueError(f"arrays of {kind} cannot lie in shared memory")
-        nbytes = int(np.prod(dims, dtype=object)) * kind.itemsize
-        block = self._memory.acquire(nbytes) if self._memory is not None and nbytes else None
-        if block is None or self._memory is None:
-            return np.empty(dims, kind)
-        array = self._memory.array(block, 0, nbytes)
-        self._memory.release(block)  # the array has a lease of its own
-        shaped: Array = array.view(kind).reshape(dims)
-        return shaped
+        nbytes = math.prod(dims) * kind.itemsize
+        memory = self._memories.on(device)
+        block = memory.acquire(nbytes) if memory is not None and nbytes else None
+        if block is None or memory is None:
+            return np.empty(dims, kind) if device is None else gpu.empty(dims, kind, device)
+        array = memory.array(block, 0, nbytes)
+        memory.release(block)  # the array has a lease of its own
+        if device is not None:  # an earlier user's kernels may still be at work on it
+            gpu.synchronize(device)
+        return array.view(kind).reshape(dims)
 
     def infer(
         self,
@@ -120,40 +157,41 @@ class Client:
         request_id: str = "",
         timeout: float | None = None,
         receipt: bool = False,
+        device: int | None = None,
     ) -> Result:
         """Run a model.
 
         Args:
             model: its name.
-            inputs: arrays by name; elements of BYTES tensors are bytes or strings. They
-                must not change until this returns.
+            inputs: arrays by name, on the host or on GPUs (CuPy's, torch's, any with DLPack or
+                ``__cuda_array_interface__``); elements of BYTES tensors are bytes or strings.
+                They must not change until this returns.
             outputs: names of those that are wanted; default: all.
             parameters: of the request.
             version: of the model; default: the newest.
             request_id: is given back in the result.
             timeout: seconds to wait for the server.
             receipt: have `Result.receipt` tell what was copied.
+            device: a GPU's ordinal: the results are CuPy arrays in its memory (BYTES: numpy's).
 
         Raises:
             InferenceError: the server refused or failed, or did not answer.
-            ValueError: an input is no tensor.
+            ValueError: an input is no tensor, or there is no such GPU.
+            ImportError: a GPU is meant, and CuPy is not installed.
         """
-        self._check()
+        self._check(device)
         tensors = [Tensor(name, value) for name, value in inputs.items()]
         described = self._model(model, version)
         names = tuple(described.outputs) if outputs is None else tuple(outputs)
         call = _Call(
-            model, version, tensors, names, parameters, request_id, timeout or 0.0, receipt
+            model, version, tensors, names, parameters, request_id, timeout or 0.0, receipt, device
         )
         return self._run(call, described)
 
     def close(self) -> None:
         """Unregister all memory and end the connections; results stay readable."""
         ours = os.getpid() == self._pid  # a forked child must not undo its parent's doing
-        if self._memory is not None:
-            self._memory.close(unregister=ours)
-        if self._control is not None:
-            self._control.close()
+        self._memories.close(unregister=ours)
         self._transport.close()
 
     def __del__(self) -> None:
@@ -176,10 +214,15 @@ class Client:
     def _run(self, call: _Call, described: Model) -> Result:
         """Try, and try again where the reason of a refusal was our memory."""
         key, shapes = (call.model, call.version), signature(call.inputs)
-        memory = None if call.model in self._plain else self._memory
+        barred = set(self._barred.get(call.model, ()))
+
+        def memory_of(device: int | None) -> Memory | None:
+            kind = _HOST if device is None else _GPU
+            return self._memories.on(device) if kind not in barred else None
+
         for repeat in range(_REPEATS + 1):
             sizes = self._sizes.expected(key, shapes, described, call.outputs)
-            exchange = Exchange(memory, call.inputs, sizes)
+            exchange = Exchange(memory_of, call.inputs, sizes, call.device)
             try:
                 reply = self._send(exchange, call)
                 if reply.status == 200:
@@ -188,19 +231,25 @@ class Client:
                     return result
             finally:
                 exchange.close()
-            text = error_text(reply)
-            ours = reply.status in _REFUSED and "shared memory" in text and exchange.shared
+            ours = reply.status in _REFUSED and exchange.is_blamed(reply.error)
             if not ours or repeat == _REPEATS:
                 break
-            if "should be at least" in text:  # an output is larger than expected
+            if "should be at least" in reply.error:  # an output is larger than expected
                 self._sizes.mistaken(key, call.outputs)
-            elif repeat or memory is None or not self._found_again(reply, memory):
-                memory = None
-                if "takes no client shared memory" in text:
-                    self._plain.add(call.model)
+            elif repeat or not self._found_again(reply):
+                barred |= self._bar(call.model, exchange, reply.error)
         if 400 <= reply.status < 500:  # perhaps for what we remember of the model
             self._models.pop(key, None)
-        raise InferenceError(reply.status, text)
+        raise InferenceError(reply.status, reply.error)
+
+    def _bar(self, model: str, exchange: Exchange, reason: str) -> set[str]:
+        """Which memory to try without; what the model itself does not take is remembered."""
+        if exchange.on_gpu and "CUDA" in reason:
+            self._barred.setdefault(model, set()).add(_GPU)
+            return {_GPU}
+        if "takes no client shared memory" in reason:
+            self._barred[model] = {_HOST, _GPU}
+        return {_HOST, _GPU}
 
     def _send(self, exchange: Exchange, call: _Call) -> Reply:
         headers, body = exchange.request(call.parameters, call.request_id)
@@ -216,51 +265,25 @@ class Client:
             if not ended:
                 exchange.taint()
 
-    def _found_again(self, reply: Reply, memory: Memory) -> bool:
+    def _found_again(self, reply: Reply) -> bool:
         """After a restart of the server: whether it knows our regions now."""
-        return reply.status == 404 and memory.register_again()
+        return reply.status == 404 and self._memories.register_again()
 
     def _model(self, model: str, version: str) -> Model:
         found = self._models.get((model, version))
         if found is None:
             reply = self._transport.request("GET", _path(model, version))
             if reply.status != 200:
-                raise InferenceError(reply.status, error_text(reply))
+                raise InferenceError(reply.status, reply.error)
             found = Model.of(msgspec.json.decode(reply.body.data))
             self._models[model, version] = found
         return found
 
-    def _share(self, control: str | None, max_bytes: int) -> None:
-        """Use shared memory if the server we talk to over HTTP sees what we register."""
-        path = _control_path(self._transport.unix_path) if control is None else control
-        if not path:
-            return
-        try:
-            self._control = Control(path)
-        except ShmserveError:
-            return
-        memory = Memory(self._control, max_bytes)
-        block = memory.acquire(1)
-        if block is not None:
-            memory.release(block)
-            with contextlib.suppress(InferenceError):
-                status = f"/v2/systemsharedmemory/region/{block.name}/status"
-                if self._transport.request("GET", status).status == 200:
-                    self._memory = memory
-                    return
-        memory.close()
-        self._control.close()
-
-    def _check(self) -> None:
+    def _check(self, device: int | None = None) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("a client cannot be used across a fork: connect in the child")
-
-
-def _control_path(unix_path: str) -> str:
-    named = os.environ.get(CONTROL_VARIABLE, "")
-    if named or not unix_path:
-        return named
-    return os.path.join(os.path.dirname(unix_path), SOCKET_NAME)
+        if device is not None:
+            gpu.check(device)
 
 
 def _path(model: str, version: str) -> str:

@@ -10,6 +10,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -25,6 +26,14 @@ class Reply(Struct, frozen=True):
     status: int
     headers: dict[str, str]
     body: Array
+
+    @property
+    def error(self) -> str:
+        """What an error response says."""
+        try:
+            return str(msgspec.json.decode(self.body.data)["error"])
+        except (msgspec.DecodeError, KeyError, TypeError):
+            return f"the server answered with status {self.status}"
 
 
 class Transport:

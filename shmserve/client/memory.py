@@ -1,16 +1,16 @@
-"""The client's shared memory: blocks, each one sealed memfd that the server knows as a region.
+"""A client's memory that the server can open too: a pool of blocks, each one a region.
 
-A block is leased by the arrays that lie in it and by the request that uses it. It is used
-again only when nobody holds it any more, and never if the server may still write to it
-(`taint`: a request that nobody waited for to the end). Invariant
-(tests/property/test_client_memory.py): two live leases never share a block unasked.
+What a block is, memory of the host or of a GPU, is its `Kind`'s business. A block is leased
+by the arrays that lie in it and by the request that uses it. It is used again only when
+nobody holds it any more, and never if the server may still write to it (`taint`: a request
+that nobody waited for to the end). Invariant (tests/property/test_client_memory.py): two
+live leases never share a block unasked.
 """
 
 from __future__ import annotations
 
 import bisect
-import fcntl
-import mmap
+import contextlib
 import os
 import secrets
 import threading
@@ -19,57 +19,57 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-import numpy as np
-
 from shmserve.errors import ResourceExhausted, ShmserveError
-
-Array = np.ndarray[Any, Any]
 
 _SMALLEST = 16 * 1024
 _MAX_BLOCKS = 256  # a server's default lets a user have 1024 regions
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Registers(Protocol):
-    """What this needs of `control.Control`."""
+class Block(Protocol):
+    """Memory of this process, from `address` on. `leases` and `tainted` are the pool's."""
 
-    def register(self, name: str, byte_size: int, fd: int) -> None: ...
+    name: str
+    size: int
+    address: int
+    leases: int
+    tainted: bool
 
-    def unregister(self, names: list[str]) -> None: ...
+    def register(self) -> None:
+        """Have the server know it as the region `name`; again is no error.
 
+        Raises:
+            ShmserveError: it was refused, or nobody is there.
+        """
 
-class Block:
-    """One memfd, mapped. `leases` is the pool's."""
-
-    def __init__(self, name: str, size: int) -> None:
-        self.name = name
-        self.size = size
-        self.leases = 0
-        self.tainted = False
-        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.posix_fallocate(self.fd, 0, size)  # out of memory: here, and as an error
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-            self._mapping = mmap.mmap(self.fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        except BaseException:
-            os.close(self.fd)
-            raise
-        self.address: int = self.window(0, size).__array_interface__["data"][0]
-
-    def window(self, offset: int, nbytes: int) -> Array:
-        """A window; the mapping lives as long as any array in it."""
-        return np.frombuffer(self._mapping, np.uint8, nbytes, offset)
+    def window(self, offset: int, nbytes: int) -> tuple[Any, object]:
+        """A part of it as an array of bytes, and what lives as long as that array or any
+        view of it. The memory lives as long, too."""
 
     def close(self) -> None:
-        """Give up the descriptor; the memory goes with its last mapping anywhere."""
-        os.close(self.fd)
+        """Let go of it; the memory goes with the last array in it."""
+
+
+class Kind(Protocol):
+    """What blocks of one pool have in common."""
+
+    def size_of(self, nbytes: int) -> int:
+        """The size of block for so many bytes."""
+
+    def make(self, name: str, size: int) -> Block:
+        """A new one. Raises OSError where there is no such memory."""
+
+    def unregister(self, names: list[str]) -> None:
+        """Have the server forget regions; raises as `Block.register`."""
+
+    def address_of(self, array: Any) -> int:
+        """Where an array begins that is known to be of this kind of memory."""
 
 
 class Memory:
     """All blocks of one client. Thread-safe."""
 
-    def __init__(self, control: Registers, max_bytes: int) -> None:
-        self._control = control
+    def __init__(self, kind: Kind, max_bytes: int) -> None:
+        self._kind = kind
         self._max_bytes = max_bytes
         self._prefix = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._lock = threading.Lock()
@@ -85,7 +85,7 @@ class Memory:
 
     def acquire(self, nbytes: int) -> Block | None:
         """A block of at least `nbytes`, leased once; None: there is no room, or no server."""
-        size = size_class(nbytes)
+        size = self._kind.size_of(nbytes)
         with self._lock:
             self._settle()
             if self._closed:
@@ -100,12 +100,12 @@ class Memory:
         """End a lease. Any thread, any moment."""
         self._let_go.append(block)
 
-    def array(self, block: Block, offset: int, nbytes: int) -> Array:
+    def array(self, block: Block, offset: int, nbytes: int) -> Any:
         """Bytes that hold a lease of their own for as long as they, or views, are referenced."""
-        array = block.window(offset, nbytes)
+        array, alive = block.window(offset, nbytes)
         with self._lock:
             block.leases += 1
-        weakref.finalize(array, self._let_go.append, block).atexit = False
+        weakref.finalize(alive, self._let_go.append, block).atexit = False
         return array
 
     def taint(self, blocks: Iterable[Block]) -> None:
@@ -113,11 +113,11 @@ class Memory:
         for block in blocks:
             block.tainted = True
 
-    def find(self, array: Array) -> tuple[Block, int] | None:
+    def find(self, array: Any) -> tuple[Block, int] | None:
         """The block that an array lies in as a whole, and where; None: elsewhere."""
         if not array.flags.c_contiguous or not array.nbytes:
             return None
-        address: int = array.__array_interface__["data"][0]
+        address = self._kind.address_of(array)
         with self._lock:
             at = bisect.bisect_right(self._addresses, address) - 1
             block = self._blocks[self._addresses[at]] if at >= 0 else None
@@ -133,7 +133,7 @@ class Memory:
             self._settle()
             try:
                 for block in self._blocks.values():
-                    self._control.register(block.name, block.size, block.fd)
+                    block.register()
             except ShmserveError:
                 return False
         return True
@@ -144,10 +144,7 @@ class Memory:
             if self._closed:
                 return
             self._closed = True
-            blocks = list(self._blocks.values())
-            self._forget(blocks)
-            if unregister:
-                self._unregister(blocks)
+            self._discard(list(self._blocks.values()), unregister)
 
     # -------------------------------------------------------------------- inside
 
@@ -156,7 +153,7 @@ class Memory:
             return None
         self._count += 1
         try:
-            block = Block(f"{self._prefix}-{self._count}", size)
+            block = self._kind.make(f"{self._prefix}-{self._count}", size)
         except OSError:
             return None
         try:
@@ -171,11 +168,11 @@ class Memory:
 
     def _register(self, block: Block) -> None:
         try:
-            self._control.register(block.name, block.size, block.fd)
+            block.register()
         except ResourceExhausted:  # of a quota that our own unused blocks may count towards
             if not self._evict(self.total_bytes):
                 raise
-            self._control.register(block.name, block.size, block.fd)
+            block.register()
 
     def _make_room(self, size: int) -> bool:
         if self.total_bytes + size > self._max_bytes:
@@ -192,8 +189,7 @@ class Memory:
             while free and freed < nbytes:
                 gone.append(free.pop(0))
                 freed += gone[-1].size
-        self._forget(gone)
-        self._unregister(gone)
+        self._discard(gone)
         return freed
 
     def _settle(self) -> None:
@@ -208,23 +204,19 @@ class Memory:
                 gone.append(block)
             else:
                 self._free.setdefault(block.size, []).append(block)
-        self._forget(gone)
-        self._unregister(gone)
+        self._discard(gone)
 
-    def _forget(self, blocks: list[Block]) -> None:
+    def _discard(self, blocks: list[Block], unregister: bool = True) -> None:
+        """Give these up. First of all at the server, which has them open."""
         for block in blocks:
             del self._blocks[block.address]
             self._addresses.remove(block.address)
             self.total_bytes -= block.size
+        if blocks and unregister:
+            with contextlib.suppress(ShmserveError):  # then it is gone, or this process soon is
+                self._kind.unregister([block.name for block in blocks])
+        for block in blocks:
             block.close()
-
-    def _unregister(self, blocks: list[Block]) -> None:
-        if not blocks:
-            return
-        try:
-            self._control.unregister([block.name for block in blocks])
-        except ShmserveError:
-            return  # the server is gone, and its regions with it, or this process soon is
 
 
 def size_class(nbytes: int) -> int:

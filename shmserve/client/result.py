@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 
-Array = np.ndarray[Any, Any]
-
-
-class Result(Mapping[str, Array]):
-    """Output arrays by name. They may be written to, and stay valid while referenced.
+class Result(Mapping[str, Any]):
+    """Output arrays by name, numpy's or, where a GPU was asked for, CuPy's. They may be written
+    to, and stay valid while referenced.
 
     Attributes:
         model: the model's name.
@@ -23,7 +20,7 @@ class Result(Mapping[str, Array]):
 
     def __init__(
         self,
-        arrays: dict[str, Array],
+        arrays: dict[str, Any],
         document: dict[str, Any],
         receipt: dict[str, Any] | None,
     ) -> None:
@@ -34,7 +31,7 @@ class Result(Mapping[str, Array]):
         self.parameters: dict[str, Any] = document.get("parameters") or {}
         self.receipt = receipt
 
-    def __getitem__(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> Any:
         return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:

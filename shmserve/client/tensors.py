@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from shmserve.client import gpu
 from shmserve.errors import ShmserveError
 from shmserve.tensor import bytes_codec
 
@@ -25,38 +26,57 @@ _BY_DTYPE = {dtype: name for name, dtype in _BY_NAME.items()}
 
 
 class Tensor:
-    """An array on its way: `payload` has the bytes of BYTES elements, else the array has."""
+    """An array on its way: `payload` has the bytes of BYTES elements, else `array` has, which
+    is numpy's, or CuPy's on the GPU `device`."""
 
-    __slots__ = ("array", "datatype", "name", "nbytes", "payload", "shape")
+    __slots__ = ("array", "datatype", "device", "name", "nbytes", "payload", "shape")
 
     def __init__(self, name: str, value: Any) -> None:
-        """Raises ValueError for what is no tensor."""
-        array = np.asarray(value)
+        """Raises ValueError for what is no tensor, ImportError for a GPU's without CuPy."""
+        array, device = _array(name, value)
         self.name = name
         self.datatype = datatype_of(array.dtype, name)
-        self.shape = array.shape
+        self.shape: tuple[int, ...] = array.shape
         self.payload: bytes | None = None
         if self.datatype == BYTES:
             self.payload = _encoded(array, name)
         self.array = array
-        self.nbytes = array.nbytes if self.payload is None else len(self.payload)
+        self.device = device
+        self.nbytes: int = array.nbytes if self.payload is None else len(self.payload)
 
     @property
     def signature(self) -> tuple[str, str, tuple[int, ...]]:
         return self.name, self.datatype, self.shape
 
-    def write(self, target: Array) -> None:
-        """Copy the bytes to memory of exactly their size."""
+    def write(self, target: Any) -> None:
+        """Copy the bytes to memory of exactly their size, of the host or, if they lie there
+        (then `gpu.synchronize` tells when it is done), of their GPU."""
         if self.payload is not None:
             target[:] = np.frombuffer(self.payload, np.uint8)
-        else:
+        elif self.device is None:
             np.copyto(target.view(self.array.dtype).reshape(self.shape), self.array)
+        elif isinstance(target, np.ndarray):
+            gpu.to_host(self.array, target)
+        else:
+            gpu.copy(self.array, target)
 
     def data(self) -> memoryview:
         """The bytes, for a body."""
         if self.payload is not None:
             return memoryview(self.payload)
-        return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
+        array = self.array if self.device is None else gpu.to_host(self.array)
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _array(name: str, value: Any) -> tuple[Any, int | None]:
+    """As an array, and the GPU it is on."""
+    if not gpu.is_on_gpu(value):
+        return np.asarray(value), None
+    try:
+        array = gpu.as_cupy(value)
+    except ValueError as ex:
+        raise ValueError(f"input '{name}': {ex}") from None
+    return array, int(array.device.id)
 
 
 def datatype_of(dtype: np.dtype[Any], name: str) -> str:
@@ -96,8 +116,8 @@ def nbytes_of(datatype: str, shape: tuple[int, ...]) -> int | None:
     return math.prod(shape) * (2 if datatype == "BF16" else _BY_NAME[datatype].itemsize)
 
 
-def from_bytes(data: Array, datatype: str, shape: tuple[int, ...], name: str, model: str) -> Array:
-    """The array that bytes hold: a view of them, except for BYTES elements.
+def from_bytes(data: Any, datatype: str, shape: tuple[int, ...], name: str, model: str) -> Any:
+    """The array, of either kind, that bytes hold: a view of them, except for BYTES elements.
 
     Raises:
         ValueError: they do not fit the shape.

@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from shmserve.client import Client, api
 from shmserve.observe import gpus, nvml
+from shmserve.testing.server import RunningServer
 from tests.cuda import fake
+from tests.cuda.stub_server import StubServer, connected
 
+MODELS = Path(__file__).parent / "models"
 OURS = ("cupy", "fake_devices", "pynvml")
 
 
@@ -75,3 +79,37 @@ def cupy(request: pytest.FixtureRequest) -> Any:
     if request.config.getoption("--real-cuda"):
         return importlib.import_module("cupy")
     return request.getfixturevalue("fake_cupy")
+
+
+@pytest.fixture(scope="session")
+def gpu_server(
+    cuda_environment: dict[str, str], request: pytest.FixtureRequest
+) -> Iterator[RunningServer]:
+    """A server with models on GPUs, shared by tests that do not hurt it."""
+    models = sorted(folder.name for folder in MODELS.iterdir())
+    if request.config.getoption("--real-cuda"):  # there may be one device only
+        models.remove("plus_one_far")
+    with RunningServer(
+        MODELS,
+        cuda_environment,
+        http_workers=1,
+        model_control="explicit",
+        load_models=",".join(models),
+    ) as server:
+        yield server
+    assert server.leaks() == []
+
+
+@pytest.fixture
+def stub(fake_cupy: Any, monkeypatch: pytest.MonkeyPatch) -> StubServer:
+    """A server that the clients of the test's own process find."""
+    server = StubServer(fake_cupy)
+    monkeypatch.setattr(api, "Transport", lambda *_: server)
+    return server
+
+
+@pytest.fixture
+def stub_client(stub: StubServer) -> Iterator[Client]:
+    with connected() as client:
+        yield client
+    assert stub.regions == {}

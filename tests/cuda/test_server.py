@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from shmserve.testing.server import RunningServer, wait_until
+from tests.cuda.conftest import MODELS
 
-MODELS = Path(__file__).parent / "models"
 EXPORTER = Path(__file__).parent / "exporter.py"
 TRITON_CLIENT = Path(__file__).parent / "triton_client.py"
 COUNT = 50_000
@@ -23,21 +23,8 @@ NBYTES = 4 * COUNT
 
 
 @pytest.fixture(scope="module")
-def server(
-    cuda_environment: dict[str, str], request: pytest.FixtureRequest
-) -> Iterator[RunningServer]:
-    models = sorted(folder.name for folder in MODELS.iterdir())
-    if request.config.getoption("--real-cuda"):  # there may be one device only
-        models.remove("plus_one_far")
-    with RunningServer(
-        MODELS,
-        cuda_environment,
-        http_workers=1,
-        model_control="explicit",
-        load_models=",".join(models),
-    ) as running:
-        yield running
-    assert running.leaks() == []
+def server(gpu_server: RunningServer) -> RunningServer:
+    return gpu_server
 
 
 def environment(server: RunningServer) -> dict[str, str]:

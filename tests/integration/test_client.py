@@ -49,8 +49,8 @@ def test_nothing_is_copied(server: RunningServer, mib: float) -> None:
         assert result.receipt["copied_bytes"] == NOTHING
         rows = regions_of(server)
         assert all(row["sealed"] for row in rows)
-        assert client._memory is not None
-        assert client._memory.find(result["OUTPUT0"]) is not None
+        assert client._memories.host is not None
+        assert client._memories.host.find(result["OUTPUT0"]) is not None
         again = client.infer("identity", {"INPUT0": result["OUTPUT0"][16:]}, receipt=True)
         assert np.array_equal(again["OUTPUT0"], x[16:])
     assert regions_of(server) == []
@@ -311,10 +311,9 @@ def test_not_across_a_fork(server: RunningServer, monkeypatch: pytest.MonkeyPatc
         client.close()
         monkeypatch.undo()
         assert regions_of(server) == before, "a child does not undo its parent's doing"
-        assert client._control is not None
     with shmserve.client.connect(f"unix:{server.unix_path}") as other:
-        assert other._control is not None
-        other._control.unregister([row["region"] for row in before])
+        assert other._memories._control is not None
+        other._memories._control.unregister([row["region"] for row in before])
 
 
 def test_switched_off() -> None:
@@ -335,7 +334,7 @@ def test_a_model_that_takes_no_client_memory(tmp_path: Path) -> None:
         x = np.ones(5000, np.float32)
         for _ in range(3):
             assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
-        assert client._plain == {"echo"}
+        assert client._barred == {"echo": {"host", "gpu"}}
 
 
 def test_copy_mode_maps_what_is_sealed() -> None:

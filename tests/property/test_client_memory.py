@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shmserve.client.host_blocks import HostBlocks
 from shmserve.client.memory import Memory, size_class
 from shmserve.errors import ResourceExhausted, Unavailable
 
@@ -47,8 +50,15 @@ steps = st.lists(
 @given(steps)
 def test_what_is_referenced_stays_what_it_was(steps: list[tuple[str, int]]) -> None:
     server = FakeServer()
-    memory = Memory(server, LIMIT)
-    live: list[tuple[np.ndarray, int]] = []
+    check(Memory(HostBlocks(server), LIMIT), server.regions, steps, LIMIT)
+
+
+def check(
+    memory: Memory, regions: Mapping[str, int], steps: list[tuple[str, int]], limit: int
+) -> None:
+    """Take steps and look at everything after each. `regions`: what the server knows, with
+    bytes."""
+    live: list[tuple[Any, int]] = []
     for count, (what, number) in enumerate(steps):
         if what == "make":
             nbytes = number + 1
@@ -69,19 +79,25 @@ def test_what_is_referenced_stays_what_it_was(steps: list[tuple[str, int]]) -> N
             else:
                 del live[number % len(live)]
             del array
-        assert all((kept.view(np.uint8) == value).all() for kept, value in live)
-        assert memory.total_bytes <= LIMIT
-        assert sum(server.regions.values()) == memory.total_bytes
+        assert all(holds(kept, value) for kept, value in live)
+        assert memory.total_bytes <= limit
+        assert sum(regions.values()) == memory.total_bytes
     addresses = {found[0].address for kept, _ in live if (found := memory.find(kept))}
     assert len(addresses) == sum(1 for kept, _ in live if kept.nbytes)
     memory.close()
-    assert not server.regions
-    assert all((kept.view(np.uint8) == value).all() for kept, value in live)
+    assert not regions
+    assert all(holds(kept, value) for kept, value in live)
+
+
+def holds(array: Any, value: int) -> bool:
+    """Whether an array, numpy's or CuPy's, is full of one value."""
+    host = array if isinstance(array, np.ndarray) else array.get()
+    return bool((host.view(np.uint8) == value).all())
 
 
 def test_memory_is_used_again() -> None:
     server = FakeServer()
-    memory = Memory(server, LIMIT)
+    memory = Memory(HostBlocks(server), LIMIT)
     seen = set()
     for _ in range(5):
         block = memory.acquire(20_000)
@@ -97,7 +113,7 @@ def test_memory_is_used_again() -> None:
 
 def test_what_the_server_may_still_write_to_is_given_up() -> None:
     server = FakeServer()
-    memory = Memory(server, LIMIT)
+    memory = Memory(HostBlocks(server), LIMIT)
     block = memory.acquire(10)
     assert block is not None
     memory.taint([block])
@@ -111,7 +127,7 @@ def test_what_the_server_may_still_write_to_is_given_up() -> None:
 
 def test_unused_blocks_make_room_for_others() -> None:
     server = FakeServer()
-    memory = Memory(server, 100 * 1024)
+    memory = Memory(HostBlocks(server), 100 * 1024)
     first = memory.acquire(64 * 1024)
     assert first is not None
     assert memory.acquire(64 * 1024) is None, "there is no room for two"
@@ -125,7 +141,7 @@ def test_unused_blocks_make_room_for_others() -> None:
 
 def test_quota_of_the_server() -> None:
     server = FakeServer(quota=1)
-    memory = Memory(server, LIMIT)
+    memory = Memory(HostBlocks(server), LIMIT)
     first = memory.acquire(1)
     assert first is not None
     assert memory.acquire(1) is None
@@ -145,7 +161,7 @@ def test_size_classes_waste_at_most_a_quarter(nbytes: int) -> None:
 
 
 def test_blocks_cannot_change_their_size() -> None:
-    memory = Memory(FakeServer(), LIMIT)
+    memory = Memory(HostBlocks(FakeServer()), LIMIT)
     block = memory.acquire(1)
     assert block is not None
     for size in (0, 1 << 20):

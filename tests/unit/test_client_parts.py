@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shmserve.client import tensors
+from shmserve.client import gpu, tensors
 from shmserve.client.http import Transport
 from shmserve.client.sizes import Model, Sizes
 from shmserve.client.tensors import Tensor
@@ -31,8 +31,9 @@ def test_needs_numpy_and_msgspec_only() -> None:
                     raise ModuleNotFoundError(name)
         sys.meta_path.insert(0, Missing())
         import shmserve.client
-        from shmserve.client.tensors import dtype_of
+        from shmserve.client.tensors import Tensor, dtype_of
         assert dtype_of("BF16") == "uint16"
+        assert Tensor("x", [1.5]).device is None
         top = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
         import json
         print(json.dumps(sorted(n for n in top if not n.startswith("_"))))
@@ -44,6 +45,24 @@ def test_needs_numpy_and_msgspec_only() -> None:
     # msgspec looks for typing_extensions, without needing it.
     allowed = {"msgspec", "numpy", "shmserve", "typing_extensions"}
     assert set(json.loads(done.stdout)) <= allowed
+
+
+class OnAGpu:
+    """What any library's array on a GPU has."""
+
+    def __dlpack__(self, **_: object) -> object:
+        raise AssertionError
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+def test_a_gpu_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ImportError, match=r"shmserve\[gpu\]"):
+        Tensor("x", OnAGpu())
+    with pytest.raises(ImportError, match=r"shmserve\[gpu\]"):
+        gpu.check(0)
 
 
 @pytest.mark.parametrize("datatype", [d for d in DATATYPES.values() if d.itemsize])
