@@ -159,6 +159,8 @@ class Runner:
             result = _failed(ex)
         except ShmserveError as ex:
             result = _failed(ex)
+        except Exception as ex:  # an array that cannot be handled is its model's mistake
+            result = _failed(what_failed(ex))
         # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
         failed = self._devices.settle()
         if failed is not None and not result.error_code:

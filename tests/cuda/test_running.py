@@ -327,6 +327,13 @@ def test_too_large_for_the_device(
     assert not one.devices.lost
 
 
+def test_what_cannot_be_placed_fails_its_request_alone(bench: Callable[..., Bench]) -> None:
+    one = bench(lambda request: answered(object()), None)
+    for _ in range(2):
+        answer = one.run(one.message(one.slot(NUMBERS)))
+        assert answer.error_code == Code.INTERNAL
+
+
 @pytest.mark.parametrize("ordinal", [0, None], ids=["gpu", "cpu"])
 def test_outputs_lie_on_one_device(bench: Callable[..., Bench], ordinal: int | None) -> None:
     """The instance's; of one on the CPU, whose model uses GPUs by itself, that of its first."""
