@@ -104,6 +104,18 @@ def test_read_only_memory_is_pinned_once_where_that_is_permitted(
     assert not device.cupy._fake.pinned
 
 
+def test_memory_is_unpinned_when_its_copies_are_over(cupy: Any, shared: int) -> None:
+    mappings = Mappings()
+    device = Device(0, mappings)
+    mapping = Mapping(shared, SIZE)
+    mappings.mapped(mapping.address, SIZE, writable=False)
+    view = np.frombuffer(mapping.view, np.float32)
+    array, event = device.bring(view)
+    mappings.unmapping(mapping.address)
+    device.await_copy(event)
+    assert np.array_equal(array.get(), view)
+
+
 def test_small_copies_pin_nothing(device: Device, shared: int) -> None:
     mappings = Mappings()
     device = Device(0, mappings)

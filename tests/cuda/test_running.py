@@ -286,6 +286,26 @@ def test_a_next_request_that_never_comes_costs_nothing(bench: Callable[..., Benc
     assert one.devices.open().cupy.get_default_memory_pool().used_bytes() == 0
 
 
+@pytest.mark.fake_cuda
+@pytest.mark.parametrize("end", ["dropped", "refused"])
+def test_what_is_brought_in_vain_has_arrived_when_it_is_given_up(
+    end: str, bench: Callable[..., Bench]
+) -> None:
+    """Whose memory it comes from may then do with that what he likes."""
+    one = bench(add_one)
+    queues = one.devices.open().cupy._queues
+    if end == "dropped":
+        one.following = (one.frontend, one.message(one.slot(NUMBERS * 2)))
+        one.runner._inputs(one.frontend, one.message(one.slot(NUMBERS)))
+        one.runner.let_go()
+    else:
+        one.desk.add(9, b"x" * 64)
+        assert one.run(one.message(one.slot(NUMBERS), RegionRef(9, 0, NBYTES))).error_code
+    assert not any(queue.operations for queue in queues._queues.values())
+    gc.collect()
+    assert one.devices.open().cupy.get_default_memory_pool().used_bytes() == 0
+
+
 def test_what_is_wrong_with_the_next_request_is_its_own_affair(
     bench: Callable[..., Bench],
 ) -> None:
