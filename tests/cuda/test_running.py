@@ -25,7 +25,7 @@ from shmserve.protocol.data_messages import (
     RegionRef,
     WireTensor,
 )
-from shmserve.protocol.region_messages import RegionGiven
+from shmserve.protocol.region_messages import RegionGiven, RegionsClosed
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.peer_segments import PeerSegments
@@ -42,13 +42,15 @@ class Desk:
 
     def __init__(self) -> None:
         self.regions: dict[int, Region] = {}
+        self.gone = False  # it has been unregistered when an executor asks for it
+        self.sent: list[object] = []
 
     def ask(self, make: Callable[[int, bool], Any], timeout_s: float) -> tuple[Any, list[int]]:
         question = make(1, False)
-        return RegionGiven(1, self.regions[question.number]), []
+        return RegionGiven(1, self.regions[question.number], self.gone), []
 
     def send(self, message: object) -> None:
-        raise AssertionError(message)
+        self.sent.append(message)
 
     def add(self, number: int, handle: bytes, device: int = 0, nbytes: int = NBYTES) -> None:
         self.regions[number] = Region(
@@ -208,6 +210,24 @@ def test_a_model_that_writes_into_its_inputs_is_given_a_copy(
         one.runner._regions.clear()
 
 
+def test_it_is_told_when_memory_of_a_region_that_is_no_more_is_closed(
+    bench: Callable[..., Bench], cuda_environment: dict[str, str]
+) -> None:
+    one = bench(add_one)
+    regions = one.runner._regions
+    with exported(cuda_environment) as (handle, _):
+        one.desk.add(1, handle)
+        one.run(one.message(WireTensor("IN", "FP32", (COUNT,), region())))
+        assert one.desk.sent == []
+        regions.forget([1])
+        assert one.desk.sent == [RegionsClosed((1,))]
+        one.desk.add(2, handle)
+        one.desk.gone = True  # so it serves this request alone
+        one.run(one.message(WireTensor("IN", "FP32", (COUNT,), RegionRef(2, 0, NBYTES))))
+        regions.tell_closed()
+        assert one.desk.sent[1:] == [RegionsClosed((2,))]
+
+
 def test_a_model_on_the_host_is_given_copies(
     bench: Callable[..., Bench], cuda_environment: dict[str, str]
 ) -> None:
@@ -315,6 +335,7 @@ def test_what_is_wrong_with_the_next_request_is_its_own_affair(
     one.desk.add(9, b"x" * 64)
     one.following = (one.frontend, bad)
     assert np.array_equal(one.result(one.run(good)), NUMBERS + 1)
+    assert one.desk.sent == [RegionsClosed((9,))]  # whoever unregisters it need not wait
     answer = one.run(bad)
     assert answer.error_code == Code.INVALID_ARGUMENT
     assert "'r9' cannot be opened" in answer.error
