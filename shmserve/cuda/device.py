@@ -160,7 +160,7 @@ class Device:
     def take_out(self, array: Any, target: Array) -> None:
         """Start to copy a device array to row-major host memory of the same size."""
         with self.working():
-            array = self._finished(array)
+            array = self.cupy.ascontiguousarray(array)
             if array.nbytes:
                 address = target.__array_interface__["data"][0]
                 self.pins.pin(address, array.nbytes)
@@ -176,24 +176,15 @@ class Device:
                 self._from_host(source, target, _DEFAULT_STREAM)
 
     def move(self, source: Any, target: Any) -> None:
-        """Start to copy a device array to a row-major one of the same size, on any devices."""
+        """Start to copy a device array to a row-major one of the same size; either may be opened
+        memory of another device, which is reached from this one."""
         with self.working():
-            source = self._finished(source)
+            source = self.cupy.ascontiguousarray(source)
             if source.nbytes:
-                self._runtime.memcpyPeerAsync(
-                    target.data.ptr, target.device.id, source.data.ptr, source.device.id,
-                    source.nbytes, _DEFAULT_STREAM,
+                self._runtime.memcpyAsync(
+                    target.data.ptr, source.data.ptr, source.nbytes,
+                    self._runtime.memcpyDeviceToDevice, _DEFAULT_STREAM,
                 )  # fmt: skip
-
-    def _finished(self, array: Any) -> Any:
-        """It in row-major form. A copy waits for this device's default stream alone, so one of
-        another device, where a model may have computed, is waited for here."""
-        if array.device.id == self.ordinal:
-            return self.cupy.ascontiguousarray(array)
-        with array.device:
-            array = self.cupy.ascontiguousarray(array)
-            self._runtime.deviceSynchronize()
-        return array
 
     def _from_host(self, source: Array, target: Any, stream: int) -> None:
         address = source.__array_interface__["data"][0]

@@ -301,6 +301,9 @@ def test_memory_of_another_device(
         opened.device.move(opened.array(RegionRef(7, 0, 16), (4,), near.dtype), near)
         opened.device.synchronize()
         assert near.get().tolist() == [0, 1, 2, 3]
+        host = np.frombuffer(opened.to_host(RegionRef(7, 4, 12)), np.float32)
+        assert host.tolist() == [1, 2, 3]
+        assert opened.device.cupy._fake.contexts == {0}  # it is reached from there
 
 
 def test_windows_are_checked_against_the_region(
