@@ -47,27 +47,24 @@ class Placement:
         by_name = {output.name: output for output in response.outputs}
         self.copied_out += response.copied
         places = self._request.places
-        for name in self._request.requested:
-            if name in by_name:
-                self._check_device(by_name[name])
+        for output in response.outputs:
+            if is_on_device(output.array) and output.name in self._request.requested:
+                self._check_device(output)
         # Sizes first: where one output does not fit, no client's memory is written at all.
         sizes = {name: places[name].size_of(by_name[name]) for name in places if name in by_name}
         for name in self._request.requested:
-            output = by_name.get(name)
-            if output is None:
+            if name not in by_name:
                 continue
             if name in sizes:
-                self.tensors.append(places[name].put(output, sizes[name]))
+                self.tensors.append(places[name].put(by_name[name], sizes[name]))
                 self.copied_out += places[name].copied
                 self.moved += places[name].moved
             else:
-                self.tensors.append(self._place(output))
+                self.tensors.append(self._place(by_name[name]))
 
     def _check_device(self, output: Output) -> None:
         """What is waited for before the answer is one device: the instance's. One on the CPU,
         whose model computes on a GPU by itself, has that of the first such output."""
-        if not is_on_device(output.array):
-            return
         found = output.array.device.id
         ordinal = self._request.devices.open(found).ordinal
         if found != ordinal:
