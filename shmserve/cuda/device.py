@@ -163,11 +163,11 @@ class Device:
             array = self.cupy.ascontiguousarray(array)
             if array.nbytes:
                 address = target.__array_interface__["data"][0]
-                self.pins.pin(address, array.nbytes)
-                self._runtime.memcpyAsync(
-                    address, array.data.ptr, array.nbytes, self._runtime.memcpyDeviceToHost,
-                    _DEFAULT_STREAM,
-                )  # fmt: skip
+                kind = self._runtime.memcpyDeviceToHost
+                with self.pins.pinned(address, array.nbytes):
+                    self._runtime.memcpyAsync(
+                        address, array.data.ptr, array.nbytes, kind, _DEFAULT_STREAM
+                    )
 
     def put_in(self, source: Array, target: Any) -> None:
         """Start to copy a row-major host array to a device array of the same size."""
@@ -188,6 +188,6 @@ class Device:
 
     def _from_host(self, source: Array, target: Any, stream: int) -> None:
         address = source.__array_interface__["data"][0]
-        self.pins.pin(address, source.nbytes)
         kind = self._runtime.memcpyHostToDevice
-        self._runtime.memcpyAsync(target.data.ptr, address, source.nbytes, kind, stream)
+        with self.pins.pinned(address, source.nbytes):
+            self._runtime.memcpyAsync(target.data.ptr, address, source.nbytes, kind, stream)

@@ -6,9 +6,11 @@ is what happens where registering is not permitted, and it is told once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from shmserve.cuda.runtime import text_of
@@ -57,38 +59,57 @@ class Pins:
         self._mappings = mappings
         self._read_only = read_only
         self._lock = threading.Lock()
-        self._pinned: set[int] = set()
+        self._pinned: dict[int, float] = {}  # by address, when a copy was last begun
         self._refused: set[bool] = set()  # kinds (writable or not) that the driver does not take
         self.nbytes = 0
         mappings.listen(self._unpin)
 
-    def pin(self, address: int, nbytes: int) -> bool:
-        """Register the mapping that these bytes lie in; whether it is registered."""
+    @contextlib.contextmanager
+    def pinned(self, address: int, nbytes: int) -> Iterator[None]:
+        """Begin a copy from or to these bytes in here: the mapping that they lie in stays
+        registered, if it can be, until the copy is over."""
+        with self._lock:
+            if self._pin(address, nbytes):
+                yield
+                return
+        yield
+
+    def trim(self, idle_s: float) -> None:
+        """Let go of mappings of peers that were not copied from for so long. What a peer frees
+        is the system's again once nobody has it pinned, and that it was freed is told with the
+        next request only."""
+        before = time.monotonic() - idle_s
+        with self._lock:
+            pinned = list(self._pinned.items())
+        for address, used in pinned:
+            mapped = self._mappings.find(address, 1) if used <= before else None
+            if mapped is not None and not mapped.writable:
+                self._unpin(mapped)
+
+    def _pin(self, address: int, nbytes: int) -> bool:
         if nbytes < _WORTH_IT:
             return False
-        with self._lock:
-            found = self._mappings.find(address, nbytes)
-            if found is None:
+        found = self._mappings.find(address, nbytes)
+        if found is None:
+            return False
+        if found.address not in self._pinned:
+            if found.writable in self._refused or not self._register(found):
                 return False
-            if found.address not in self._pinned:
-                if found.writable in self._refused or not self._register(found):
-                    return False
-                self._pinned.add(found.address)
-                self.nbytes += found.size
-            return True
+            self.nbytes += found.size
+        self._pinned[found.address] = time.monotonic()
+        return True
 
     def _unpin(self, mapped: Mapped) -> None:
         with self._lock:
-            if mapped.address not in self._pinned:
+            if self._pinned.pop(mapped.address, None) is None:
                 return
-            self._pinned.discard(mapped.address)
             self.nbytes -= mapped.size
-        try:
-            with self._current():
-                self._runtime.deviceSynchronize()  # no copy is under way when it is given up
-                self._runtime.hostUnregister(mapped.address)
-        except self._runtime.CUDARuntimeError as ex:
-            _log.warning("shared memory was not unpinned: %s", text_of(ex))
+            try:
+                with self._current():
+                    self._runtime.deviceSynchronize()  # copies may be under way
+                    self._runtime.hostUnregister(mapped.address)
+            except self._runtime.CUDARuntimeError as ex:
+                _log.warning("shared memory was not unpinned: %s", text_of(ex))
 
     def _register(self, mapped: Mapped) -> bool:
         flags = _PORTABLE if mapped.writable or not self._read_only else _PORTABLE | _READ_ONLY

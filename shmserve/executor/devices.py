@@ -109,6 +109,11 @@ class Devices:
             )
         return device, imported
 
+    def trim(self, idle_s: float) -> None:
+        """Let go of host memory that has been of no use for so long."""
+        if self._device is not None:
+            self._device.pins.trim(idle_s)
+
     @property
     def lost(self) -> str:
         """Why nothing can be done on the device any more; empty: it can."""

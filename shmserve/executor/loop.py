@@ -92,6 +92,7 @@ class Loop(ChannelLoop):
             now = time.monotonic()
             if now >= trim_at:
                 self._memory.trim(self._idle_s)
+                self._devices.trim(self._idle_s)
                 self._statistics.measure(self._memory)
                 trim_at = now + WAKE_S
 

@@ -131,6 +131,7 @@ class StreamLoop(Loop):
         now = time.monotonic_ns()
         self._holdings.settle()
         self._memory.trim(self._idle_s)
+        self._devices.trim(self._idle_s)
         self._statistics.measure(self._memory)
         quiet = [s.progress_ns for s in self._streams.values() if not s.waiting]
         if self._executing is not None and not self._executing.waiting:

@@ -6,12 +6,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec import structs
 
 from shmserve.dispatch import Call
 from shmserve.errors import Cancelled
 from shmserve.executor.backend import Request, Response
 from shmserve.executor.devices import Devices
+from shmserve.shm.mappings import Mappings
 from tests.cuda.test_running import NBYTES, NUMBERS, add_one
 from tests.unit import rig
 from tests.unit.test_dispatch import feed, until
@@ -60,5 +63,39 @@ def test_one_that_is_cancelled_then_leaves_nothing_on_the_device(
         until(lambda: len(outcomes) == 3, "there was no answer")
         assert outcomes == {"first": "answered", "second": "answered", "third": "cancelled"}
         until(lambda: not pool.used_bytes(), "its input stayed")
+    finally:
+        plane.close()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_what_idle_executors_have_pinned_is_let_go(
+    cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoupled: bool
+) -> None:
+    """Its owner, a frontend, may have freed it long ago."""
+    devices = Devices(0, Mappings())
+    monkeypatch.setattr(rig, "Devices", lambda *_: devices)
+    monkeypatch.setattr(f"shmserve.executor.{'stream_' if decoupled else ''}loop.WAKE_S", 0.02)
+    pinned: list[int] = []
+
+    def model(request: Request) -> Response | None:
+        response = add_one(request)
+        pinned.append(devices.open().pins.nbytes)
+        if request.responses is None:
+            return response
+        request.responses.send(response, final=True)
+        return None
+
+    plane = rig.Rig(tmp_path)
+    try:
+        entry = plane.serve(model, spec=structs.replace(rig.SPEC, decoupled=decoupled))
+        monkeypatch.setattr(plane.executors[0].loop, "_idle_s", 0.0)
+        with plane.dispatcher.call(entry) as call:
+            feed(call, np.zeros(1 << 16, np.float32))
+            if decoupled:
+                assert len(list(call.stream())) == 1
+            else:
+                call.execute()
+        assert pinned[0] > 0
+        until(lambda: not devices.open().pins.nbytes, "it stays pinned")
     finally:
         plane.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -114,6 +115,22 @@ def test_memory_is_unpinned_when_its_copies_are_over(cupy: Any, shared: int) -> 
     mappings.unmapping(mapping.address)
     device.await_copy(event)
     assert np.array_equal(array.get(), view)
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_idle_memory_of_peers_is_pinned_no_more(cupy: Any, shared: int, writable: bool) -> None:
+    mappings = Mappings()
+    device = Device(0, mappings)
+    memory = mmap.mmap(shared, SIZE)  # as our own segments are mapped
+    view = np.frombuffer(memory, np.float32)
+    mappings.mapped(view.ctypes.data, SIZE, writable)
+    for _ in range(2):
+        device.bring(view)
+        device.pins.trim(60)
+        assert device.pins.nbytes == SIZE
+        device.pins.trim(0)
+        assert device.pins.nbytes == (SIZE if writable else 0)
+    mappings.unmapping(view.ctypes.data)
 
 
 def test_small_copies_pin_nothing(device: Device, shared: int) -> None:
