@@ -60,7 +60,8 @@ class Pins:
         self._read_only = read_only
         self._lock = threading.Lock()
         self._pinned: dict[int, float] = {}  # by address, when a copy was last begun
-        self._refused: set[bool] = set()  # kinds (writable or not) that the driver does not take
+        self._refused: set[int] = set()  # addresses of those that the driver does not take
+        self._told: set[bool] = set()  # kinds (writable or not) of which one was refused
         self.nbytes = 0
         mappings.listen(self._unpin)
 
@@ -93,7 +94,7 @@ class Pins:
         if found is None:
             return False
         if found.address not in self._pinned:
-            if found.writable in self._refused or not self._register(found):
+            if found.address in self._refused or not self._register(found):
                 return False
             self.nbytes += found.size
         self._pinned[found.address] = time.monotonic()
@@ -101,6 +102,7 @@ class Pins:
 
     def _unpin(self, mapped: Mapped) -> None:
         with self._lock:
+            self._refused.discard(mapped.address)
             if self._pinned.pop(mapped.address, None) is None:
                 return
             self.nbytes -= mapped.size
@@ -117,12 +119,15 @@ class Pins:
             with self._current():
                 self._runtime.hostRegister(mapped.address, mapped.size, flags)
         except self._runtime.CUDARuntimeError as ex:
-            self._refused.add(mapped.writable)
-            _log.warning(
-                "%s cannot be pinned, so copies to and from the GPU are slower: %s"
-                " (see `shmserve doctor`; locked memory is limited by LimitMEMLOCK or ulimit -l)",
-                "writable shared memory" if mapped.writable else "shared memory of frontends",
-                text_of(ex),
-            )
+            self._refused.add(mapped.address)
+            if mapped.writable not in self._told:
+                self._told.add(mapped.writable)
+                _log.warning(
+                    "%s cannot be pinned, so copies to and from the GPU are slower: %s"
+                    " (see `shmserve doctor`; locked memory is limited by LimitMEMLOCK or"
+                    " ulimit -l)",
+                    "writable shared memory" if mapped.writable else "shared memory of frontends",
+                    text_of(ex),
+                )
             return False
         return True

@@ -133,6 +133,27 @@ def test_idle_memory_of_peers_is_pinned_no_more(cupy: Any, shared: int, writable
     mappings.unmapping(view.ctypes.data)
 
 
+@pytest.mark.fake_cuda
+def test_memory_that_cannot_be_pinned_keeps_no_other_from_it(
+    device: Device, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mappings = Mappings()
+    device = Device(0, mappings)
+    first, second = Mapping(shared, SIZE), Mapping(shared, SIZE)
+    for mapping in (first, second):
+        mappings.mapped(mapping.address, SIZE, writable=False)
+
+    def refuse(*_: int) -> None:
+        raise device.cupy.cuda.runtime.CUDARuntimeError(1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device.cupy.cuda.runtime, "hostRegister", refuse)
+        device.bring(np.frombuffer(first.view, np.float32))
+    for mapping in (first, second):
+        device.bring(np.frombuffer(mapping.view, np.float32))
+    assert set(device.cupy._fake.pinned) == {second.address}
+
+
 def test_small_copies_pin_nothing(device: Device, shared: int) -> None:
     mappings = Mappings()
     device = Device(0, mappings)
