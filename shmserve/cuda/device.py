@@ -180,6 +180,8 @@ class Device:
         memory of another device, which is reached from this one."""
         with self.working():
             source = self.cupy.ascontiguousarray(source)
+            if abs(source.data.ptr - target.data.ptr) < source.nbytes:
+                source = source.copy()  # a model may give a part of an input of the same region
             if source.nbytes:
                 self._runtime.memcpyAsync(
                     target.data.ptr, source.data.ptr, source.nbytes,

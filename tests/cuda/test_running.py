@@ -183,6 +183,19 @@ def test_from_region_to_region(
     gc.collect()
 
 
+def test_a_part_of_an_input_moves_within_its_region(
+    bench: Callable[..., Bench], cuda_environment: dict[str, str]
+) -> None:
+    one = bench(lambda request: answered(request.inputs["IN"].on_device()[:-1]))
+    with exported(cuda_environment) as (handle, _):
+        one.desk.add(1, handle)
+        tensor = WireTensor("IN", "FP32", (COUNT,), region())
+        answer = one.run(one.message(tensor, region(4)))
+        assert answer.copied.device == NBYTES - 4
+        assert np.array_equal(read(one, 1)[1:], NUMBERS[:-1])
+        one.runner._regions.clear()
+
+
 def read(one: Bench, number: int) -> np.ndarray[Any, Any]:
     """What a region holds now."""
     _, imported = one.devices.import_region(one.desk.regions[number])

@@ -122,6 +122,8 @@ def add_copy(queue: Queue, target: int, source: int, nbytes: int, kind: int) -> 
         for address, device in ((target, to_device), (source, from_device)):
             if device:
                 check_alive(address, nbytes)
+        if abs(target - source) < nbytes:  # undefined
+            raise _fake.lose()
         ctypes.memmove(target, source, nbytes)
         copied[actual] += nbytes
 
