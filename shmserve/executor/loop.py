@@ -89,6 +89,7 @@ class Loop(ChannelLoop):
             else:
                 self._runner.let_go()
                 self._regions.tell_closed()
+                self._end_if_lost()  # as the link's thread may have found
             now = time.monotonic()
             if now >= trim_at:
                 self._memory.trim(self._idle_s)

@@ -1,7 +1,9 @@
-"""Requests that wait behind another while their inputs are already on the device."""
+"""What an executor's loop does with its device between requests, and for those that wait."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -97,5 +99,23 @@ def test_what_idle_executors_have_pinned_is_let_go(
                 call.execute()
         assert pinned[0] > 0
         until(lambda: not devices.open().pins.nbytes, "it stays pinned")
+    finally:
+        plane.close()
+
+
+def test_an_idle_executor_ends_with_its_device(
+    cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = Devices(0, Mappings())
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(rig, "Devices", lambda *_: devices)
+    monkeypatch.setattr("shmserve.executor.loop.WAKE_S", 0.02)
+    monkeypatch.setattr("os.kill", lambda *arguments: killed.append(arguments))
+    plane = rig.Rig(tmp_path)
+    try:
+        plane.serve(add_one)
+        devices.open().lost = "a probe found it so"
+        until(lambda: bool(killed), "it goes on")
+        assert killed[0] == (os.getpid(), signal.SIGKILL)
     finally:
         plane.close()
