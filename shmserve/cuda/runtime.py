@@ -56,5 +56,10 @@ def text_of(ex: BaseException) -> str:
 def error_of(ex: BaseException, ordinal: int, purpose: str = "request") -> ShmserveError:
     """What a client is told of an exception of CuPy's."""
     if is_out_of_memory(ex):
-        return ResourceExhausted(f"CUDA device {ordinal} has no memory left for this {purpose}")
+        return no_memory(ordinal, purpose)
     return Internal(f"CUDA device {ordinal} failed: {text_of(ex)}")
+
+
+def no_memory(ordinal: int, purpose: str) -> ShmserveError:
+    """A device has no memory left for this "request" or "model"."""
+    return ResourceExhausted(f"CUDA device {ordinal} has no memory left for this {purpose}")
