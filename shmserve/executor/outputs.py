@@ -47,9 +47,11 @@ class Placement:
         by_name = {output.name: output for output in response.outputs}
         self.copied_out += response.copied
         places = self._request.places
-        for name in self._request.requested:
-            if name in by_name:
-                self._check_device(by_name[name])
+        on_device = [found for found in by_name.values() if self._comes_from_device(found)]
+        for found in on_device:
+            self._check_device(found)
+        if on_device:  # the copies wait for the default stream only, and a model may use others
+            self._request.devices.open().synchronize()
         # Sizes first: where one output does not fit, no client's memory is written at all.
         sizes = {name: places[name].size_of(by_name[name]) for name in places if name in by_name}
         for name in self._request.requested:
@@ -63,11 +65,12 @@ class Placement:
             else:
                 self.tensors.append(self._place(output))
 
+    def _comes_from_device(self, output: Output) -> bool:
+        return output.name in self._request.requested and is_on_device(output.array)
+
     def _check_device(self, output: Output) -> None:
         """What is waited for before the answer is one device: the instance's. One on the CPU,
         whose model computes on a GPU by itself, has that of the first such output."""
-        if not is_on_device(output.array):
-            return
         found = output.array.device.id
         ordinal = self._request.devices.open(found).ordinal
         if found != ordinal:

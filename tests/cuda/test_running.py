@@ -142,6 +142,15 @@ def add_one_on_host(request: Request) -> Response:
     return answered(request.inputs["IN"].numpy() + 1)
 
 
+def add_one_on_a_stream_of_its_own(request: Request) -> Response:
+    import cupy
+
+    source = request.inputs["IN"].on_device()
+    cupy.cuda.Stream.null.synchronize()
+    with cupy.cuda.Stream(non_blocking=True):
+        return answered(source + 1)
+
+
 def answered(array: Any) -> Response:
     return Response((Output("OUT", "FP32", array),))
 
@@ -155,6 +164,13 @@ def test_from_slot_to_slot_is_one_copy_each_way(bench: Callable[..., Bench]) -> 
     answer = one.run(one.message(one.slot(NUMBERS)))
     assert np.array_equal(one.result(answer), NUMBERS + 1)
     assert (answer.copied.inputs, answer.copied.out, answer.copied.device) == (0, 0, 2 * NBYTES)
+
+
+def test_a_model_may_have_its_own_stream(bench: Callable[..., Bench]) -> None:
+    one = bench(add_one_on_a_stream_of_its_own)
+    for _ in range(5):
+        answer = one.run(one.message(one.slot(NUMBERS)))
+        assert np.array_equal(one.result(answer), NUMBERS + 1)
 
 
 @pytest.mark.parametrize("model", [add_one, add_one_in_place], ids=["own", "offered"])
