@@ -98,6 +98,9 @@ class Device:
             _log.error("%s", error.message)
             if runtime.is_lost(ex):
                 self.lost = error.message
+            elif runtime.is_out_of_memory(ex):
+                with self.here():
+                    runtime.free_unused()
             raise error from None
 
     # ---------------------------------------------------------------- memory

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -335,11 +337,16 @@ def test_a_lost_device_fails_the_request_and_is_noticed(
 def test_too_large_for_the_device(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    """What torch keeps for later is the device's again, so that the next request may fit."""
+    emptied: list[bool] = []
+    torch = SimpleNamespace(cuda=SimpleNamespace(empty_cache=lambda: emptied.append(True)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setenv("FAKE_CUDA_MEMORY", str(NBYTES + 512))
     one = request.getfixturevalue("bench")(add_one_in_place)
     answer = one.run(one.message(one.slot(NUMBERS)))
     assert answer.error_code == Code.RESOURCE_EXHAUSTED
     assert "CUDA device 0 has no memory left" in answer.error
+    assert emptied
     assert not one.devices.lost
 
 

@@ -25,7 +25,7 @@ def from_cuda(ex: BaseException, purpose: str) -> ShmserveError | None:
     if runtime.is_out_of_memory(ex) or (torchs and torchs[1]):
         error = runtime.no_memory(_device(), purpose)
         traceback.clear_frames(ex.__traceback__)
-        _free_unused()
+        runtime.free_unused()
         return error
     if runtime.is_cuda_error(ex):
         return runtime.error_of(ex, _device(), purpose)
@@ -43,12 +43,3 @@ def _device() -> int:
         if torch is not None:
             return int(torch.cuda.current_device())
     return 0
-
-
-def _free_unused() -> None:
-    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
-    with contextlib.suppress(Exception):  # the next request tells if the device is lost
-        if cupy is not None:
-            cupy.get_default_memory_pool().free_all_blocks()
-        if torch is not None:
-            torch.cuda.empty_cache()
