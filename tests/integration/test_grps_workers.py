@@ -272,6 +272,7 @@ def busy(frontend: Dispatcher, instance: str) -> bool:
     return any(p.in_flight for p in peers if p.instance.name == instance)
 
 
+@pytest.mark.parametrize("victim", ["shift/1/0", "scale/1/0"])
 def test_an_executor_that_is_killed_in_the_middle_of_a_pipeline(
     frontend: Dispatcher, server: RunningServer, victim: str
 ) -> None:
