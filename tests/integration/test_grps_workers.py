@@ -265,6 +265,7 @@ def test_values_of_a_projects_own_are_shown(frontend: Dispatcher, server: Runnin
 def kill(server: RunningServer, instance: str) -> None:
     (pid,) = server.pids(f"executor {instance}")
     os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pid not in server.processes(), "it lives on")
 
 
 def busy(frontend: Dispatcher, instance: str) -> bool:
