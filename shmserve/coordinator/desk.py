@@ -169,7 +169,7 @@ class Desk:
     def gone(self, process: str, now: float) -> None:
         self._orders.gone(process)
         self.perform(self.fleet.gone(process, now))
-        self.regions.cuda.gone(process)
+        self.regions.gone(process)
         self.information.gone(process, now)
 
     def handle(

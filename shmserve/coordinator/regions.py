@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from shmserve.config import Settings
+from shmserve.coordinator.closing import Closing
 from shmserve.coordinator.cuda_regions import CudaDesk
 from shmserve.coordinator.limbo import Limbo
 from shmserve.coordinator.owners import Owners
@@ -32,6 +33,7 @@ from shmserve.protocol.region_messages import (
     RegionAnswer,
     RegionGiven,
     RegionProbed,
+    RegionsClosed,
     RegionsGone,
     RegionShrunk,
     RegisterCudaRegion,
@@ -69,6 +71,7 @@ class Regions:
     ) -> None:
         self.book = RegionBook(settings, os.geteuid())
         self.system = SystemDesk(self.book, run_dir, self._keep, self._answer)
+        self.closing = Closing(self._answer)
         self.cuda = CudaDesk(self.book, fleet, devices, send, self._entered, self._answer)
         self._settings = settings
         self._fleet = fleet
@@ -151,6 +154,8 @@ class Regions:
                 self._quarantine(message.number, strike=False)
             case RegionProbed(), "executor":
                 self.cuda.probed(process, message)
+            case RegionsClosed(), "executor":
+                self.closing.closed(process, message.numbers)
             case _:
                 return False
         return True
@@ -185,8 +190,9 @@ class Regions:
 
     def _unregister(self, process: str, message: UnregisterRegions, now: float) -> None:
         gone = self.book.unregister(Caller(message.uid), message.name, message.kind)
+        opened = self.closing.gone(region.number for region in gone)
         self.forget(gone, now)
-        self._answer(process, RegionAnswer(message.ticket))
+        self.closing.answer(process, RegionAnswer(message.ticket), opened, now)
 
     def _give(self, process: str, message: NeedRegion) -> None:
         """Tell an executor of a region that it will map, and give it the descriptor, if any."""
@@ -204,8 +210,15 @@ class Regions:
             given = RegionGiven(message.ticket, None, True, Code.NOT_FOUND, text)
             self._send(process, given, ())
             return
+        if region.cuda and not gone:
+            self.closing.given(number, process)
         fds = () if fd is None else (fd,)
         self._send(process, RegionGiven(message.ticket, region, gone), fds)
+
+    def gone(self, process: str) -> None:
+        """A process has ended."""
+        self.cuda.gone(process)
+        self.closing.ended(process)
 
     def executor_ended(self) -> None:
         """Was it a client that took memory away? Then its region is out of use."""
@@ -224,12 +237,13 @@ class Regions:
     @property
     def urgent(self) -> bool:
         """Whether somebody waits for an answer, so `tick` and `settle` should come soon."""
-        return self.cuda.waiting or bool(self._answers)
+        return self.cuda.waiting or self.closing.waiting or bool(self._answers)
 
     def tick(self, now: float) -> None:
         if self._awaited_until and now >= self._awaited_until:
             self._complete(now)
         self.cuda.tick(now)
+        self.closing.tick(now)
         self._limbo.expire(now)
 
     def settle(self, publish: Callable[[], None], supervisor: str) -> None:
@@ -285,5 +299,6 @@ class Regions:
         for region in gone:
             self.changed = True
             self._gone.append(region.number)
+            self.closing.gone([region.number])
             self._owners.remove(region)
             self._limbo.put(region, self._fds.pop(region.number, None), now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class CudaRegion:
         self.region = region
         self.device = device
         self.ordinal = imported.ordinal
+        self.memory: weakref.ref[object] = weakref.ref(imported)  # dead: it is closed
         self._imported = imported
 
     def check(self) -> None:

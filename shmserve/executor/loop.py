@@ -53,6 +53,7 @@ class Loop(ChannelLoop):
         )  # fmt: skip
         self._idle_s = segment_idle_s
         self._statistics = Statistics(status.counters, spec)
+        self._regions = regions
         self._devices = regions.devices
         self._runner = Runner(backend, spec, memory, regions, self._cancelled, self._following)
         self._queue: RequestQueue[tuple[int, int], tuple[Connection, Execute]] = RequestQueue()
@@ -148,6 +149,7 @@ class Loop(ChannelLoop):
         else:
             answer, segments = late(message.request), []
         self._send(connection, answer, segments)
+        self._regions.tell_closed()
         self._end_if_lost()
 
     def _following(self) -> tuple[FrontendProcess, Execute] | None:

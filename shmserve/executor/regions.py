@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from shmserve.core.registry import CUDA, Region
@@ -14,7 +14,7 @@ from shmserve.errors import Code, Unavailable, from_code
 from shmserve.executor.cuda_region import CudaRegion
 from shmserve.executor.devices import Devices
 from shmserve.protocol.messages import FromCoordinator, ToCoordinator
-from shmserve.protocol.region_messages import NeedRegion, RegionGiven, RegionShrunk
+from shmserve.protocol.region_messages import NeedRegion, RegionGiven, RegionsClosed, RegionShrunk
 from shmserve.shm.client_region import ClientRegion, Shrunk
 from shmserve.transport.questions import Make, close_all
 
@@ -29,6 +29,10 @@ class Asks(Protocol):
     def send(self, message: ToCoordinator) -> None: ...
 
 
+def _closed() -> None:
+    """For memory that stays open for another region."""
+
+
 class ClientRegions:
     """By number. `copy`: never map, always copy (`client_shm_mode`)."""
 
@@ -38,6 +42,8 @@ class ClientRegions:
         self._copy = copy
         self._mapped: dict[int, ClientRegion | CudaRegion] = {}
         self._gone: set[int] = set()  # while a question is under way
+        # CUDA regions that may still be in use; None: it is closed
+        self._closing: dict[int, Callable[[], object | None]] = {}
         self._lock = threading.Lock()
 
     def use(self, number: int) -> ClientRegion | CudaRegion:
@@ -97,6 +103,7 @@ class ClientRegions:
             for number in numbers:
                 self._gone.add(number)
                 self._forget(number)
+        self.tell_closed()
 
     def clear(self) -> None:
         """After a time without the coordinator nobody knows which are no more."""
@@ -108,6 +115,25 @@ class ClientRegions:
         region = self._mapped.pop(number, None)
         if isinstance(region, ClientRegion):
             self.devices.mappings.unmapping(region.address)
+        elif region is not None:
+            self._closing[number] = _closed if self._is_shared(region) else region.memory
+
+    def _is_shared(self, region: CudaRegion) -> bool:
+        """Whether another region is the same memory, which stays open for that."""
+        memory = region.memory()
+        others = self._mapped.values()
+        return any(isinstance(o, CudaRegion) and o.memory() is memory for o in others)
+
+    def tell_closed(self) -> None:
+        """Tell the coordinator which regions that are no more are closed by now."""
+        if not self._closing:
+            return
+        with self._lock:
+            closed = [number for number, memory in self._closing.items() if memory() is None]
+            for number in closed:
+                del self._closing[number]
+        if closed:
+            self._link.send(RegionsClosed(tuple(closed)))
 
     def __len__(self) -> int:
         return len(self._mapped)

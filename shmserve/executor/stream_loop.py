@@ -119,6 +119,7 @@ class StreamLoop(Loop):
                 self._take_the_last()
             while self._outbox:
                 self._handle(self._outbox.popleft())
+            self._regions.tell_closed()
             self._end_if_lost()
             self._start_next()
             now = time.monotonic()

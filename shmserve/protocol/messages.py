@@ -53,6 +53,7 @@ from shmserve.protocol.region_messages import (
     RegionAnswer,
     RegionGiven,
     RegionProbed,
+    RegionsClosed,
     RegionsGone,
     RegionShrunk,
     RegisterCudaRegion,
@@ -85,7 +86,7 @@ ToFrontend = ExecutorHello | Answer
 ToCoordinator = (
     Hello | Grant | GiveBack | Loaded | LoadFailed | Started | Exited | Show | Stats | Drain
     | RegisterRegion | UnregisterRegions | NeedRegion | RegionShrunk | StoredRegions
-    | RegisterCudaRegion | RegionProbed
+    | RegisterCudaRegion | RegionProbed | RegionsClosed
     | SetOnline
     | CounterPage | StoredPages | AskReport | ChangeLog | ChangeTrace | TakeTraces
     | LoadModel | UnloadModel
@@ -104,7 +105,7 @@ FromCoordinator = (
 VOID = (
     *(GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion),
     *(AskReport, ChangeLog, ChangeTrace, TakeTraces, LoadModel, UnloadModel, SetOnline),
-    *(AskHistory, RegisterCudaRegion, RegionProbed),
+    *(AskHistory, RegisterCudaRegion, RegionProbed, RegionsClosed),
 )
 
 # Replies to `transport.link.Link.ask`: each has a `ticket`, and brings its question to an end.

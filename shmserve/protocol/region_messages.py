@@ -58,6 +58,12 @@ class RegionProbed(Message, frozen=True):
     error: str = ""
 
 
+class RegionsClosed(Message, frozen=True):
+    """An executor has closed the handles of CUDA regions that are no more."""
+
+    numbers: tuple[int, ...]
+
+
 class NeedRegion(Message, frozen=True):
     """An executor wants to map a region, or to open its handle."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from shmserve.client import Client, api
+from shmserve.observe import gpus, nvml
 from shmserve.testing.server import RunningServer
 from tests.cuda import fake
 from tests.cuda.stub_server import StubServer, connected
@@ -63,6 +64,8 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
     """
     ctypes.CDLL(str(fake.library(compiled)))  # found again by its name, "libcuda.so.1"
     monkeypatch.syspath_prepend(fake.FOLDER)
+    monkeypatch.setattr(nvml, "_State", type("_State", (), {"module": None, "next_try": 0.0}))
+    monkeypatch.setattr(gpus, "_Cache", type("_Cache", (), {"tokens": (), "until": 0.0}))
     _forget()
     cupy = importlib.import_module("cupy")
     yield cupy

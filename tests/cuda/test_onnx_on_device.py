@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
+from shmserve import repository
 from shmserve.errors import Code, ConfigError, ShmserveError
-from shmserve.executor.backends import onnx_session
+from shmserve.executor.backend import Context
+from shmserve.executor.backends import create, onnx_session
 from shmserve.executor.backends.foreign import device_array_at
 from shmserve.testing.backends import FakeRequest, arrays, ask, failure, load
 
@@ -77,10 +81,10 @@ class Session:
         return [CUDA, CPU] if self.works and self.given != [CPU] else [CPU]
 
     def io_binding(self) -> Any:
-        import cupy
-
         if self.get_providers() == [CPU]:
             return self.real.io_binding()
+        import cupy
+
         self.stream = cupy.cuda.Stream(non_blocking=True)
         return Binding(cupy)
 
@@ -264,23 +268,33 @@ def test_on_the_cpu_the_cpus_arena_shrinks(folder: Path) -> None:
 # ----------------------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("has", ["nothing", "no library"])
+@pytest.mark.parametrize("lacks", ["provider", "library", "cupy"])
 def test_without_the_provider(
     runtime: Runtime,
     folder: Path,
-    has: str,
+    lacks: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if has == "nothing":
+    if lacks == "provider":
         monkeypatch.setattr(runtime, "get_available_providers", lambda: [CPU])
-    why = "onnxruntime-gpu in the place of" if has == "nothing" else "provider does not start"
-    runtime.works = False
+    elif lacks == "library":
+        runtime.works = False
+    else:
+        monkeypatch.setitem(sys.modules, "cupy", None)
+    why = {
+        "provider": "onnxruntime-gpu in the place of",
+        "library": "provider does not start",
+        "cupy": r"pip install 'shmserve\[gpu\]'",
+    }[lacks]
     directory = adder(folder, ["N"])
+    found = repository.read_folder(directory).specs[-1]
+    context = Context(found, directory, "m/1/0", GPU)
     with pytest.raises(ConfigError, match=f"'onnxruntime' cannot use a GPU: .*{why}"):
-        load(directory, GPU)
+        create(found).load(context)
+    backend = create(found)
     with caplog.at_level("INFO"):
-        backend, spec = load(directory, GPU, auto=True)
+        spec = backend.load(structs.replace(context, auto=True))
     assert "runs on the CPU: ONNX Runtime cannot use a GPU" in caplog.text
     assert not backend.reads_on_device
     got = arrays(ask(backend, spec, X=X))["Y"]

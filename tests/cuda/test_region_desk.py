@@ -26,6 +26,7 @@ from shmserve.protocol.region_messages import (
     RegionAnswer,
     RegionGiven,
     RegionProbed,
+    RegionsClosed,
     RegionsGone,
     RegisterCudaRegion,
     RegisterRegion,
@@ -278,10 +279,8 @@ def test_executors_get_the_handle_and_no_descriptor(unproved: World) -> None:
     ((process, given),) = unproved.say(NeedRegion(5, 1), "executor-0")
     assert (process, given.gone, given.region.handle) == ("executor-0", False, HANDLE)
     unregister = UnregisterRegions(6, "r", UID, "cuda")
-    assert unproved.say(unregister) == [
-        ("http-1", RegionAnswer(6)),
-        ("executor-0", RegionsGone((1,))),
-    ]
+    assert unproved.say(unregister) == [("executor-0", RegionsGone((1,)))]
+    assert unproved.say(RegionsClosed((1,)), "executor-0") == [("http-1", RegionAnswer(6))]
     assert unproved.published is not None
     assert unproved.published.regions == {}
     ((_, late),) = unproved.say(NeedRegion(7, 1), "executor-0")
@@ -290,6 +289,37 @@ def test_executors_get_the_handle_and_no_descriptor(unproved: World) -> None:
     ((_, none),) = unproved.say(NeedRegion(8, 1), "executor-0")
     assert isinstance(none, RegionGiven)
     assert (none.region, none.error_code) == (None, "NOT_FOUND")
+
+
+@pytest.fixture
+def opened(unproved: World) -> World:
+    """Two executors have a region open, and it has been unregistered."""
+    unproved.register()
+    for name in ("executor-0", "executor-1"):
+        unproved.say(NeedRegion(5, 1), name)
+    told = unproved.say(UnregisterRegions(6, "r", UID, "cuda"))
+    assert ("http-1", RegionAnswer(6)) not in told
+    return unproved
+
+
+def test_unregistering_waits_for_all_who_have_it_open(opened: World) -> None:
+    assert opened.say(RegionsClosed((1, 2)), "executor-1") == []
+    assert opened.say(RegionsClosed((7,)), "executor-0") == []
+    assert opened.regions.urgent
+    assert opened.say(RegionsClosed((1,)), "executor-0") == [("http-1", RegionAnswer(6))]
+    assert not opened.regions.urgent
+
+
+def test_unregistering_does_not_wait_for_the_dead(opened: World) -> None:
+    opened.say(RegionsClosed((1,)), "executor-1")
+    opened.regions.gone("executor-0")
+    assert opened.turn() == [("http-1", RegionAnswer(6))]
+
+
+def test_unregistering_waits_for_a_second(opened: World) -> None:
+    assert opened.turn(0.9) == []
+    assert opened.turn(0.2) == [("http-1", RegionAnswer(6))]
+    assert opened.say(RegionsClosed((1,)), "executor-0") == []
 
 
 def test_kinds_are_unregistered_apart(unproved: World) -> None:

@@ -150,7 +150,7 @@ def test_rounds_leave_nothing_open(server: RunningServer) -> None:
     before = device_memory(server)
     export(server, "plus_one", "--rounds", "30")
     assert regions(server) == []
-    wait_until(lambda: device_memory(server) <= before, "device memory is kept open")
+    assert device_memory(server) <= before  # when unregistering was over, all was closed
 
 
 @pytest.mark.parametrize("way", [(), ("--grpc",)], ids=["http", "grpc"])

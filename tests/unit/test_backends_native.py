@@ -79,6 +79,27 @@ def test_a_returned_input_is_passed_through(make: Make) -> None:
     assert np.shares_memory(got["Y"], request.inputs["X"].memory)
 
 
+@pytest.mark.parametrize("readable", [True, False], ids=["number", "complex"])
+def test_what_speaks_dlpack_is_taken_without_a_copy(make: Make, readable: bool) -> None:
+    """Such as torch's tensors."""
+    body = """
+        class Tensor:
+            def __init__(self, array):
+                self.array = array
+            def __dlpack__(self, **_):
+                return self.array.__dlpack__()
+        made = self.made = np.ones(4, request.parameters["dtype"])
+        return {"Y": Tensor(made)}
+    """
+    backend, spec = load(make(native(body)))
+    response = ask(backend, spec, ("Y",), {"dtype": "float32" if readable else "complex64"}, X=X)
+    if readable:
+        got = arrays(response)["Y"]
+        assert np.shares_memory(got, backend._dialect._model.made)  # type: ignore[attr-defined]
+    else:
+        assert "output 'Y': no datatype for DLPack elements" in failure(response).message
+
+
 def test_offered_array_may_be_returned_too(make: Make) -> None:
     backend, spec = load(make(native("y = request.output('Y', (1,)); y[0] = 3; return {'Y': y}")))
     assert arrays(ask(backend, spec, ("Y",), X=X))["Y"].tolist() == [3]

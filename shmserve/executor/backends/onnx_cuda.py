@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from shmserve.core.devices import ordinal_of
+from shmserve.cuda import runtime
 from shmserve.errors import ConfigError, Internal, ResourceExhausted, ShmserveError
 from shmserve.executor.backend import Context
 from shmserve.tensor.spec import ModelSpec
@@ -38,24 +39,33 @@ def open_session(ort: Any, path: str, options: Any, context: Context) -> tuple[A
         ConfigError: the instance must be on a GPU, and ONNX Runtime cannot use one here; or a
             parameter has a wrong value.
     """
-    ordinal, why = ordinal_of(context.device), ""
+    ordinal = ordinal_of(context.device)
     if ordinal is not None:
         own = _provider_options(context.spec, ordinal)
-        if _CUDA not in ort.get_available_providers():
-            why = "it needs onnxruntime-gpu in the place of onnxruntime"
-        else:
-            if hasattr(ort, "preload_dlls"):  # CUDA and cuDNN that came as Python packages
-                ort.preload_dlls()
-            session = ort.InferenceSession(path, options, providers=[(_CUDA, own), _CPU])
-            if _CUDA in session.get_providers():
-                return session, ordinal
-            why = "its CUDA provider does not start: does it find the CUDA and cuDNN it is for?"
-    if why and not context.auto:
-        name = context.spec.name
-        raise ConfigError(f"model '{name}': backend 'onnxruntime' cannot use a GPU: {why}")
-    if why:
+        session, why = _cuda_session(ort, path, options, own)
+        if session is not None:
+            return session, ordinal
+        if not context.auto:
+            name = context.spec.name
+            raise ConfigError(f"model '{name}': backend 'onnxruntime' cannot use a GPU: {why}")
         _log.info("runs on the CPU: ONNX Runtime cannot use a GPU: %s", why)
     return ort.InferenceSession(path, options, providers=[_CPU]), None
+
+
+def _cuda_session(ort: Any, path: str, options: Any, own: dict[str, str]) -> tuple[Any, str]:
+    """A session that computes on a GPU, or None and why there is none."""
+    if _CUDA not in ort.get_available_providers():
+        return None, "it needs onnxruntime-gpu in the place of onnxruntime"
+    try:
+        runtime.cupy()
+    except ConfigError as ex:
+        return None, ex.message
+    if hasattr(ort, "preload_dlls"):  # CUDA and cuDNN that came as Python packages
+        ort.preload_dlls()
+    session = ort.InferenceSession(path, options, providers=[(_CUDA, own), _CPU])
+    if _CUDA not in session.get_providers():
+        return None, "its CUDA provider does not start: does it find the CUDA and cuDNN it is for?"
+    return session, ""
 
 
 def _provider_options(spec: ModelSpec, ordinal: int) -> dict[str, str]:
