@@ -25,6 +25,7 @@ else
 GPU_DEPS := $(VENV)/.gpu
 GPU_PYTHON := $(BIN)/python
 endif
+GPU_TESTS ?= tests/cuda tests/torch
 BENCH_GPU ?=
 
 .PHONY: serve test test-torch test-gpu lint proto proto-check bench bench-gpu wheels drill reload-drill \
@@ -42,7 +43,7 @@ test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the
 	$(BIN)/python -m pytest -m 'torch and not gpu' tests/torch
 
 test-gpu: $(GPU_DEPS)  ## pass the tests of CUDA on the machine's GPU
-	$(GPU_PYTHON) -m pytest --real-cuda -m 'gpu or not torch' tests/cuda tests/torch
+	$(GPU_PYTHON) -m pytest --real-cuda -m 'gpu or not torch' $(GPU_TESTS)
 
 lint: $(DEV_DEPS)  ## ruff, mypy strict, import layers
 	$(BIN)/ruff format --check .
