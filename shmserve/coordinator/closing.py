@@ -8,7 +8,7 @@ on the memory, or whose model keeps it, holds up nobody for longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from shmserve.protocol.region_messages import RegionAnswer
 
@@ -55,9 +55,12 @@ class Closing:
         else:
             self._answer(process, answer)
 
-    def closed(self, executor: str, numbers: Iterable[int]) -> None:
-        """An executor has closed regions."""
-        self._over(lambda one: one[1] == executor and one[0] in set(numbers))
+    def closed(self, executor: str, numbers: Collection[int]) -> None:
+        """An executor has closed regions, or could not open them."""
+        for number in numbers:
+            self._given.get(number, set()).discard(executor)
+        told = {(number, executor) for number in numbers}
+        self._over(told.__contains__)
 
     def ended(self, executor: str) -> None:
         """With a process all it had open is closed."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from shmserve.cuda import runtime
 from shmserve.cuda.pins import Mappings, Pins
-from shmserve.errors import ConfigError
+from shmserve.errors import ConfigError, ShmserveError
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _DEFAULT_STREAM = 0
 
 class Device:
     """See the module. Every method makes it the calling thread's device for its time only, and
-    raises what CUDA says as one of our errors.
+    raises what CUDA says as one of our errors. Any thread.
 
     Attributes:
         ordinal: among the devices this process sees.
@@ -72,36 +72,50 @@ class Device:
         """Make it the calling thread's device until that chooses another."""
         self._runtime.setDevice(self.ordinal)
 
-    def here(self) -> Any:
-        """A context in which it is the calling thread's device."""
-        return self.cupy.cuda.Device(self.ordinal)
+    @contextlib.contextmanager
+    def here(self) -> Iterator[None]:
+        """In here it is the calling thread's device. A thread that had none keeps it: going back
+        to the device that CUDA begins with would make a context there, of hundreds of MB."""
+        cuda = self.cupy.cuda
+        if self.ordinal and not cuda.driver.ctxGetCurrent():
+            self.choose()
+        with cuda.Device(self.ordinal):
+            yield
 
     def synchronize(self) -> None:
         """Wait for everything that was begun on the device; raises what went wrong of it."""
-        with self._working():
+        with self.working():
             self._runtime.deviceSynchronize()
 
     def reaches(self, other: int) -> bool:
         """Whether memory of another device can be copied to and from this one."""
         if other == self.ordinal:
             return True
-        with self._working():
+        with self.working():
             return bool(self._runtime.deviceCanAccessPeer(self.ordinal, other))
 
     @contextlib.contextmanager
-    def _working(self) -> Iterator[None]:
+    def working(self) -> Iterator[None]:
+        """It is the calling thread's device in here, and what CuPy raises is told as our error."""
         try:
             with self.here():  # leaving it fails, too, if the device is lost
                 yield
-        except (self._runtime.CUDARuntimeError, self.cupy.cuda.memory.OutOfMemoryError) as ex:
-            error = runtime.error_of(ex, self.ordinal)
-            _log.error("%s", error.message)
-            if runtime.is_lost(ex):
-                self.lost = error.message
-            elif runtime.is_out_of_memory(ex):
-                with self.here():
-                    runtime.free_unused()
-            raise error from None
+        except ShmserveError:
+            raise
+        except Exception as ex:  # also of a kernel's launch, or of making it
+            raise self.told(ex) from None
+
+    def told(self, ex: Exception) -> ShmserveError:
+        """The error to raise for one of CuPy's; what it means for the device is noted."""
+        error = runtime.error_of(ex, self.ordinal)
+        known = runtime.is_cuda_error(ex) or runtime.is_out_of_memory(ex)
+        _log.error("%s", error.message, exc_info=None if known else ex)
+        if runtime.is_lost(ex):
+            self.lost = error.message
+        elif runtime.is_out_of_memory(ex):
+            with self.here():
+                runtime.free_unused()
+        return error
 
     # ---------------------------------------------------------------- memory
 
@@ -111,7 +125,7 @@ class Device:
         Raises:
             ResourceExhausted: the device has no memory left.
         """
-        with self._working():
+        with self.working():
             return self.cupy.empty(tuple(shape), dtype)
 
     def array_at(
@@ -133,7 +147,7 @@ class Device:
         Raises:
             ResourceExhausted: the device has no memory left.
         """
-        with self._working(), self._ahead:
+        with self.working(), self._ahead:
             array = self.cupy.empty(source.shape, source.dtype)
             if source.nbytes:
                 self._from_host(source, array, self._ahead.ptr)
@@ -143,13 +157,13 @@ class Device:
 
     def await_copy(self, event: Any) -> None:
         """What is computed from now on sees the copy."""
-        with self._working():
+        with self.working():
             self.cupy.cuda.Stream.null.wait_event(event)
 
     def take_out(self, array: Any, target: Array) -> None:
         """Start to copy a device array to row-major host memory of the same size."""
-        with self._working():
-            array = self._finished(array)
+        with self.working():
+            array = self.cupy.ascontiguousarray(array)
             if array.nbytes:
                 address = target.__array_interface__["data"][0]
                 self.pins.pin(address, array.nbytes)
@@ -160,29 +174,20 @@ class Device:
 
     def put_in(self, source: Array, target: Any) -> None:
         """Start to copy a row-major host array to a device array of the same size."""
-        with self._working():
+        with self.working():
             if source.nbytes:
                 self._from_host(source, target, _DEFAULT_STREAM)
 
     def move(self, source: Any, target: Any) -> None:
-        """Start to copy a device array to a row-major one of the same size, on any devices."""
-        with self._working():
-            source = self._finished(source)
+        """Start to copy a device array to a row-major one of the same size; either may be opened
+        memory of another device, which is reached from this one."""
+        with self.working():
+            source = self.cupy.ascontiguousarray(source)
             if source.nbytes:
-                self._runtime.memcpyPeerAsync(
-                    target.data.ptr, target.device.id, source.data.ptr, source.device.id,
-                    source.nbytes, _DEFAULT_STREAM,
+                self._runtime.memcpyAsync(
+                    target.data.ptr, source.data.ptr, source.nbytes,
+                    self._runtime.memcpyDeviceToDevice, _DEFAULT_STREAM,
                 )  # fmt: skip
-
-    def _finished(self, array: Any) -> Any:
-        """It in row-major form. A copy waits for this device's default stream alone, so one of
-        another device, where a model may have computed, is waited for here."""
-        if array.device.id == self.ordinal:
-            return self.cupy.ascontiguousarray(array)
-        with array.device:
-            array = self.cupy.ascontiguousarray(array)
-            self._runtime.deviceSynchronize()
-        return array
 
     def _from_host(self, source: Array, target: Any, stream: int) -> None:
         address = source.__array_interface__["data"][0]

@@ -48,6 +48,7 @@ class Handles:
 
         Raises:
             InvalidArgument: it cannot be opened here.
+            ShmserveError: the device has failed, or has no memory left.
         """
         with self._lock:
             found = self._open.get(handle)
@@ -65,6 +66,8 @@ class Handles:
             with self._device.here():
                 address = int(cuda.ipcOpenMemHandle(handle, _LAZY_PEER_ACCESS))
         except cuda.CUDARuntimeError as ex:
+            if runtime.is_lost(ex) or runtime.is_out_of_memory(ex):
+                raise self._device.told(ex) from None
             _log.warning("a handle of region %r cannot be opened: %s", name, runtime.text_of(ex))
             raise InvalidArgument(
                 f"the memory of CUDA shared memory region '{name}' cannot be opened"
@@ -72,7 +75,7 @@ class Handles:
                 " server's user in its PID namespace, and is its GPU visible to the server?"
             ) from None
         try:
-            with self._device.here():
+            with self._device.working():
                 imported = Imported(
                     address,
                     _bytes_behind(address),

@@ -85,6 +85,7 @@ class Pins:
             self.nbytes -= mapped.size
         try:
             with self._current():
+                self._runtime.deviceSynchronize()  # no copy is under way when it is given up
                 self._runtime.hostUnregister(mapped.address)
         except self._runtime.CUDARuntimeError as ex:
             _log.warning("shared memory was not unpinned: %s", text_of(ex))

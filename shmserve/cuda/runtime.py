@@ -12,7 +12,7 @@ EXTRA = "CUDA devices need the extra 'gpu': pip install 'shmserve[gpu]'"
 
 # After these no call of the process succeeds any more (CUDA Runtime API, cudaError_t: "the
 # context cannot be used", "leaves the process in an inconsistent state")
-_LOST = frozenset({46, 214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 720, 999})
+_LOST = frozenset({46, 214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 999})
 _OUT_OF_MEMORY = 2
 
 

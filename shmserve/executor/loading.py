@@ -30,6 +30,9 @@ def load(instance: Instance, devices: Devices) -> tuple[Backend, ModelSpec]:
         if backend.reads_on_device:
             devices.open()
         warm_up(backend, spec, context)
+        failed = devices.settle()  # what fails on a device shows when it is waited for
+        if failed is not None:
+            raise failed
     except BaseException:
         backend.close()
         raise

@@ -86,6 +86,9 @@ class Loop(ChannelLoop):
                 self._next()
             elif self._stopping and not events:
                 return
+            else:
+                self._runner.let_go()
+                self._regions.tell_closed()
             now = time.monotonic()
             if now >= trim_at:
                 self._memory.trim(self._idle_s)

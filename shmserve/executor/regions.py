@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from shmserve.core.registry import CUDA, Region
-from shmserve.errors import Code, Unavailable, from_code
+from shmserve.errors import Code, ShmserveError, Unavailable, from_code
 from shmserve.executor.cuda_region import CudaRegion
 from shmserve.executor.devices import Devices
 from shmserve.protocol.messages import FromCoordinator, ToCoordinator
@@ -72,6 +72,7 @@ class ClientRegions:
     def _map(self, number: int) -> ClientRegion | CudaRegion:
         with self._lock:
             self._gone.clear()
+            self._closing.pop(number, None)  # of the time before `clear`
         answer, fds = self._link.ask(lambda ticket, _: NeedRegion(ticket, number), _ASK_S)
         if not isinstance(answer, RegionGiven):
             close_all(fds)
@@ -88,11 +89,17 @@ class ClientRegions:
                 self._mapped[number] = region
                 if isinstance(region, ClientRegion) and region.size:
                     self.devices.mappings.mapped(region.address, region.size, writable=True)
+            elif isinstance(region, CudaRegion):
+                self._closing[number] = region.memory
         return region
 
     def _opened(self, region: Region, fds: list[int]) -> ClientRegion | CudaRegion:
         if region.kind == CUDA:
-            return CudaRegion(region, *self.devices.import_region(region))
+            try:
+                return CudaRegion(region, *self.devices.import_region(region))
+            except ShmserveError:
+                self._link.send(RegionsClosed((region.number,)))
+                raise
         # What cannot be pulled away is mapped whatever the mode: copying would protect nobody.
         copy = (self._copy and not region.sealed) or region.copy
         return ClientRegion(region, fds[0], copy)

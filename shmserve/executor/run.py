@@ -83,6 +83,7 @@ class Runner:
             inputs = self._inputs(frontend, message)
             places = self._reader.places(message) if message.places else None
         except ShmserveError as ex:
+            self._devices.settle()  # what has been brought so far may be on its way
             if isinstance(ex, ProtocolViolation):
                 raise
             return Answer(message.request, error_code=ex.code, error=ex.message), []
@@ -126,18 +127,23 @@ class Runner:
         the request that comes next, which arrive while this one computes."""
         if not self._reads_on_device:
             return self._reader.read(frontend, message)
+        if self._next is not None and self._next[0] is not message:
+            self.let_go()
         ahead, self._next = self._next, None
-        if ahead is not None and ahead[0] is message:
-            inputs = ahead[1]
-        else:
-            inputs = self._brought(frontend, message)
+        inputs = self._brought(frontend, message) if ahead is None else ahead[1]
         following = self._following()
         if following is not None:
             try:
                 self._next = following[1], self._brought(*following)
-            except ShmserveError:
-                pass  # it is told when its turn has come
+            except ShmserveError:  # it is told when its turn has come
+                self._devices.settle()
         return inputs
+
+    def let_go(self) -> None:
+        """The request that was to come next does not: give back what was brought for it."""
+        if self._next is not None:
+            self._devices.settle()
+            self._next = None
 
     def _brought(self, frontend: FrontendProcess, message: Execute) -> Inputs:
         inputs = self._reader.read(frontend, message)
@@ -159,6 +165,8 @@ class Runner:
             result = _failed(ex)
         except ShmserveError as ex:
             result = _failed(ex)
+        except Exception as ex:  # an array that cannot be handled is its model's mistake
+            result = _failed(what_failed(ex))
         # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
         failed = self._devices.settle()
         if failed is not None and not result.error_code:

@@ -151,10 +151,17 @@ class Stream:
         granted_ns = time.monotonic_ns()
         placement = Placement(request, self._parts.memory)
         code, text = self._muted or ("", "")
-        parameters: dict[str, Parameter] = {}
         if not code and response is not None:
             code, text = self._place(placement, response)
-            parameters = {} if code else response.parameters
+        # Nothing leaves, and no slot is free again, before the GPU is done with it.
+        failed = self._parts.regions.devices.settle()
+        if failed is not None and not code:
+            code, text = failed.code, failed.message
+        if code:
+            holdings.undo(placement)
+        parameters: dict[str, Parameter] = {}
+        if not code and response is not None:
+            parameters = response.parameters
         holdings.drop_offers(request)
         leases = holdings.lease(placement)
         retained = self._end_inputs(request) if final else ()
@@ -177,17 +184,10 @@ class Stream:
         self._parts.post(Posted(self, answer, segments, leases))
 
     def _place(self, placement: Placement, response: Response) -> tuple[str, str]:
-        """An answer that cannot be placed becomes its error; code and text, or ""."""
+        """Place an answer; code and text of why it cannot be, or ""."""
         error = response.error
         if error is not None:
-            code, text = str(error.code), error.message
-        else:
-            code, text = self._placed(placement, response)
-        if code:
-            self._parts.holdings.undo(placement)
-        return code, text
-
-    def _placed(self, placement: Placement, response: Response) -> tuple[str, str]:
+            return error.code, error.message
         try:
             placement.place(response)
         except Shrunk as ex:
@@ -198,8 +198,7 @@ class Stream:
         except Exception as ex:
             error = what_failed(ex)
             return error.code, error.message
-        failed = self._parts.regions.devices.settle()
-        return (failed.code, failed.message) if failed is not None else ("", "")
+        return "", ""
 
     def _end_inputs(self, request: ExecutorRequest) -> tuple[int, ...]:
         kept = self._parts.holdings.retained(request, self.frontend, self.message)
@@ -214,6 +213,7 @@ class Stream:
                 return
             self._changed.notify_all()
         code, text = self._muted or (error.code, error.message)
+        self._parts.regions.devices.settle()  # what was begun may be reading and writing still
         retained: tuple[int, ...] = ()
         request = self._request
         if request is not None:

@@ -59,7 +59,8 @@ class RegionProbed(Message, frozen=True):
 
 
 class RegionsClosed(Message, frozen=True):
-    """An executor has closed the handles of CUDA regions that are no more."""
+    """An executor has closed the handles of CUDA regions that are no more, or that it was given
+    and could not open."""
 
     numbers: tuple[int, ...]
 

@@ -11,7 +11,8 @@ from typing import Any
 import cupy
 import pynvml
 
-PARTS = (cupy.cuda.device, cupy.cuda.memory, cupy.cuda.runtime, cupy.cuda.stream)
+CUDA = cupy.cuda
+PARTS = (CUDA.device, CUDA.driver, CUDA.memory, CUDA.runtime, CUDA.stream)
 PACKAGES = (cupy, cupy.cuda, pynvml)
 OF_PYTHON = {*dir(dataclasses.make_dataclass("Empty", [])), "__annotations__", "__del__"}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,13 @@ import pytest
 from shmserve.core.registry import CUDA, Region
 from shmserve.cuda.device import Device
 from shmserve.cuda.ipc import Handles
-from shmserve.errors import ConfigError, Internal, InvalidArgument, ResourceExhausted
+from shmserve.errors import (
+    ConfigError,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    ShmserveError,
+)
 from shmserve.executor.cuda_region import CudaRegion
 from shmserve.executor.devices import Devices
 from shmserve.protocol.data_messages import RegionRef
@@ -96,6 +104,18 @@ def test_read_only_memory_is_pinned_once_where_that_is_permitted(
     assert not device.cupy._fake.pinned
 
 
+def test_memory_is_unpinned_when_its_copies_are_over(cupy: Any, shared: int) -> None:
+    mappings = Mappings()
+    device = Device(0, mappings)
+    mapping = Mapping(shared, SIZE)
+    mappings.mapped(mapping.address, SIZE, writable=False)
+    view = np.frombuffer(mapping.view, np.float32)
+    array, event = device.bring(view)
+    mappings.unmapping(mapping.address)
+    device.await_copy(event)
+    assert np.array_equal(array.get(), view)
+
+
 def test_small_copies_pin_nothing(device: Device, shared: int) -> None:
     mappings = Mappings()
     device = Device(0, mappings)
@@ -146,6 +166,57 @@ def test_a_lost_device_says_so(
     with pytest.raises(Internal, match="cudaErrorIllegalAddress"):
         device.synchronize()
     assert "cudaErrorIllegalAddress" in device.lost
+
+
+@pytest.mark.fake_cuda
+@pytest.mark.parametrize(("status", "lost"), [(700, True), (2, False), (None, False)], ids=str)
+def test_what_comes_of_a_kernel_is_one_of_our_errors(
+    status: int | None, lost: bool, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(_: object) -> None:
+        if status is None:
+            raise RuntimeError("no compiler")
+        raise device.cupy.cuda.driver.CUDADriverError(status)
+
+    array = device.empty((2, 4), np.dtype(np.uint8))[:, 1]
+    monkeypatch.setattr(device.cupy, "ascontiguousarray", launch)
+    with pytest.raises(ShmserveError, match="CUDA device 0"):
+        device.take_out(array, np.zeros(2, np.uint8))
+    assert bool(device.lost) == lost
+
+
+@pytest.mark.fake_cuda
+def test_a_handle_of_a_lost_device_is_not_to_blame(
+    device: Device, cuda_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        error = device.cupy.cuda.runtime.CUDARuntimeError(1)
+        error.status = 700
+        raise error
+
+    handles = Handles(device)
+    with exported(cuda_environment) as (handle, _):
+        for call in ("pointerGetAttributes", "setDevice"):
+            monkeypatch.setattr(device.cupy.cuda.runtime, call, fail)
+            with pytest.raises(Internal):
+                handles.open(handle, "r")
+            monkeypatch.undo()
+            assert device.lost
+            device.lost = ""
+    assert len(handles) == 0
+
+
+@pytest.mark.fake_cuda
+def test_no_other_device_is_touched_by_threads_that_had_none(
+    fake_cupy: Any, cuda_environment: dict[str, str]
+) -> None:
+    devices = Devices(1, Mappings())
+    devices.open()
+    with exported(cuda_environment, device=1) as (handle, _):
+        probe = partial(devices.probe, region(handle, device_id=1))
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(probe).result() == 4096
+    assert fake_cupy._fake.contexts == {1}
 
 
 @pytest.mark.fake_cuda
@@ -230,6 +301,9 @@ def test_memory_of_another_device(
         opened.device.move(opened.array(RegionRef(7, 0, 16), (4,), near.dtype), near)
         opened.device.synchronize()
         assert near.get().tolist() == [0, 1, 2, 3]
+        host = np.frombuffer(opened.to_host(RegionRef(7, 4, 12)), np.float32)
+        assert host.tolist() == [1, 2, 3]
+        assert opened.device.cupy._fake.contexts == {0}  # it is reached from there
 
 
 def test_windows_are_checked_against_the_region(

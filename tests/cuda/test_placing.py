@@ -15,6 +15,10 @@ from msgspec import structs
 
 from shmserve import repository
 from shmserve.cli import try_load
+from shmserve.errors import Internal
+from shmserve.executor import loading
+from shmserve.executor.devices import Devices
+from shmserve.shm.mappings import Mappings
 from tests.cuda import fake
 
 MIG = ["MIG-fa4ec0da-0000-0000-0000-000000000001", "MIG-fa4ec0da-0000-0000-0000-000000000102"]
@@ -95,3 +99,21 @@ def test_a_host_without_devices(folder: Path, compiled: Path) -> None:
     assert line.endswith(
         "instance_group.kind KIND_GPU needs a CUDA device, and none is visible to the server"
     )
+
+
+def test_a_warm_up_that_costs_the_device_is_a_failed_load(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    broken = folder / "broken"
+    monkeypatch.setenv("FAKE_CUDA_BROKEN", str(broken))
+    request.getfixturevalue("fake_cupy")
+    (folder / "config.pbtxt").write_text(CONFIG % "kind: KIND_CPU")
+    (folder / "1" / "model.py").write_text(
+        "class Model:\n"
+        "    def infer(self, request):\n"
+        f"        open({str(broken)!r}, 'w').close()\n"
+        "        return {'B': request.input('A')}\n"
+    )
+    (instance,) = repository.read_folder(str(folder)).instances()
+    with pytest.raises(Internal, match="cudaErrorIllegalAddress"):
+        loading.load(structs.replace(instance, device="cuda:0"), Devices(0, Mappings()))

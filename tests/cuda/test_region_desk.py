@@ -310,6 +310,13 @@ def test_unregistering_waits_for_all_who_have_it_open(opened: World) -> None:
     assert not opened.regions.urgent
 
 
+def test_unregistering_does_not_wait_for_those_who_could_not_open_it(unproved: World) -> None:
+    unproved.register()
+    unproved.say(NeedRegion(5, 1), "executor-0")
+    unproved.say(RegionsClosed((1,)), "executor-0")
+    assert ("http-1", RegionAnswer(6)) in unproved.say(UnregisterRegions(6, "r", UID, "cuda"))
+
+
 def test_unregistering_does_not_wait_for_the_dead(opened: World) -> None:
     opened.say(RegionsClosed((1,)), "executor-1")
     opened.regions.gone("executor-0")

@@ -27,7 +27,7 @@ from shmserve.protocol.data_messages import (
     RegionRef,
     WireTensor,
 )
-from shmserve.protocol.region_messages import RegionGiven
+from shmserve.protocol.region_messages import RegionGiven, RegionsClosed
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.peer_segments import PeerSegments
@@ -44,13 +44,15 @@ class Desk:
 
     def __init__(self) -> None:
         self.regions: dict[int, Region] = {}
+        self.gone = False  # it has been unregistered when an executor asks for it
+        self.sent: list[object] = []
 
     def ask(self, make: Callable[[int, bool], Any], timeout_s: float) -> tuple[Any, list[int]]:
         question = make(1, False)
-        return RegionGiven(1, self.regions[question.number]), []
+        return RegionGiven(1, self.regions[question.number], self.gone), []
 
     def send(self, message: object) -> None:
-        raise AssertionError(message)
+        self.sent.append(message)
 
     def add(self, number: int, handle: bytes, device: int = 0, nbytes: int = NBYTES) -> None:
         self.regions[number] = Region(
@@ -226,6 +228,24 @@ def test_a_model_that_writes_into_its_inputs_is_given_a_copy(
         one.runner._regions.clear()
 
 
+def test_it_is_told_when_memory_of_a_region_that_is_no_more_is_closed(
+    bench: Callable[..., Bench], cuda_environment: dict[str, str]
+) -> None:
+    one = bench(add_one)
+    regions = one.runner._regions
+    with exported(cuda_environment) as (handle, _):
+        one.desk.add(1, handle)
+        one.run(one.message(WireTensor("IN", "FP32", (COUNT,), region())))
+        assert one.desk.sent == []
+        regions.forget([1])
+        assert one.desk.sent == [RegionsClosed((1,))]
+        one.desk.add(2, handle)
+        one.desk.gone = True  # so it serves this request alone
+        one.run(one.message(WireTensor("IN", "FP32", (COUNT,), RegionRef(2, 0, NBYTES))))
+        regions.tell_closed()
+        assert one.desk.sent[1:] == [RegionsClosed((2,))]
+
+
 def test_a_model_on_the_host_is_given_copies(
     bench: Callable[..., Bench], cuda_environment: dict[str, str]
 ) -> None:
@@ -304,6 +324,26 @@ def test_a_next_request_that_never_comes_costs_nothing(bench: Callable[..., Benc
     assert one.devices.open().cupy.get_default_memory_pool().used_bytes() == 0
 
 
+@pytest.mark.fake_cuda
+@pytest.mark.parametrize("end", ["dropped", "refused"])
+def test_what_is_brought_in_vain_has_arrived_when_it_is_given_up(
+    end: str, bench: Callable[..., Bench]
+) -> None:
+    """Whose memory it comes from may then do with that what he likes."""
+    one = bench(add_one)
+    queues = one.devices.open().cupy._queues
+    if end == "dropped":
+        one.following = (one.frontend, one.message(one.slot(NUMBERS * 2)))
+        one.runner._inputs(one.frontend, one.message(one.slot(NUMBERS)))
+        one.runner.let_go()
+    else:
+        one.desk.add(9, b"x" * 64)
+        assert one.run(one.message(one.slot(NUMBERS), RegionRef(9, 0, NBYTES))).error_code
+    assert not any(queue.operations for queue in queues._queues.values())
+    gc.collect()
+    assert one.devices.open().cupy.get_default_memory_pool().used_bytes() == 0
+
+
 def test_what_is_wrong_with_the_next_request_is_its_own_affair(
     bench: Callable[..., Bench],
 ) -> None:
@@ -313,6 +353,7 @@ def test_what_is_wrong_with_the_next_request_is_its_own_affair(
     one.desk.add(9, b"x" * 64)
     one.following = (one.frontend, bad)
     assert np.array_equal(one.result(one.run(good)), NUMBERS + 1)
+    assert one.desk.sent == [RegionsClosed((9,))]  # whoever unregisters it need not wait
     answer = one.run(bad)
     assert answer.error_code == Code.INVALID_ARGUMENT
     assert "'r9' cannot be opened" in answer.error
@@ -349,6 +390,13 @@ def test_too_large_for_the_device(
     assert "CUDA device 0 has no memory left" in answer.error
     assert emptied
     assert not one.devices.lost
+
+
+def test_what_cannot_be_placed_fails_its_request_alone(bench: Callable[..., Bench]) -> None:
+    one = bench(lambda request: answered(object()), None)
+    for _ in range(2):
+        answer = one.run(one.message(one.slot(NUMBERS)))
+        assert answer.error_code == Code.INTERNAL
 
 
 @pytest.mark.parametrize("ordinal", [0, None], ids=["gpu", "cpu"])

@@ -74,6 +74,7 @@ allocations: dict[int, Allocation] = {}
 pinned: dict[int, tuple[int, int]] = {}  # hostRegister: address to bytes and flags
 host_memory: dict[int, int] = {}  # hostAlloc: address to bytes
 peers: set[tuple[int, int]] = set()
+contexts: set[int] = set()  # the devices that the process has begun to use
 devices = fake_devices.visible()
 _order: list[int] = []  # the keys of `allocations`, sorted
 _current = threading.local()
@@ -127,8 +128,16 @@ def get_device() -> int:
 
 
 def set_device(device: int) -> None:
+    """Makes a context there, as from CUDA 12 on."""
     check_device(device)
+    contexts.add(device)
     _current.device = device
+
+
+def get_context() -> int:
+    """That of the calling thread; 0: it has none yet."""
+    enter()
+    return 0x100 + _current.device if hasattr(_current, "device") else 0
 
 
 def can_access_peer(device: int, peer: int) -> bool:

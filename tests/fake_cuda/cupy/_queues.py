@@ -125,7 +125,14 @@ def add_copy(queue: Queue, target: int, source: int, nbytes: int, kind: int) -> 
         ctypes.memmove(target, source, nbytes)
         copied[actual] += nbytes
 
+    copy.host = source if to_device else target  # type: ignore[attr-defined]
     return queue.add(copy)
+
+
+def under_way(address: int, nbytes: int) -> bool:
+    """Whether a copy from or to this host memory has not happened yet."""
+    operations = [operation for q in list(_queues.values()) for _, operation in q.operations]
+    return any(address <= getattr(copy, "host", 0) < address + nbytes for copy in operations)
 
 
 def add_fill(queue: Queue, target: int, value: int, nbytes: int) -> int:

@@ -1,6 +1,6 @@
 """What CuPy has under `cupy.cuda`, as far as the fake goes."""
 
-from cupy.cuda import device, memory, runtime, stream
+from cupy.cuda import device, driver, memory, runtime, stream
 from cupy.cuda.device import Device, get_device_id
 from cupy.cuda.memory import BaseMemory, MemoryPointer, MemoryPool, UnownedMemory, alloc
 from cupy.cuda.stream import Event, ExternalStream, Stream, get_current_stream
@@ -16,6 +16,7 @@ __all__ = [
     "UnownedMemory",
     "alloc",
     "device",
+    "driver",
     "get_current_stream",
     "get_device_id",
     "is_available",

@@ -21,7 +21,6 @@ getDevice = _fake.get_device
 setDevice = _fake.set_device
 malloc = _fake.malloc
 hostRegister = _fake.pin
-hostUnregister = _fake.unpin
 ipcGetMemHandle = _ipc.get_handle
 ipcOpenMemHandle = _ipc.open_handle
 ipcCloseMemHandle = _ipc.close_handle
@@ -122,6 +121,13 @@ def freeHost(ptr: int) -> None:
         raise CUDARuntimeError(1)
     if ptr:
         _fake.unmap_memory(ptr, _fake.host_memory.pop(ptr))
+
+
+def hostUnregister(ptr: int) -> None:
+    """While a copy is under way the device would lose sight of the memory."""
+    if ptr in _fake.pinned and _queues.under_way(ptr, _fake.pinned[ptr][0]):
+        raise _fake.lose()
+    _fake.unpin(ptr)
 
 
 def pointerGetAttributes(ptr: int) -> PointerAttributes:

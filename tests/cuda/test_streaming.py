@@ -1,0 +1,79 @@
+"""Streams of a decoupled model on a device: no answer leaves before the device is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from shmserve.errors import Internal
+from shmserve.executor.backend import Output, Response
+from shmserve.executor.holdings import Holdings
+from shmserve.executor.inputs import InputReader
+from shmserve.executor.regions import ClientRegions
+from shmserve.executor.stream import Parts, Stream
+from tests.cuda.test_running import NBYTES, NUMBERS, Bench, add_one
+from tests.unit.rig import SPEC
+
+Connected = tuple[Bench, Stream, list[Any]]
+
+
+@pytest.fixture
+def connected(cupy: Any) -> Iterator[Connected]:
+    """A bench, a stream of one request on it, and what was posted, each with whether the
+    device was at work then."""
+    bench, posted = Bench(add_one), list[Any]()
+    regions = ClientRegions(bench.desk, bench.devices)
+    reader, holdings = InputReader(SPEC.name, regions), Holdings(bench.memory)
+
+    def post(event: Any) -> None:
+        queues = getattr(cupy, "_queues", None)  # of the fake alone
+        busy = queues is not None and any(q.operations for q in queues._queues.values())
+        posted.append((event.answer, busy))
+
+    parts = Parts(SPEC, bench.memory, regions, reader, holdings, post)
+    message = structs.replace(bench.message(bench.slot(NUMBERS)), credit=1, outputs=("OUT", "BAD"))
+    yield bench, Stream(parts, None, bench.frontend, message), posted  # type: ignore[arg-type]
+    bench.close()
+
+
+def cancelled(stream: Stream) -> None:
+    stream.mute()
+    stream.send(None, final=True)
+
+
+@pytest.mark.fake_cuda
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda stream: stream.send(None, final=True),
+        lambda stream: stream.send(Response(error=Internal("no")), final=True),
+        lambda stream: stream.fail(Internal("no")),
+        cancelled,
+    ],
+    ids=["ended", "error", "failed", "cancelled"],
+)
+def test_what_the_model_began_is_over_when_the_stream_ends(
+    end: Callable[[Stream], None], connected: Connected
+) -> None:
+    _, stream, posted = connected
+    begun = stream.begin().inputs["IN"].on_device() + 1
+    end(stream)
+    assert [busy for _, busy in posted] == [False]
+    assert np.array_equal(begun.get(), NUMBERS + 1)
+
+
+def test_slots_of_a_failed_answer_are_written_to_no_more(connected: Connected) -> None:
+    bench, stream, posted = connected
+    result = stream.begin().inputs["IN"].on_device() + 1
+    stream.send(Response((Output("OUT", "FP32", result), Output("BAD", "FP32", object()))))
+    assert posted[0][0].error_code
+    slot = bench.memory.reserve(NBYTES)
+    bench.memory.view(slot)[:] = bytes(NBYTES)
+    bench.devices.open().synchronize()
+    assert bytes(bench.memory.view(slot)) == bytes(NBYTES)
+    bench.memory.reclaim(slot)
+    stream.fail(Internal("over"))
