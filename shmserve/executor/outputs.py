@@ -47,26 +47,24 @@ class Placement:
         by_name = {output.name: output for output in response.outputs}
         self.copied_out += response.copied
         places = self._request.places
-        on_device = [found for found in by_name.values() if self._comes_from_device(found)]
-        for found in on_device:
-            self._check_device(found)
-        if on_device:  # the copies wait for the default stream only, and a model may use others
+        unfinished = False
+        for output in response.outputs:
+            if is_on_device(output.array) and output.name in self._request.requested:
+                self._check_device(output)
+                unfinished = True
+        if unfinished:  # the copies wait for the default stream only, and a model may use others
             self._request.devices.open().synchronize()
         # Sizes first: where one output does not fit, no client's memory is written at all.
         sizes = {name: places[name].size_of(by_name[name]) for name in places if name in by_name}
         for name in self._request.requested:
-            output = by_name.get(name)
-            if output is None:
+            if name not in by_name:
                 continue
             if name in sizes:
-                self.tensors.append(places[name].put(output, sizes[name]))
+                self.tensors.append(places[name].put(by_name[name], sizes[name]))
                 self.copied_out += places[name].copied
                 self.moved += places[name].moved
             else:
-                self.tensors.append(self._place(output))
-
-    def _comes_from_device(self, output: Output) -> bool:
-        return output.name in self._request.requested and is_on_device(output.array)
+                self.tensors.append(self._place(by_name[name]))
 
     def _check_device(self, output: Output) -> None:
         """What is waited for before the answer is one device: the instance's. One on the CPU,

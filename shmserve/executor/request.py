@@ -252,5 +252,9 @@ class ExecutorRequest:
 
     def take_counts(self) -> tuple[int, int]:
         """Of all inputs, as `Input.take_counts`."""
-        counts = [tensor.take_counts() for tensor in self.inputs.values()]
-        return sum(copied for copied, _ in counts), sum(moved for _, moved in counts)
+        copied = moved = 0
+        for tensor in self.inputs.values():
+            by_processor, by_dma = tensor.take_counts()
+            copied += by_processor
+            moved += by_dma
+        return copied, moved
