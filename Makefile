@@ -101,7 +101,7 @@ $(BENCH_DEPS): $(DEV_DEPS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $@
 
-.gpu-site/.done: $(wildcard wheels/*.whl) tests/gpu_site.py
+.gpu-site/.done: wheels $(wildcard wheels/*.whl) tests/gpu_site.py
 	$(PYTHON) tests/gpu_site.py wheels .gpu-site
 	@touch $@
 
