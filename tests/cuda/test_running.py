@@ -298,6 +298,7 @@ def test_what_is_wrong_with_the_next_request_is_its_own_affair(
     answer = one.run(bad)
     assert answer.error_code == Code.INVALID_ARGUMENT
     assert "'r9' cannot be opened" in answer.error
+    assert "server's user in its PID namespace" in answer.error
 
 
 @pytest.mark.fake_cuda
