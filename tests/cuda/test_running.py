@@ -328,6 +328,7 @@ def test_too_large_for_the_device(
     assert not one.devices.lost
 
 
+@pytest.mark.fake_cuda  # there may be one device only
 @pytest.mark.parametrize("ordinal", [0, None], ids=["gpu", "cpu"])
 def test_outputs_lie_on_one_device(bench: Callable[..., Bench], ordinal: int | None) -> None:
     """The instance's; of one on the CPU, whose model uses GPUs by itself, that of its first."""
