@@ -19,7 +19,7 @@ MACHINE ?= x86_64
 PLATFORMS := $(foreach tag,manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014 manylinux1,\
 	--platform $(tag)_$(MACHINE))
 ifneq ($(wildcard wheels/*.whl),)
-GPU_DEPS := .gpu-site/.done
+GPU_DEPS := gpu-site
 GPU_PYTHON := PYTHONPATH=$(CURDIR)/.gpu-site:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 else
 GPU_DEPS := $(VENV)/.gpu
@@ -28,8 +28,8 @@ endif
 GPU_TESTS ?= tests/cuda tests/torch
 BENCH_GPU ?=
 
-.PHONY: serve test test-torch test-gpu lint proto proto-check bench bench-gpu wheels drill reload-drill \
-	soak rounds clean
+.PHONY: serve test test-torch test-gpu lint proto proto-check bench bench-gpu wheels gpu-site drill \
+	reload-drill soak rounds clean
 
 serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
@@ -101,9 +101,8 @@ $(BENCH_DEPS): $(DEV_DEPS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $@
 
-.gpu-site/.done: $(wildcard wheels/*.whl) tests/gpu_site.py
+gpu-site:
 	$(PYTHON) tests/gpu_site.py wheels .gpu-site
-	@touch $@
 
 $(VENV)/.gpu: $(DEV_DEPS) $(TORCH_DEPS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx,dev,gpu]'

@@ -399,6 +399,7 @@ def test_what_cannot_be_placed_fails_its_request_alone(bench: Callable[..., Benc
         assert answer.error_code == Code.INTERNAL
 
 
+@pytest.mark.fake_cuda  # there may be one device only
 @pytest.mark.parametrize("ordinal", [0, None], ids=["gpu", "cpu"])
 def test_outputs_lie_on_one_device(bench: Callable[..., Bench], ordinal: int | None) -> None:
     """The instance's; of one on the CPU, whose model uses GPUs by itself, that of its first."""
