@@ -11,7 +11,25 @@ BENCH_DEPS := $(VENV)/.bench
 TORCH ?= torch
 TORCH_DEPS := $(VENV)/.torch
 
-.PHONY: serve test test-torch lint proto proto-check bench drill reload-drill soak rounds clean
+# A GPU host without network: `make wheels PYTHON_VERSION=3.12` somewhere else fills wheels/ for it.
+# With that folder, test-gpu and bench-gpu run under the host's own PYTHON, which has CuPy, numpy,
+# torch and pip, and what it lacks of the rest is put beside it; without, in .venv.
+PYTHON_VERSION ?= 3.12
+MACHINE ?= x86_64
+PLATFORMS := $(foreach tag,manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014 manylinux1,\
+	--platform $(tag)_$(MACHINE))
+ifneq ($(wildcard wheels/*.whl),)
+GPU_DEPS := gpu-site
+GPU_PYTHON := PYTHONPATH=$(CURDIR)/.gpu-site:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
+else
+GPU_DEPS := $(VENV)/.gpu
+GPU_PYTHON := $(BIN)/python
+endif
+GPU_TESTS ?= tests/cuda tests/torch
+BENCH_GPU ?=
+
+.PHONY: serve test test-torch test-gpu lint proto proto-check bench bench-gpu wheels gpu-site drill \
+	reload-drill soak rounds clean
 
 serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
@@ -23,6 +41,9 @@ test: $(DEV_DEPS)  ## set up and pass the tests
 
 test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the pytorch backend
 	$(BIN)/python -m pytest -m 'torch and not gpu' tests/torch
+
+test-gpu: $(GPU_DEPS)  ## pass the tests of CUDA on the machine's GPU
+	$(GPU_PYTHON) -m pytest --real-cuda -m 'gpu or not torch' $(GPU_TESTS)
 
 lint: $(DEV_DEPS)  ## ruff, mypy strict, import layers
 	$(BIN)/ruff format --check .
@@ -38,6 +59,16 @@ proto-check: $(DEV_DEPS)  ## fail if shmserve/_generated is stale
 
 bench: $(BENCH_DEPS)  ## measure, into bench/results
 	$(BIN)/python -m bench --quick
+
+bench-gpu: $(GPU_DEPS)  ## measure the machine's GPU; BENCH_GPU="--quick --output FILE", for example
+	$(GPU_PYTHON) -m bench.gpu $(BENCH_GPU)
+
+wheels:  ## fetch what a GPU host without network lacks, for its PYTHON_VERSION (and MACHINE)
+	rm -rf wheels
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+		--implementation cp --python-version $(PYTHON_VERSION) $(PLATFORMS) \
+		-r tests/gpu-requirements.txt -d wheels
+	du -sh wheels
 
 drill: $(DEV_DEPS)  ## the long kill matrix: 60 s of load, every process killed three times
 	$(BIN)/python -m tests.crash.drill --seconds 60 --kills 3
@@ -70,5 +101,12 @@ $(BENCH_DEPS): $(DEV_DEPS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $@
 
+gpu-site:
+	$(PYTHON) tests/gpu_site.py wheels .gpu-site
+
+$(VENV)/.gpu: $(DEV_DEPS) $(TORCH_DEPS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx,dev,gpu]'
+	@touch $@
+
 clean:  ## remove what the targets above have made
-	rm -rf $(VENV) bench/build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .gpu-site wheels bench/build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

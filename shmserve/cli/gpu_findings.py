@@ -19,7 +19,7 @@ from shmserve.observe import gpus, nvml
 _EXTRA = "pip install 'shmserve[gpu]'"
 _FILES = ("nvidiactl", "nvidia-uvm")
 _NVRTC = "if NVRTC is missing: pip install 'cupy-cuda12x[ctk]'"
-_SAME_IPC = "containers need the host's IPC namespace"
+_NO_IPC = "without CUDA's IPC clients cannot use CUDA regions; it needs /dev/shm, too"
 _STAGED = "inputs that come over HTTP and gRPC are copied slower"
 
 
@@ -182,7 +182,7 @@ def _device(lacking: Level, subject: str, device: DeviceFacts, sharing: str) -> 
     slower: Level = "note" if lacking == "note" else "warn"
     limit = "copies are slower; raise the limit of locked memory"
     yield _tried(lacking, subject, "compile and run kernels", device.kernel, _NVRTC)
-    yield _tried(lacking, subject, "share memory with other processes", sharing, _SAME_IPC)
+    yield _tried(lacking, subject, "share memory with other processes", sharing, _NO_IPC)
     yield _tried(slower, subject, "pin shared memory", device.pin_writable, limit)
     yield _tried(slower, subject, "pin read-only shared memory", device.pin_read_only, _STAGED)
 

@@ -96,7 +96,8 @@ class DeviceBlock:
         self._allocation: _Allocation | None = _Allocation(kind.cupy, kind.device, size)
         self.address = self._allocation.address
         try:
-            self._handle: bytes = kind.cupy.cuda.runtime.ipcGetMemHandle(self.address)
+            with kind.cupy.cuda.Device(kind.device):  # else CUDA begins to use another, too
+                self._handle: bytes = kind.cupy.cuda.runtime.ipcGetMemHandle(self.address)
         except kind.cupy.cuda.runtime.CUDARuntimeError:
             kind.refused = True
             raise
@@ -106,6 +107,8 @@ class DeviceBlock:
 
     def window(self, offset: int, nbytes: int) -> tuple[Any, object]:
         cupy, alive = self._kind.cupy, _Alive(self._allocation)
+        if alive.allocation is None:
+            raise InferenceError(0, "the client has given up its memory meanwhile")
         memory = cupy.cuda.UnownedMemory(self.address, self.size, alive, self._kind.device)
         pointer = cupy.cuda.MemoryPointer(memory, offset)
         return cupy.ndarray((nbytes,), "uint8", memptr=pointer), alive
@@ -127,7 +130,7 @@ class _Alive:
     """What CuPy, and whoever CuPy's arrays are passed on to, keeps as long as an array of it."""
 
     def __init__(self, allocation: _Allocation | None) -> None:
-        self._allocation = allocation
+        self.allocation = allocation
 
 
 def _free(cupy: Any, device: int, address: int) -> None:

@@ -50,10 +50,10 @@ def is_on_gpu(value: Any) -> bool:
     """Whether an array, of whatever library, lies in a GPU's memory."""
     if isinstance(value, np.ndarray):
         return False
-    if hasattr(value, "__cuda_array_interface__"):
-        return True
     device = getattr(value, "__dlpack_device__", None)
-    return device is not None and int(device()[0]) in _ON_A_GPU
+    if device is not None:
+        return int(device()[0]) in _ON_A_GPU
+    return hasattr(value, "__cuda_array_interface__")
 
 
 def as_cupy(value: Any) -> Any:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import selectors
 import signal
 import socket
 import time
-
-import msgspec
 
 from shmserve.config import Settings
 from shmserve.coordinator import limits, wanted
@@ -23,34 +20,31 @@ from shmserve.coordinator.clients import ClientDoor, Connection
 from shmserve.coordinator.counters import SETTLE_S, Counters
 from shmserve.coordinator.desk import Desk
 from shmserve.coordinator.information import Information
+from shmserve.coordinator.links import Links
 from shmserve.coordinator.model_control import ModelControl
 from shmserve.coordinator.monitoring import Monitoring
 from shmserve.coordinator.orders import Orders
 from shmserve.coordinator.owners import Owners, Process
-from shmserve.coordinator.peers import Peer, accept
+from shmserve.coordinator.peers import Peer
 from shmserve.coordinator.plan import Plan, PlanFile
 from shmserve.coordinator.regions import Regions
 from shmserve.coordinator.tuning import TuningDesk
 from shmserve.core.budget import Ledger
 from shmserve.core.fleet import Fleet
 from shmserve.core.tuning import initial_log
-from shmserve.errors import ConfigError, PeerDied, ProtocolViolation
+from shmserve.errors import ConfigError
 from shmserve.observe import gpus
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol import messages
-from shmserve.protocol.link_messages import Hello, Welcome
-from shmserve.protocol.messages import FromCoordinator, ToCoordinator
+from shmserve.protocol.link_messages import Welcome
 from shmserve.shm import segment
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.transport import rundir
-from shmserve.transport.channel import MAX_MESSAGE, listen
+from shmserve.transport.channel import listen
 from shmserve.transport.processes import FileLock, has_ended, raise_fd_limit
-from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
-ROLES = ("http", "grpc", "executor", "supervisor", "cli")
-_PROCESS = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _LOCK_WAIT_S = 2.0
 _TICK_S = 1.0
 _SOON_S = 0.05
@@ -77,9 +71,7 @@ class Coordinator:
         self._master_fd = master_fd
         self._library = library
         self._selector = selectors.DefaultSelector()
-        self._peers: dict[str, Peer] = {}
-        self._doomed: list[Peer] = []
-        self._buffer = memoryview(bytearray(MAX_MESSAGE))
+        self._links = Links(self._selector, self._welcome, lambda: self._desk)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stop_at: float | None = None
         self._desk: Desk
@@ -132,16 +124,16 @@ class Coordinator:
         owners = Owners(
             self._watch_owner, self._unwatch_owner, self._settings.client_shm_reap_dead_owners
         )
-        regions = Regions(self._settings, self._run_dir, fleet, self._send, owners, _gpus)
+        regions = Regions(self._settings, self._run_dir, fleet, self._links.send, owners, _gpus)
         information = self._information(fleet, regions, now, again)
-        tuning = TuningDesk(initial_log(self._settings.log_level), self._send)
-        orders = Orders(fleet, self._send)
+        tuning = TuningDesk(initial_log(self._settings.log_level), self._links.send)
+        orders = Orders(fleet, self._links.send)
         self._background = Background(lambda: os.eventfd_write(self._wake_fd, 1))
         self._desk = Desk(
             fleet,
             writer,
             self._epoch,
-            self._send,
+            self._links.send,
             regions,
             information,
             tuning,
@@ -156,7 +148,7 @@ class Coordinator:
             self._library,
             self._background,
             orders,
-            self._send,
+            self._links.send,
             self._desk.perform,
         )
         listener = listen(os.path.join(self._run_dir, rundir.COORDINATOR_SOCKET))
@@ -190,12 +182,20 @@ class Coordinator:
     def _information(self, fleet: Fleet, regions: Regions, now: float, again: bool) -> Information:
         settings, most = self._settings, self._settings.max_counted_models
         settled_at = now + SETTLE_S if again else 0.0
-        counters = Counters(self._run_dir, self._epoch, self._send, most, settled_at)
+        counters = Counters(self._run_dir, self._epoch, self._links.send, most, settled_at)
         own = (self._process, os.getpid(), now)
-        information = Information(fleet, regions, counters, self._gpus, self._send, own)
+        information = Information(fleet, regions, counters, self._gpus, self._links.send, own)
         if settings.dashboard:
             information.monitoring = Monitoring(
-                counters, fleet, regions.book, self._gpus, self._send, self._epoch, most, again, now
+                counters,
+                fleet,
+                regions.book,
+                self._gpus,
+                self._links.send,
+                self._epoch,
+                most,
+                again,
+                now,
             )
         return information
 
@@ -222,7 +222,7 @@ class Coordinator:
         until_due = max(0.0, self._desk.due - time.monotonic())
         for key, ready in self._selector.select(min(patience, until_due)):
             if isinstance(key.data, Peer):
-                self._peer_ready(key.data, ready)
+                self._links.ready(key.data, ready)
             elif key.fd == self._master_fd:
                 self._master_ended()
             elif key.fd == self._wake_fd:
@@ -236,74 +236,15 @@ class Coordinator:
                 if isinstance(key.data, ClientDoor):
                     key.data.accept(key.fileobj)
                 else:
-                    self._accept(key.fileobj)
+                    self._links.accept(key.fileobj)
         self._background.settle()
         self._desk.tick(time.monotonic())
         if self._door is not None:
             self._door.settle(time.monotonic())
-        self._bury()
+        self._links.bury()
 
-    def _accept(self, listener: socket.socket) -> None:
-        peer = accept(listener, lambda uid: _log.warning("refused a peer of another user %d", uid))
-        if peer is not None:
-            self._selector.register(peer.sock, selectors.EVENT_READ, peer)
-
-    def _peer_ready(self, peer: Peer, ready: int) -> None:
-        try:
-            if ready & selectors.EVENT_WRITE:
-                peer.flush()
-                self._watch(peer)
-            if ready & selectors.EVENT_READ:
-                for data, fds in peer.receive(self._buffer):
-                    try:
-                        message = messages.decode_to_coordinator(data)
-                    except msgspec.DecodeError:
-                        close_all(fds)
-                        raise
-                    self._received(peer, message, fds)
-        except PeerDied:
-            self._doomed.append(peer)
-        except (ProtocolViolation, msgspec.DecodeError) as ex:
-            self._close_peer(peer, str(ex))
-
-    def _received(self, peer: Peer, message: ToCoordinator, fds: list[int]) -> None:
-        now = time.monotonic()
-        if peer.process:
-            self._desk.handle(peer.process, peer.role, message, fds, now)
-            return
-        close_all(fds)
-        if not isinstance(message, Hello):
-            raise ProtocolViolation("the first message is not a hello")
-        if message.role not in ROLES or not _PROCESS.fullmatch(message.process):
-            raise ProtocolViolation("a hello of an unknown role or with a bad process id")
-        peer.send(Welcome(messages.VERSION, self._epoch, self._arena_bytes))
-        if message.version != messages.VERSION:
-            raise ProtocolViolation(f"it speaks version {message.version}")
-        earlier = self._peers.get(message.process)
-        if earlier is not None:  # its process reconnected before we saw the old one end
-            earlier.process = ""
-            self._doomed.append(earlier)
-        peer.process, peer.role = message.process, message.role
-        self._peers[peer.process] = peer
-        self._desk.hello(message, peer.pid or message.pid, now)
-
-    def _send(self, process: str, message: FromCoordinator, fds: tuple[int, ...] = ()) -> None:
-        """To a process, if it is there; never blocks, never fails."""
-        peer = self._peers.get(process)
-        if peer is None:
-            return
-        try:
-            peer.send(message, fds)
-            self._watch(peer)
-        except PeerDied:
-            self._doomed.append(peer)
-        except ProtocolViolation as ex:
-            self._close_peer(peer, str(ex))
-
-    def _watch(self, peer: Peer) -> None:
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.backlogged else 0)
-        if self._selector.get_key(peer.sock).events != events:
-            self._selector.modify(peer.sock, events, peer)
+    def _welcome(self) -> Welcome:
+        return Welcome(messages.VERSION, self._epoch, self._arena_bytes)
 
     def _watch_owner(self, pidfd: int, process: Process) -> None:
         self._selector.register(pidfd, selectors.EVENT_READ, process)
@@ -317,24 +258,6 @@ class Coordinator:
         self._desk.drain("the gunicorn master is gone")
         if self._stop_at is None:
             self._stop_at = time.monotonic() + _AFTER_MASTER_S
-
-    def _close_peer(self, peer: Peer, why: str) -> None:
-        _log.warning(
-            "link closed process=%s pid=%d reason=%s", peer.process or "unknown", peer.pid, why
-        )
-        self._doomed.append(peer)
-
-    def _bury(self) -> None:
-        """Close what must be closed; deciding about one may doom another."""
-        while self._doomed:
-            peer = self._doomed.pop()
-            if peer.sock.fileno() < 0:
-                continue
-            self._selector.unregister(peer.sock)
-            peer.close()
-            if peer.process:
-                self._peers.pop(peer.process, None)
-                self._desk.gone(peer.process, time.monotonic())
 
     def _close(self) -> None:
         self._gpus.stop()

@@ -112,6 +112,9 @@ class Device:
         _log.error("%s", error.message, exc_info=None if known else ex)
         if runtime.is_lost(ex):
             self.lost = error.message
+        elif runtime.is_out_of_memory(ex):
+            with self.here():
+                runtime.free_unused()
         return error
 
     # ---------------------------------------------------------------- memory

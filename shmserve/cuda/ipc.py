@@ -71,8 +71,8 @@ class Handles:
             _log.warning("a handle of region %r cannot be opened: %s", name, runtime.text_of(ex))
             raise InvalidArgument(
                 f"the memory of CUDA shared memory region '{name}' cannot be opened"
-                f" ({runtime.text_of(ex)}): is the process that exported it alive, and is its GPU"
-                " visible to the server, in the same IPC namespace?"
+                f" ({runtime.text_of(ex)}): is the process that exported it alive, run by the"
+                " server's user in its PID namespace, and is its GPU visible to the server?"
             ) from None
         try:
             with self._device.working():

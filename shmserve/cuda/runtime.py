@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any
 
 from shmserve.errors import ConfigError, Internal, ResourceExhausted, ShmserveError
@@ -56,5 +58,21 @@ def text_of(ex: BaseException) -> str:
 def error_of(ex: BaseException, ordinal: int, purpose: str = "request") -> ShmserveError:
     """What a client is told of an exception of CuPy's."""
     if is_out_of_memory(ex):
-        return ResourceExhausted(f"CUDA device {ordinal} has no memory left for this {purpose}")
+        return no_memory(ordinal, purpose)
     return Internal(f"CUDA device {ordinal} failed: {text_of(ex)}")
+
+
+def free_unused() -> None:
+    """Give the calling thread's device back what CuPy and torch keep for later: neither knows
+    of the other's."""
+    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+    with contextlib.suppress(Exception):  # the next call tells if the device is lost
+        if cupy is not None:
+            cupy.get_default_memory_pool().free_all_blocks()
+        if torch is not None:
+            torch.cuda.empty_cache()
+
+
+def no_memory(ordinal: int, purpose: str) -> ShmserveError:
+    """A device has no memory left for this "request" or "model"."""
+    return ResourceExhausted(f"CUDA device {ordinal} has no memory left for this {purpose}")

@@ -11,6 +11,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from shmserve.core import devices
 from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument, ShmserveError, Unavailable
@@ -133,4 +135,4 @@ class Devices:
 
 def is_on_device(array: Any) -> bool:
     """Whether it is an array in a GPU's memory; numpy's are not."""
-    return hasattr(array, "__cuda_array_interface__")
+    return type(array) is not np.ndarray and hasattr(array, "__cuda_array_interface__")

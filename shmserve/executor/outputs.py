@@ -47,9 +47,13 @@ class Placement:
         by_name = {output.name: output for output in response.outputs}
         self.copied_out += response.copied
         places = self._request.places
+        unfinished = False
         for output in response.outputs:
             if is_on_device(output.array) and output.name in self._request.requested:
                 self._check_device(output)
+                unfinished = True
+        if unfinished:  # the copies wait for the default stream only, and a model may use others
+            self._request.devices.open().synchronize()
         # Sizes first: where one output does not fit, no client's memory is written at all.
         sizes = {name: places[name].size_of(by_name[name]) for name in places if name in by_name}
         for name in self._request.requested:

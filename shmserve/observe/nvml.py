@@ -63,7 +63,11 @@ def bounded(call: Callable[[], T], seconds: float | None = None) -> T | None:
             _calling.release()
             over.set()
 
-    threading.Thread(target=run, name="nvml", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="nvml", daemon=True).start()
+    except RuntimeError:  # no more threads, for now
+        _calling.release()
+        return None
     return results[0] if over.wait(seconds) and results else None
 
 

@@ -120,7 +120,7 @@ def _input(value: Any, where: str) -> WireInput:
     shape = item["shape"]
     if not isinstance(shape, list):
         raise InvalidArgument(f"{where}.shape must be an array, got {_show(shape)}")
-    dims = tuple([_uint(dim, f"{where}.shape[{axis}]") for axis, dim in enumerate(shape)])
+    dims = tuple([uint(dim, f"{where}.shape[{axis}]") for axis, dim in enumerate(shape)])
     datatype = _string(item["datatype"], f"{where}.datatype")
     parameters = _input_parameters(item.get("parameters", {}), f"{where}.parameters")
     if "data" not in item:
@@ -134,7 +134,7 @@ def _input(value: Any, where: str) -> WireInput:
 def _input_parameters(value: Any, where: str) -> InputParameters:
     item = _object(value, where)
     return InputParameters(
-        _uint(item["binary_data_size"], f"{where}.binary_data_size")
+        uint(item["binary_data_size"], f"{where}.binary_data_size")
         if "binary_data_size" in item
         else UNSET,
         *_region(item, where),
@@ -151,7 +151,7 @@ def _output(value: Any, where: str) -> WireOutput:
     binary = parameters.get("binary_data", UNSET)
     if binary is not UNSET and not isinstance(binary, bool):
         raise InvalidArgument(f"{where}.binary_data must be true or false, got {_show(binary)}")
-    classes = _uint(parameters.get("classification", 0), f"{where}.classification")
+    classes = uint(parameters.get("classification", 0), f"{where}.classification")
     return WireOutput(name, OutputParameters(classes, binary, *_region(parameters, where)))
 
 
@@ -159,8 +159,8 @@ def _region(item: dict[str, Any], where: str) -> tuple[Any, int, Any]:
     name, size = "shared_memory_region", "shared_memory_byte_size"
     return (
         _string(item[name], f"{where}.{name}") if name in item else UNSET,
-        _uint(item.get("shared_memory_offset", 0), f"{where}.shared_memory_offset"),
-        _uint(item[size], f"{where}.{size}") if size in item else UNSET,
+        uint(item.get("shared_memory_offset", 0), f"{where}.shared_memory_offset"),
+        uint(item[size], f"{where}.{size}") if size in item else UNSET,
     )
 
 
@@ -193,7 +193,12 @@ def _string(value: Any, where: str) -> str:
     return value
 
 
-def _uint(value: Any, where: str) -> int:
+def uint(value: Any, where: str) -> int:
+    """A number of bytes, of a device or the like, that a signed 64-bit integer can hold.
+
+    Raises:
+        InvalidArgument: it is something else; the text has `where` and the value.
+    """
     if type(value) is not int or value < 0:
         raise InvalidArgument(f"{where} must be a non-negative integer, got {_show(value)}")
     if value > MAX_INT64:

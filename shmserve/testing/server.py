@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from shmserve.cli import show
+from shmserve.errors import Unavailable
 
 WATCHDOG_S = 90.0
 ROOT = Path(__file__).parents[2]
@@ -191,15 +192,31 @@ class RunningServer:
     # ------------------------------------------------------------ inspection
 
     def show(self, what: str) -> list[dict[str, Any]]:
-        """Rows of ``shmserve show <what>``; raises as `cli.show.ask`."""
-        return show.ask(self.run_dir, what)
+        """Rows of ``shmserve show <what>``; waits for a coordinator that is being replaced.
+
+        Raises:
+            Unavailable: there never was one.
+        """
+        give_up = time.monotonic() + WATCHDOG_S
+        while True:
+            try:
+                return show.ask(self.run_dir, what)
+            except Unavailable:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(0.02)
 
     def wait_instances(self) -> None:
-        """Until every instance of every model runs; readiness waits for one of each."""
-        wait_until(
-            lambda: all(row["instance_state"] == "READY" for row in self.show("models")),
-            "instances are not ready",
-        )
+        """Until every instance of every model runs; readiness waits for one of each.
+
+        Of one that has just been killed the coordinator may not know yet.
+        """
+
+        def all_run() -> bool:
+            rows, alive = self.show("models"), self.processes()
+            return all(row["instance_state"] == "READY" and row["pid"] in alive for row in rows)
+
+        wait_until(all_run, "instances are not ready")
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")

@@ -122,6 +122,7 @@ def test_sighup_replaces_http_workers_and_leaves_models_alone() -> None:
 
 
 def test_a_restarted_executor_is_told_of_by_the_next_kill(own_server: RunningServer) -> None:
+    own_server.wait_instances()
     expected = {"executor": len(own_server.pids("executor"))}
     for _ in range(3):  # restarts back off, but come
         kill_one(own_server, "executor echo", expected)

@@ -233,6 +233,10 @@ class Refuses:
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
 
+    @property
+    def __cuda_array_interface__(self) -> object:
+        raise RuntimeError("no AttributeError")
+
 
 def test_arrays_that_cannot_be_passed_on(stub_client: Client) -> None:
     with pytest.raises(ValueError, match=r"input 'IN': use tensor.detach\(\)"):

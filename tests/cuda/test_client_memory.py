@@ -117,6 +117,42 @@ def test_memory_goes_with_its_last_array(fake_cupy: Any, stub: StubServer) -> No
     assert fake_cupy._fake.used(0) == 0
 
 
+def test_a_client_that_is_closed_meanwhile_gives_no_arrays_of_freed_memory(
+    fake_cupy: Any, stub: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connected()
+    warm(client)
+    x = client.empty(COUNT, device=0)
+    answer = stub._infer
+
+    def closing(*request: Any) -> Any:
+        reply = answer(*request)
+        client.close()
+        return reply
+
+    monkeypatch.setattr(stub, "_infer", closing)
+    with pytest.raises(InferenceError, match="given up its memory"):
+        client.infer("double", {"IN": x}, device=0)
+    del x
+    assert fake_cupy._fake.used(0) == 0
+
+
+def test_memory_of_a_device_is_exported_from_it(
+    fake_cupy: Any, stub_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, seen = fake_cupy.cuda.runtime, list[int]()
+    export = runtime.ipcGetMemHandle
+
+    def observed(address: int) -> bytes:
+        seen.append(runtime.getDevice())
+        return bytes(export(address))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime, "ipcGetMemHandle", observed)
+        stub_client.empty(COUNT, device=1)
+    assert seen[0] == 1  # then the server looks for it
+
+
 def test_a_child_does_not_undo_its_parents_doing(
     fake_cupy: Any, stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

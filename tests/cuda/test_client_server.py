@@ -89,5 +89,8 @@ def test_a_server_that_is_restarted(cuda_environment: dict[str, str]) -> None:
     assert server.leaks() == []
 
 
-def test_a_server_without_gpus(server: RunningServer, cuda_environment: dict[str, str]) -> None:
-    assert run(server, cuda_environment, "without", "identity") == {"system regions": True}
+def test_a_server_without_gpus(cuda_environment: dict[str, str]) -> None:
+    settings = {"model_control": "explicit", "load_models": "identity", "grpc_processes": 0}
+    with RunningServer(environ={"CUDA_VISIBLE_DEVICES": ""}, **settings) as server:
+        assert run(server, cuda_environment, "without", "identity") == {"system regions": True}
+    assert server.leaks() == []

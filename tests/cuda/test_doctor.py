@@ -119,7 +119,8 @@ def test_a_driver_that_hangs_or_kills_is_told(
 ) -> None:
     (tmp_path / "cupy.py").write_text(program)
     monkeypatch.setattr(trials, "DEADLINE_S", 0.5 if "sleep" in program else 60.0)
-    with Trial("devices", {**os.environ, "PYTHONPATH": str(tmp_path)}) as trial:
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with Trial("devices", {**os.environ, "PYTHONPATH": path}) as trial:
         process = trial._process
         with pytest.raises(TrialFailed, match=reason):
             trial.result(CudaFacts)

@@ -286,10 +286,31 @@ def test_other_errors_have_cudas_own_name(make: Make, cupy: Any, line: str, told
     assert error.message == f"CUDA device 0 failed: {told}"
 
 
-def test_torchs_name_for_it(make: Make, cupy: Any) -> None:
-    body = "raise type('OutOfMemoryError', (RuntimeError,), {})('CUDA out of memory. Tried to …')"
+SCRIPTED = """The following operation failed in the TorchScript interpreter.
+Traceback of TorchScript, serialized code (most recent call last):
+  File "code/__torch__/modules.py", line 8, in forward
+    _0 = torch.empty([1125899906842624])
+         ~~~~~~~~~~~ <--- HERE
+RuntimeError: CUDA {}
+Advice.
+"""
+NO_MEMORY = "has no memory left for this request"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("OutOfMemoryError", "CUDA out of memory. Tried to …", NO_MEMORY),
+        ("RuntimeError", SCRIPTED.format("out of memory. Tried"), NO_MEMORY),
+        ("RuntimeError", SCRIPTED.format("error: no luck"), "failed: no luck"),
+    ],
+)
+def test_torchs_words_for_it(make: Make, cupy: Any, kind: str, text: str, told: str) -> None:
+    body = f"raise type({kind!r}, (RuntimeError,), {{}})({text!r})"
     backend, spec = load(make(on_device(body)), GPU)
-    assert failure(ask(backend, spec, ("Y",), X=X)).code is Code.RESOURCE_EXHAUSTED
+    error = failure(ask(backend, spec, ("Y",), X=X))
+    assert error.message == f"CUDA device 0 {told}"
+    assert (error.code is Code.RESOURCE_EXHAUSTED) == (told == NO_MEMORY)
 
 
 def test_without_cupy_the_arrays_module_says_what_is_missing(

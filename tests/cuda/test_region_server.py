@@ -34,11 +34,18 @@ def handle(cuda_environment: dict[str, str]) -> Iterator[bytes]:
 def server(cuda_environment: dict[str, str], handle: bytes) -> Iterator[RunningServer]:
     settings: dict[str, Any] = {"model_control": "explicit", "load_models": "touch"}
     with RunningServer(MODELS, cuda_environment, **settings) as running:
+        wait_until(lambda: all_live(running), "an instance on every device")
         yield running
     assert running.leaks() == []
     log = running.log()
     for shown in (as_base64(handle), handle.hex(), repr(handle)[2:], repr(list(handle))[1:]):
         assert shown[:24] not in log
+
+
+def all_live(server: RunningServer) -> bool:
+    """A handle of device 0 is only refused by an executor on that device."""
+    rows = show.ask(server.run_dir, "models")
+    return all(row["instance_state"] == "READY" for row in rows if row["model"] == "touch")
 
 
 class CudaClient(Client):

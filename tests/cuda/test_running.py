@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,6 +146,15 @@ def add_one_on_host(request: Request) -> Response:
     return answered(request.inputs["IN"].numpy() + 1)
 
 
+def add_one_on_a_stream_of_its_own(request: Request) -> Response:
+    import cupy
+
+    source = request.inputs["IN"].on_device()
+    cupy.cuda.Stream.null.synchronize()
+    with cupy.cuda.Stream(non_blocking=True):
+        return answered(source + 1)
+
+
 def answered(array: Any) -> Response:
     return Response((Output("OUT", "FP32", array),))
 
@@ -157,6 +168,13 @@ def test_from_slot_to_slot_is_one_copy_each_way(bench: Callable[..., Bench]) -> 
     answer = one.run(one.message(one.slot(NUMBERS)))
     assert np.array_equal(one.result(answer), NUMBERS + 1)
     assert (answer.copied.inputs, answer.copied.out, answer.copied.device) == (0, 0, 2 * NBYTES)
+
+
+def test_a_model_may_have_its_own_stream(bench: Callable[..., Bench]) -> None:
+    one = bench(add_one_on_a_stream_of_its_own)
+    for _ in range(5):
+        answer = one.run(one.message(one.slot(NUMBERS)))
+        assert np.array_equal(one.result(answer), NUMBERS + 1)
 
 
 @pytest.mark.parametrize("model", [add_one, add_one_in_place], ids=["own", "offered"])
@@ -352,6 +370,7 @@ def test_what_is_wrong_with_the_next_request_is_its_own_affair(
     answer = one.run(bad)
     assert answer.error_code == Code.INVALID_ARGUMENT
     assert "'r9' cannot be opened" in answer.error
+    assert "server's user in its PID namespace" in answer.error
 
 
 @pytest.mark.fake_cuda
@@ -373,11 +392,16 @@ def test_a_lost_device_fails_the_request_and_is_noticed(
 def test_too_large_for_the_device(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    """What torch keeps for later is the device's again, so that the next request may fit."""
+    emptied: list[bool] = []
+    torch = SimpleNamespace(cuda=SimpleNamespace(empty_cache=lambda: emptied.append(True)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setenv("FAKE_CUDA_MEMORY", str(NBYTES + 512))
     one = request.getfixturevalue("bench")(add_one_in_place)
     answer = one.run(one.message(one.slot(NUMBERS)))
     assert answer.error_code == Code.RESOURCE_EXHAUSTED
     assert "CUDA device 0 has no memory left" in answer.error
+    assert emptied
     assert not one.devices.lost
 
 
@@ -388,6 +412,7 @@ def test_what_cannot_be_placed_fails_its_request_alone(bench: Callable[..., Benc
         assert answer.error_code == Code.INTERNAL
 
 
+@pytest.mark.fake_cuda  # there may be one device only
 @pytest.mark.parametrize("ordinal", [0, None], ids=["gpu", "cpu"])
 def test_outputs_lie_on_one_device(bench: Callable[..., Bench], ordinal: int | None) -> None:
     """The instance's; of one on the CPU, whose model uses GPUs by itself, that of its first."""

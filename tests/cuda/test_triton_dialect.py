@@ -174,7 +174,7 @@ def test_device_arrays_go_in_by_dlpack_only(cupy: Any) -> None:
 @pytest.mark.parametrize("number", [None, 1, -1, 0], ids=str)
 def test_consumers_on_the_default_stream_need_not_wait(cupy: Any, number: int | None) -> None:
     tensor = Tensor.from_dlpack("A", cupy.asarray(X) + 1)
-    got = dlpack.take(tensor.__dlpack__(stream=number, max_version=(1, 0)))
+    got = dlpack.take(tensor.__dlpack__(stream=number))
     assert got.tolist() == [1, 2, 3, 4]
 
 

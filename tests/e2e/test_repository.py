@@ -42,7 +42,7 @@ def test_it_runs_unchanged(triton_server: RunningServer, repository: Path) -> No
     log = triton_server.log()
     assert "printed by batched" in log
     assert "executor batched/1/0 shmserve.model: finalized" in log
-    hint = "configuration: optimization.input_pinned_memory: no effect (tensors are used"
+    hint = "configuration: optimization.input_pinned_memory: no effect (shared memory"
     assert log.count(hint) == 1
     assert sorted(str(path) for path in repository.rglob("*")) == files  # nothing was written
 

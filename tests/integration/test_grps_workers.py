@@ -265,6 +265,7 @@ def test_values_of_a_projects_own_are_shown(frontend: Dispatcher, server: Runnin
 def kill(server: RunningServer, instance: str) -> None:
     (pid,) = server.pids(f"executor {instance}")
     os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pid not in server.processes(), "it lives on")
 
 
 def busy(frontend: Dispatcher, instance: str) -> bool:
@@ -272,6 +273,7 @@ def busy(frontend: Dispatcher, instance: str) -> bool:
     return any(p.in_flight for p in peers if p.instance.name == instance)
 
 
+@pytest.mark.parametrize("victim", ["shift/1/0", "scale/1/0"])
 def test_an_executor_that_is_killed_in_the_middle_of_a_pipeline(
     frontend: Dispatcher, server: RunningServer, victim: str
 ) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from shmserve.errors import Unavailable
 from shmserve.testing.server import RunningServer, wait_until
 
 BROKEN = "import nothing_of_that_name\n"
@@ -140,10 +139,7 @@ def test_a_model_that_does_not_load_is_told_and_others_serve(tmp_path: Path) -> 
         server.start(wait_ready=False)
 
         def settled() -> bool:  # while they load the endpoints say 503, too
-            try:
-                states = {str(row["model"]): row["state"] for row in server.show("models")}
-            except Unavailable:
-                return False  # no coordinator yet
+            states = {str(row["model"]): row["state"] for row in server.show("models")}
             return states == {"broken": "UNAVAILABLE", "silent": "UNAVAILABLE", "echo": "READY"}
 
         wait_until(settled, "models did not settle")

@@ -101,6 +101,16 @@ def test_a_driver_that_hangs_holds_nobody_up_for_good(host, monkeypatch, where):
     assert nvml.bounded(lambda: 1, 10.0) == 1
 
 
+def test_a_thread_that_cannot_be_started_costs_one_answer(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert nvml.bounded(lambda: 1) is None
+    assert nvml.bounded(lambda: 1, 10.0) == 1
+
+
 def test_nvml_is_initialised_once(host):
     calls = []
     host(stand_in(nvmlInit=lambda: calls.append(1)))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import traceback
 
 from shmserve.cuda import runtime
 from shmserve.errors import Internal, ShmserveError
 
-_TORCH = "CUDA error: "  # what torch begins its text with; further lines give advice
+# torch's text begins so, and further lines give advice; TorchScript's operators have no
+# exceptions but RuntimeError, and their text stands at the end of TorchScript's own traceback
+_TORCH = re.compile(r"(?:\A|\n[\w.]+: )CUDA (?:(out of memory)|error: (.*))")
 
 
 def from_cuda(ex: BaseException, purpose: str) -> ShmserveError | None:
@@ -18,17 +21,16 @@ def from_cuda(ex: BaseException, purpose: str) -> ShmserveError | None:
     After one for want of memory the arrays of the model's failed call are gone, and what
     CuPy and torch keep for later is the device's again.
     """
-    if runtime.is_out_of_memory(ex):
-        error = runtime.error_of(ex, _device(), purpose)
+    torchs = _TORCH.search(str(ex)) if isinstance(ex, RuntimeError) else None
+    if runtime.is_out_of_memory(ex) or (torchs and torchs[1]):
+        error = runtime.no_memory(_device(), purpose)
         traceback.clear_frames(ex.__traceback__)
-        _free_unused()
+        runtime.free_unused()
         return error
     if runtime.is_cuda_error(ex):
         return runtime.error_of(ex, _device(), purpose)
-    text = str(ex) if isinstance(ex, RuntimeError) else ""
-    if text.startswith(_TORCH):
-        told = text.removeprefix(_TORCH).partition("\n")[0]
-        return Internal(f"CUDA device {_device()} failed: {told}")
+    if torchs:
+        return Internal(f"CUDA device {_device()} failed: {torchs[2]}")
     return None
 
 
@@ -41,12 +43,3 @@ def _device() -> int:
         if torch is not None:
             return int(torch.cuda.current_device())
     return 0
-
-
-def _free_unused() -> None:
-    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
-    with contextlib.suppress(Exception):  # the next request tells if the device is lost
-        if cupy is not None:
-            cupy.get_default_memory_pool().free_all_blocks()
-        if torch is not None:
-            torch.cuda.empty_cache()

@@ -2,7 +2,9 @@
 
 numpy and CuPy speak DLPack too, but not (or not in every version) for BF16, and numpy refuses
 read-only arrays in the unversioned form that Triton's models expect. So the structures are
-laid out here (ctypes), after the DLPack 0.8 header.
+laid out here (ctypes), after the DLPack 0.8 header. What is handed out is a capsule of numpy's
+with other contents: its destructor and deleter are C, since capsules also die while an
+exception is on its way, where no Python can run.
 
 Order of work on a GPU, after the protocol: what is taken here is complete for whatever is
 begun on the device's default stream afterwards; a consumer with another stream asks `let_wait`.
@@ -30,11 +32,12 @@ _CPU_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost: both can be read here
 _MANAGED = 13  # kDLCUDAManaged, of no certain device
 _LEGACY_STREAM = 1  # what the protocol calls the default stream
 
-_NAME = ctypes.create_string_buffer(b"dltensor")  # capsules keep the pointer, so it must stay
-_USED = ctypes.create_string_buffer(b"used_dltensor")
+_NAME = ctypes.create_string_buffer(b"dltensor")
+_USED = ctypes.create_string_buffer(b"used_dltensor")  # capsules keep the pointer: it must stay
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 _BFLOAT = 4
 _BF16 = np.dtype(ml_dtypes.bfloat16)
+_BITS = np.dtype(np.uint16)  # of BF16, as numpy knows them
 
 # (type code, bits) of every datatype but BYTES
 _DTYPES: dict[tuple[int, int], np.dtype[Any]] = {
@@ -73,9 +76,6 @@ class _Managed(ctypes.Structure):
 _api = ctypes.pythonapi
 # PYFUNCTYPE prototypes of our own, not attributes of the shared pythonapi functions, whose
 # signatures other libraries may set too
-_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
-    ("PyCapsule_New", _api)
-)
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
     ("PyCapsule_IsValid", _api)
 )
@@ -85,32 +85,6 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
 _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
     ("PyCapsule_SetName", _api)
 )
-# For a capsule that is being destroyed: as a plain pointer, since its count is zero already
-_dying_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
-    ("PyCapsule_IsValid", _api)
-)
-_dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
-    ("PyCapsule_GetPointer", _api)
-)
-
-# Address of a _Managed of ours -> everything that must outlive it
-_lent: dict[int, tuple[object, ...]] = {}
-
-
-def _delete(address: int) -> None:
-    _lent.pop(address, None)
-
-
-def _destroy_capsule(capsule: int) -> None:
-    if _dying_is_valid(capsule, ctypes.addressof(_NAME)):
-        _lent.pop(_dying_pointer(capsule, ctypes.addressof(_NAME)), None)
-
-
-# The callbacks C code calls; module-level names, because they must never be collected
-_delete_callback = _Deleter(_delete)
-_destroy_callback = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_destroy_capsule)
-_DELETE = ctypes.cast(_delete_callback, ctypes.c_void_p)
-_DESTROY = ctypes.cast(_destroy_callback, ctypes.c_void_p)
 
 
 def device_of(array: Any) -> tuple[int, int]:
@@ -134,29 +108,17 @@ def export(array: Any) -> object:
     if any(stride % array.itemsize for stride in array.strides):
         array = np.ascontiguousarray(array)
     device = device_of(array)
-    numbers = ctypes.c_int64 * array.ndim
-    shape = numbers(*array.shape)
-    strides = numbers(*(stride // array.itemsize for stride in array.strides))
-    tensor = _Tensor(
-        data=array.ctypes.data if device == CPU else array.data.ptr,
-        device_type=device[0],
-        device_id=device[1],
-        ndim=array.ndim,
-        code=code,
-        bits=8 * array.itemsize,
-        lanes=1,
-        shape=shape,
-        strides=strides,
-        byte_offset=0,
-    )
-    managed = _Managed(tensor, None, _DELETE.value)
-    address = ctypes.addressof(managed)
-    _lent[address] = (managed, shape, strides, array)
-    return _new(address, ctypes.addressof(_NAME), _DESTROY.value)
+    address = array.ctypes.data if device == CPU else array.data.ptr
+    dtype = _BITS if code == _BFLOAT else array.dtype
+    capsule = array_at(address, array.shape, dtype, array, array.strides).__dlpack__()
+    tensor = _Managed.from_address(_pointer(capsule, ctypes.addressof(_NAME))).tensor
+    tensor.data, tensor.code = address, code
+    tensor.device_type, tensor.device_id = device
+    return capsule
 
 
 def let_wait(stream: int | None, device: int) -> None:
-    """Make a consumer's stream of a device wait for what was begun on the default one.
+    """Have what was begun on a device's default stream done for a consumer's other stream.
 
     `stream`: as the consumer gives it to `__dlpack__`; None and 1 are the default stream
     itself, -1 is not to wait.
@@ -164,7 +126,7 @@ def let_wait(stream: int | None, device: int) -> None:
     if stream not in (None, -1, 0, _LEGACY_STREAM):
         cuda = runtime.cupy().cuda
         with cuda.Device(device):
-            cuda.ExternalStream(stream).wait_event(cuda.Stream.null.record())
+            cuda.Stream.null.synchronize()
 
 
 def is_capsule(value: object) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from shmserve.core.devices import ordinal_of
 from shmserve.cuda import runtime
-from shmserve.errors import ConfigError, Internal, ResourceExhausted, ShmserveError
+from shmserve.errors import ConfigError, Internal, ShmserveError
 from shmserve.executor.backend import Context
 from shmserve.tensor.spec import ModelSpec
 
@@ -86,8 +86,9 @@ def _provider_options(spec: ModelSpec, ordinal: int) -> dict[str, str]:
 def error_of(ex: Exception, ordinal: int | None, purpose: str) -> ShmserveError | None:
     """The error to tell of what ONNX Runtime says of CUDA; None: it says nothing of it.
     `ordinal`: of the GPU it computes on; None: on the CPU."""
-    text = "" if ordinal is None or isinstance(ex, ShmserveError) else str(ex)
-    if _NO_MEMORY.search(text):
-        return ResourceExhausted(f"CUDA device {ordinal} has no memory left for this {purpose}")
-    failed = _FAILED.search(text)
+    if ordinal is None or isinstance(ex, ShmserveError):
+        return None
+    if _NO_MEMORY.search(str(ex)):
+        return runtime.no_memory(ordinal, purpose)
+    failed = _FAILED.search(str(ex))
     return Internal(f"CUDA device {ordinal} failed: {failed[1]}") if failed else None

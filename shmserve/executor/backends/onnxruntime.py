@@ -91,7 +91,10 @@ class OnnxRuntimeBackend:
             wrong_input = type(ex).__name__ == "InvalidArgument" and not _ours(ex)
             code = Code.INVALID_ARGUMENT if wrong_input else Code.INTERNAL
             told = from_exception(ex, _log, "inference failed", code)
-            return Response(error=onnx_cuda.error_of(ex, self._ordinal, "request") or told)
+            return Response(error=self._cuda_error(ex) or told)
+
+    def _cuda_error(self, ex: Exception) -> ShmserveError | None:
+        return onnx_cuda.error_of(ex, self._ordinal, "request")
 
     # ------------------------------------------------------------ strings
 
@@ -111,7 +114,7 @@ class OnnxRuntimeBackend:
             return self._bind_and_run(request, arrays, shapes, offered)
         except Exception as ex:
             fixed = {name: _resolved(self._output(name), {}) for name in shapes}
-            if _ours(ex) or fixed == shapes:
+            if _ours(ex) or fixed == shapes or self._cuda_error(ex) is not None:
                 raise
             # Was it the shape a symbol promised? Then the model works without the promise.
             pairs = self._bind_and_run(request, arrays, fixed, offered)

@@ -137,7 +137,8 @@ class Tensor:
         except TypeError as ex:
             raise TritonModelException(f"Tensor '{self._name}': {ex}") from ex
 
-    def __dlpack__(self, stream: int | None = None, **_options: object) -> object:
+    # As Triton's, it takes nothing but a stream: what wants a copy is refused, or makes it itself
+    def __dlpack__(self, stream: int | None = None) -> object:
         capsule = self.to_dlpack()
         if self._on_device:
             dlpack.let_wait(stream, self.array().device.id)

@@ -96,12 +96,12 @@ class PytorchBackend:
             with self._mode():
                 result = self._call(request)
                 pairs = list(self._named(result, request.requested))
-            return Response(outputs=self._check.answer(request.requested, pairs))
-        except Exception as ex:
-            return Response(error=from_exception(ex, _log, "inference failed"))
-        finally:
+            response = Response(outputs=self._check.answer(request.requested, pairs))
             if self._cleans_cache:
                 self._torch.cuda.empty_cache()
+            return response
+        except Exception as ex:
+            return Response(error=from_exception(ex, _log, "inference failed"))
 
     # ---------------------------------------------------------------- inputs
 

@@ -24,6 +24,7 @@ from shmserve.errors import InvalidArgument, NotFound, Unimplemented
 from shmserve.frontends.oip.seam import Dispatcher
 from shmserve.protocol.data_messages import RegionRef
 from shmserve.protocol.oip import MAX_INT64, RegionWindow
+from shmserve.protocol.oip_strict import uint
 from shmserve.tensor.spec import ModelSpec
 
 OFF = (
@@ -103,8 +104,8 @@ class Regions:
         if not isinstance(key, str):
             raise InvalidArgument("'key' must be a string")
         offset, byte_size = (
-            _size(fields.get("offset", 0), "offset"),
-            _size(fields["byte_size"], "byte_size"),
+            uint(fields.get("offset", 0), "'offset'"),
+            uint(fields["byte_size"], "'byte_size'"),
         )
         check_name(name)
         object_name(key, name)
@@ -158,12 +159,6 @@ class Regions:
         return RegionRef(region.number, window.offset, window.nbytes)
 
 
-def _size(value: Any, name: str) -> int:
-    if type(value) is not int or value < 0:
-        raise InvalidArgument(f"'{name}' must be a non-negative integer")
-    return value
-
-
 def parse_cuda(document: Any) -> tuple[bytes, int, int]:
     """Handle, device_id and byte_size from the JSON of a request to register GPU memory.
 
@@ -184,4 +179,8 @@ def parse_cuda(document: Any) -> tuple[bytes, int, int]:
         raw = b""
     if len(raw) != HANDLE_BYTES:
         raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
-    return raw, _size(fields["device_id"], "device_id"), _size(fields["byte_size"], "byte_size")
+    device_id, byte_size = (
+        uint(fields["device_id"], "'device_id'"),
+        uint(fields["byte_size"], "'byte_size'"),
+    )
+    return raw, device_id, byte_size

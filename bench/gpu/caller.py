@@ -1,0 +1,177 @@
+"""A client with tensors in memory of the GPU, in shared memory, or in its requests."""
+
+import base64
+import contextlib
+import http.client
+import json
+import mmap
+import os
+import time
+from pathlib import Path
+
+import cupy
+import grpc
+import numpy as np
+
+from bench.load.rpc import OPTIONS
+from shmserve._generated import grpc_service_pb2 as pb
+
+RECEIPT = "shmserve-receipt"
+RPC = "/inference.GRPCInferenceService/"
+TIMEOUT_S = 300
+runtime = cupy.cuda.runtime
+
+
+class DeviceMemory:
+    """An allocation that other processes can open."""
+
+    def __init__(self, stack, nbytes):
+        self.nbytes = nbytes
+        self._pointer = runtime.malloc(nbytes)
+        stack.callback(runtime.free, self._pointer)
+        self.handle = bytes(runtime.ipcGetMemHandle(self._pointer))
+        memory = cupy.cuda.UnownedMemory(self._pointer, nbytes, self)
+        pointer = cupy.cuda.MemoryPointer(memory, 0)
+        self.array = cupy.ndarray((nbytes // 4,), np.float32, pointer)
+        self.fill(0)
+
+    def fill(self, value):
+        self.array.fill(value)
+        runtime.deviceSynchronize()
+
+    def holds(self, value):
+        """Whether every element is that number."""
+        return float(self.array.min()) == float(self.array.max()) == value
+
+
+class Caller:
+    """One connection over HTTP. Its regions end with it."""
+
+    def __init__(self, stack, server):
+        self._connection = http.client.HTTPConnection(
+            server.http_host, server.http_port, timeout=TIMEOUT_S
+        )
+        stack.callback(self._connection.close)
+        self._stack = stack
+        self.receipt = {}
+
+    def post(self, path, document=None, headers=None):
+        """The body of a 200; `document`: what is sent as JSON, or a body as it is."""
+        body = document if isinstance(document, bytes) else json.dumps(document or {})
+        self._connection.request("POST", path, body, {RECEIPT: "1", **(headers or {})})
+        answer = self._connection.getresponse()
+        data = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {answer.status} {data[:500].decode(errors='replace')}")
+        self.receipt = json.loads(answer.getheader(RECEIPT) or "{}")
+        return data
+
+    def register(self, name, memory):
+        """Device memory, until it is unregistered."""
+        told = {"b64": base64.b64encode(memory.handle).decode()}
+        document = {"raw_handle": told, "device_id": 0, "byte_size": memory.nbytes}
+        self.post(f"/v2/cudasharedmemory/region/{name}/register", document)
+
+    def unregister(self, name):
+        self.post(f"/v2/cudasharedmemory/region/{name}/unregister")
+
+    def shared_array(self, name, nbytes):
+        """An FP32 array that is a system region until the caller's end."""
+        path = Path(f"/dev/shm/bench-gpu-{os.getpid()}-{name}")
+        with path.open("xb+") as file:
+            self._stack.callback(path.unlink)
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+            mapping = mmap.mmap(file.fileno(), nbytes)
+        base = f"/v2/systemsharedmemory/region/{name}"
+        self.post(f"{base}/register", {"key": path.name, "byte_size": nbytes})
+        self._stack.callback(self.post, f"{base}/unregister")
+        return np.frombuffer(mapping, np.float32)
+
+    def seconds(self, model, source, target, nbytes, **parameters):
+        """How long a request takes whose tensors lie in regions; `target`: None, the answer has
+        the output."""
+        place = {"shared_memory_byte_size": nbytes}
+        given = {"name": "IN", "datatype": "FP32", "shape": [nbytes // 4]}
+        document = {
+            "inputs": [{**given, "parameters": {"shared_memory_region": source, **place}}],
+            "parameters": parameters,
+        }
+        if target is not None:
+            told = {"shared_memory_region": target, **place}
+            document["outputs"] = [{"name": "OUT", "parameters": told}]
+        begin = time.perf_counter()
+        self.post(f"/v2/models/{model}/infer", document)
+        return time.perf_counter() - begin
+
+    def seconds_binary(self, model, array):
+        """How long a request takes whose tensors lie in the bodies; checked for having 1 added."""
+        given = {"name": "IN", "datatype": "FP32", "shape": [len(array)]}
+        given["parameters"] = {"binary_data_size": array.nbytes}
+        head = {"inputs": [given], "parameters": {"binary_data_output": True}}
+        text = json.dumps(head).encode()
+        headers = {"Inference-Header-Content-Length": str(len(text))}
+        body = text + array.tobytes()
+        begin = time.perf_counter()
+        answer = self.post(f"/v2/models/{model}/infer", body, headers)
+        taken = time.perf_counter() - begin
+        check(np.frombuffer(answer[-array.nbytes :], np.float32), array)
+        return taken
+
+
+class GrpcCaller:
+    """One channel. Requests are encoded, and answers decoded, outside of the time."""
+
+    def __init__(self, stack, server):
+        self._channel = grpc.insecure_channel(server.grpc_address, OPTIONS)
+        stack.callback(self._channel.close)
+        self.receipt = {}
+
+    def call(self, name, message):
+        """The answer's bytes and the seconds."""
+        encoded = message.SerializeToString()
+        method = self._channel.unary_unary(RPC + name)
+        begin = time.perf_counter()
+        answer, done = method.with_call(encoded, metadata=((RECEIPT, "1"),), timeout=TIMEOUT_S)
+        taken = time.perf_counter() - begin
+        self.receipt = json.loads(dict(done.trailing_metadata()).get(RECEIPT, "{}"))
+        return answer, taken
+
+    def register(self, name, memory):
+        """As `Caller.register`."""
+        message = pb.CudaSharedMemoryRegisterRequest(
+            name=name, raw_handle=memory.handle, device_id=0, byte_size=memory.nbytes
+        )
+        self.call("CudaSharedMemoryRegister", message)
+
+    def unregister(self, name):
+        self.call("CudaSharedMemoryUnregister", pb.CudaSharedMemoryUnregisterRequest(name=name))
+
+    def seconds(self, model, source, target, nbytes):
+        """As `Caller.seconds`."""
+        message = pb.ModelInferRequest(model_name=model)
+        given = message.inputs.add(name="IN", datatype="FP32", shape=[nbytes // 4])
+        for tensor, region in ((given, source), (message.outputs.add(name="OUT"), target)):
+            tensor.parameters["shared_memory_region"].string_param = region
+            tensor.parameters["shared_memory_byte_size"].int64_param = nbytes
+        return self.call("ModelInfer", message)[1]
+
+    def seconds_binary(self, model, array):
+        """As `Caller.seconds_binary`, with the tensors in the messages."""
+        message = pb.ModelInferRequest(model_name=model, raw_input_contents=[array.tobytes()])
+        message.inputs.add(name="IN", datatype="FP32", shape=[len(array)])
+        answer, taken = self.call("ModelInfer", message)
+        (raw,) = pb.ModelInferResponse.FromString(answer).raw_output_contents
+        check(np.frombuffer(raw, np.float32), array)
+        return taken
+
+
+def check(found, array):
+    if not np.array_equal(found, array + 1):
+        raise RuntimeError("a wrong answer")
+
+
+@contextlib.contextmanager
+def both(server):
+    """A caller over HTTP and one over gRPC."""
+    with contextlib.ExitStack() as stack:
+        yield stack, {"http": Caller(stack, server), "grpc": GrpcCaller(stack, server)}

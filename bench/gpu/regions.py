@@ -1,0 +1,64 @@
+"""Adding 1 on the GPU, by where the tensor lies and how large it is."""
+
+import numpy as np
+
+from bench.gpu.caller import DeviceMemory, both
+from bench.gpu.timing import in_turn, ratio, size_name, summary
+
+NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
+
+
+def measure(server, sizes, rounds):
+    problems, rows = [], {}
+    with both(server) as (stack, callers):
+        http, grpc = callers["http"], callers["grpc"]
+        memory = DeviceMemory(stack, max(sizes))
+        http.register("cuda", memory)
+        stack.callback(http.unregister, "cuda")
+        shared = http.shared_array("system", max(sizes))
+        for nbytes in sizes:
+            count = max(5, rounds * min(sizes) // nbytes)
+            memory.fill(0)
+            shared[:] = 0
+            rows[size_name(nbytes)] = _by_place(http, grpc, nbytes, count, problems)
+            begun = memory.array[: nbytes // 4]
+            if not float(begun.min()) == float(begun.max()) == count + 2:
+                problems.append(f"{size_name(nbytes)}: the CUDA region has wrong numbers")
+            if not (shared[: nbytes // 4] == count + 2).all():
+                problems.append(f"{size_name(nbytes)}: the system region has wrong numbers")
+    return {"rows": rows, "problems": problems}
+
+
+def _by_place(http, grpc, nbytes, count, problems):
+    receipts = {}
+    array = np.arange(nbytes // 4, dtype=np.float32)
+
+    def ask(name, caller, call):
+        def once():
+            taken = call()
+            receipts[name] = caller.receipt["copied_bytes"]
+            if name == "CUDA region" and receipts[name] != NOTHING:
+                problems.append(f"{size_name(nbytes)}, region to region: {receipts[name]}")
+            return taken
+
+        return once
+
+    def within(region):
+        return lambda: http.seconds("add_one", region, region, nbytes)
+
+    calls = {
+        "CUDA region": ask("CUDA region", http, within("cuda")),
+        "system region": ask("system region", http, within("system")),
+        "ModelInfer": ask("ModelInfer", grpc, lambda: grpc.seconds_binary("add_one", array)),
+        "binary HTTP": ask("binary HTTP", http, lambda: http.seconds_binary("add_one", array)),
+    }
+    taken = in_turn(count, calls)
+    return {
+        name: {
+            "ms": summary(seconds),
+            "to_cuda_region": ratio(seconds, taken["CUDA region"]),
+            "copied_bytes": receipts[name],
+            "rounds": count,
+        }
+        for name, seconds in taken.items()
+    }

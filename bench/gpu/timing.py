@@ -1,0 +1,50 @@
+"""Times in turn, what they are told as, and where nothing can be told of times."""
+
+import statistics
+
+import cupy
+
+FAKE = cupy.__version__ == "0-fake"
+NO_TIMING = "fake: no timing"
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def in_turn(rounds, contestants):
+    """Seconds by name, after two calls of each that do not count."""
+    for call in contestants.values():
+        call(), call()
+    taken = {name: [] for name in contestants}
+    for number in range(rounds):
+        order = list(contestants.items())
+        for name, call in order if number % 2 else reversed(order):
+            taken[name].append(call())
+    return taken
+
+
+def summary(seconds):
+    """Median and tenths, in milliseconds."""
+    if FAKE:
+        return NO_TIMING
+    low, *_, high = statistics.quantiles(seconds, n=10)
+    told = {"p50": statistics.median(seconds), "p10": low, "p90": high}
+    return {name: milliseconds(value) for name, value in told.items()}
+
+
+def milliseconds(seconds):
+    return NO_TIMING if FAKE else round(seconds * 1e3, 4)
+
+
+def ratio(numerator, denominator):
+    """Of two medians."""
+    if FAKE:
+        return NO_TIMING
+    return round(statistics.median(numerator) / statistics.median(denominator), 3)
+
+
+def rate(nbytes, seconds):
+    """GB/s."""
+    return NO_TIMING if FAKE else round(nbytes / statistics.median(seconds) / 1e9, 2)
+
+
+def size_name(nbytes):
+    return f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"

@@ -1,0 +1,48 @@
+"""Put beside the running Python what it lacks: ``python tests/gpu_site.py WHEELS SITE``.
+
+For hosts without network whose own Python has CuPy and torch. A wheel in the folder WHEELS is
+unpacked into the folder SITE (for PYTHONPATH) if this Python has no such distribution, or an
+older one; what it has as new stays, so that nothing that was built together is torn apart.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from itertools import takewhile
+from pathlib import Path
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """A version's release: ``2.11.0+cu130`` is (2, 11, 0)."""
+    parts = ("".join(takewhile(str.isdigit, part)) for part in version.split("+")[0].split("."))
+    return tuple(int(part) for part in takewhile(bool, parts))
+
+
+def lacking(wheels: Path) -> Iterator[Path]:
+    """The wheels that this Python has need of."""
+    for wheel in sorted(wheels.glob("*.whl")):
+        name, version, *_ = wheel.name.split("-")
+        try:
+            if numbers(metadata.version(name)) >= numbers(version):
+                continue
+        except metadata.PackageNotFoundError:
+            pass
+        yield wheel
+
+
+def main() -> None:
+    wheels, site = (Path(argument) for argument in sys.argv[1:])
+    shutil.rmtree(site, ignore_errors=True)
+    site.mkdir()
+    chosen = list(lacking(wheels))
+    print(f"{site} holds, of {wheels}:", *(wheel.name for wheel in chosen), sep="\n  ")
+    if chosen:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        offline = ["--no-index", "--no-deps", "--no-compile", "--target", str(site)]
+        subprocess.run([*pip, *offline, *map(str, chosen)], check=True)
+
+
+if __name__ == "__main__":
+    main()
