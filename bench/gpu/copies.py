@@ -79,7 +79,9 @@ class Executor:
         """How the memory of an array is pinned, and the seconds that took."""
         attribute = runtime.cudaDevAttrHostRegisterReadOnlySupported
         begin = time.perf_counter()
-        if not self.device.pins.pin(array.ctypes.data, array.nbytes):
+        with self.device.pins.pinned(array.ctypes.data, array.nbytes) as pinned:
+            pass
+        if not pinned:
             mode = "not pinned"
         elif not array.flags.writeable and runtime.deviceGetAttribute(attribute, 0):
             mode = "registered read-only"

@@ -66,14 +66,14 @@ class Pins:
         mappings.listen(self._unpin)
 
     @contextlib.contextmanager
-    def pinned(self, address: int, nbytes: int) -> Iterator[None]:
+    def pinned(self, address: int, nbytes: int) -> Iterator[bool]:
         """Begin a copy from or to these bytes in here: the mapping that they lie in stays
-        registered, if it can be, until the copy is over."""
+        registered until the copy is over, if it can be; whether it is."""
         with self._lock:
             if self._pin(address, nbytes):
-                yield
+                yield True
                 return
-        yield
+        yield False
 
     def trim(self, idle_s: float) -> None:
         """Let go of mappings of peers that were not copied from for so long. What a peer frees
