@@ -66,10 +66,7 @@ class Links:
     def ready(self, peer: Peer, ready: int) -> None:
         """A connection can be read, or written if messages wait."""
         try:
-            if ready & selectors.EVENT_WRITE:
-                peer.flush()
-                self._watch(peer)
-            if ready & selectors.EVENT_READ:
+            if ready & selectors.EVENT_READ:  # first: of one that has ended the last words count
                 for data, fds in peer.receive(self._buffer):
                     try:
                         message = messages.decode_to_coordinator(data)
@@ -77,6 +74,9 @@ class Links:
                         close_all(fds)
                         raise
                     self._received(peer, message, fds)
+            if ready & selectors.EVENT_WRITE:
+                peer.flush()
+                self._watch(peer)
         except PeerDied:
             self._doomed.append(peer)
         except (ProtocolViolation, msgspec.DecodeError) as ex:
@@ -104,7 +104,10 @@ class Links:
         self._desk().hello(message, peer.pid or message.pid, now)
 
     def send(self, process: str, message: FromCoordinator, fds: tuple[int, ...] = ()) -> None:
-        """To a process, if it is there; never blocks, never fails."""
+        """To a process, if it is there; never blocks, never fails.
+
+        One that has ended is not buried here: why may be among what it has sent.
+        """
         peer = self._peers.get(process)
         if peer is None:
             return
@@ -112,7 +115,7 @@ class Links:
             peer.send(message, fds)
             self._watch(peer)
         except PeerDied:
-            self._doomed.append(peer)
+            return
         except ProtocolViolation as ex:
             self._close(peer, str(ex))
 

@@ -89,6 +89,8 @@ class Peer:
                 )
             except BlockingIOError:
                 return
+            except ConnectionResetError:  # it left messages unread; told once, before its own
+                continue
             except OSError as ex:
                 raise PeerDied(f"the peer is gone: {ex.strerror}") from ex
             fds = received_fds(ancillary) if ancillary else []
