@@ -43,7 +43,8 @@ test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the
 	$(BIN)/python -m pytest -m 'torch and not gpu' tests/torch
 
 test-gpu: $(GPU_DEPS)  ## pass the tests of CUDA on the machine's GPU
-	$(GPU_PYTHON) -m pytest --real-cuda -m 'gpu or not torch' $(GPU_TESTS)
+	@# Warnings of whatever versions the host has are not what is tested.
+	$(GPU_PYTHON) -m pytest --real-cuda -W default -m 'gpu or not torch' $(GPU_TESTS)
 
 lint: $(DEV_DEPS)  ## ruff, mypy strict, import layers
 	$(BIN)/ruff format --check .

@@ -40,7 +40,7 @@ def main() -> None:
     print(f"{site} holds, of {wheels}:", *(wheel.name for wheel in chosen), sep="\n  ")
     if chosen:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        offline = ["--no-index", "--no-deps", "--no-compile", "--target", str(site)]
+        offline = ["--no-index", "--no-deps", "--target", str(site)]
         subprocess.run([*pip, *offline, *map(str, chosen)], check=True)
 
 

@@ -76,7 +76,7 @@ def test_a_killed_program_leaves_nothing(
 def test_a_server_that_is_restarted(cuda_environment: dict[str, str]) -> None:
     settings = {"model_control": "explicit", "load_models": "plus_one", "http_workers": 1}
     with (
-        RunningServer(MODELS, cuda_environment, **settings) as server,
+        RunningServer(MODELS, cuda_environment, **settings, grpc_processes=0) as server,
         start(server, cuda_environment, "restart") as process,
     ):
         assert process.stdout is not None
