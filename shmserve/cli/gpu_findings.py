@@ -40,7 +40,7 @@ def findings(lacking: Level) -> Iterator[Finding]:
 
 
 def _driver(lacking: Level, present: Sequence[Gpu]) -> Finding:
-    library = nvml.library()
+    library = nvml.bindings()
     version = library and nvml.bounded(library.nvmlSystemGetDriverVersion)
     if version:
         return Finding("ok", "NVIDIA driver", version)
@@ -68,7 +68,7 @@ def _device_files(lacking: Level) -> Iterator[Finding]:
 
 
 def _present(present: Sequence[Gpu]) -> Iterator[Finding]:
-    library = nvml.library()
+    library = nvml.bindings()
     for index, gpu in enumerate(present):
         told = library and nvml.bounded(lambda at=index: _told(library, at))  # type: ignore[misc]
         mig = f", MIG mode with {len(gpu.parts)} devices" if gpu.mig else ""

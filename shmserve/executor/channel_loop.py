@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import time
+from abc import ABC, abstractmethod
 
 import msgspec
 from msgspec import DecodeError
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 _FRESH_NS = 1_000_000
 
 
-class ChannelLoop:
+class ChannelLoop(ABC):
     """The channels that one listener has let in."""
 
     def __init__(
@@ -106,24 +107,25 @@ class ChannelLoop:
 
     # ------------------------------------------------------- what others make of it
 
+    @abstractmethod
     def _requested(self, connection: Connection, message: Execute) -> None:
         """A request has come."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _cancel(self, connection: Connection, request: int) -> None:
         """A request is not wanted any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _credit(self, connection: Connection, message: Credit) -> None:
-        """Answers of a stream were consumed; only streams have use for it."""
+        """Answers of a stream were consumed."""
 
+    @abstractmethod
     def _gone(self, connection: Connection) -> None:
         """A channel is closed: nothing of it is wanted any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _busy(self) -> set[int]:
         """Channels with a request that has been taken and not answered."""
-        raise NotImplementedError
 
     # ----------------------------------------------------------------- input
 

@@ -21,7 +21,7 @@ from shmserve.executor.connections import Connection, FrontendProcess
 from shmserve.executor.regions import ClientRegions
 from shmserve.executor.run import Runner, late
 from shmserve.executor.statistics import Statistics
-from shmserve.protocol.data_messages import Answer, Execute
+from shmserve.protocol.data_messages import Answer, Credit, Execute
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.status_page import StatusPage
 from shmserve.tensor.spec import ModelSpec
@@ -115,6 +115,9 @@ class Loop(ChannelLoop):
         """A request that is not queued (any more) is not wanted."""
         if (connection.fd, request) == self._running:
             self._unwanted = True
+
+    def _credit(self, connection: Connection, message: Credit) -> None:
+        """Only streams have use for it."""
 
     def _gone(self, connection: Connection) -> None:
         if self._running is not None and self._running[0] == connection.fd:

@@ -52,7 +52,7 @@ class GpuUse:
 
     def sample(self) -> None:
         """Read all; what `start`'s thread does once a second. Takes a few seconds at most."""
-        module = nvml.library()
+        module = nvml.bindings()
         if module is None:
             return
         begun = time.monotonic()

@@ -43,7 +43,7 @@ def visible_devices() -> tuple[str, ...]:
 
 def present() -> list[Gpu]:
     """The devices that are physically there, in the driver's order."""
-    library = nvml.library()
+    library = nvml.bindings()
     found = nvml.bounded(lambda: _asked(library)) if library is not None else None
     return [Gpu()] * _device_files() if found is None else found
 

@@ -30,7 +30,7 @@ class _State:
     next_try = 0.0
 
 
-def library() -> ModuleType | None:
+def bindings() -> ModuleType | None:
     """The module `pynvml`, initialised; None: there is no driver, or the package is missing.
 
     Its functions raise its own `NVMLError` and may hang: call them inside `bounded`.

@@ -62,7 +62,7 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
 
     Set FAKE_CUDA_* and CUDA_VISIBLE_DEVICES before asking for it (``getfixturevalue``).
     """
-    ctypes.CDLL(str(fake.library(compiled)))  # found again by its name, "libcuda.so.1"
+    ctypes.CDLL(str(fake.libcuda(compiled)))  # found again by its name, "libcuda.so.1"
     monkeypatch.syspath_prepend(fake.FOLDER)
     monkeypatch.setattr(nvml, "_State", type("_State", (), {"module": None, "next_try": 0.0}))
     monkeypatch.setattr(gpus, "_Cache", type("_Cache", (), {"tokens": (), "until": 0.0}))

@@ -69,8 +69,8 @@ class Program:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.library = tritonclient.grpc if options.grpc else tritonclient.http
-        self.client = self.library.InferenceServerClient(options.address)
+        self.protocol = tritonclient.grpc if options.grpc else tritonclient.http
+        self.client = self.protocol.InferenceServerClient(options.address)
         self.receipts: list[dict[str, Any]] = []
         (_listen_grpc if options.grpc else _listen_http)(self.client, self.receipts)
         told = self.client.get_model_metadata(
@@ -109,14 +109,14 @@ class Program:
             region = regions[tensor["name"]]
             region.put(array)
             given.append(
-                self.library.InferInput(tensor["name"], list(array.shape), tensor["datatype"])
+                self.protocol.InferInput(tensor["name"], list(array.shape), tensor["datatype"])
             )
             given[-1].set_shared_memory(region.name, region.nbytes)
         expected = RULES[self.options.expect](*inputs)
         for tensor, array in zip(self.outputs, expected, strict=True):
             region = regions[tensor["name"]]
             region.put(np.full_like(array, -1))
-            wanted.append(self.library.InferRequestedOutput(tensor["name"]))
+            wanted.append(self.protocol.InferRequestedOutput(tensor["name"]))
             wanted[-1].set_shared_memory(region.name, region.nbytes)
         self.client.infer(self.options.model, given, outputs=wanted, headers={RECEIPT: "1"})
         for tensor, array in zip(self.outputs, expected, strict=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[1] / "fake_cuda"
 
 
-def library(folder: Path) -> Path:
+def libcuda(folder: Path) -> Path:
     """The fake libcuda.so.1 in `folder`, compiled if it is not there."""
     made = folder / "libcuda.so.1"
     if not made.exists():
@@ -26,7 +26,7 @@ def environment(folder: Path, **faults: object) -> dict[str, str]:
     ``mig="0"``, ``memory=1 << 20``, ``peers=0``, ``pin="no"``, ``broken=path``,
     ``lacks="GetPowerUsage"``; fake_devices.py, cupy/_fake.py and pynvml.py say what they mean.
     """
-    before = {"PYTHONPATH": FOLDER, "LD_LIBRARY_PATH": library(folder).parent}
+    before = {"PYTHONPATH": FOLDER, "LD_LIBRARY_PATH": libcuda(folder).parent}
     told = {
         name: os.pathsep.join([str(path), *filter(None, [os.environ.get(name)])])
         for name, path in before.items()

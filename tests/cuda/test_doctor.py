@@ -92,7 +92,7 @@ def test_missing_packages_name_their_extras(
     monkeypatch.setattr(doctor.gpu_findings.util, "find_spec", lambda name: None)
     monkeypatch.setattr(doctor.gpus, "present", list)
     monkeypatch.setattr(doctor.gpus, "visible_devices", tuple)
-    monkeypatch.setattr(doctor.gpu_findings.nvml, "library", lambda: None)
+    monkeypatch.setattr(doctor.gpu_findings.nvml, "bindings", lambda: None)
     assert doctor.run(Settings(), gpu=False, as_json=False) == 0
     told = capsys.readouterr().out
     for package, extra in (

@@ -75,7 +75,7 @@ def test_nvml_tells_devices_and_their_parts(host, monkeypatch):
 
 def test_device_files_are_counted_without_the_package(host):
     host(None, files=3)
-    assert nvml.library() is None
+    assert nvml.bindings() is None
     assert gpus.visible_devices() == ("0", "1", "2")
 
 
@@ -84,7 +84,7 @@ def test_no_driver_is_no_device(host):
         raise NVMLError("NVML Shared Library Not Found")
 
     host(stand_in(nvmlInit=missing))
-    assert nvml.library() is None
+    assert nvml.bindings() is None
     assert gpus.visible_devices() == ()
 
 
@@ -114,5 +114,5 @@ def test_a_thread_that_cannot_be_started_costs_one_answer(monkeypatch):
 def test_nvml_is_initialised_once(host):
     calls = []
     host(stand_in(nvmlInit=lambda: calls.append(1)))
-    assert nvml.library() is nvml.library() is not None
+    assert nvml.bindings() is nvml.bindings() is not None
     assert calls == [1]
