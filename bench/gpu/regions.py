@@ -3,7 +3,8 @@
 import numpy as np
 
 from bench.gpu.caller import DeviceMemory, both
-from bench.gpu.timing import in_turn, ratio, size_name, summary
+from bench.gpu.timing import ratio, size_name, summary
+from bench.regions import in_turn
 
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 

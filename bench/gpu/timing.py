@@ -1,4 +1,4 @@
-"""Times in turn, what they are told as, and where nothing can be told of times."""
+"""What times are told as, and where nothing can be told of them."""
 
 import statistics
 
@@ -7,18 +7,6 @@ import cupy
 FAKE = cupy.__version__ == "0-fake"
 NO_TIMING = "fake: no timing"
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-
-
-def in_turn(rounds, contestants):
-    """Seconds by name, after two calls of each that do not count."""
-    for call in contestants.values():
-        call(), call()
-    taken = {name: [] for name in contestants}
-    for number in range(rounds):
-        order = list(contestants.items())
-        for name, call in order if number % 2 else reversed(order):
-            taken[name].append(call())
-    return taken
 
 
 def summary(seconds):

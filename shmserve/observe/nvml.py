@@ -65,7 +65,7 @@ def bounded(call: Callable[[], T], seconds: float | None = None) -> T | None:
 
     try:
         threading.Thread(target=run, name="nvml", daemon=True).start()
-    except RuntimeError:  # no more threads, for now
+    except RuntimeError:  # the system has no thread left: ask again later
         _calling.release()
         return None
     return results[0] if over.wait(seconds) and results else None
