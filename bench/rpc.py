@@ -16,14 +16,13 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 from bench.run import machine
-from shmserve.testing.server import RunningServer
+from shmserve.testing.server import RunningServer, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 KIB, MIB = 1 << 10, 1 << 20
@@ -38,9 +37,7 @@ CASES = [
 
 def start_rivals(stack):
     """Start the rivals' process; its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.rivals.grpc_server", address],
         cwd=ROOT,

@@ -4,12 +4,13 @@ import http.client
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from shmserve.testing.server import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = "shmserve.frontends.http.worker.ConnectionWorker"
@@ -32,9 +33,7 @@ class Server:
 
     def __init__(self, name, workers, directory):
         self.name = name
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.address = ["--port", str(self.port)]
         self._log = directory / f"{name}.log"
         self._run_dir = tempfile.mkdtemp(prefix=f"bench-{name}-")

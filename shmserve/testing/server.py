@@ -11,15 +11,17 @@ leak is told from what other servers on the machine do.
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +46,29 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WATC
 
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody listens on right now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A TCP port on 127.0.0.1 that nobody has, none twice in one process.
+
+    It lies below those the kernel gives out: a client that tries such a one again and again before
+    anybody listens there can be given it as its own, connect to itself, and keep the server out.
+    """
+    for port in _PORTS:
+        with socket.socket() as sock:
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise AssertionError("unreachable: they go round")
+
+
+def _ports() -> Iterator[int]:
+    given_out = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    first, end = 10_000, max(11_000, int(given_out.split()[0]))
+    start = random.randrange(first, end)
+    return itertools.cycle([*range(start, end), *range(first, start)])
+
+
+_PORTS = _ports()
 
 
 class RunningServer:

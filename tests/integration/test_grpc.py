@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.tensor import bytes_codec
-from shmserve.testing.server import RunningServer, open_fds, wait_until
+from shmserve.testing.server import RunningServer, free_port, open_fds, wait_until
 from tests.grpc_client import Client, Sender, put, tensor
 from tests.integration.region_client import Memory
 
@@ -252,10 +252,7 @@ def test_a_killed_process_is_back_and_costs_nobody_else_anything() -> None:
 
 def test_several_processes_share_an_address() -> None:
     unix = f"/tmp/shmserve-test-{os.getpid()}.sock"
-    port = socket.socket()
-    port.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{port.getsockname()[1]}"
-    port.close()
+    address = f"127.0.0.1:{free_port()}"
     with RunningServer(MODELS, grpc_processes=2, grpc_bind=f"{address},unix:{unix}") as server:
         wait_until(lambda: server.log().count("listening on") == 2, "both listen")
         array = np.arange(5, dtype=np.float32)
@@ -291,9 +288,10 @@ def test_another_supervisor_adopts_the_process() -> None:
 
 def test_a_port_that_is_taken_is_told_and_http_goes_on() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        port = free_port()
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        address = f"127.0.0.1:{port}"
         with RunningServer(MODELS, grpc_bind=address) as server:
             told = f"no gRPC: grpc_bind: cannot listen on {address}: Address already in use"
             wait_until(lambda: server.log().count(told) >= 2, "it says so, and tries again")

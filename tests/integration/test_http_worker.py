@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from shmserve.testing.server import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 NO_SETTINGS = str(ROOT / "tests/apps/gunicorn.conf.py")
 WORKER = "shmserve.frontends.http.worker.ConnectionWorker"
@@ -30,9 +32,7 @@ class Server:
 
     def __init__(self, directory: Path, settings: dict[str, str], *options: str) -> None:
         self.path = str(directory / "http.sock")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.log = directory / "log"
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
         environ |= {f"SHMSERVE_{name.upper()}": value for name, value in settings.items()}

@@ -257,6 +257,7 @@ def test_pages_of_the_dead_leave_no_descriptors(counted: RunningServer) -> None:
             os.kill(pids[0], signal.SIGKILL)
             wait_until(lambda: gone(counted, role, pids), f"another {role}")  # noqa: B023
         counted.wait_instances()
+        wait_until(lambda: all_linked(counted), "the links of the new ones")
 
     def held() -> tuple[int, int]:
         return open_fds(counted.pids("coordinator")[0]), open_fds(counted.pids("supervisor")[0])
@@ -270,6 +271,11 @@ def test_pages_of_the_dead_leave_no_descriptors(counted: RunningServer) -> None:
     after = held()
     assert after[0] <= before[0] + 1  # a connection may be on its way
     assert after[1] <= before[1] + 1
+
+
+def all_linked(server: RunningServer) -> bool:
+    linked = sum(v for k, v in samples(server).items() if k[0] == "shmserve_processes")
+    return linked == len(server.pids("executor") + server.pids("http worker"))
 
 
 def ended(server: RunningServer) -> int:
