@@ -345,7 +345,7 @@ def test_memory_of_another_device(
             return
         opened = CudaRegion(wrong_number, *devices.import_region(wrong_number))
         assert (opened.ordinal, opened.device.ordinal) == (1, 0)
-        assert not opened.is_usable(RegionRef(7, 0, 16), np.dtype(np.float32))
+        assert not opened.is_usable(RegionRef(7, 0, 16))
         near = opened.device.empty((4,), np.dtype(np.float32))
         opened.device.move(opened.array(RegionRef(7, 0, 16), (4,), near.dtype), near)
         opened.device.synchronize()

@@ -273,17 +273,19 @@ def test_a_model_on_the_host_is_given_copies(
         one.runner._regions.clear()
 
 
+@pytest.mark.parametrize("offset", [2, 4, 16], ids=str)
 def test_a_window_that_is_not_aligned_is_copied_first(
-    bench: Callable[..., Bench], cuda_environment: dict[str, str]
+    bench: Callable[..., Bench], cuda_environment: dict[str, str], offset: int
 ) -> None:
+    """To what kernels read at once, which may be more than one element."""
     one = bench(add_one)
     with exported(cuda_environment) as (handle, _):
         one.desk.add(1, handle)
-        tensor = WireTensor("IN", "FP32", (2,), RegionRef(1, 2, 8))
+        tensor = WireTensor("IN", "FP32", (2,), RegionRef(1, offset, 8))
         answer = one.run(one.message(tensor))
-        shifted = np.frombuffer(NUMBERS.tobytes()[2:10], np.float32)
+        shifted = np.frombuffer(NUMBERS.tobytes()[offset : offset + 8], np.float32)
         assert np.array_equal(one.result(answer), shifted + 1)
-        assert answer.copied.device == 8 + 8
+        assert answer.copied.device == (8 if offset == 16 else 8 + 8)
         one.runner._regions.clear()
 
 
