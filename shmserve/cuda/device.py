@@ -87,6 +87,11 @@ class Device:
         with self.working():
             self._runtime.deviceSynchronize()
 
+    def check(self) -> None:
+        """Raises if the device is lost: then every call fails. Waits for nothing."""
+        with self.working():
+            self._runtime.memGetInfo()
+
     def reaches(self, other: int) -> bool:
         """Whether memory of another device can be copied to and from this one."""
         if other == self.ordinal:

@@ -66,8 +66,9 @@ class Handles:
             with self._device.here():
                 address = int(cuda.ipcOpenMemHandle(handle, _LAZY_PEER_ACCESS))
         except cuda.CUDARuntimeError as ex:
-            if runtime.is_lost(ex) or runtime.is_out_of_memory(ex):
+            if runtime.is_out_of_memory(ex):
                 raise self._device.told(ex) from None
+            self._device.check()  # a client's handle may have any error, a lost device, too
             _log.warning("a handle of region %r cannot be opened: %s", name, runtime.text_of(ex))
             raise InvalidArgument(
                 f"the memory of CUDA shared memory region '{name}' cannot be opened"

@@ -32,6 +32,7 @@ from shmserve.shm.segment import Mapping
 from tests.cuda.exporting import exported
 
 SIZE = 1 << 20
+BLOCK = 2 << 20  # bytes that no other allocation shares: the size that every driver tells
 
 
 @pytest.fixture
@@ -256,6 +257,21 @@ def test_a_handle_of_a_lost_device_is_not_to_blame(
 
 
 @pytest.mark.fake_cuda
+def test_a_handle_costs_nobody_the_device(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a driver says of a handle that makes no sense may be anything, such as "unknown"."""
+
+    def unknown(*_: object) -> None:
+        error = device.cupy.cuda.runtime.CUDARuntimeError(1)
+        error.status = 999
+        raise error
+
+    monkeypatch.setattr(device.cupy.cuda.runtime, "ipcOpenMemHandle", unknown)
+    with pytest.raises(InvalidArgument, match="cannot be opened"):
+        Handles(device).open(bytes(64), "r")
+    assert not device.lost
+
+
+@pytest.mark.fake_cuda
 def test_no_other_device_is_touched_by_threads_that_had_none(
     fake_cupy: Any, cuda_environment: dict[str, str]
 ) -> None:
@@ -287,10 +303,10 @@ def test_a_handle_is_opened_once_and_closed_with_its_last_array(
 ) -> None:
     before = mapped_device_memory()
     handles = Handles(device)
-    with exported(cuda_environment) as (handle, process):
+    with exported(cuda_environment, count=BLOCK // 4) as (handle, process):
         imported = handles.open(handle, "r")
         assert handles.open(handle, "s") is imported
-        assert (imported.nbytes, imported.ordinal) == (4096, 0)
+        assert (imported.nbytes, imported.ordinal) == (BLOCK, 0)
         array = device.array_at(imported.address, (4,), np.dtype(np.float32), imported, 0)
         del imported
         assert len(handles) == 1
@@ -318,10 +334,11 @@ def test_a_region_is_no_larger_than_its_allocation(
     cupy: Any, cuda_environment: dict[str, str]
 ) -> None:
     devices = Devices(0, Mappings())
-    with exported(cuda_environment) as (handle, _):
-        with pytest.raises(InvalidArgument, match="has 8192 bytes, but its allocation has 4096"):
-            devices.import_region(region(handle, byte_size=8192))
-        assert devices.import_region(region(handle))[1].nbytes == 4096
+    with exported(cuda_environment, count=BLOCK // 4) as (handle, _):
+        told = f"has {2 * BLOCK} bytes, but its allocation has {BLOCK}"
+        with pytest.raises(InvalidArgument, match=told):
+            devices.import_region(region(handle, byte_size=2 * BLOCK))
+        assert devices.import_region(region(handle, byte_size=BLOCK))[1].nbytes == BLOCK
     gc.collect()
     assert not [line for line in Path("/proc/self/maps").read_text().split() if "fakecuda0" in line]
 
