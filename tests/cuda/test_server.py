@@ -95,12 +95,17 @@ def regions(server: RunningServer) -> list[str]:
     ],
 )
 def test_region_to_region(
-    server: RunningServer, model: str, moved: int, way: tuple[str, ...]
+    server: RunningServer,
+    model: str,
+    moved: int,
+    way: tuple[str, ...],
+    request: pytest.FixtureRequest,
 ) -> None:
     told = export(server, model, *way, "--rounds", "1", "--prefix", f"{model}-{len(way)}-")
     copied = told["receipt"]["copied_bytes"]
     assert copied == {"in": 0, "batch": 0, "out": 0, "device": moved}
-    assert told["free_bytes"][0] == told["free_bytes"][1]
+    if not request.config.getoption("--real-cuda"):  # kernels are loaded there, and blocks kept
+        assert told["free_bytes"][0] == told["free_bytes"][1]
 
 
 @pytest.mark.parametrize("model", ["plus_one", "plus_one_host"])
