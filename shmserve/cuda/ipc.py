@@ -79,7 +79,7 @@ class Handles:
             with self._device.working():
                 imported = Imported(
                     address,
-                    _bytes_behind(address),
+                    bytes_behind(address),
                     int(cuda.pointerGetAttributes(address).device),
                 )
         except BaseException:
@@ -98,9 +98,13 @@ def _close(device: Device, address: int) -> None:
         _log.warning("memory of another process was not closed: %s", runtime.text_of(ex))
 
 
-def _bytes_behind(address: int) -> int:
+def bytes_behind(address: int) -> int:
     """How many bytes of its allocation lie from an address on (CUDA Driver API; the runtime
-    has no call for it, and CuPy does not offer the driver's)."""
+    has no call for it, and CuPy does not offer the driver's).
+
+    Raises:
+        Internal: the driver does not tell.
+    """
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
     library = ctypes.CDLL("libcuda.so.1")
     status = library.cuMemGetAddressRange_v2(
