@@ -122,8 +122,7 @@ class CudaInput:
         return self._copy_of(self._region.array(self._at, self.shape, dtype))
 
     def _copy_of(self, there: Any) -> Any:
-        copy = self._region.device.empty(self.shape, there.dtype)
-        self._region.device.move(there, copy)
+        copy = self._region.device.copied(there)
         self._moved += copy.nbytes
         return copy
 

@@ -63,6 +63,28 @@ def test_what_is_brought_is_there_when_it_was_awaited(device: Device) -> None:
     assert np.array_equal(doubled.get(), source * 2)
 
 
+def test_what_is_brought_is_there_for_a_thread_with_a_stream_of_its_own(device: Device) -> None:
+    source = np.arange(12, dtype=np.float32)
+    cuda = device.cupy.cuda
+    own = cuda.Stream(non_blocking=True)
+    try:
+        own.use()
+        array, event = device.bring(source)
+        device.await_copy(event)
+        copy = device.copied(array)
+        both = array + copy
+        own.synchronize()
+        assert np.array_equal(both.get(), source * 2)
+        target, there = np.zeros(3, np.float32), device.empty((3,), np.dtype(np.float32))
+        device.take_out(both[::4], target)
+        device.move(both[::4], there)
+        device.synchronize()
+        assert target.tolist() == there.get().tolist() == [0, 8, 16]
+        assert cuda.get_current_stream() == own
+    finally:
+        cuda.Stream.null.use()
+
+
 def test_what_is_taken_out_is_there_after_synchronising(device: Device) -> None:
     target = np.zeros(4, np.float32)
     device.take_out(device.cupy.asarray(np.arange(4, dtype=np.float32)), target)
