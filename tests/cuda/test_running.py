@@ -405,6 +405,28 @@ def test_too_large_for_the_device(
     assert not one.devices.lost
 
 
+@pytest.mark.fake_cuda
+def test_a_model_that_lacks_memory_has_the_device_for_itself(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Its input and its output fit, but not the input of the next request beside them."""
+
+    def model(request: Request) -> Response:
+        target = request.offer_on_device("OUT", "FP32", (COUNT,))
+        target[...] = request.inputs["IN"].on_device()
+        return answered(target)
+
+    monkeypatch.setenv("FAKE_CUDA_MEMORY", str(2 * NBYTES + 2048))
+    one = request.getfixturevalue("bench")(model)
+    first, second, third = (one.message(one.slot(NUMBERS * n)) for n in range(3))
+    one.following = (one.frontend, second)
+    assert one.run(first).error_code == Code.RESOURCE_EXHAUSTED
+    one.following = (one.frontend, third)
+    assert np.array_equal(one.result(one.run(second)), NUMBERS)
+    one.following = None
+    assert np.array_equal(one.result(one.run(third)), NUMBERS * 2)
+
+
 def test_what_cannot_be_placed_fails_its_request_alone(bench: Callable[..., Bench]) -> None:
     one = bench(lambda request: answered(object()), None)
     for _ in range(2):
