@@ -46,7 +46,8 @@ test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the
 test-gpu: $(GPU_DEPS)  ## pass the tests of CUDA on the machine's GPU; PYTEST_GPU="--session-timeout=540"
 	@# Warnings and plugins of whatever versions the host has are not what is tested. A driver that
 	@# hangs lets no test time out: where it does is printed meanwhile.
-	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(GPU_PYTHON) -m pytest -p pytest_timeout --real-cuda -v \
+	$(GPU_PYTHON) -m shmserve.cli doctor || true
+	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(GPU_PYTHON) -u -m pytest -p pytest_timeout --real-cuda -v \
 		-W default -o faulthandler_timeout=120 --durations=10 -m 'gpu or not torch' \
 		$(PYTEST_GPU) $(GPU_TESTS)
 
