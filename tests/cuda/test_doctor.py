@@ -96,6 +96,7 @@ def test_missing_packages_name_their_extras(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor.gpu_findings.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "_KERNEL", (0, 0))
     monkeypatch.setattr(doctor.gpus, "present", list)
     monkeypatch.setattr(doctor.gpus, "visible_devices", tuple)
     monkeypatch.setattr(doctor.gpu_findings.nvml, "bindings", lambda: None)

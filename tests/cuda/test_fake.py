@@ -16,6 +16,8 @@ import pytest
 
 from tests.cuda import fake
 
+pytestmark = pytest.mark.fake_cuda
+
 VALUES = np.arange(6, dtype=np.float32)
 TO_DEVICE, TO_HOST = 1, 2
 READ_ONLY = 8
