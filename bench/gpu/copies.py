@@ -52,9 +52,10 @@ class Executor:
         stack.callback(own.close)
         reader = own.reader_fd()
         stack.callback(os.close, reader)
-        foreign = Mapping(reader, nbytes)
-        for mapping, writable in ((foreign, False), (own, True)):
-            mappings.mapped(mapping.address, nbytes, writable)
+        foreign = Mapping(reader, nbytes, keep=True)
+        mappings.mapped(foreign.address, nbytes, writable=False, again=foreign.writable)
+        mappings.mapped(own.address, nbytes, writable=True)
+        for mapping in (foreign, own):
             stack.callback(mappings.unmapping, mapping.address)
         self.foreign = np.frombuffer(foreign.view, np.float32)
         self.own = np.frombuffer(own.view, np.float32)
@@ -79,16 +80,16 @@ class Executor:
     def pin(self, array):
         """How the memory of an array is pinned, and the seconds that took."""
         attribute = runtime.cudaDevAttrHostRegisterReadOnlySupported
+        before = self.device.pins.nbytes
         begin = time.perf_counter()
-        with self.device.pins.pinned(array.ctypes.data, array.nbytes) as pinned:
-            pass
-        if not pinned:
-            mode = "not pinned"
-        elif not array.flags.writeable and runtime.deviceGetAttribute(attribute, 0):
-            mode = "registered read-only"
-        else:
-            mode = "registered"
-        return mode, time.perf_counter() - begin
+        with self.device.pins.pinned(array.ctypes.data, array.nbytes):
+            taken = time.perf_counter() - begin
+        if self.device.pins.nbytes == before:
+            return "not pinned", taken
+        if array.flags.writeable:
+            return "registered", taken
+        read_only = runtime.deviceGetAttribute(attribute, 0)
+        return "registered read-only" if read_only else "registered by a writable mapping", taken
 
 
 def measure(nbytes, rounds):

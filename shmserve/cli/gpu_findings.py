@@ -184,7 +184,7 @@ def _device(lacking: Level, subject: str, device: DeviceFacts, sharing: str) -> 
     yield _tried(lacking, subject, "compile and run kernels", device.kernel, _NVRTC)
     yield _tried(lacking, subject, "share memory with other processes", sharing, _NO_IPC)
     yield _tried(slower, subject, "pin shared memory", device.pin_writable, limit)
-    yield _tried(slower, subject, "pin read-only shared memory", device.pin_read_only, _STAGED)
+    yield _tried(slower, subject, "pin memory of frontends", device.pin_foreign, _STAGED)
 
 
 def _tried(level: Level, subject: str, what: str, error: str, todo: str) -> Finding:

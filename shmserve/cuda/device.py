@@ -192,7 +192,7 @@ class Device:
             if array.nbytes:
                 address = target.__array_interface__["data"][0]
                 kind = self._runtime.memcpyDeviceToHost
-                with self.pins.pinned(address, array.nbytes):
+                with self.pins.pinned(address, array.nbytes) as address:
                     self._runtime.memcpyAsync(
                         address, array.data.ptr, array.nbytes, kind, _DEFAULT_STREAM
                     )
@@ -233,5 +233,5 @@ class Device:
     def _from_host(self, source: Array, target: Any, stream: int) -> None:
         address = source.__array_interface__["data"][0]
         kind = self._runtime.memcpyHostToDevice
-        with self.pins.pinned(address, source.nbytes):
+        with self.pins.pinned(address, source.nbytes) as address:
             self._runtime.memcpyAsync(target.data.ptr, address, source.nbytes, kind, stream)

@@ -28,8 +28,9 @@ _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 class DeviceFacts(Struct):
     """One device, in the order this process sees them. Errors are empty where a trial went well.
 
-    `kernel`: a kernel was compiled and run; `pin_writable`, `pin_read_only`: shared memory of
-    either kind was registered and copied from; `peers`: other devices whose memory it reaches.
+    `kernel`: a kernel was compiled and run; `pin_writable`, `pin_foreign`: shared memory, of
+    this process and of another, was registered and copied from; `peers`: other devices whose
+    memory it reaches.
     """
 
     name: str
@@ -37,7 +38,7 @@ class DeviceFacts(Struct):
     capability: str
     kernel: str = ""
     pin_writable: str = ""
-    pin_read_only: str = ""
+    pin_foreign: str = ""
     peers: tuple[int, ...] = ()
 
 
@@ -79,15 +80,16 @@ def _device(cupy: Any, ordinal: int, count: int) -> DeviceFacts:
     cuda = cupy.cuda.runtime
     cuda.setDevice(ordinal)
     told = cuda.getDeviceProperties(ordinal)
-    attribute = cuda.cudaDevAttrHostRegisterReadOnlySupported
-    read_only = _PORTABLE | (_READ_ONLY if cuda.deviceGetAttribute(attribute, ordinal) else 0)
+    own = foreign = _PORTABLE, mmap.PROT_READ | mmap.PROT_WRITE
+    if cuda.deviceGetAttribute(cuda.cudaDevAttrHostRegisterReadOnlySupported, ordinal):
+        foreign = _PORTABLE | _READ_ONLY, mmap.PROT_READ
     return DeviceFacts(
         told["name"].decode(),
         told["totalGlobalMem"],
         f"{told['major']}.{told['minor']}",
         _tried(partial(_kernel, cupy)),
-        _tried(partial(_pinned, cuda, _PORTABLE, mmap.PROT_READ | mmap.PROT_WRITE)),
-        _tried(partial(_pinned, cuda, read_only, mmap.PROT_READ)),
+        _tried(partial(_pinned, cuda, *own)),
+        _tried(partial(_pinned, cuda, *foreign)),
         tuple(k for k in range(count) if k != ordinal and cuda.deviceCanAccessPeer(ordinal, k)),
     )
 

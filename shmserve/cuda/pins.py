@@ -21,6 +21,12 @@ _WORTH_IT = 64 * 1024  # bytes; smaller copies the driver makes itself as quickl
 _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable, cudaHostRegisterReadOnly
 
 
+class Again(Protocol):
+    """See `shm.segment.WritableMapping`."""
+
+    address: int
+
+
 class Mapped(Protocol):
     """See `shm.mappings.Mapped`."""
 
@@ -30,14 +36,30 @@ class Mapped(Protocol):
     def size(self) -> int: ...
     @property
     def writable(self) -> bool: ...
+    @property
+    def again(self) -> Callable[[], Again] | None: ...
 
 
 class Mappings(Protocol):
     """What this needs of `shm.mappings.Mappings`."""
 
+    pinned_writable: bool
+
     def listen(self, listener: Callable[[Any], None]) -> None: ...
 
     def find(self, address: int, nbytes: int) -> Mapped | None: ...
+
+
+class _Pin:
+    """A mapping that is registered: at `address`, which is its own or that of it mapped `again`.
+    `used`: when a copy was last begun."""
+
+    __slots__ = ("address", "again", "used")
+
+    def __init__(self, address: int, again: Again | None) -> None:
+        self.address = address
+        self.again = again
+        self.used = 0.0
 
 
 class Pins:
@@ -53,27 +75,30 @@ class Pins:
         mappings: Mappings,
         read_only: bool,
     ) -> None:
-        """`read_only`: the device can use memory that this process may not write to."""
+        """`read_only`: the driver registers memory that this process may not write to. If it
+        does not, such memory is mapped once more for it, where that can be."""
         self._runtime = runtime
         self._current = current
         self._mappings = mappings
         self._read_only = read_only
         self._lock = threading.Lock()
-        self._pinned: dict[int, float] = {}  # by address, when a copy was last begun
+        self._pinned: dict[int, _Pin] = {}  # by address
         self._refused: set[int] = set()  # addresses of those that the driver does not take
         self._told: set[bool] = set()  # kinds (writable or not) of which one was refused
         self.nbytes = 0
+        mappings.pinned_writable = not read_only
         mappings.listen(self._unpin)
 
     @contextlib.contextmanager
-    def pinned(self, address: int, nbytes: int) -> Iterator[bool]:
+    def pinned(self, address: int, nbytes: int) -> Iterator[int]:
         """Begin a copy from or to these bytes in here: the mapping that they lie in stays
-        registered until the copy is over, if it can be; whether it is."""
+        registered until the copy is over, if it can be. The address to copy from or to."""
         with self._lock:
-            if self._pin(address, nbytes):
-                yield True
+            found = self._pin(address, nbytes)
+            if found:
+                yield found
                 return
-        yield False
+        yield address
 
     def trim(self, idle_s: float) -> None:
         """Let go of mappings of peers that were not copied from for so long. What a peer frees
@@ -82,54 +107,60 @@ class Pins:
         before = time.monotonic() - idle_s
         with self._lock:
             pinned = list(self._pinned.items())
-        for address, used in pinned:
-            mapped = self._mappings.find(address, 1) if used <= before else None
+        for address, pin in pinned:
+            mapped = self._mappings.find(address, 1) if pin.used <= before else None
             if mapped is not None and not mapped.writable:
                 self._unpin(mapped)
 
-    def _pin(self, address: int, nbytes: int) -> bool:
+    def _pin(self, address: int, nbytes: int) -> int:
+        """Where the bytes are registered; 0: they are not."""
         if nbytes < _WORTH_IT:
-            return False
+            return 0
         found = self._mappings.find(address, nbytes)
-        if found is None:
-            return False
-        if found.address not in self._pinned:
-            if found.address in self._refused or not self._register(found):
-                return False
+        if found is None or found.address in self._refused:
+            return 0
+        pin = self._pinned.get(found.address)
+        if pin is None:
+            pin = self._register(found)
+            if pin is None:
+                return 0
+            self._pinned[found.address] = pin
             self.nbytes += found.size
-        self._pinned[found.address] = time.monotonic()
-        return True
+        pin.used = time.monotonic()
+        return pin.address + address - found.address
 
     def _unpin(self, mapped: Mapped) -> None:
         with self._lock:
             self._refused.discard(mapped.address)
-            if self._pinned.pop(mapped.address, None) is None:
+            pin = self._pinned.pop(mapped.address, None)
+            if pin is None:
                 return
             self.nbytes -= mapped.size
             try:
                 with self._current():
                     self._runtime.deviceSynchronize()  # copies may be under way
-                    self._runtime.hostUnregister(mapped.address)
+                    self._runtime.hostUnregister(pin.address)
             except self._runtime.CUDARuntimeError as ex:
                 _log.warning("shared memory was not unpinned: %s", text_of(ex))
 
-    def _register(self, mapped: Mapped) -> bool:
+    def _register(self, mapped: Mapped) -> _Pin | None:
         flags = _PORTABLE if mapped.writable or not self._read_only else _PORTABLE | _READ_ONLY
         try:
             with self._current():
-                self._runtime.hostRegister(mapped.address, mapped.size, flags)
-        except self._runtime.CUDARuntimeError as ex:
+                again = None
+                if not mapped.writable and not self._read_only and mapped.again is not None:
+                    again = mapped.again()
+                pin = _Pin(mapped.address if again is None else again.address, again)
+                self._runtime.hostRegister(pin.address, mapped.size, flags)
+        except (OSError, self._runtime.CUDARuntimeError) as ex:
             self._refused.add(mapped.address)
             if mapped.writable not in self._told:
                 self._told.add(mapped.writable)
                 self._tell(mapped.writable, text_of(ex))
-            return False
-        return True
+            return None
+        return pin
 
     def _tell(self, writable: bool, why: str) -> None:
-        if not writable and not self._read_only:
-            _log.info("the device pins no memory that may only be read, so the driver copies it")
-            return
         _log.warning(
             "%s cannot be pinned, so copies to and from the GPU are slower: %s (see `shmserve"
             " doctor`; locked memory is limited by LimitMEMLOCK or ulimit -l)",

@@ -9,21 +9,34 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from shmserve.shm.segment import WritableMapping
 
 
 class Mapped(NamedTuple):
-    """`size` bytes from `address`; not `writable`: a peer's."""
+    """`size` bytes from `address`; not `writable`: a peer's.
+
+    `again` maps a peer's once more, for writing; None: it cannot be.
+    """
 
     address: int
     size: int
     writable: bool
+    again: Callable[[], WritableMapping] | None = None
 
 
 class Mappings:
-    """The mappings of one process that tensors lie in."""
+    """The mappings of one process that tensors lie in.
+
+    Attributes:
+        pinned_writable: its GPU's driver pins writable memory only, so whoever maps a peer's
+            must be able to do that `again`.
+    """
 
     def __init__(self) -> None:
+        self.pinned_writable = False
         self._lock = threading.Lock()
         self._starts: list[int] = []  # sorted
         self._known: dict[int, Mapped] = {}
@@ -33,12 +46,18 @@ class Mappings:
         """Have somebody told of each mapping right before it is given up."""
         self._listener = listener
 
-    def mapped(self, address: int, size: int, writable: bool) -> None:
+    def mapped(
+        self,
+        address: int,
+        size: int,
+        writable: bool,
+        again: Callable[[], WritableMapping] | None = None,
+    ) -> None:
         """There is a mapping now."""
         with self._lock:
             if address not in self._known:
                 bisect.insort(self._starts, address)
-            self._known[address] = Mapped(address, size, writable)
+            self._known[address] = Mapped(address, size, writable, again)
 
     def unmapping(self, address: int) -> None:
         """It is given up; unknown ones are nothing."""

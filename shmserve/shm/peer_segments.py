@@ -40,15 +40,21 @@ class PeerSegments:
             for offer, fd in zip(offers, fds, strict=True):
                 with self._lock:
                     if offer.segment not in self._mappings:
-                        mapping = Mapping(fd, offer.size, self._keep)
-                        self._mappings[offer.segment] = mapping
-                        if self._book is not None:
-                            self._book.mapped(mapping.address, mapping.size, writable=False)
+                        self._mappings[offer.segment] = self._mapped(fd, offer.size)
         except OSError as ex:
             raise ProtocolViolation(f"an offered segment cannot be mapped: {ex.strerror}") from ex
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def _mapped(self, fd: int, size: int) -> Mapping:
+        book = self._book
+        if book is None:
+            return Mapping(fd, size, self._keep)
+        mapping = Mapping(fd, size, self._keep or book.pinned_writable)
+        again = mapping.writable if book.pinned_writable else None
+        book.mapped(mapping.address, size, writable=False, again=again)
+        return mapping
 
     def drop(self, segments: Iterable[int]) -> None:
         """Forget segments their owner gave back; the memory goes with the last view."""

@@ -102,6 +102,30 @@ class Mapping:
             self.fd = os.dup(fd)
             weakref.finalize(self, os.close, self.fd)
 
+    def writable(self) -> WritableMapping:
+        """The same memory once more, for a GPU's driver; only if the descriptor was kept.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+        return WritableMapping(self.fd, self.size)
+
+
+class WritableMapping:
+    """A peer's segment mapped once more, for writing, until this object is gone.
+
+    For drivers that pin nothing else. Its `address` is for them alone: nobody writes there, and
+    models see the mapping that cannot be written.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(again, size)
+        finally:
+            os.close(again)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
 
 def _create(epoch: str, size: int) -> int:
     while True:

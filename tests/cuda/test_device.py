@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import mmap
 import os
@@ -27,8 +28,9 @@ from shmserve.errors import (
 )
 from shmserve.executor.cuda_region import CudaRegion
 from shmserve.executor.devices import Devices
-from shmserve.protocol.data_messages import RegionRef
+from shmserve.protocol.data_messages import Descriptor, RegionRef, SegmentOffer
 from shmserve.shm.mappings import Mappings
+from shmserve.shm.peer_segments import PeerSegments
 from shmserve.shm.segment import Mapping
 from tests.cuda.exporting import exported
 
@@ -49,6 +51,11 @@ def shared() -> Iterator[int]:
     os.pwrite(fd, np.arange(SIZE // 4, dtype=np.float32).tobytes(), 0)
     yield fd
     os.close(fd)
+
+
+def mapped_writable(memfd: str) -> bool:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return any(f"/memfd:{memfd} " in line and line.split()[1].startswith("rw") for line in maps)
 
 
 def mapped_device_memory() -> int:
@@ -107,7 +114,7 @@ def test_a_part_of_an_array_is_taken_out_in_order(device: Device) -> None:
     [
         ("readonly", SIZE, ""),
         ("all", SIZE, ""),
-        ("writable", 0, "INFO the device pins no memory that may only be read"),
+        ("writable", SIZE, ""),
         ("no", 0, "WARNING shared memory of frontends cannot be pinned"),
     ],
 )
@@ -125,9 +132,9 @@ def test_read_only_memory_is_pinned_once_where_that_is_permitted(
     request.getfixturevalue("fake_cupy")
     mappings = Mappings()
     device = Device(0, mappings)
-    mapping = Mapping(shared, SIZE)
-    mappings.mapped(mapping.address, SIZE, writable=False)
-    view = np.frombuffer(mapping.view, np.float32)
+    segments = PeerSegments(mappings=mappings)
+    segments.accept([SegmentOffer(1, SIZE)], [os.dup(shared)])
+    view = np.frombuffer(segments.view(Descriptor(1, 0, 0, 0, SIZE)), np.float32)
     for _ in range(2):
         array, event = device.bring(view[: SIZE // 8])
         device.await_copy(event)
@@ -135,9 +142,34 @@ def test_read_only_memory_is_pinned_once_where_that_is_permitted(
     assert device.pins.nbytes == pinned
     said = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
     assert [one.startswith(told) for one in said] == ([True] if told else [])
-    mappings.unmapping(mapping.address)
+    assert mapped_writable("shared") == (way == "writable"), "for a driver that wants it"
+    assert not view.flags.writeable
+    segments.drop([1])
     assert device.pins.nbytes == 0
     assert not device.cupy._fake.pinned
+    assert not mapped_writable("shared")
+
+
+@pytest.mark.fake_cuda
+def test_what_cannot_be_mapped_for_the_driver_is_copied_all_the_same(
+    shared: int, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_PIN", "writable")
+    request.getfixturevalue("fake_cupy")
+    mappings = Mappings()
+    device = Device(0, mappings)
+    sealed = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
+    os.posix_fallocate(sealed, 0, SIZE)
+    fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    segments = PeerSegments(mappings=mappings)
+    segments.accept([SegmentOffer(1, SIZE)], [sealed])
+    view = np.frombuffer(segments.view(Descriptor(1, 0, 0, 0, SIZE)), np.float32)
+    for _ in range(2):
+        array, event = device.bring(view)
+        device.await_copy(event)
+        assert np.array_equal(array.get(), view)
+    assert device.pins.nbytes == 0
+    segments.drop([1])
 
 
 def test_memory_is_unpinned_when_its_copies_are_over(cupy: Any, shared: int) -> None:

@@ -42,10 +42,17 @@ def test_a_host_whose_devices_work(compiled: Path) -> None:
         "ok    device 0: can share memory with other processes",
         "ok    device 1: can share memory with other processes",
         "ok    device 0: can pin shared memory",
-        "ok    device 0: can pin read-only shared memory",
+        "ok    device 0: can pin memory of frontends",
     ):
         assert f"{line}\n" in text
     assert "FAIL" not in text
+
+
+def test_memory_of_frontends_is_pinned_also_where_none_can_be_that_is_read_only(
+    compiled: Path,
+) -> None:
+    _, text = ask("--gpu", **fake.environment(compiled, pin="writable"))
+    assert "ok    device 0: can pin memory of frontends\n" in text
 
 
 def test_what_does_not_work_is_told_with_what_to_do(compiled: Path) -> None:
@@ -55,6 +62,7 @@ def test_what_does_not_work_is_told_with_what_to_do(compiled: Path) -> None:
     assert "CUDA_VISIBLE_DEVICES: '1,0,7', devices that a server sees: 2\n" in text
     assert "warn  device 0: cannot pin shared memory: cudaErrorOperatingSystem" in text
     assert "raise the limit of locked memory\n" in text
+    assert "warn  device 0: cannot pin memory of frontends: cudaErrorOperatingSystem" in text
     assert "note  device 0: other devices whose memory it reaches: none\n" in text
 
 
