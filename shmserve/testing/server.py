@@ -106,7 +106,7 @@ class RunningServer:
     # ------------------------------------------------------------------ life
 
     def start(self, wait_ready: bool = True) -> None:
-        """Run the command of the README; returns when every model is loaded."""
+        """Run the command of the README; returns when every model is loaded, and everybody there."""
         with self.log_path.open("ab") as log:
             self.master = subprocess.Popen(
                 [
@@ -122,6 +122,7 @@ class RunningServer:
             )
         if wait_ready:
             self.wait_ready()
+            self.wait_linked()
 
     def wait_ready(self) -> None:
         """Until the readiness endpoint says so.
@@ -238,6 +239,19 @@ class RunningServer:
             return all(row["instance_state"] == "READY" and row["pid"] in alive for row in rows)
 
         wait_until(all_run, "instances are not ready")
+
+    def wait_linked(self) -> None:
+        """Until every process has its link to the coordinator; none is needed to be ready.
+
+        Only then it has the name and the descriptors that it keeps, and hears what is told to all.
+        """
+
+        def all_linked() -> bool:
+            linked = {row["pid"] for row in self.show("processes")}
+            master = self.master.pid if self.master is not None else 0
+            return set(self.processes()) - {master} <= linked
+
+        wait_until(all_linked, "processes have no link")
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
