@@ -106,7 +106,7 @@ class RunningServer:
     # ------------------------------------------------------------------ life
 
     def start(self, wait_ready: bool = True) -> None:
-        """Run the command of the README; returns when every model is loaded, and everybody there."""
+        """Run the command of the README; returns when every model and everybody else is there."""
         with self.log_path.open("ab") as log:
             self.master = subprocess.Popen(
                 [
