@@ -39,9 +39,7 @@ class Hold:
 def in_flight(server: RunningServer, instance: str) -> int:
     """How many requests frontends have handed to an instance and not had back."""
     rows = server.show("queues")
-    return sum(
-        row["in_flight"] for row in rows if row.get("instance") == instance and "in_flight" in row
-    )
+    return sum(row.get("in_flight", 0) for row in rows if row.get("instance") == instance)
 
 
 def given_up(server: RunningServer, model: str) -> int:
