@@ -136,10 +136,18 @@ class RunningServer:
             raise TimeoutError(f"{ex}\n{self.log()[-6000:]}") from None
 
     def ready(self) -> bool:
+        """Whether every model is loaded."""
+        return self._healthy("ready")
+
+    def lives(self) -> bool:
+        """Whether HTTP is answered, whatever is loaded."""
+        return self._healthy("live")
+
+    def _healthy(self, what: str) -> bool:
         if self.master is not None and self.master.poll() is not None:
             raise RuntimeError(f"the server has ended: {self.master.returncode}\n{self.log()}")
         try:
-            return self.get("/v2/health/ready")[0] == 200
+            return self.get(f"/v2/health/{what}")[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 
