@@ -81,7 +81,8 @@ class RunningServer:
         gunicorn: tuple[str, ...] = (),
         **settings: object,
     ) -> None:
-        self.run_dir = tempfile.mkdtemp(prefix="shmserve-")
+        self.run_dir = str(settings.get("run_dir") or tempfile.mkdtemp(prefix="shmserve-"))
+        os.makedirs(self.run_dir, 0o700, exist_ok=True)
         self.http_host = "127.0.0.1"
         self.http_port = free_port()
         self.unix_path = os.path.join(self.run_dir, "http.sock")
