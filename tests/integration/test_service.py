@@ -1,10 +1,12 @@
 """The service as systemd and a shell see it: gunicorn's hooks with the real processes."""
 
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -30,17 +32,29 @@ def role_pid(server, role):
 
 @pytest.fixture
 def manager(tmp_path):
+    """The lines that systemd is told. They are read at once: a socket keeps few of them."""
+    lines = queue.SimpleQueue()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
-        sock.settimeout(60)
-        yield sock
+
+        def read():
+            while said := sock.recv(4096):
+                for line in said.decode().splitlines():
+                    lines.put(line)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        yield lines
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
+            last.sendto(b"", str(tmp_path / "notify"))
+        reader.join()
 
 
 def hear(manager, wanted):
     """What was said until `wanted` came."""
     said = []
     while wanted not in said:
-        said += manager.recv(4096).decode().splitlines()
+        said.append(manager.get(timeout=WATCHDOG_S))
     return said
 
 
