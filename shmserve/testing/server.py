@@ -29,6 +29,7 @@ from shmserve.cli import show
 from shmserve.errors import Unavailable
 
 WATCHDOG_S = 90.0
+_BIRTH_S = 10.0  # a segment has a name for microseconds, unless its process starves right then
 ROOT = Path(__file__).parents[2]
 
 
@@ -262,6 +263,15 @@ class RunningServer:
 
         wait_until(all_linked, "processes have no link")
 
+    def wait_arenas(self) -> None:
+        """Until whoever takes part in requests has its first memory, granted by the coordinator."""
+
+        def all_hold() -> bool:
+            rows = [r for r in self.show("processes") if r["role"] in ("http", "grpc", "executor")]
+            return all(row["held_bytes"] for row in rows)
+
+        wait_until(all_hold, "processes have no arena")
+
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
@@ -290,7 +300,11 @@ class RunningServer:
 
     def leaks(self) -> list[str]:
         """What a stopped server left behind: names in /dev/shm, processes, sockets."""
-        left = [f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "shmserve." in name]
+        names, give_up = _segment_names(), time.monotonic() + _BIRTH_S
+        while names and time.monotonic() < give_up:  # of other servers, for a moment
+            time.sleep(0.02)
+            names &= _segment_names()
+        left = [f"/dev/shm/{name}" for name in sorted(names)]
         left += [f"process {pid}: {title}" for pid, title in self.processes().items()]
         left += [
             f"{self.run_dir}/{name}"
@@ -298,6 +312,10 @@ class RunningServer:
             if name.endswith(".sock") and name != "http.sock"
         ]
         return left
+
+
+def _segment_names() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "shmserve." in name}
 
 
 def open_fds(pid: int) -> int:

@@ -46,7 +46,7 @@ BROKEN = {
     "count": ("input", ""),
     "garbage": ("", ""),
 }
-LOADED = {"crash": "SIGSEGV", "endless": "did not load within 2 s"}
+LOADED = {"crash": "SIGSEGV"}
 
 
 def make(folder: Path, config: str = CONFIG, source: str | None = WORKING) -> Path:
@@ -135,9 +135,28 @@ def test_the_broken_are_told_apart_and_the_others_serve(repository: Path) -> Non
 
 @pytest.mark.parametrize("load", [False, True])
 def test_check_tells_what_it_can_find(repository: Path, load: bool) -> None:
-    for name in GOOD[1:]:
+    for name in [*GOOD[1:], *(["endless"] if load else [])]:
         shutil.rmtree(repository / name)
-    server = RunningServer(repository, load_timeout_s=2)  # for its environment only
+    lines = check(repository, load)
+    assert lines[GOOD[0]].startswith("ok")
+    for name in BROKEN.keys() & lines.keys():
+        served, checked = BROKEN[name]
+        reason = LOADED.get(name, served) if load else checked
+        assert lines[name].startswith("FAIL" if load or checked else "ok"), lines[name]
+        assert reason in lines[name]
+    assert len(lines) == len(BROKEN) + (not load)
+
+
+def test_check_gives_up_what_does_not_load(tmp_path: Path) -> None:
+    make(tmp_path / "endless", source=HOLD)
+    line = check(tmp_path, True, load_timeout_s=1)["endless"]
+    assert line.startswith("FAIL")
+    assert "did not load within 1 s" in line
+
+
+def check(repository: Path, load: bool, **settings: object) -> dict[str, str]:
+    """What is told of each model; it must be that something is wrong."""
+    server = RunningServer(repository, **settings)  # for its environment only
     done = subprocess.run(
         [sys.executable, "-m", "shmserve.cli", "check", *(["--load"] if load else [])],
         capture_output=True,
@@ -146,10 +165,5 @@ def test_check_tells_what_it_can_find(repository: Path, load: bool) -> None:
         cwd=ROOT,
     )
     assert done.returncode == 1
-    lines = {line.split()[2].partition("/")[0].rstrip(":"): line for line in
-             done.stdout.splitlines() if " model " in line}  # fmt: skip
-    assert lines[GOOD[0]].startswith("ok")
-    for name, (served, checked) in BROKEN.items():
-        reason = LOADED.get(name, served) if load else checked
-        assert lines[name].startswith("FAIL" if load or checked else "ok"), lines[name]
-        assert reason in lines[name]
+    return {line.split()[2].partition("/")[0].rstrip(":"): line for line in
+            done.stdout.splitlines() if " model " in line}  # fmt: skip

@@ -297,6 +297,7 @@ def test_metrics_do_not_wait_for_an_executor_that_is_stuck(counted: RunningServe
 
 
 def test_a_coordinator_that_is_stuck_is_a_503_in_time(counted: RunningServer) -> None:
+    counted.wait_arenas()
     pid = counted.pids("coordinator")[0]
     os.kill(pid, signal.SIGSTOP)
     try:
