@@ -12,8 +12,8 @@ TORCH ?= torch
 TORCH_DEPS := $(VENV)/.torch
 
 # A GPU host without network: `make wheels PYTHON_VERSION=3.12` somewhere else fills wheels/ for it.
-# With that folder, test-gpu and bench-gpu run under the host's own PYTHON, which has CuPy, numpy,
-# torch and pip, and what it lacks of the rest is put beside it; without, in .venv.
+# With that folder, test-gpu and bench-gpu run under the host's own PYTHON, which has CuPy, numpy
+# and torch, and what it lacks of the rest is put beside it; without, in .venv.
 PYTHON_VERSION ?= 3.12
 MACHINE ?= x86_64
 PLATFORMS := $(foreach tag,manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014 manylinux1,\
@@ -26,6 +26,7 @@ GPU_DEPS := $(VENV)/.gpu
 GPU_PYTHON := $(BIN)/python
 endif
 GPU_TESTS ?= tests/cuda tests/torch
+PYTEST_GPU ?=
 BENCH_GPU ?=
 
 .PHONY: serve test test-torch test-gpu lint proto proto-check bench bench-gpu wheels gpu-site drill \
@@ -42,9 +43,13 @@ test: $(DEV_DEPS)  ## set up and pass the tests
 test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the pytorch backend
 	$(BIN)/python -m pytest -m 'torch and not gpu' tests/torch
 
-test-gpu: $(GPU_DEPS)  ## pass the tests of CUDA on the machine's GPU
-	@# Warnings of whatever versions the host has are not what is tested.
-	$(GPU_PYTHON) -m pytest --real-cuda -W default -m 'gpu or not torch' $(GPU_TESTS)
+test-gpu: $(GPU_DEPS)  ## pass the tests of CUDA on the machine's GPU; PYTEST_GPU="--session-timeout=540"
+	@# Warnings and plugins of whatever versions the host has are not what is tested. A driver that
+	@# hangs lets no test time out: where it does is printed meanwhile.
+	$(GPU_PYTHON) -m shmserve.cli doctor || true
+	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(GPU_PYTHON) -u -m pytest -p pytest_timeout --real-cuda -v \
+		-W default -o faulthandler_timeout=120 --durations=10 -m 'gpu or not torch' \
+		$(PYTEST_GPU) $(GPU_TESTS)
 
 lint: $(DEV_DEPS)  ## ruff, mypy strict, import layers
 	$(BIN)/ruff format --check .
@@ -104,6 +109,8 @@ $(BENCH_DEPS): $(DEV_DEPS)
 
 gpu-site:
 	$(PYTHON) tests/gpu_site.py wheels .gpu-site
+	@# As for `test`.
+	$(PYTHON) -m compileall -qq -j 0 shmserve .gpu-site || true
 
 $(VENV)/.gpu: $(DEV_DEPS) $(TORCH_DEPS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx,dev,gpu]'

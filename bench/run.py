@@ -76,8 +76,12 @@ def machine():
 
 
 def commit():
+    """Empty where there is no git, or no repository of it."""
     command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return ""
 
 
 def available_bytes():

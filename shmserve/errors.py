@@ -115,6 +115,10 @@ class ResourceExhausted(ShmserveError):
     code = Code.RESOURCE_EXHAUSTED
 
 
+class DeviceMemoryExhausted(ResourceExhausted):
+    """A GPU has no memory left."""
+
+
 class ArenaExhausted(ResourceExhausted):
     """No slot is free and the pool's budget grants no more."""
 

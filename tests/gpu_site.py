@@ -6,8 +6,8 @@ older one; what it has as new stays, so that nothing that was built together is 
 """
 
 import shutil
-import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from itertools import takewhile
@@ -38,10 +38,9 @@ def main() -> None:
     site.mkdir()
     chosen = list(lacking(wheels))
     print(f"{site} holds, of {wheels}:", *(wheel.name for wheel in chosen), sep="\n  ")
-    if chosen:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        offline = ["--no-index", "--no-deps", "--target", str(site)]
-        subprocess.run([*pip, *offline, *map(str, chosen)], check=True)
+    for wheel in chosen:
+        with zipfile.ZipFile(wheel) as packed:
+            packed.extractall(site)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 import argparse
+import contextlib
 import json
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import cupy
@@ -13,7 +15,8 @@ from bench.run import commit, machine
 from shmserve.testing.server import RunningServer
 
 HERE = Path(__file__).parent
-PARTS = "copies", "regions", "overlap", "rounds", "deaths"
+PARTS = "copies", "regions", "overlap", "deaths", "rounds"
+ROUNDS_S = 200  # for each protocol
 
 
 def parse():
@@ -22,7 +25,7 @@ def parse():
         description=bench.gpu.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="small tensors, few rounds")
+    parser.add_argument("--quick", action="store_true", help="few rounds")
     parser.add_argument("--only", default=",".join(PARTS), help="comma-separated parts")
     parser.add_argument("--output", default=str(HERE.parent / "results" / "gpu-latest.json"))
     options = parser.parse_args()
@@ -46,46 +49,69 @@ def gpu():
     }
 
 
-def measure(options):
-    """Results by part."""
-    quick, found = options.quick, {}
-    large = 1 * MIB if quick else 64 * MIB
-    copied = copies.measure(large, 5 if quick else 200)
-    found["copies"] = copied
-    copy_s = 0.0 if FAKE else copied["rows"]["own segment, system region"]["ms"]["p50"] / 1e3
-    sizes = (64 * KIB, 1 * MIB) if quick else tuple(n * MIB for n in (1, 16, 64, 256))
-    calls = {
-        "regions": lambda server: regions.measure(server, sizes, 8 if quick else 400),
-        "overlap": lambda server: overlap.measure(
-            server, large, 0.3 if quick else 4.0, 2 if quick else 5, copy_s
+def parts(options):
+    """What measures each part, on a server; `found`: the results so far."""
+    quick = options.quick
+    tiny = quick and FAKE
+    large = 1 * MIB if tiny else 64 * MIB
+    sizes = (64 * KIB, 1 * MIB) if tiny else tuple(n * MIB for n in (1, 16, 64, 256))
+
+    def overlapping(server, found):
+        rows = found.get("copies", {}).get("rows", {})
+        row = rows.get("own segment, system region")
+        copy_s = 0.0 if FAKE or row is None else row["ms"]["p50"] / 1e3
+        return overlap.measure(server, large, 0.3 if quick else 4.0, 2 if quick else 5, copy_s)
+
+    dying = (1 * MIB, 1) if tiny else (1 * GIB, 1 if quick else 5)
+    cycles = 20 if tiny else 500 if quick else 10_000
+    return {
+        "copies": lambda _, __: copies.measure(large, 5 if tiny else 20 if quick else 200),
+        "regions": lambda server, _: regions.measure(
+            server, sizes, 8 if tiny else 40 if quick else 400
         ),
-        "rounds": lambda server: rounds.measure(server, 20 if quick else 10_000),
-        "deaths": lambda server: deaths.measure(
-            server, 1 * MIB if quick else 1 * GIB, 1 if quick else 5
-        ),
+        "overlap": overlapping,
+        "deaths": lambda server, _: deaths.measure(server, *dying),
+        "rounds": lambda server, _: rounds.measure(server, cycles, ROUNDS_S),
     }
-    if wanted := [name for name in calls if name in options.only]:
-        with RunningServer(HERE / "models", http_workers=2) as server:
-            for name in wanted:
-                print(f"measuring {name}", file=sys.stderr)
-                found[name] = calls[name](server)
-        if left := server.leaks():
-            found["left"] = {"problems": left}
-    return found
+
+
+def measure(options, told, write):
+    """Put results into `told`, by part; one that fails has its error as its problem."""
+    found, server = told.setdefault("parts", {}), None
+    with contextlib.ExitStack() as stack:
+        for name, part in parts(options).items():
+            if name not in options.only:
+                continue
+            print(f"measuring {name}", file=sys.stderr, flush=True)
+            begin = time.monotonic()
+            try:
+                if server is None and name != "copies":
+                    server = RunningServer(HERE / "models", http_workers=2)
+                    stack.enter_context(server)
+                found[name] = part(server, found)
+            except Exception as ex:
+                traceback.print_exc()
+                found[name] = {"problems": [f"{type(ex).__name__}: {ex}"[:2000]]}
+            found[name]["took_s"] = round(time.monotonic() - begin, 1)
+            write()
+            show({name: found[name]})
+    if server is not None and (left := server.leaks()):
+        found["left"] = {"problems": left}
+        write()
 
 
 def main():
     options = parse()
-    started = time.gmtime()
-    told = {"machine": machine(), "gpu": gpu(), "commit": commit()}
-    told["date"] = time.strftime("%Y-%m-%d %H:%M:%S", started)
+    told = {"method": bench.gpu.__doc__, "machine": machine(), "gpu": gpu(), "commit": commit()}
+    told["date"] = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     told["options"] = {"quick": options.quick, "only": options.only}
-    told["parts"] = measure(options)
+    show({name: told[name] for name in ("machine", "gpu", "commit", "date", "options")})
     output = Path(options.output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(told, indent=1) + "\n")
-    show(told)
-    return 1 if any(part["problems"] for part in told["parts"].values()) else 0
+    measure(options, told, lambda: output.write_text(json.dumps(told, indent=1) + "\n"))
+    problems = {name: part["problems"] for name, part in told["parts"].items() if part["problems"]}
+    print(f"problems: {json.dumps(problems) if problems else 'none'}", flush=True)
+    return 1 if problems else 0
 
 
 def show(told, depth=0):
@@ -96,7 +122,7 @@ def show(told, depth=0):
             print(f"{'  ' * depth}{name}:")
             show(value, depth + 1)
         else:
-            print(f"{'  ' * depth}{name}: {text}")
+            print(f"{'  ' * depth}{name}: {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,29 +17,37 @@ def free_bytes():
     return cupy.cuda.runtime.memGetInfo()[0]
 
 
-def measure(server, rounds):
-    told = {"bytes": NBYTES, "rounds": rounds, "problems": []}
+def measure(server, rounds, limit_s):
+    """`limit_s`: no more rounds are begun over a protocol after so many seconds."""
+    told = {"bytes": NBYTES, "problems": []}
     with both(server) as (stack, callers):
         for protocol, caller in callers.items():
             memory = DeviceMemory(stack, NBYTES)
-            _rounds(caller, memory, protocol, range(WARM_UP))
+            begun = _rounds(caller, memory, protocol, WARM_UP, limit_s)
             before, begin = free_bytes(), time.perf_counter()
-            _rounds(caller, memory, protocol, range(WARM_UP, WARM_UP + rounds))
+            done = _rounds(caller, memory, protocol, rounds, limit_s)
             seconds, after = time.perf_counter() - begin, free_bytes()
             told[protocol] = {
-                "rounds_per_s": NO_TIMING if FAKE else round(rounds / seconds, 1),
+                "rounds": done,
+                "rounds_per_s": NO_TIMING if FAKE else round(done / seconds, 1),
                 "free_bytes": [before, after],
+                "lost_bytes": before - after,
             }
-            if not memory.holds(WARM_UP + rounds):
+            if not memory.holds(begun + done):
                 told["problems"].append(f"{protocol}: a round did not add")
             if before - after > MAY_KEEP:
                 told["problems"].append(f"{protocol}: {before - after} bytes of the GPU are gone")
     return told
 
 
-def _rounds(caller, memory, protocol, numbers):
-    for number in numbers:
+def _rounds(caller, memory, protocol, rounds, limit_s):
+    """How many there were."""
+    give_up = time.perf_counter() + limit_s
+    for number in range(rounds):
+        if time.perf_counter() > give_up:
+            return number
         name = f"{protocol}-{number}"
         caller.register(name, memory)
         caller.seconds("add_one", name, name, memory.nbytes)
         caller.unregister(name)
+    return rounds

@@ -87,6 +87,11 @@ class Device:
         with self.working():
             self._runtime.deviceSynchronize()
 
+    def check(self) -> None:
+        """Raises if the device is lost: then every call fails. Waits for nothing."""
+        with self.working():
+            self._runtime.memGetInfo()
+
     def reaches(self, other: int) -> bool:
         """Whether memory of another device can be copied to and from this one."""
         if other == self.ordinal:
@@ -104,6 +109,17 @@ class Device:
             raise
         except Exception as ex:  # also of a kernel's launch, or of making it
             raise self.told(ex) from None
+
+    @contextlib.contextmanager
+    def _on(self, stream: Any) -> Iterator[None]:
+        """CuPy works on a stream in here. (Leaving `with stream:` it would forget which one a
+        model had chosen with `use`.)"""
+        before = self.cupy.cuda.get_current_stream()
+        stream.use()
+        try:
+            yield
+        finally:
+            before.use()
 
     def told(self, ex: Exception) -> ShmserveError:
         """The error to raise for one of CuPy's; what it means for the device is noted."""
@@ -147,7 +163,7 @@ class Device:
         Raises:
             ResourceExhausted: the device has no memory left.
         """
-        with self.working(), self._ahead:
+        with self.working(), self._on(self._ahead):
             array = self.cupy.empty(source.shape, source.dtype)
             if source.nbytes:
                 self._from_host(source, array, self._ahead.ptr)
@@ -156,13 +172,22 @@ class Device:
         return array, event
 
     def await_copy(self, event: Any) -> None:
-        """What is computed from now on sees the copy."""
+        """What is computed from now on sees the copy: on the default stream, and on the one that
+        CuPy uses in the calling thread."""
         with self.working():
             self.cupy.cuda.Stream.null.wait_event(event)
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """What was begun on the default stream is over for the calling thread's own as well."""
+        cuda = self.cupy.cuda
+        current = cuda.get_current_stream()
+        if current != cuda.Stream.null:
+            current.wait_event(cuda.Stream.null.record(cuda.Event(disable_timing=True)))
 
     def take_out(self, array: Any, target: Array) -> None:
         """Start to copy a device array to row-major host memory of the same size."""
-        with self.working():
+        with self.working(), self._on(self.cupy.cuda.Stream.null):
             array = self.cupy.ascontiguousarray(array)
             if array.nbytes:
                 address = target.__array_interface__["data"][0]
@@ -178,10 +203,24 @@ class Device:
             if source.nbytes:
                 self._from_host(source, target, _DEFAULT_STREAM)
 
+    def copied(self, source: Any) -> Any:
+        """A copy of a device array, complete for what is computed from now on (as
+        `await_copy`); the source as for `move`.
+
+        Raises:
+            ResourceExhausted: the device has no memory left.
+        """
+        with self.working():
+            with self._on(self.cupy.cuda.Stream.null):
+                copy = self.cupy.empty(source.shape, source.dtype)
+            self.move(source, copy)
+            self._hand_over()
+        return copy
+
     def move(self, source: Any, target: Any) -> None:
         """Start to copy a device array to a row-major one of the same size; either may be opened
         memory of another device, which is reached from this one."""
-        with self.working():
+        with self.working(), self._on(self.cupy.cuda.Stream.null):
             source = self.cupy.ascontiguousarray(source)
             if abs(source.data.ptr - target.data.ptr) < source.nbytes:
                 source = source.copy()  # a model may give a part of an input of the same region

@@ -18,6 +18,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from shmserve.cuda.ipc import bytes_behind
+
 _BYTES = 8 << 20
 _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable, cudaHostRegisterReadOnly
 _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
@@ -143,6 +145,9 @@ def _opened(cuda: Any, ordinal: int, handle: str) -> None:
     memory = cuda.ipcOpenMemHandle(bytes.fromhex(handle), _LAZY_PEER_ACCESS)
     expected = _text(ordinal)
     _compare(_read(cuda, memory, len(expected)), expected)
+    told = bytes_behind(memory)
+    if told < _BYTES:
+        raise ValueError(f"the driver says that {_BYTES} bytes of another process are {told}")
     cuda.ipcCloseMemHandle(memory)
 
 

@@ -66,8 +66,9 @@ class Handles:
             with self._device.here():
                 address = int(cuda.ipcOpenMemHandle(handle, _LAZY_PEER_ACCESS))
         except cuda.CUDARuntimeError as ex:
-            if runtime.is_lost(ex) or runtime.is_out_of_memory(ex):
+            if runtime.is_out_of_memory(ex):
                 raise self._device.told(ex) from None
+            self._device.check()  # a client's handle may have any error, a lost device, too
             _log.warning("a handle of region %r cannot be opened: %s", name, runtime.text_of(ex))
             raise InvalidArgument(
                 f"the memory of CUDA shared memory region '{name}' cannot be opened"
@@ -78,7 +79,7 @@ class Handles:
             with self._device.working():
                 imported = Imported(
                     address,
-                    _bytes_behind(address),
+                    bytes_behind(address),
                     int(cuda.pointerGetAttributes(address).device),
                 )
         except BaseException:
@@ -97,9 +98,13 @@ def _close(device: Device, address: int) -> None:
         _log.warning("memory of another process was not closed: %s", runtime.text_of(ex))
 
 
-def _bytes_behind(address: int) -> int:
+def bytes_behind(address: int) -> int:
     """How many bytes of its allocation lie from an address on (CUDA Driver API; the runtime
-    has no call for it, and CuPy does not offer the driver's)."""
+    has no call for it, and CuPy does not offer the driver's).
+
+    Raises:
+        Internal: the driver does not tell.
+    """
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
     library = ctypes.CDLL("libcuda.so.1")
     status = library.cuMemGetAddressRange_v2(

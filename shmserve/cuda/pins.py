@@ -122,12 +122,17 @@ class Pins:
             self._refused.add(mapped.address)
             if mapped.writable not in self._told:
                 self._told.add(mapped.writable)
-                _log.warning(
-                    "%s cannot be pinned, so copies to and from the GPU are slower: %s"
-                    " (see `shmserve doctor`; locked memory is limited by LimitMEMLOCK or"
-                    " ulimit -l)",
-                    "writable shared memory" if mapped.writable else "shared memory of frontends",
-                    text_of(ex),
-                )
+                self._tell(mapped.writable, text_of(ex))
             return False
         return True
+
+    def _tell(self, writable: bool, why: str) -> None:
+        if not writable and not self._read_only:
+            _log.info("the device pins no memory that may only be read, so the driver copies it")
+            return
+        _log.warning(
+            "%s cannot be pinned, so copies to and from the GPU are slower: %s (see `shmserve"
+            " doctor`; locked memory is limited by LimitMEMLOCK or ulimit -l)",
+            "writable shared memory" if writable else "shared memory of frontends",
+            why,
+        )

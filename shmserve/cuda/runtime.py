@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import Any
 
-from shmserve.errors import ConfigError, Internal, ResourceExhausted, ShmserveError
+from shmserve.errors import ConfigError, DeviceMemoryExhausted, Internal, ShmserveError
 
 EXTRA = "CUDA devices need the extra 'gpu': pip install 'shmserve[gpu]'"
 
@@ -75,4 +75,4 @@ def free_unused() -> None:
 
 def no_memory(ordinal: int, purpose: str) -> ShmserveError:
     """A device has no memory left for this "request" or "model"."""
-    return ResourceExhausted(f"CUDA device {ordinal} has no memory left for this {purpose}")
+    return DeviceMemoryExhausted(f"CUDA device {ordinal} has no memory left for this {purpose}")

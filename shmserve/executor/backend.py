@@ -158,9 +158,13 @@ class Context(Struct, frozen=True):
 class Backend(Protocol):
     """Runs one model instance in a process of its own; called by the main thread only.
 
+    Known when it is loaded: `device`, where it computes ("cpu", "cuda:0"), and
     `reads_on_device`: it wants all inputs on the instance's GPU, so they are brought there
-    before `execute`, and those of the next request meanwhile. Known when it is loaded.
+    before `execute`, and those of the next request meanwhile.
     """
+
+    @property
+    def device(self) -> str: ...
 
     @property
     def reads_on_device(self) -> bool: ...

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 _BYTE = np.dtype(np.uint8)
+_ALIGNMENT = 16  # bytes a kernel may read at once; on other addresses that loses the device
 
 
 class CudaRegion:
@@ -38,9 +39,9 @@ class CudaRegion:
     def check(self) -> None:
         """Nobody can take device memory away from under a region."""
 
-    def is_usable(self, at: RegionRef, dtype: np.dtype[Any]) -> bool:
+    def is_usable(self, at: RegionRef) -> bool:
         """Whether kernels of the instance's device may work on a window as it lies there."""
-        aligned = (self._imported.address + at.offset) % dtype.itemsize == 0
+        aligned = (self._imported.address + at.offset) % _ALIGNMENT == 0
         return aligned and self.ordinal == self.device.ordinal
 
     def to_host(self, at: RegionRef) -> memoryview:
@@ -110,7 +111,7 @@ class CudaInput:
         if self._near is None:
             dtype = DATATYPES[self.datatype].numpy
             there = self._region.array(self._at, self.shape, dtype)
-            usable = self._region.is_usable(self._at, dtype)
+            usable = self._region.is_usable(self._at)
             self._near = there if usable else self._copy_of(there)
         return self._near
 
@@ -121,8 +122,7 @@ class CudaInput:
         return self._copy_of(self._region.array(self._at, self.shape, dtype))
 
     def _copy_of(self, there: Any) -> Any:
-        copy = self._region.device.empty(self.shape, there.dtype)
-        self._region.device.move(there, copy)
+        copy = self._region.device.copied(there)
         self._moved += copy.nbytes
         return copy
 
@@ -177,7 +177,7 @@ class CudaPlace(Window):
         """The window itself as a CuPy array, or device memory that `put` copies from; raises
         as `offer`."""
         self.check_size(nbytes)
-        if self._region.is_usable(self._at, dtype):
+        if self._region.is_usable(self._at):
             return self._region.array(self._at, shape, dtype)
         return self._region.device.empty(shape, dtype)
 

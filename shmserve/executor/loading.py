@@ -27,7 +27,10 @@ def load(instance: Instance, devices: Devices) -> tuple[Backend, ModelSpec]:
     context = _context(instance, devices)
     backend, spec = backends.load(context)
     try:
-        if backend.reads_on_device:
+        if backend.device == CPU:  # if it was to be on a GPU, it cannot use that
+            devices.ordinal = None
+            context = msgspec.structs.replace(context, device=CPU)
+        else:
             devices.open()
         warm_up(backend, spec, context)
         failed = devices.settle()  # what fails on a device shows when it is waited for

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from shmserve.errors import Code, Internal, ProtocolViolation, ShmserveError
+from shmserve.errors import Code, DeviceMemoryExhausted, Internal, ProtocolViolation, ShmserveError
 from shmserve.executor.backend import Backend, Response
 from shmserve.executor.connections import FrontendProcess
 from shmserve.executor.holdings import Holdings
@@ -37,10 +37,6 @@ class _Result(Struct, frozen=True):
     error: str = ""
 
 
-def _failed(error: ShmserveError) -> _Result:
-    return _Result(time.monotonic_ns(), {}, error.code, error.message)
-
-
 class Runner:
     """Runs requests on the backend; every error becomes an answer.
 
@@ -63,6 +59,7 @@ class Runner:
         self._devices = regions.devices
         self._following = following
         self._next: tuple[Execute, Inputs] | None = None  # what was brought in ahead
+        self._room_for_next = True  # on the device
         self._memory = memory
         self._watch = watch
         self._reader = InputReader(spec.name, regions)
@@ -132,12 +129,27 @@ class Runner:
         ahead, self._next = self._next, None
         inputs = self._brought(frontend, message) if ahead is None else ahead[1]
         following = self._following()
-        if following is not None:
+        if following is not None and self._room_for_next:
             try:
                 self._next = following[1], self._brought(*following)
             except ShmserveError:  # it is told when its turn has come
                 self._devices.settle()
         return inputs
+
+    def _failed(self, error: ShmserveError) -> _Result:
+        if isinstance(error, DeviceMemoryExhausted):
+            self._without_next()
+        return _Result(time.monotonic_ns(), {}, error.code, error.message)
+
+    def _without_next(self) -> None:
+        """The model lacked memory: what was brought in ahead may have been what it lacked."""
+        if self._next is not None:
+            log.warning(
+                "the GPU ran out of memory while the inputs of the next request were on it"
+                " already; from now on they wait for their turn"
+            )
+            self._room_for_next = False
+            self.let_go()
 
     def let_go(self) -> None:
         """The request that was to come next does not: give back what was brought for it."""
@@ -159,18 +171,18 @@ class Runner:
                 placement.place(response)
                 result = _Result(inferred_ns, response.parameters)
             else:  # not raised: this frame would keep it, it the frame, and that the inputs
-                result = _failed(response.error)
+                result = self._failed(response.error)
         except Shrunk as ex:
             self._regions.shrunk(ex)
-            result = _failed(ex)
+            result = self._failed(ex)
         except ShmserveError as ex:
-            result = _failed(ex)
+            result = self._failed(ex)
         except Exception as ex:  # an array that cannot be handled is its model's mistake
-            result = _failed(what_failed(ex))
+            result = self._failed(what_failed(ex))
         # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
         failed = self._devices.settle()
         if failed is not None and not result.error_code:
-            result = _failed(failed)
+            result = self._failed(failed)
         return result
 
     def _execute(self, request: ExecutorRequest) -> Response:

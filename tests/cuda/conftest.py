@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from tests.cuda.stub_server import StubServer, connected
 
 MODELS = Path(__file__).parent / "models"
 OURS = ("cupy", "fake_devices", "pynvml")
+FAKED = pytest.StashKey[int]()  # how many tests real devices are not asked for
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -27,6 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--real-cuda"):
         return
     faked = [item for item in items if _needs_fake(item)]
+    config.stash[FAKED] = len(faked)
     config.hook.pytest_deselected(items=faked)
     items[:] = [item for item in items if item not in faked]
 
@@ -37,9 +40,19 @@ def _needs_fake(item: pytest.Item) -> bool:
     return bool({"fake_cupy", "compiled"} & set(getattr(item, "fixturenames", ())))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if config.getoption("--real-cuda"):
+        why = "need the fake of CUDA (faults, a second device): `make test` runs them"
+        terminalreporter.write_line(f"{config.stash.get(FAKED, 0)} tests were left out: they {why}")
+
+
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """Where the fake libcuda.so.1 is kept."""
+    assert not request.config.getoption("--real-cuda"), "the test lacks the mark fake_cuda"
     return tmp_path_factory.mktemp("libcuda")
 
 
@@ -76,9 +89,12 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
 @pytest.fixture
 def cupy(request: pytest.FixtureRequest) -> Any:
     """CuPy in the test's own process: the fake, or with ``--real-cuda`` what is installed."""
-    if request.config.getoption("--real-cuda"):
-        return importlib.import_module("cupy")
-    return request.getfixturevalue("fake_cupy")
+    if not request.config.getoption("--real-cuda"):
+        return request.getfixturevalue("fake_cupy")
+    module = importlib.import_module("cupy")
+    gc.collect()  # earlier tests' arrays: all have one process and one device
+    module.get_default_memory_pool().free_all_blocks()
+    return module
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ cuda.setDevice(device)
 pointer = cuda.malloc(4 * count)
 values = np.arange(first, first + count, dtype=np.float32)
 cuda.memcpy(pointer, values.ctypes.data, values.nbytes, cuda.memcpyHostToDevice)
+cuda.deviceSynchronize()
 print(cuda.ipcGetMemHandle(pointer).hex(), flush=True)
 sys.stdin.readline()
 """

@@ -28,6 +28,7 @@ def test_one_that_is_cancelled_then_leaves_nothing_on_the_device(
     monkeypatch.setattr(rig, "Devices", lambda _, mappings: Devices(0, mappings))
     monkeypatch.setattr(rig.FunctionBackend, "reads_on_device", True)
     pool = cupy.get_default_memory_pool()
+    before = pool.used_bytes()
     calls: dict[str, Call] = {}
 
     def model(request: Request) -> Response:
@@ -41,7 +42,7 @@ def test_one_that_is_cancelled_then_leaves_nothing_on_the_device(
             threads["third"].start()
             await_queue(2)
         else:
-            assert pool.used_bytes() >= 2 * NBYTES
+            assert pool.used_bytes() >= before + 2 * NBYTES
             calls["third"].cancel()
             await_queue(0)
         return add_one(request)
@@ -64,11 +65,12 @@ def test_one_that_is_cancelled_then_leaves_nothing_on_the_device(
         threads["first"].start()
         until(lambda: len(outcomes) == 3, "there was no answer")
         assert outcomes == {"first": "answered", "second": "answered", "third": "cancelled"}
-        until(lambda: not pool.used_bytes(), "its input stayed")
+        until(lambda: pool.used_bytes() <= before, "its input stayed")
     finally:
         plane.close()
 
 
+@pytest.mark.fake_cuda  # not every device pins what may only be read
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_what_idle_executors_have_pinned_is_let_go(
     cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoupled: bool

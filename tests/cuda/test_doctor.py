@@ -58,6 +58,12 @@ def test_what_does_not_work_is_told_with_what_to_do(compiled: Path) -> None:
     assert "note  device 0: other devices whose memory it reaches: none\n" in text
 
 
+def test_sizes_of_other_processes_memory_must_be_told(compiled: Path) -> None:
+    status, text = ask("--gpu", **fake.environment(compiled) | {"LD_LIBRARY_PATH": ""})
+    assert status == 1
+    assert "FAIL  device 0: cannot share memory with other processes: OSError: libcuda.so.1" in text
+
+
 def test_each_mig_device_is_tried_by_itself(compiled: Path) -> None:
     names = [f"MIG-fa4ec0da-0000-0000-0000-000000000{end}" for end in ("001", "102")]
     environment = fake.environment(compiled, mig="0,1")
@@ -90,6 +96,7 @@ def test_missing_packages_name_their_extras(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor.gpu_findings.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "_KERNEL", (0, 0))
     monkeypatch.setattr(doctor.gpus, "present", list)
     monkeypatch.setattr(doctor.gpus, "visible_devices", tuple)
     monkeypatch.setattr(doctor.gpu_findings.nvml, "bindings", lambda: None)

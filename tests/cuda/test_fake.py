@@ -16,6 +16,8 @@ import pytest
 
 from tests.cuda import fake
 
+pytestmark = pytest.mark.fake_cuda
+
 VALUES = np.arange(6, dtype=np.float32)
 TO_DEVICE, TO_HOST = 1, 2
 READ_ONLY = 8
@@ -235,7 +237,14 @@ def test_a_lost_device_stays_lost(
 
 @pytest.mark.parametrize(
     ("mode", "flags", "status"),
-    [("readonly", 0, 1), ("readonly", READ_ONLY, 0), ("all", 0, 0), ("no", READ_ONLY, 304)],
+    [
+        ("readonly", 0, 1),
+        ("readonly", READ_ONLY, 0),
+        ("all", 0, 0),
+        ("writable", 0, 1),
+        ("writable", READ_ONLY, 801),
+        ("no", READ_ONLY, 304),
+    ],
 )
 def test_pinning_what_may_not_be_written(
     fake_cupy: Any, monkeypatch: pytest.MonkeyPatch, mode: str, flags: int, status: int

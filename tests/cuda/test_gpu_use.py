@@ -207,9 +207,6 @@ def test_a_real_gpu_is_told_of() -> None:
         assert gpu.memory_total is not None
         assert 0 < gpu.memory_used < gpu.memory_total
         assert gpu.utilization is None or 0 <= gpu.utilization <= 1  # None: in MIG mode
-        assert gpu.temperature is not None
-        assert 0 < gpu.temperature < 120
-        assert gpu.power is not None
-        assert gpu.power_limit is not None
-        assert 0 < gpu.power < 2 * gpu.power_limit
+        assert gpu.temperature is None or 0 < gpu.temperature < 120  # None: not told to guests
+        assert gpu.power is None or 0 < gpu.power < 2 * (gpu.power_limit or 1e4)
     assert sampled().latest()

@@ -251,7 +251,7 @@ def test_no_memory_left_is_told_and_the_model_goes_on(
 ) -> None:
     backend, spec = load(make(TOO_MUCH), GPU)
     pool = cupy.get_default_memory_pool()
-    used = pool.used_bytes()
+    used, total = pool.used_bytes(), pool.total_bytes()
     with caplog.at_level(logging.ERROR):
         error = failure(ask(backend, spec, ("Y",), X=X))
     assert isinstance(error, ResourceExhausted)
@@ -259,8 +259,8 @@ def test_no_memory_left_is_told_and_the_model_goes_on(
     assert error.message == "CUDA device 0 has no memory left for this request"
     assert "OutOfMemoryError" in caplog.text
     cupy.cuda.runtime.deviceSynchronize()
-    assert pool.used_bytes() == used  # what the failed call had is the device's again
-    assert pool.total_bytes() == used
+    assert pool.used_bytes() <= used  # what the failed call had is the device's again
+    assert pool.total_bytes() <= total
 
 
 def test_no_memory_left_for_a_model(make: Make, cupy: Any) -> None:

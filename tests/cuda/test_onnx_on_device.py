@@ -14,9 +14,12 @@ from msgspec import structs
 
 from shmserve import repository
 from shmserve.errors import Code, ConfigError, ShmserveError
+from shmserve.executor import loading
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import create, onnx_session
 from shmserve.executor.backends.foreign import device_array_at
+from shmserve.executor.devices import Devices
+from shmserve.shm.mappings import Mappings
 from shmserve.testing.backends import FakeRequest, arrays, ask, failure, load
 
 onnx = pytest.importorskip("onnx")
@@ -138,6 +141,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "m"
 
 
+def executor_devices(directory: str) -> Devices:
+    """What an executor that has loaded the model on GPU 0, if it can, knows of its device."""
+    instance = repository.read_folder(directory).instances()[0]
+    devices = Devices(0, Mappings())
+    loading.load(structs.replace(instance, device=GPU, auto=True), devices)
+    return devices
+
+
 def parameters(**told: str) -> str:
     return "".join(
         f'parameters {{ key: "{name}" value {{ string_value: "{text}" }} }}\n'
@@ -199,6 +210,8 @@ def test_models_with_strings_run_with_host_arrays(runtime: Runtime, folder: Path
     runtime.session.run = runtime.session.real.run
     assert not backend.reads_on_device
     assert arrays(ask(backend, spec, X=np.array([b"a"], object)))["Y"].tolist() == ["a"]
+    devices = executor_devices(directory)  # they compute on the GPU: whether it is lost counts
+    assert devices.opened is not None
 
 
 # ---------------------------------------------------------------------------------- options
@@ -301,6 +314,8 @@ def test_without_the_provider(
     got = arrays(ask(backend, spec, X=X))["Y"]
     assert isinstance(got, np.ndarray)
     assert got.tolist() == [0, 2, 4, 6]
+    devices = executor_devices(directory)
+    assert (devices.ordinal, devices.opened) == (None, None)
 
 
 @pytest.mark.parametrize(

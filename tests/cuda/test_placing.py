@@ -21,6 +21,8 @@ from shmserve.executor.devices import Devices
 from shmserve.shm.mappings import Mappings
 from tests.cuda import fake
 
+pytestmark = pytest.mark.fake_cuda
+
 MIG = ["MIG-fa4ec0da-0000-0000-0000-000000000001", "MIG-fa4ec0da-0000-0000-0000-000000000102"]
 CONFIG = """
 backend: "python"

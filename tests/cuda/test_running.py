@@ -273,17 +273,19 @@ def test_a_model_on_the_host_is_given_copies(
         one.runner._regions.clear()
 
 
+@pytest.mark.parametrize("offset", [2, 4, 16], ids=str)
 def test_a_window_that_is_not_aligned_is_copied_first(
-    bench: Callable[..., Bench], cuda_environment: dict[str, str]
+    bench: Callable[..., Bench], cuda_environment: dict[str, str], offset: int
 ) -> None:
+    """To what kernels read at once, which may be more than one element."""
     one = bench(add_one)
     with exported(cuda_environment) as (handle, _):
         one.desk.add(1, handle)
-        tensor = WireTensor("IN", "FP32", (2,), RegionRef(1, 2, 8))
+        tensor = WireTensor("IN", "FP32", (2,), RegionRef(1, offset, 8))
         answer = one.run(one.message(tensor))
-        shifted = np.frombuffer(NUMBERS.tobytes()[2:10], np.float32)
+        shifted = np.frombuffer(NUMBERS.tobytes()[offset : offset + 8], np.float32)
         assert np.array_equal(one.result(answer), shifted + 1)
-        assert answer.copied.device == 8 + 8
+        assert answer.copied.device == (8 if offset == 16 else 8 + 8)
         one.runner._regions.clear()
 
 
@@ -307,11 +309,15 @@ def test_bytes_in_a_cuda_region_are_parsed_on_the_host(
         one.runner._regions.clear()
 
 
-def test_the_next_request_is_brought_while_this_one_runs(bench: Callable[..., Bench]) -> None:
+def test_the_next_request_is_brought_while_this_one_runs(
+    bench: Callable[..., Bench], cupy: Any
+) -> None:
     brought: list[float] = []
+    pool = cupy.get_default_memory_pool()
+    before = pool.used_bytes()
 
     def model(request: Request) -> Response:
-        brought.append(one.devices.open().cupy.get_default_memory_pool().used_bytes())
+        brought.append(pool.used_bytes() - before)
         return add_one(request)
 
     one = bench(model)
@@ -325,7 +331,11 @@ def test_the_next_request_is_brought_while_this_one_runs(bench: Callable[..., Be
     assert answer.copied.device == 2 * NBYTES
 
 
-def test_a_next_request_that_never_comes_costs_nothing(bench: Callable[..., Bench]) -> None:
+def test_a_next_request_that_never_comes_costs_nothing(
+    bench: Callable[..., Bench], cupy: Any
+) -> None:
+    pool = cupy.get_default_memory_pool()
+    before = pool.used_bytes()
     one = bench(add_one)
     cancelled = one.message(one.slot(NUMBERS * 2))
     one.following = (one.frontend, cancelled)
@@ -334,7 +344,7 @@ def test_a_next_request_that_never_comes_costs_nothing(bench: Callable[..., Benc
     other = one.run(one.message(one.slot(NUMBERS * 3)))
     assert np.array_equal(one.result(other), NUMBERS * 3 + 1)
     gc.collect()
-    assert one.devices.open().cupy.get_default_memory_pool().used_bytes() == 0
+    assert pool.used_bytes() <= before
 
 
 @pytest.mark.fake_cuda
@@ -403,6 +413,28 @@ def test_too_large_for_the_device(
     assert "CUDA device 0 has no memory left" in answer.error
     assert emptied
     assert not one.devices.lost
+
+
+@pytest.mark.fake_cuda
+def test_a_model_that_lacks_memory_has_the_device_for_itself(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Its input and its output fit, but not the input of the next request beside them."""
+
+    def model(request: Request) -> Response:
+        target = request.offer_on_device("OUT", "FP32", (COUNT,))
+        target[...] = request.inputs["IN"].on_device()
+        return answered(target)
+
+    monkeypatch.setenv("FAKE_CUDA_MEMORY", str(2 * NBYTES + 2048))
+    one = request.getfixturevalue("bench")(model)
+    first, second, third = (one.message(one.slot(NUMBERS * n)) for n in range(3))
+    one.following = (one.frontend, second)
+    assert one.run(first).error_code == Code.RESOURCE_EXHAUSTED
+    one.following = (one.frontend, third)
+    assert np.array_equal(one.result(one.run(second)), NUMBERS)
+    one.following = None
+    assert np.array_equal(one.result(one.run(third)), NUMBERS * 2)
 
 
 def test_what_cannot_be_placed_fails_its_request_alone(bench: Callable[..., Bench]) -> None:

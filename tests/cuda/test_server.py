@@ -95,19 +95,28 @@ def regions(server: RunningServer) -> list[str]:
     ],
 )
 def test_region_to_region(
-    server: RunningServer, model: str, moved: int, way: tuple[str, ...]
+    server: RunningServer,
+    model: str,
+    moved: int,
+    way: tuple[str, ...],
+    request: pytest.FixtureRequest,
 ) -> None:
     told = export(server, model, *way, "--rounds", "1", "--prefix", f"{model}-{len(way)}-")
     copied = told["receipt"]["copied_bytes"]
     assert copied == {"in": 0, "batch": 0, "out": 0, "device": moved}
-    assert told["free_bytes"][0] == told["free_bytes"][1]
+    if not request.config.getoption("--real-cuda"):  # kernels are loaded there, and blocks kept
+        assert told["free_bytes"][0] == told["free_bytes"][1]
 
 
 @pytest.mark.parametrize("model", ["plus_one", "plus_one_host"])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_tritonclients_own_module(server: RunningServer, protocol: str, model: str) -> None:
+def test_tritonclients_own_module(
+    server: RunningServer, protocol: str, model: str, request: pytest.FixtureRequest
+) -> None:
     http_address = f"{server.http_host}:{server.http_port}"
     address = http_address if protocol == "http" else server.grpc_address
+    if request.config.getoption("--real-cuda"):
+        pytest.importorskip("cuda.bindings", reason="the module needs cuda-python")
     done = subprocess.run(
         [sys.executable, str(TRITON_CLIENT), protocol, address, model],
         env=environment(server),
@@ -147,10 +156,14 @@ def test_a_tensor_in_the_request_goes_to_the_device_and_back(server: RunningServ
 
 
 def test_rounds_leave_nothing_open(server: RunningServer) -> None:
+    large = ("--elements", str(1 << 20))
+    export(server, "plus_one", "--rounds", "1", *large)  # what it leaves is there for good
     before = device_memory(server)
-    export(server, "plus_one", "--rounds", "30")
+    told = export(server, "plus_one", "--rounds", "30", *large)
     assert regions(server) == []
     wait_until(lambda: device_memory(server) <= before, "device memory is kept open")
+    first, last = told["free_bytes"]
+    assert first - last < 30 << 20  # of 240 MiB; a driver may keep some to itself
 
 
 @pytest.mark.parametrize("way", [(), ("--grpc",)], ids=["http", "grpc"])

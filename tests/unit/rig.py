@@ -99,6 +99,7 @@ class Coordinator:
 class FunctionBackend:
     """A backend that is one function."""
 
+    device = "cpu"
     reads_on_device = False
 
     def __init__(self, model: Model) -> None:

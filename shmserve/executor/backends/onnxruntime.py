@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shmserve.core.devices import ordinal_of
+from shmserve.core.devices import device_name, ordinal_of
 from shmserve.errors import Code, Internal, InvalidArgument, ShmserveError
 from shmserve.executor.backend import CPU, Context, InputTensor, Request, Response
 from shmserve.executor.backends import onnx_complete, onnx_cuda, onnx_session
@@ -40,6 +40,11 @@ class OnnxRuntimeBackend:
         self._session: Any = None
         self._ordinal: int | None = None  # of the GPU it computes on
         self._place: Place = OnHost()
+
+    @property
+    def device(self) -> str:
+        """Where the session computes."""
+        return CPU if self._ordinal is None else device_name(self._ordinal)
 
     @property
     def reads_on_device(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from shmserve.errors import ConfigError, Internal
-from shmserve.executor.backend import Context, Request, Response
+from shmserve.executor.backend import CPU, Context, Request, Response
 from shmserve.executor.backends.failure import from_load
 from shmserve.protocol.model_config import MODEL_FILES
 from shmserve.tensor.spec import ModelSpec
@@ -40,6 +40,7 @@ class PythonBackend:
 
     def __init__(self) -> None:
         self._dialect: Dialect | None = None
+        self.device = CPU
 
     @property
     def reads_on_device(self) -> bool:
@@ -47,7 +48,7 @@ class PythonBackend:
         return self._dialect is not None and self._dialect.reads_on_device
 
     def load(self, context: Context) -> ModelSpec:
-        spec = context.spec
+        spec, self.device = context.spec, context.device
         try:
             self._dialect = _dialect(_import(context), spec.name)
             return self._dialect.start(context)

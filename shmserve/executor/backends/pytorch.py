@@ -17,8 +17,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from shmserve.core.devices import device_name
 from shmserve.errors import ConfigError, Internal, InvalidArgument
-from shmserve.executor.backend import Context, InputTensor, Request, Response
+from shmserve.executor.backend import CPU, Context, InputTensor, Request, Response
 from shmserve.executor.backends import dlpack, torch_model
 from shmserve.executor.backends.cuda_failure import from_cuda
 from shmserve.executor.backends.failure import from_exception, from_load
@@ -40,6 +41,11 @@ class PytorchBackend:
         self._model: Any = None
         self._ordinal: int | None = None  # of the GPU it runs on
         self._cleans_cache = False
+
+    @property
+    def device(self) -> str:
+        """Where its tensors are."""
+        return CPU if self._ordinal is None else device_name(self._ordinal)
 
     @property
     def reads_on_device(self) -> bool:
@@ -73,13 +79,9 @@ class PytorchBackend:
     def close(self) -> None:
         self._model = None
 
-    @property
-    def _device(self) -> str:
-        return "cpu" if self._ordinal is None else f"cuda:{self._ordinal}"
-
     def _script(self, path: str, spec: ModelSpec) -> Any:
         try:
-            model = self._torch.jit.load(path, map_location=self._device)
+            model = self._torch.jit.load(path, map_location=self.device)
         except (RuntimeError, ValueError) as ex:
             if from_cuda(ex, "model") is not None:
                 raise

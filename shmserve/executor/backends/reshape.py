@@ -93,6 +93,7 @@ class _Reshaping:
         self._backend = backend
         self._inputs = inputs
         self._outputs = outputs
+        self.device = backend.device
         self.reads_on_device = backend.reads_on_device
         self.load = backend.load
         self.close = backend.close

@@ -7,7 +7,8 @@ Where the real driver tolerates a mistake now and then, this one does not.
 Environment: what fake_devices says, and
 FAKE_CUDA_MEMORY: bytes of a device, and what a process can allocate on it;
 FAKE_CUDA_PEERS: "0": devices do not reach each other;
-FAKE_CUDA_PIN: "all"; "readonly" (default): read-only mappings need the flag; "no": not permitted;
+FAKE_CUDA_PIN: "all"; "readonly" (default): read-only mappings need the flag; "writable": devices
+do not know the flag; "no": not permitted;
 FAKE_CUDA_BROKEN: a path: who waits for the device has lost it once such a file exists.
 """
 
@@ -253,11 +254,17 @@ def _mapped(address: int, nbytes: int) -> str:
     return ""
 
 
+def pins_read_only() -> bool:
+    return os.environ.get("FAKE_CUDA_PIN") != "writable"
+
+
 def pin(ptr: int, size: int, flags: int) -> None:
     enter()
     mode = os.environ.get("FAKE_CUDA_PIN", "readonly")
     if mode == "no":
         raise CUDARuntimeError(304)
+    if flags & READ_ONLY and not pins_read_only():
+        raise CUDARuntimeError(801)
     with lock:
         known = [*pinned.items(), *((a, (n, 0)) for a, n in host_memory.items())]
         if any(a < ptr + size and ptr < a + n for a, (n, _) in known):

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from shmserve._generated import grps_pb2
 from shmserve.errors import Internal, InvalidArgument, ModelFailure
-from shmserve.executor.backend import Context, Request, Response
+from shmserve.executor.backend import CPU, Context, Request, Response
 from shmserve.executor.backends.failure import from_exception, from_load, sanitised
 from shmserve.executor.backends.grps import answers, framework
 from shmserve.executor.backends.grps.answers import Answers
@@ -38,6 +38,7 @@ _EMPTY_ANSWER = (HttpAnswer(200, (("Content-Type", "text/plain"),)), b"")
 class GrpsBackend:
     """Runs the models of a project."""
 
+    device = CPU  # as far as requests go: what else a project uses is its own business
     reads_on_device = False
 
     def __init__(self) -> None:

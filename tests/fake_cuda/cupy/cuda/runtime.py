@@ -66,7 +66,9 @@ def getDeviceProperties(device: int) -> dict[str, object]:
 
 def deviceGetAttribute(attrib: int, device: int) -> int:
     _fake.check_device(device)
-    if attrib not in (cudaDevAttrHostRegisterSupported, cudaDevAttrHostRegisterReadOnlySupported):
+    if attrib == cudaDevAttrHostRegisterReadOnlySupported:
+        return int(_fake.pins_read_only())
+    if attrib != cudaDevAttrHostRegisterSupported:
         raise CUDARuntimeError(1)
     return 1
 

@@ -20,11 +20,14 @@ class _BaseStream:
         return _queues.get(self.ptr)
 
     def __enter__(self) -> Any:
-        _entered.__dict__.setdefault("streams", []).append(get_current_stream())
+        _entered.__dict__.setdefault(runtime.getDevice(), [Stream.null]).append(self)
         return self.use()
 
     def __exit__(self, *_: object) -> None:
-        _entered.streams.pop().use()
+        """Back to what was entered before; what was chosen by `use` meanwhile is forgotten."""
+        entered = _entered.__dict__[runtime.getDevice()]
+        entered.pop()
+        entered[-1].use()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _BaseStream) and self.ptr == other.ptr
