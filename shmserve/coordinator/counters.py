@@ -38,7 +38,9 @@ from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
-SETTLE_S = 1.5  # after a restart: the supervisor gives back the pages it keeps
+# After a restart: for the supervisor to give back the pages it keeps. It takes a moment; only one
+# that hangs needs as much, and no answer is better than counters that seem to start anew.
+SETTLE_S = 30.0
 _REMEMBERED = 1024  # names of pages that were added up lately
 
 Send = Callable[..., None]  # (process, message, fds)

@@ -47,7 +47,10 @@ from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE_S = 1.5  # after a restart: for the supervisor to hand back what it keeps
+# After a restart: for the supervisor to hand back what it keeps, until what has a key is opened
+# again by it, and until what has not been found is lost. Only a supervisor that hangs, or one
+# that starves on a busy host, needs as much.
+_PATIENCE_S, _LOST_S = 1.5, 30.0
 _MANY = 4096  # numbers in one message
 
 Send = Callable[[str, FromCoordinator, "tuple[int, ...]"], None]
@@ -83,7 +86,7 @@ class Regions:
         self._gone: list[int] = []
         self._unstored: list[int] = []
         self._parked: list[tuple[str, NeedRegion]] = []
-        self._awaited_until = 0.0
+        self._reopen_at = self._awaited_until = 0.0  # 0: nothing is awaited
         self.changed = False
 
     # ---------------------------------------------------------------- a restart
@@ -92,7 +95,8 @@ class Regions:
         """Continue an earlier coordinator's regions; their fds come from the supervisor."""
         self.book.restore(previous.regions, previous.next_region)
         regions = list(previous.regions.values())
-        self._awaited_until = 0.0 if all(r.cuda for r in regions) else now + _PATIENCE_S
+        if not all(r.cuda for r in regions):
+            self._reopen_at, self._awaited_until = now + _PATIENCE_S, now + _LOST_S
         for region in regions:
             if not self._owners.add(region):
                 self._drop([region.number], "its process has ended", now)
@@ -125,16 +129,26 @@ class Regions:
             self._send(supervisor, StoreRegions(part), tuple(self._fds[n] for n in part))
 
     def _complete(self, now: float) -> None:
-        """Nothing more is handed back: open again by key what is missing."""
+        """Nothing more is handed back: what cannot be opened again by key either is lost."""
         self._awaited_until = 0.0
-        regions = self.book.regions.values()
-        missing = [r for r in regions if not r.cuda and r.number not in self._fds]
-        for region in missing:
-            fd = client_object.reopen(region)
-            if fd is None:
-                self._drop([region.number], "its object could not be found again", now)
-            else:
-                self._fds[region.number] = fd
+        for region in self._reopen():
+            self._drop([region.number], "its object could not be found again", now)
+        self._give_parked()
+
+    def _reopen(self) -> list[Region]:
+        """Open again by key what is missing; returns what cannot be."""
+        self._reopen_at = 0.0
+        lost = []
+        for region in self.book.regions.values():
+            if not region.cuda and region.number not in self._fds:
+                fd = client_object.reopen(region)
+                if fd is None:
+                    lost.append(region)
+                else:
+                    self._fds[region.number] = fd
+        return lost
+
+    def _give_parked(self) -> None:
         parked, self._parked = self._parked, []
         for process, message in parked:
             self._give(process, message)
@@ -242,6 +256,9 @@ class Regions:
     def tick(self, now: float) -> None:
         if self._awaited_until and now >= self._awaited_until:
             self._complete(now)
+        elif self._reopen_at and now >= self._reopen_at:
+            self._reopen()
+            self._give_parked()
         self.cuda.tick(now)
         self.closing.tick(now)
         self._limbo.expire(now)

@@ -105,7 +105,7 @@ FromCoordinator = (
 VOID = (
     *(GiveBack, Grant, Stats, Loaded, RegisterRegion, UnregisterRegions, NeedRegion),
     *(AskReport, ChangeLog, ChangeTrace, TakeTraces, LoadModel, UnloadModel, SetOnline),
-    *(AskHistory, RegisterCudaRegion, RegionProbed, RegionsClosed),
+    *(AskHistory, RegisterCudaRegion, RegionProbed, RegionsClosed, StoredRegions, StoredPages),
 )
 
 # Replies to `transport.link.Link.ask`: each has a `ticket`, and brings its question to an end.

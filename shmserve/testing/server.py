@@ -29,6 +29,7 @@ from shmserve.cli import show
 from shmserve.errors import Unavailable
 
 WATCHDOG_S = 90.0
+_BIRTH_S = 10.0  # a segment has a name for microseconds, unless its process starves right then
 ROOT = Path(__file__).parents[2]
 
 
@@ -81,7 +82,8 @@ class RunningServer:
         gunicorn: tuple[str, ...] = (),
         **settings: object,
     ) -> None:
-        self.run_dir = tempfile.mkdtemp(prefix="shmserve-")
+        self.run_dir = str(settings.get("run_dir") or tempfile.mkdtemp(prefix="shmserve-"))
+        os.makedirs(self.run_dir, 0o700, exist_ok=True)
         self.http_host = "127.0.0.1"
         self.http_port = free_port()
         self.unix_path = os.path.join(self.run_dir, "http.sock")
@@ -106,7 +108,7 @@ class RunningServer:
     # ------------------------------------------------------------------ life
 
     def start(self, wait_ready: bool = True) -> None:
-        """Run the command of the README; returns when every model is loaded."""
+        """Run the command of the README; returns when every model and everybody else is there."""
         with self.log_path.open("ab") as log:
             self.master = subprocess.Popen(
                 [
@@ -122,6 +124,7 @@ class RunningServer:
             )
         if wait_ready:
             self.wait_ready()
+            self.wait_linked()
 
     def wait_ready(self) -> None:
         """Until the readiness endpoint says so.
@@ -135,10 +138,18 @@ class RunningServer:
             raise TimeoutError(f"{ex}\n{self.log()[-6000:]}") from None
 
     def ready(self) -> bool:
+        """Whether every model is loaded."""
+        return self._healthy("ready")
+
+    def lives(self) -> bool:
+        """Whether HTTP is answered, whatever is loaded."""
+        return self._healthy("live")
+
+    def _healthy(self, what: str) -> bool:
         if self.master is not None and self.master.poll() is not None:
             raise RuntimeError(f"the server has ended: {self.master.returncode}\n{self.log()}")
         try:
-            return self.get("/v2/health/ready")[0] == 200
+            return self.get(f"/v2/health/{what}")[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 
@@ -239,6 +250,28 @@ class RunningServer:
 
         wait_until(all_run, "instances are not ready")
 
+    def wait_linked(self) -> None:
+        """Until every process has its link to the coordinator; none is needed to be ready.
+
+        Only then it has the name and the descriptors that it keeps, and hears what is told to all.
+        """
+
+        def all_linked() -> bool:
+            linked = {row["pid"] for row in self.show("processes")}
+            master = self.master.pid if self.master is not None else 0
+            return set(self.processes()) - {master} <= linked
+
+        wait_until(all_linked, "processes have no link")
+
+    def wait_arenas(self) -> None:
+        """Until whoever takes part in requests has its first memory, granted by the coordinator."""
+
+        def all_hold() -> bool:
+            rows = [r for r in self.show("processes") if r["role"] in ("http", "grpc", "executor")]
+            return all(row["held_bytes"] for row in rows)
+
+        wait_until(all_hold, "processes have no arena")
+
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
@@ -267,7 +300,11 @@ class RunningServer:
 
     def leaks(self) -> list[str]:
         """What a stopped server left behind: names in /dev/shm, processes, sockets."""
-        left = [f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "shmserve." in name]
+        names, give_up = _segment_names(), time.monotonic() + _BIRTH_S
+        while names and time.monotonic() < give_up:  # of other servers, for a moment
+            time.sleep(0.02)
+            names &= _segment_names()
+        left = [f"/dev/shm/{name}" for name in sorted(names)]
         left += [f"process {pid}: {title}" for pid, title in self.processes().items()]
         left += [
             f"{self.run_dir}/{name}"
@@ -275,6 +312,10 @@ class RunningServer:
             if name.endswith(".sock") and name != "http.sock"
         ]
         return left
+
+
+def _segment_names() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "shmserve." in name}
 
 
 def open_fds(pid: int) -> int:

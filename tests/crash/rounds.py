@@ -11,12 +11,12 @@ wrong or descriptors, mappings or memory of a process grew.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import grpc
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.testing.server import RunningServer, free_port, open_fds, rss_bytes
+from shmserve.testing.server import RunningServer, free_port, open_fds, rss_bytes, wait_until
 from tests.integration.region_client import Client, Memory
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +166,10 @@ def drill(rounds: int) -> tuple[int, list[dict[str, Any]], list[str]]:
         for part in (1, 2):
             wrong += run(server, bind, rounds // 2)
             samples.append(sample(server, f"{rounds * part // 2} rounds each"))
-            time.sleep(0.1)
+        with contextlib.suppress(TimeoutError):  # what is on its way out needs a moment
+            wait_until(lambda: not grown([samples[-2], sample(server, "now")]), "it settles", 30)
+        samples.append(sample(server, "settled"))
+        del samples[-2]
     return wrong, samples, grown(samples) + server.leaks()
 
 

@@ -70,6 +70,7 @@ def test_every_process_is_killed_under_load() -> None:
 def test_supervisor_and_coordinator_at_once() -> None:
     with RunningServer(MODELS, **LOADED) as server:
         server.wait_instances()
+        server.wait_arenas()
         before = server.pids("executor")
         # Sizes for which no arena has to grow: growth is what needs the coordinator.
         with Load(server, clients=2, sizes=(10, 1000, 100_000)) as verdict:

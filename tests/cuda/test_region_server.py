@@ -97,6 +97,8 @@ def test_they_outlive_the_coordinator(client: CudaClient, server: RunningServer)
         (victim,) = server.pids("coordinator")
         os.kill(victim, signal.SIGKILL)
         assert client.cuda_status() == ["kept"]
+        wait_until(lambda: server.pids("coordinator") not in ([], [victim]), "another one")
+        server.wait_linked()
         assert client.register_cuda("later")[0] == 200  # by the next one
         assert server.pids("coordinator") != [victim]
         assert client.register_cuda("kept")[0] == 400

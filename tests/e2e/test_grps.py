@@ -57,11 +57,11 @@ def test_the_online_flag_is_one_and_survives_the_coordinator(grps_server: Runnin
         lambda: grps_server.pids("coordinator") not in ([], [coordinator]), "no new coordinator"
     )
     # Asked while it may still be starting: the question waits, and is asked again
-    assert grps_server.get("/grps/v1/health/online")[0] == 200
+    wait_until(lambda: grps_server.get("/grps/v1/health/online")[0] == 200, "no answer")
     wait_until(lambda: is_ready(grps_server), "not ready again")
     os.kill(grps_server.pids("coordinator")[0], signal.SIGKILL)
     wait_until(lambda: is_ready(grps_server), "the flag was lost")
-    assert grps_server.get("/grps/v1/health/offline")[0] == 200
+    wait_until(lambda: grps_server.get("/grps/v1/health/offline")[0] == 200, "no answer")
     assert not is_ready(grps_server)
 
 

@@ -287,6 +287,7 @@ def test_pointing_at_a_moment_shows_its_values_everywhere(
 def test_a_coordinator_that_is_away_is_told_and_forgotten(browser: Browser) -> None:
     with RunningServer(MODELS, http_workers=1, grpc_processes=0) as server:
         page, _ = visit(browser, server)
+        server.wait_arenas()
         (pid,) = server.pids("coordinator")
         os.kill(pid, signal.SIGSTOP)
         expect(page.locator("#problem")).to_contain_text("No numbers right now")

@@ -19,7 +19,7 @@ from shmserve.transport import rundir
 STAND_INS = Path(__file__).parent / "stand_ins"
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"timed out waiting for: {what}"
@@ -121,7 +121,7 @@ class Tree:
         if self.master.poll() is None:
             self.master.kill()
         self.master.wait(10)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while self.members() and time.monotonic() < deadline:
             time.sleep(0.05)
         left = self.members()

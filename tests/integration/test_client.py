@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import shmserve.client
-from shmserve.cli.show import ask
 from shmserve.client import Client, InferenceError
 from shmserve.testing.server import RunningServer, wait_until
 
@@ -34,7 +33,7 @@ def connect(server: RunningServer, **options: Any) -> Client:
 
 def regions_of(server: RunningServer, pid: int | None = None) -> list[dict[str, Any]]:
     pid = pid or os.getpid()
-    return [row for row in ask(server.run_dir, "regions") if row["pid"] == pid]
+    return [row for row in server.show("regions") if row["pid"] == pid]
 
 
 @pytest.mark.parametrize("mib", [1 / 16, 1, 64])
@@ -202,7 +201,7 @@ def test_a_killed_client_leaves_nothing(server: RunningServer) -> None:
         assert client.stdout.readline() == "ready\n"
         assert len(regions_of(server, client.pid)) >= 2
         client.send_signal(signal.SIGKILL)
-    wait_until(lambda: not regions_of(server, client.pid), "its regions vanish", 10)
+    wait_until(lambda: not regions_of(server, client.pid), "its regions vanish")
 
 
 def test_one_client_does_not_close_another(server: RunningServer) -> None:
@@ -251,6 +250,7 @@ def test_restarts(own_server: RunningServer) -> None:
         (old,) = server.pids("coordinator")
         os.kill(old, signal.SIGKILL)
         wait_until(lambda: server.pids("coordinator") not in ([], [old]), "a new coordinator")
+        server.wait_linked()
         y = client.empty(9000)  # asks the new one
         y[:] = 6
         assert names <= {row["region"] for row in regions_of(server)}
@@ -275,7 +275,7 @@ def test_memory_that_the_service_has_lost(own_server: RunningServer) -> None:
         client.infer("echo", {"IN": x})
         for pid in server.pids("supervisor") + server.pids("coordinator"):
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: "could not be found again" in server.log(), "the loss is logged", 30)
+        wait_until(lambda: "could not be found again" in server.log(), "the loss is logged")
         result = client.infer("echo", {"IN": x}, receipt=True)
         assert result["OUT"].tolist() == x.tolist()
         assert regions_of(server) != []

@@ -215,9 +215,10 @@ def test_hello_comes_first(path: str, message: Any) -> None:
 
 def test_bounds_on_connections(path: str) -> None:
     with contextlib.ExitStack() as stack:
-        connections = [stack.enter_context(Raw(path, hello=False)) for _ in range(80)]
+        # One after the other: until there are so many, connections of before have been closed
+        connections = (stack.enter_context(Raw(path, hello=False)) for _ in range(80))
         assert sum(_answered(raw) for raw in connections) == 64
-    wait_until(lambda: _greets(path), "there is room again", 10)
+    wait_until(lambda: _greets(path), "there is room again")
 
 
 def test_those_who_say_nothing_or_read_nothing(server: RunningServer, path: str) -> None:
@@ -247,7 +248,7 @@ def test_no_descriptor_is_left(server: RunningServer, path: str) -> None:
             with Raw(path) as bad:
                 bad.send(b"nonsense", [memfd(), memfd()])
                 assert bad.closed()
-        wait_until(lambda: open_fds(pid) <= before + 1, "descriptors are closed", 10)
+        wait_until(lambda: open_fds(pid) <= before + 1, "descriptors are closed")
 
 
 _STRANGER = """

@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -58,7 +57,7 @@ def run_dir(tmp_path):
     wait_until(lambda: show_or_none(run_dir), "the coordinator")
     yield run_dir
     process.terminate()
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     os.close(master)
 
 
@@ -225,7 +224,7 @@ def test_descriptors_sent_along_are_not_kept(run_dir, peer):
         assert offender.receive() == Granted(ticket, True)
     os.close(read)
     os.close(write)
-    assert len(os.listdir(f"/proc/{pid}/fd")) <= before
+    wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before, "they are closed")
 
 
 def test_peers_that_come_and_go_leave_nothing(run_dir):
@@ -234,7 +233,4 @@ def test_peers_that_come_and_go_leave_nothing(run_dir):
     for _ in range(200):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.connect(os.path.join(run_dir, "coordinator.sock"))
-    deadline = time.monotonic() + 10
-    while len(os.listdir(f"/proc/{pid}/fd")) > before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(os.listdir(f"/proc/{pid}/fd")) <= before
+    wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before, "they are closed")

@@ -28,7 +28,7 @@ WRONG = {"inputs": [{"name": "X", "shape": [4], "datatype": "FP32", "data": [1]}
 def watched() -> Iterator[RunningServer]:
     with RunningServer(MODELS, http_workers=2, grpc_processes=0) as server:
         server.wait_instances()
-        wait_until(lambda: data(server)["until"] > 0, "the first second")
+        until(server, lambda d: d["until"] > 0, "the first second")
         yield server
     assert server.leaks() == []
 
@@ -123,6 +123,7 @@ def test_who_answers_makes_no_difference(watched: RunningServer) -> None:
     os.kill(second, signal.SIGKILL)
     wait_until(lambda: second not in watched.pids("http worker"), "the worker's end")
     wait_until(watched.ready, "new workers")
+    watched.wait_linked()
     query = f"since={known['until']}&life={known['life']}"
     new = data(watched, query)
     assert new["life"] == known["life"]
@@ -142,9 +143,14 @@ def test_a_new_coordinator_begins_anew_and_counts_nothing_twice(watched: Running
     (pid,) = watched.pids("coordinator")
     os.kill(pid, signal.SIGKILL)
     infer(watched, GOOD, 1)  # meanwhile requests are answered
-    new = until(watched, lambda d: d["life"] != known["life"] and d["until"] >= 2, "a new history")
+    new = until(watched, lambda d: d["life"] != known["life"], "a new history")
+    watched.wait_linked()
+    assert data(watched)["models"][0]["requests"] == 31
+    first = new["until"]
+    new = until(
+        watched, lambda d: d["until"] >= first + 2, "seconds with what was counted till now"
+    )
     assert answered(new) <= 1
-    assert new["models"][0]["requests"] == 31
     infer(watched, GOOD, 5)
     found = until(watched, lambda d: answered(d) >= answered(new) + 5, "more requests")
     assert answered(found) == answered(new) + 5

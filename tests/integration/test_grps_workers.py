@@ -257,6 +257,7 @@ def test_own_paths_over_http(server: RunningServer) -> None:
 
 def test_values_of_a_projects_own_are_shown(frontend: Dispatcher, server: RunningServer) -> None:
     say(frontend, "echo", "hi")
+    wait_until(lambda: any("name" in row for row in server.show("monitor")), "an answer in time")
     (row,) = server.show("monitor")
     assert (row["instance"], row["name"], row["kind"]) == ("echo/1/0", "echoed", "inc")
     assert row["total"] >= 1
@@ -268,9 +269,9 @@ def kill(server: RunningServer, instance: str) -> None:
     wait_until(lambda: pid not in server.processes(), "it lives on")
 
 
-def busy(frontend: Dispatcher, instance: str) -> bool:
-    peers = frontend.peers.by_process.values()
-    return any(p.in_flight for p in peers if p.instance.name == instance)
+def busy(frontend: Dispatcher, instance: str, requests: int = 1) -> bool:
+    peers = list(frontend.peers.by_process.values())
+    return sum(p.in_flight for p in peers if p.instance.name == instance) >= requests
 
 
 @pytest.mark.parametrize("victim", ["shift/1/0", "scale/1/0"])
@@ -278,10 +279,11 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_pipeline(
     frontend: Dispatcher, server: RunningServer, victim: str
 ) -> None:
     results: list[object] = []
+    value = -1.5 if victim == "scale/1/0" else -10.0  # which is over as soon as it is killed
 
     def work() -> None:
         try:  # the first model doubles it, the second one sleeps
-            results.append(run_line(frontend, np.full(5000, -1.5, np.float32))[0][0])
+            results.append(run_line(frontend, np.full(5000, value, np.float32))[0][0])
         except ShmserveError as ex:
             results.append(ex)
 
@@ -315,7 +317,7 @@ def test_a_project_that_is_killed_in_the_middle_comes_back(
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: busy(frontend, "echo/1/0"), "the requests have not begun")
+    wait_until(lambda: busy(frontend, "echo/1/0", 3), "the requests have not begun")
     kill(server, "echo/1/0")
     for thread in threads:
         thread.join()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shmserve.testing.server import RunningServer, wait_until
+from tests.holding import Hold, in_flight
 
 BROKEN = "import nothing_of_that_name\n"
 SILENT = """
@@ -27,7 +28,15 @@ SMALL = {"http_workers": 1, "grpc_processes": 0}
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, **SMALL, request_timeout_s=1, execute_timeout_s=2) as server:
+    with RunningServer(MODELS, **SMALL) as server:
+        yield server
+    assert server.leaks() == []
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[RunningServer]:
+    """A server with so short deadlines that any request may miss its own."""
+    with RunningServer(MODELS, **SMALL, request_timeout_s=1, execute_timeout_s=3) as server:
         yield server
     assert server.leaks() == []
 
@@ -88,35 +97,39 @@ def test_os_exit_costs_its_request_only(shared: RunningServer) -> None:
 
 
 def test_an_endless_loop_ends_with_its_deadline_and_then_its_executor(
-    shared: RunningServer,
+    hasty: RunningServer,
 ) -> None:
-    pid = command(shared, "ok")[1]["outputs"][0]["data"]
-    others: list[int] = []
+    (pid,) = hasty.pids("executor misbehaving")
+    answers: dict[str, tuple[int, Any]] = {}
 
-    def behind() -> None:
-        others.append(command(shared, "ok")[0])
+    def ask(text: str) -> threading.Thread:
+        thread = threading.Thread(target=lambda: answers.update({text: command(hasty, text)}))
+        thread.start()
+        return thread
 
-    thread = threading.Timer(0.3, behind)
-    thread.start()
-    status, answer = command(shared, "loop")
+    endless = ask("loop")
+    wait_until(lambda: in_flight(hasty, "misbehaving/1/0") == 1, "it does not run")
+    behind = ask("ok")
+    endless.join()
+    behind.join()
+    status, answer = answers["loop"]
     assert status == 504
     assert "1 s" in answer["error"]
-    echo(shared)
-    thread.join()
-    assert others[0] in (503, 504)  # queued behind it
-    wait_until(lambda: command(shared, "ok")[0] == 200, "the executor was not replaced")
-    assert command(shared, "ok")[1]["outputs"][0]["data"] != pid
-    assert "execute_timeout_s" in shared.log()
+    assert answers["ok"][0] in (503, 504)
+    wait_until(lambda: command(hasty, "ok")[0] == 200, "the executor was not replaced")
+    assert hasty.pids("executor misbehaving") != [pid]
+    assert "execute_timeout_s" in hasty.log()
 
 
-def test_a_late_answer_goes_to_nobody(shared: RunningServer) -> None:
-    assert command(shared, "sleep:1.5")[0] == 504
+def test_a_late_answer_goes_to_nobody(hasty: RunningServer, tmp_path: Path) -> None:
+    with Hold(tmp_path) as hold:
+        assert command(hasty, f"hold:{hold.path}")[0] == 504
     for _ in range(20):
-        status, answer = command(shared, "ok:3")
+        status, answer = command(hasty, "ok:3")
         if status == 200:
             assert len(answer["outputs"][0]["data"]) == 3
             assert answer["outputs"][0]["data"][0] > 0
-    wait_until(lambda: command(shared, "ok")[0] == 200, "not back")
+    wait_until(lambda: command(hasty, "ok")[0] == 200, "not back")
 
 
 def test_kept_outputs_do_not_change_answers(shared: RunningServer) -> None:
@@ -139,6 +152,8 @@ def test_a_model_that_does_not_load_is_told_and_others_serve(tmp_path: Path) -> 
         server.start(wait_ready=False)
 
         def settled() -> bool:  # while they load the endpoints say 503, too
+            if not server.lives():
+                return False
             states = {str(row["model"]): row["state"] for row in server.show("models")}
             return states == {"broken": "UNAVAILABLE", "silent": "UNAVAILABLE", "echo": "READY"}
 

@@ -35,7 +35,7 @@ def test_the_tree_comes_up_and_can_be_shown(tree):
     models = tree.rows("models")
     assert [row["instance"] for row in models] == ["alpha/1/0", "alpha/1/1", "beta/1/0"]
     assert {row["state"] for row in models} == {"READY"}
-    assert len(tree.rows("queues")) == 3
+    wait_until(lambda: sum("busy_ms" in row for row in tree.rows("queues")) == 3, "all answers")
 
 
 def test_a_killed_executor_is_replaced(tree):
@@ -119,7 +119,7 @@ def test_a_service_can_start_where_one_was_killed(tree):
 def test_a_clean_stop_drains_and_leaves_nothing(tree):
     members = tree.members()
     tree.master.send_signal(signal.SIGTERM)
-    assert tree.master.wait(20) == 0
+    assert tree.master.wait(60) == 0
     assert not any(is_running(pid) for pid in members)
     names = {path.name for path in (tree.folder / "run").iterdir()}
     assert names == {"master.lock", "supervisor.lock", "coordinator.lock"}
@@ -128,7 +128,7 @@ def test_a_clean_stop_drains_and_leaves_nothing(tree):
 def test_a_second_service_in_the_run_directory_is_refused(tree):
     other = copy.copy(tree)
     other.start()
-    assert other.master.wait(20) != 0
+    assert other.master.wait(60) != 0
     assert "in use by another server" in (tree.folder / "log").read_text()
     assert tree.ready()
 

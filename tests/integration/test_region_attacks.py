@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.testing.server import RunningServer, free_port, wait_until
+from shmserve.testing.server import WATCHDOG_S, RunningServer, free_port, wait_until
+from tests.holding import Hold, in_flight
 from tests.integration.region_client import BASE, OTHER_UID, Client, Memory, as_user
 
 MODELS = Path(__file__).parents[1] / "region_models"
@@ -43,6 +44,7 @@ class Attacked(RunningServer):
 @pytest.fixture(scope="module")
 def server() -> Iterator[Attacked]:
     with Attacked() as running:
+        running.wait_instances()
         yield running
         assert all(role in str(running.processes()) for role in ("coordinator", "supervisor"))
     assert running.leaks() == []
@@ -212,7 +214,8 @@ def test_truncated_before(model: str, size: int, client: Client, server: Attacke
         refused(client.infer(model, ("out", 0), ("cut", 0), 4), 400)
         os.truncate(memory.path, 8192)
         wait_until(
-            lambda: "out of use" in client.infer(model, ("cut", 0), None, 4)[1]["error"], "q"
+            lambda: "out of use" in client.infer(model, ("cut", 0), None, 4)[1].get("error", ""),
+            "quarantine",
         )
         client.unregister("cut")
         client.register("cut", memory.name, 8192)
@@ -232,25 +235,28 @@ def test_grown_unlinked_and_replaced(client: Client) -> None:
             assert answer["outputs"][0]["data"] == [6, 6, 6, 6]
 
 
-def test_unregistered_during_a_request(client: Client, server: Attacked) -> None:
+def test_unregistered_during_a_request(client: Client, server: Attacked, tmp_path: Path) -> None:
     with Memory(4096) as memory:
         client.register("r", memory.name, 4096)
         answers: list[int] = []
-        queued = [in_background(server, answers, "touch", "r", wait=0.4) for _ in range(3)]
-        time.sleep(0.2)
-        assert client.unregister("r")[0] == 200
-        assert client.infer("touch", ("r", 0), None, 4)[0] == 404
+        with Hold(tmp_path) as hold:
+            queued = [in_background(server, answers, "touch", "r", hold) for _ in range(3)]
+            wait_until(lambda: in_flight(server, "touch/1/0") == 3, "all are on their way")
+            hold.wait_begun()
+            assert client.unregister("r")[0] == 200
+            assert client.infer("touch", ("r", 0), None, 4)[0] == 404
         for thread in queued:
-            thread.join(20)
+            thread.join(WATCHDOG_S)
         assert answers == [200, 200, 200]
 
 
 def in_background(
-    server: Attacked, answers: list[int], model: str, region: str, **parameters: Any
+    server: Attacked, answers: list[int], model: str, region: str, hold: Hold
 ) -> threading.Thread:
     def run() -> None:
         client = Client(server.http_port)
-        answers.append(client.infer(model, (region, 0), (region, 0), 1024, **parameters)[0])
+        place = (region, 0)
+        answers.append(client.infer(model, place, place, 1024, hold=str(hold.path))[0])
         client.close()
 
     thread = threading.Thread(target=run)
@@ -258,8 +264,9 @@ def in_background(
     return thread
 
 
-def test_sigbus_costs_only_the_one_who_caused_it() -> None:
+def test_sigbus_costs_only_the_one_who_caused_it(tmp_path: Path) -> None:
     with Attacked() as server, Memory(8192) as memory, Memory(8192) as good:
+        server.wait_instances()
         client = Client(server.http_port)
         client.register("cut", memory.name, 8192)
         client.register("good", good.name, 8192)
@@ -284,21 +291,20 @@ def test_sigbus_costs_only_the_one_who_caused_it() -> None:
         for thread in threads:
             thread.start()
         answers: list[int] = []
-        victim = in_background(server, answers, "touch_pair", "cut", wait=0.5)
-        time.sleep(0.25)
-        os.truncate(memory.path, 0)
-        victim.join(20)
-        died = time.monotonic()
+        with Hold(tmp_path) as hold:
+            victim = in_background(server, answers, "touch_pair", "cut", hold)
+            hold.wait_begun()
+            os.truncate(memory.path, 0)
+        victim.join(WATCHDOG_S)
         assert answers == [400]
-        wait_until(lambda: len(server.pids("executor touch_pair/")) == 2, "both executors", 10)
-        assert time.monotonic() - died < 2
+        wait_until(lambda: "SIGBUS" in server.log(), "its end")
+        server.wait_instances()
         time.sleep(0.3)
         done.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(WATCHDOG_S)
         assert errors == []
-        assert "SIGBUS" in server.log()
-        assert "region quarantined name='cut' uid=" in server.log()
+        wait_until(lambda: "region quarantined name='cut' uid=" in server.log(), "quarantine")
         # Whoever did it once is served by copying from now on.
         os.truncate(memory.path, 8192)
         client.unregister("cut")
@@ -309,15 +315,16 @@ def test_sigbus_costs_only_the_one_who_caused_it() -> None:
     assert server.leaks() == []
 
 
-def test_in_copy_mode_nobody_notices(client: Client, server: Attacked) -> None:
+def test_in_copy_mode_nobody_notices(client: Client, server: Attacked, tmp_path: Path) -> None:
     before = server.pids("executor")
     with Memory(8192) as memory:
         client.register("cut", memory.name, 8192)
         answers: list[int] = []
-        victim = in_background(server, answers, "touch_copy", "cut", wait=0.4)
-        time.sleep(0.2)
-        os.truncate(memory.path, 0)
-        victim.join(20)
+        with Hold(tmp_path) as hold:
+            victim = in_background(server, answers, "touch_copy", "cut", hold)
+            hold.wait_begun()
+            os.truncate(memory.path, 0)
+        victim.join(WATCHDOG_S)
         assert answers == [400]
         assert os.fstat(memory.fd).st_size == 0  # nor has the server made it grow again
     assert server.pids("executor") == before

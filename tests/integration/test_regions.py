@@ -145,7 +145,7 @@ def test_an_unlinked_object_stays_usable(client: Client) -> None:
 
 
 def kill(server: RunningServer, *roles: str) -> None:
-    """Kill one process of each role, and wait until there is another one."""
+    """Kill one process of each role, and wait until there is another one that all have found."""
     wait_until(lambda: all(server.pids(role) for role in roles), f"{roles}")
     victims = [server.pids(role)[0] for role in roles]
     for pid in victims:
@@ -153,8 +153,8 @@ def kill(server: RunningServer, *roles: str) -> None:
     wait_until(
         lambda: all(set(server.pids(role)) - set(victims) for role in roles),
         f"other {roles}",
-        10,
     )
+    server.wait_linked()
 
 
 @pytest.mark.parametrize("role", ["coordinator", "executor touch/", "supervisor"])
@@ -206,7 +206,7 @@ def test_a_region_of_a_dead_process_is_reaped(server: RunningServer, client: Cli
             child.wait()
             child.stdin.close()
             child.stdout.close()
-        wait_until(lambda: "mortal" not in client.status(), "reaping", 10)
+        wait_until(lambda: "mortal" not in client.status(), "reaping")
         assert os.path.exists(memory.path)
 
 

@@ -1,15 +1,17 @@
 """The service as systemd and a shell see it: gunicorn's hooks with the real processes."""
 
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from shmserve.cli import show
-from shmserve.testing.server import ROOT, RunningServer, wait_until
+from shmserve.testing.server import ROOT, WATCHDOG_S, RunningServer, wait_until
 from shmserve.transport import rundir
 
 SMALL = {
@@ -30,17 +32,29 @@ def role_pid(server, role):
 
 @pytest.fixture
 def manager(tmp_path):
+    """The lines that systemd is told. They are read at once: a socket keeps few of them."""
+    lines = queue.SimpleQueue()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
-        sock.settimeout(60)
-        yield sock
+
+        def read():
+            while said := sock.recv(4096):
+                for line in said.decode().splitlines():
+                    lines.put(line)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        yield lines
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
+            last.sendto(b"", str(tmp_path / "notify"))
+        reader.join()
 
 
 def hear(manager, wanted):
     """What was said until `wanted` came."""
     said = []
     while wanted not in said:
-        said += manager.recv(4096).decode().splitlines()
+        said.append(manager.get(timeout=WATCHDOG_S))
     return said
 
 
@@ -49,7 +63,6 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
     with RunningServer(environ=environ, **SMALL) as server:
         said = hear(manager, "READY=1")
         assert "STATUS=Gunicorn arbiter booted" not in said
-        assert show.ask(server.run_dir, "models")
         assert {row["state"] for row in show.ask(server.run_dir, "models")} == {"READY"}
         hear(manager, "WATCHDOG=1")
         os.kill(role_pid(server, "supervisor"), signal.SIGKILL)
@@ -153,7 +166,7 @@ def test_systemd_may_hold_the_listening_socket(tmp_path):
 def test_a_service_that_cannot_work_says_why_and_does_not_start(settings, message):
     server = RunningServer(**settings)
     server.start(wait_ready=False)
-    assert server.master.wait(30) != 0
+    assert server.master.wait(WATCHDOG_S) != 0
     assert f"shmserve: {message}" in server.log()
     assert "Traceback" not in server.log()
     assert server.processes() == {}
@@ -172,14 +185,14 @@ def test_http_survives_the_supervisor_being_told_to_stop():
 
 def test_killed_executors_leave_no_sockets_behind():
     with RunningServer(**SMALL) as server:
-        for row in show.ask(server.run_dir, "processes"):
-            if row["role"] == "executor":
-                os.kill(row["pid"], signal.SIGKILL)
 
         def sockets():
             return {n for n in os.listdir(server.run_dir) if n.startswith("executor-")}
 
         before = sockets()
+        assert before
+        for pid in server.pids("executor"):
+            os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not (sockets() & before), "the old sockets' end")
         wait_until(server.ready, "readiness")
     assert server.leaks() == []
@@ -188,7 +201,7 @@ def test_killed_executors_leave_no_sockets_behind():
 def test_with_the_master_everything_ends():
     with RunningServer(**SMALL) as server:
         server.master.kill()
-        server.master.wait(30)
+        server.master.wait(WATCHDOG_S)
         wait_until(lambda: not server.processes(), f"the end of {server.processes()}")
         left = [name for name in os.listdir(server.run_dir) if name not in ("log", "http.sock")]
         assert [name for name in left if not name.endswith(".lock")] == []

@@ -120,8 +120,12 @@ def test_a_reader_that_stops_reading_holds_back_the_model(shared: RunningServer)
     reader = Reader(shared, "big:1000000")
     reader.until(b'"N":1,')
     time.sleep(1)  # it could send a thousand answers in that time
-    held = [row for row in shared.show("slots") if row.get("bytes") == 1 << 20]
-    assert 0 < len(held) <= CREDIT + 1
+
+    def held() -> int:
+        return sum(row.get("bytes") == 1 << 20 for row in shared.show("slots"))
+
+    wait_until(lambda: held() > 0, "answers that wait")
+    assert held() <= CREDIT + 1
     assert rss_bytes(executor) - before < 64 << 20
     cancelled = number(shared, "told")  # others are served meanwhile
     reader.close()
@@ -242,7 +246,8 @@ def test_the_http_worker_is_killed_in_mid_stream() -> None:
 
 
 def test_accepted_streams_end_before_the_service_does() -> None:
-    with RunningServer(MODELS, http_workers=1, grpc_processes=0) as server:
+    small = {"http_workers": 1, "grpc_processes": 0}
+    with RunningServer(MODELS, **small, drain_timeout_s=60) as server:
         reader = Reader(server, "slowly:60")
         reader.until(b'"N":3')
         assert server.master is not None
@@ -255,7 +260,7 @@ def test_accepted_streams_end_before_the_service_does() -> None:
 
 
 def test_the_watchdog_knows_long_streams_from_stuck_ones() -> None:
-    limits = {"execute_timeout_s": 2, "request_timeout_s": 60, "stream_credit": CREDIT}
+    limits = {"execute_timeout_s": 3, "request_timeout_s": 60, "stream_credit": CREDIT}
     with RunningServer(MODELS, http_workers=1, grpc_processes=0, **limits) as server:
         pid = number(server, "pid")
         slow = Reader(server, "big:1000000")  # nobody reads: not the model's fault

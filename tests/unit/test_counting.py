@@ -57,9 +57,16 @@ def refuse(request: Request) -> Response:
     return Response((), error=InvalidArgument("the model's own idea of wrong"))
 
 
-def slow(request: Request) -> Response:
-    time.sleep(0.3)
-    return answer(request)
+class Gate:
+    """A model that answers once it is opened."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.open = self._event.set
+
+    def __call__(self, request: Request) -> Response:
+        assert self._event.wait(60)
+        return answer(request)
 
 
 def send(rig: Rig, entry: ModelEntry, timeout_s: float | None = None) -> None:
@@ -125,9 +132,11 @@ def test_a_models_error_is_its_failure_whatever_it_says(rig: Rig, model: Any, er
 
 
 def test_a_deadline_counts_once_although_the_answer_comes_late(rig: Rig) -> None:
-    entry = rig.serve(slow)
+    gate = Gate()
+    entry = rig.serve(gate)
     with pytest.raises(DeadlineExceeded):
-        send(rig, entry, 0.05)
+        send(rig, entry, 0.3)
+    gate.open()
     send(rig, entry)
     assert failures(rig) == {"DEADLINE": 1}
     assert counted(rig).succeeded == 1
@@ -137,13 +146,15 @@ def test_a_deadline_counts_once_although_the_answer_comes_late(rig: Rig) -> None
 def test_a_full_queue_and_no_executor(tmp_path: Path) -> None:
     rig = Rig(tmp_path, max_queue=1)
     try:
-        entry = rig.serve(slow)
+        gate = Gate()
+        entry = rig.serve(gate)
         first = threading.Thread(target=send, args=(rig, entry))
         first.start()
         while not rig.executors[0].status.busy_since:
             time.sleep(0.001)
         with pytest.raises(QueueFull):
             send(rig, entry)
+        gate.open()
         first.join()
         none = ModelEntry(entry.spec, entry.state)
         rig.writer.publish(Snapshot("cafe0123", 0, models={"m": {"1": none}}, complete=True))

@@ -91,7 +91,6 @@ def test_a_client_that_does_not_take_its_answer_is_given_up() -> None:
         sender.send(request(np.zeros(16 << 20, np.float32)).SerializeToString())
         call = infer(iter(sender), timeout=WATCHDOG_S)
         wait_until(lambda: bool(rig.dispatcher.calls), "it runs")
-        assert rig.served.busy == 1
         wait_until(lambda: rig.served.busy == 0, "it is given up")
         with pytest.raises(grpc.RpcError) as caught:
             list(call)

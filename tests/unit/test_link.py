@@ -33,9 +33,18 @@ class Coordinator:
     """Accepts one link at a time and does what the test says."""
 
     def __init__(self, run_dir: str) -> None:
-        self.listener = listen(os.path.join(run_dir, "coordinator.sock"))
-        self.listener.settimeout(10)
+        self.path = os.path.join(run_dir, "coordinator.sock")
+        self.come()
         self.channel: Channel | None = None
+
+    def come(self) -> None:
+        self.listener = listen(self.path)
+        self.listener.settimeout(10)
+
+    def go_away(self) -> None:
+        """As if killed; until there is another one nobody can connect."""
+        self.listener.close()
+        self.channel.close()
 
     def accept(self, version: int = messages.VERSION) -> Hello:
         sock, _ = self.listener.accept()
@@ -148,6 +157,7 @@ def test_a_grant_waits_for_its_answer(coordinator, process, answer):
 
 def test_a_grant_that_comes_too_late_is_given_back(coordinator, process):
     coordinator.accept()
+    wait_until(lambda: process.link.connected)
     assert process.link.grant(64, 0.05) is False
     grant = coordinator.receive()
     coordinator.send(Granted(grant.ticket, True))
@@ -165,10 +175,11 @@ def test_it_reconnects_and_asks_again(coordinator, process):
     coordinator.accept()
     thread, answers = in_thread(lambda: process.link.grant(64, 10.0))
     assert isinstance(coordinator.receive(), Grant)
-    coordinator.channel.close()  # killed before it answered
+    coordinator.go_away()  # before it answered
     wait_until(lambda: not process.link.connected)
     process.link.give_back(3)  # the next hello tells
     process.held = 4
+    coordinator.come()
     hello = coordinator.accept()
     assert hello.held_bytes == 4
     grant = coordinator.receive()
@@ -205,7 +216,8 @@ def test_closing_sends_what_is_left(coordinator, process):
     assert coordinator.receive() == LoadFailed("m/1/0", "no")
 
 
-def test_closing_before_there_was_a_connection_still_sends_what_is_left(run_dir):
+def test_closing_before_there_was_a_connection_still_sends_what_is_left(run_dir, monkeypatch):
+    monkeypatch.setattr("shmserve.transport.link._CLOSE_S", 30.0)
     process = Process(run_dir)
     process.link.send(LoadFailed("m/1/0", "too soon"))
     closing = threading.Thread(target=process.link.close)

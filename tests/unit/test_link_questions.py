@@ -7,7 +7,7 @@ import pytest
 
 from shmserve.errors import Unavailable
 from shmserve.protocol import messages
-from shmserve.protocol.link_messages import AskStats
+from shmserve.protocol.link_messages import AskStats, LoadFailed
 from shmserve.protocol.region_messages import (
     NeedRegion,
     RegionGiven,
@@ -15,7 +15,7 @@ from shmserve.protocol.region_messages import (
     StoreRegions,
     UnregisterRegions,
 )
-from shmserve.testing.server import open_fds, wait_until
+from shmserve.testing.server import wait_until
 from shmserve.transport.link import Link
 from tests.unit.test_link import Coordinator
 
@@ -93,11 +93,11 @@ def test_late_answers_leave_nothing_open(link, coordinator):
     with pytest.raises(Unavailable, match="did not answer within"):
         link.ask(lambda ticket, _: NeedRegion(ticket, 5), 0.05)
     question = coordinator.receive()
-    before = open_fds(os.getpid())
-    coordinator.channel.send(messages.encode(RegionGiven(question.ticket)), [0])
+    read, write = os.pipe()
+    coordinator.channel.send(messages.encode(RegionGiven(question.ticket)), [write])
     coordinator.send(AskStats(1, "x"))
     coordinator.receive()
-    assert open_fds(os.getpid()) == before
+    assert nobody_else_has(read, write)
 
 
 def test_fds_go_both_ways(link, coordinator):
@@ -114,12 +114,50 @@ def test_fds_go_both_ways(link, coordinator):
 
 
 def test_fds_for_a_dead_coordinator_are_closed(link, coordinator):
-    coordinator.listener.close()
-    coordinator.channel.close()
+    coordinator.go_away()
     wait_until(lambda: not link.connected, "the end")
-    before = open_fds(os.getpid())
     read, write = os.pipe()
     link.send(StoredRegions((7,)), [write])
-    os.close(read)
+    assert nobody_else_has(read, write)
+
+
+def test_what_one_coordinator_was_not_told_of_fds_is_not_told_to_the_next(tmp_path, coordinator):
+    read, write = os.pipe()
+
+    def hand_over(message):
+        if welcomes:
+            link.send(LoadFailed("m/1/0", "of the second"))
+        else:
+            coordinator.channel.close()  # it dies before it hears any of it
+            link.send(StoredRegions((7,), True), [write])
+            link.send(StoredRegions((), False))
+        welcomes.append(message)
+
+    welcomes = []
+    link = Link(
+        str(tmp_path),
+        "supervisor",
+        "supervisor-1-aa",
+        on_trim=lambda nbytes: None,
+        on_stats=lambda what: {},
+        held_bytes=lambda: 0,
+        on_message=hand_over,
+    )
+    link.start()
+    coordinator.accept()
+    coordinator.accept()
+    assert coordinator.receive() == LoadFailed("m/1/0", "of the second")
+    assert nobody_else_has(read, write)
+    link.close()
+
+
+def nobody_else_has(read, write):
+    """Whether these were the only descriptors of a pipe's ends; they are closed."""
     os.close(write)
-    assert open_fds(os.getpid()) <= before
+    os.set_blocking(read, False)
+    try:
+        return os.read(read, 1) == b""
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(read)

@@ -26,6 +26,13 @@ class Model:
         time.sleep(float(argument))
         return {"OUT": np.zeros(1, np.float32)}
 
+    def hold(self, request, argument):
+        """See `tests.holding`."""
+        open(f"{argument}.begun", "w").close()
+        while os.path.exists(argument):
+            time.sleep(0.01)
+        return self.ok(request, "")
+
     def throw(self, request, argument):
         raise ValueError("no such luck in /srv/secret/model.py")
 

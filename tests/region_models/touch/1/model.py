@@ -1,5 +1,6 @@
-"""Adds 1 in place of the output, after as many seconds as the parameter `wait` says."""
+"""Adds 1 in place of the output, when the file that the parameter `hold` names is gone."""
 
+import os
 import time
 
 import numpy as np
@@ -9,5 +10,9 @@ class Model:
     def infer(self, request):
         source = request.input("IN")
         target = request.output("OUT", source.shape)
-        time.sleep(float(request.parameters.get("wait", 0)))
+        hold = request.parameters.get("hold")
+        if hold:  # see `tests.holding`
+            open(f"{hold}.begun", "w").close()
+            while os.path.exists(hold):
+                time.sleep(0.01)
         np.add(source, np.float32(1), out=target)

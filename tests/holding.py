@@ -1,0 +1,53 @@
+"""Requests that a model works on until the test lets them go: see the models' command `hold`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from shmserve.testing.server import RunningServer, wait_until
+
+
+class Hold:
+    """A file; a model that is given its path goes on when it is gone.
+
+    with Hold(tmp_path) as hold:
+        ...  # send f"hold:{hold.path}" in another thread
+        hold.wait_begun()
+        hold.let_go()
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "hold"
+        self._begun = folder / "hold.begun"
+
+    def __enter__(self) -> Hold:
+        self.path.touch()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
+
+    def wait_begun(self) -> None:
+        """Until a model has been given it and waits."""
+        wait_until(self._begun.exists, "the model has not begun")
+
+    def let_go(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def in_flight(server: RunningServer, instance: str) -> int:
+    """How many requests frontends have handed to an instance and not had back."""
+    rows = server.show("queues")
+    return sum(row.get("in_flight", 0) for row in rows if row.get("instance") == instance)
+
+
+def given_up(server: RunningServer, model: str) -> int:
+    """How many requests to a model ended by their deadline or were cancelled.
+
+    Each is counted after its executor was told so.
+    """
+    _, _, text = server.request("GET", "/metrics")
+    labels = f'(?=[^}}]*model="{model}")(?=[^}}]*reason="(?:cancelled|deadline)")[^}}]*'
+    sample = rf"^shmserve_request_failures_total\{{{labels}\}} (\S+)"
+    return sum(int(float(value)) for value in re.findall(sample, text.decode(), re.M))
