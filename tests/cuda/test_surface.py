@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def offered() -> dict[str, list[str]]:
     """Names, and for functions their parameters."""
     done = subprocess.run(
         [sys.executable, Path(__file__).parent / "surface.py"],
-        env={"PYTHONPATH": str(fake.FOLDER)},
+        env={"PYTHONPATH": os.pathsep.join(filter(None, [str(fake.FOLDER), *sys.path]))},
         capture_output=True,
         check=True,
         timeout=60,
