@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,30 @@ def test_a_port_that_is_taken_is_told_and_http_goes_on() -> None:
             with Client(address) as client:
                 wait_until(lambda: client_ok(client, echo(np.zeros(3, np.float32))), "it is back")
     assert server.leaks() == []
+
+
+def test_large_messages_leave_no_memory() -> None:
+    """What gRPC's core frees, the C library would keep."""
+    array = np.zeros(4 << 20, np.float32)
+
+    def work(address: str) -> None:
+        with Client(address) as client:
+            for _ in range(4):
+                assert client.infer(echo(array)).outputs
+
+    with RunningServer(MODELS, segment_idle_s=1, request_timeout_s=60) as server:
+        (pid,) = server.pids("grpc")
+        before = anonymous_mib(pid)
+        for _ in range(2):
+            with ThreadPoolExecutor(16) as pool:
+                list(pool.map(work, [server.grpc_address] * 16))
+        wait_until(lambda: anonymous_mib(pid) < before + 200, "the memory was kept")
+    assert server.leaks() == []
+
+
+def anonymous_mib(pid: int) -> int:
+    told = Path(f"/proc/{pid}/status").read_text()
+    return int(told.partition("RssAnon:")[2].split()[0]) >> 10
 
 
 def test_no_processes() -> None:

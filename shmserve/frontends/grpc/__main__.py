@@ -15,6 +15,7 @@ from setproctitle import setproctitle
 from shmserve import config
 from shmserve.dispatch import Dispatcher
 from shmserve.errors import ConfigError
+from shmserve.frontends.grpc import heap
 from shmserve.frontends.grpc.binds import AlreadyRuns, Listening, private
 from shmserve.frontends.grpc.callers import Callers
 from shmserve.frontends.grpc.server import GrpcServer
@@ -58,7 +59,8 @@ def _serve(settings: config.Settings, number: int, stop: threading.Event) -> int
         gc.collect()
         gc.freeze()  # modules and handlers live for ever
         _log.info("listening on %s", " ".join(bound))
-        stop.wait()
+        while not stop.wait(max(1.0, settings.segment_idle_s)):
+            heap.trim()
         _log.info("draining")
         server.drain(settings.drain_timeout_s)
     finally:
