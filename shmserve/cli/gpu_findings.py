@@ -19,6 +19,7 @@ from shmserve.observe import gpus, nvml
 _EXTRA = "pip install 'shmserve[gpu]'"
 _FILES = ("nvidiactl", "nvidia-uvm")
 _NVRTC = "if NVRTC is missing: pip install 'cupy-cuda12x[ctk]'"
+_CUBLAS = "models that need cuBLAS cannot run: pip install 'cupy-cuda12x[ctk]'"
 _NO_IPC = "without CUDA's IPC clients cannot use CUDA regions; it needs /dev/shm, too"
 _STAGED = "inputs that come over HTTP and gRPC are copied slower"
 
@@ -182,6 +183,7 @@ def _device(lacking: Level, subject: str, device: DeviceFacts, sharing: str) -> 
     slower: Level = "note" if lacking == "note" else "warn"
     limit = "copies are slower; raise the limit of locked memory"
     yield _tried(lacking, subject, "compile and run kernels", device.kernel, _NVRTC)
+    yield _tried(slower, subject, "multiply matrices", device.matrices, _CUBLAS)
     yield _tried(lacking, subject, "share memory with other processes", sharing, _NO_IPC)
     yield _tried(slower, subject, "pin shared memory", device.pin_writable, limit)
     yield _tried(slower, subject, "pin memory of frontends", device.pin_foreign, _STAGED)

@@ -28,15 +28,16 @@ _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 class DeviceFacts(Struct):
     """One device, in the order this process sees them. Errors are empty where a trial went well.
 
-    `kernel`: a kernel was compiled and run; `pin_writable`, `pin_foreign`: shared memory, of
-    this process and of another, was registered and copied from; `peers`: other devices whose
-    memory it reaches.
+    `kernel`: a kernel was compiled and run; `matrices`: cuBLAS multiplied some; `pin_writable`,
+    `pin_foreign`: shared memory, of this process and of another, was registered and copied from;
+    `peers`: other devices whose memory it reaches.
     """
 
     name: str
     nbytes: int
     capability: str
     kernel: str = ""
+    matrices: str = ""
     pin_writable: str = ""
     pin_foreign: str = ""
     peers: tuple[int, ...] = ()
@@ -88,6 +89,7 @@ def _device(cupy: Any, ordinal: int, count: int) -> DeviceFacts:
         told["totalGlobalMem"],
         f"{told['major']}.{told['minor']}",
         _tried(partial(_kernel, cupy)),
+        _tried(partial(_matrices, cupy)),
         _tried(partial(_pinned, cuda, *own)),
         _tried(partial(_pinned, cuda, *foreign)),
         tuple(k for k in range(count) if k != ordinal and cuda.deviceCanAccessPeer(ordinal, k)),
@@ -97,6 +99,11 @@ def _device(cupy: Any, ordinal: int, count: int) -> DeviceFacts:
 def _kernel(cupy: Any) -> None:
     found = (cupy.arange(4, dtype=cupy.int32) + cupy.arange(4, dtype=cupy.int32)).get()
     _compare(found.tolist(), [0, 2, 4, 6])
+
+
+def _matrices(cupy: Any) -> None:
+    square = cupy.arange(4, dtype=cupy.float32).reshape(2, 2)
+    _compare((square @ square).get().tolist(), [[2, 3], [6, 11]])
 
 
 def _pinned(cuda: Any, flags: int, protection: int) -> None:

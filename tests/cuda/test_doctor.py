@@ -39,6 +39,7 @@ def test_a_host_whose_devices_work(compiled: Path) -> None:
         "ok    CuPy: 0-fake for CUDA 12.8",
         "ok    device 1: Fake GPU, 4096 MiB, compute capability 9.0",
         "ok    device 1: can compile and run kernels",
+        "ok    device 1: can multiply matrices",
         "ok    device 0: can share memory with other processes",
         "ok    device 1: can share memory with other processes",
         "ok    device 0: can pin shared memory",
