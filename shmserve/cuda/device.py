@@ -129,11 +129,15 @@ class Device:
         if runtime.is_lost(ex):
             self.lost = error.message
         elif runtime.is_out_of_memory(ex):
-            with self.here():
-                runtime.free_unused()
+            self.free_unused()
         return error
 
     # ---------------------------------------------------------------- memory
+
+    def free_unused(self) -> None:
+        """Give it back what CuPy and torch keep for later."""
+        with contextlib.suppress(Exception), self.here():  # the next call tells if it is lost
+            runtime.free_unused()
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """A CuPy array with undefined content.

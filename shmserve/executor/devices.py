@@ -116,6 +116,11 @@ class Devices:
         if self._device is not None:
             self._device.pins.trim(idle_s)
 
+    def free_unused(self) -> None:
+        """Let go of memory of the device that is only kept for later."""
+        if self._device is not None:
+            self._device.free_unused()
+
     @property
     def lost(self) -> str:
         """Why nothing can be done on the device any more; empty: it can."""

@@ -130,11 +130,18 @@ class Runner:
         inputs = self._brought(frontend, message) if ahead is None else ahead[1]
         following = self._following()
         if following is not None and self._room_for_next:
-            try:
-                self._next = following[1], self._brought(*following)
-            except ShmserveError:  # it is told when its turn has come
-                self._devices.settle()
+            self._bring_next(*following)
         return inputs
+
+    def _bring_next(self, frontend: FrontendProcess, message: Execute) -> None:
+        lacking = False
+        try:
+            self._next = message, self._brought(frontend, message)
+        except ShmserveError as ex:  # it is told when its turn has come
+            self._devices.settle()
+            lacking = isinstance(ex, DeviceMemoryExhausted)
+        if lacking:  # only now are those inputs gone that there was room for
+            self._devices.free_unused()
 
     def _failed(self, error: ShmserveError) -> _Result:
         if isinstance(error, DeviceMemoryExhausted):
@@ -150,6 +157,7 @@ class Runner:
             )
             self._room_for_next = False
             self.let_go()
+            self._devices.free_unused()  # CuPy would keep it for itself, the model may use torch
 
     def let_go(self) -> None:
         """The request that was to come next does not: give back what was brought for it."""

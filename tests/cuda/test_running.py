@@ -14,6 +14,7 @@ import pytest
 from msgspec import structs
 
 from shmserve.core.registry import CUDA, Region
+from shmserve.cuda.runtime import no_memory
 from shmserve.errors import Code
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.executor.connections import FrontendProcess
@@ -435,6 +436,35 @@ def test_a_model_that_lacks_memory_has_the_device_for_itself(
     assert np.array_equal(one.result(one.run(second)), NUMBERS)
     one.following = None
     assert np.array_equal(one.result(one.run(third)), NUMBERS * 2)
+
+
+@pytest.mark.fake_cuda
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_what_was_brought_ahead_is_there_for_torch_as_well(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, inputs: int
+) -> None:
+    """Of a next request with two inputs only one fits: it is not brought at all."""
+    pool = request.getfixturevalue("fake_cupy").get_default_memory_pool()
+    freed: list[int] = []  # what was used then; less is used later: CuPy keeps the rest
+    monkeypatch.setattr(type(pool), "free_all_blocks", lambda *_: freed.append(pool.used_bytes()))
+    kept: list[int] = []
+
+    def model(request: Request) -> Response:
+        request.inputs["IN"].on_device()
+        kept.append(freed[-1] - pool.used_bytes() if freed else 0)
+        return Response(error=no_memory(0, "request"))
+
+    monkeypatch.setenv("FAKE_CUDA_MEMORY", str(2 * NBYTES + 2048))
+    one = request.getfixturevalue("bench")(model)
+    first, second = (one.message(one.slot(NUMBERS)) for _ in range(2))
+    more = structs.replace(one.slot(NUMBERS), name="MORE")
+    following = structs.replace(second, inputs=(*second.inputs, more)[:inputs])
+    one.following = (one.frontend, following)
+    one.run(first)
+    one.following = None
+    one.run(second)
+    assert freed
+    assert kept == [0, 0]
 
 
 def test_what_cannot_be_placed_fails_its_request_alone(bench: Callable[..., Bench]) -> None:
