@@ -59,8 +59,7 @@ def _serve(settings: config.Settings, number: int, stop: threading.Event) -> int
         gc.collect()
         gc.freeze()  # modules and handlers live for ever
         _log.info("listening on %s", " ".join(bound))
-        while not stop.wait(max(1.0, settings.segment_idle_s)):
-            heap.trim()
+        heap.trim_until(stop, settings.segment_idle_s)
         _log.info("draining")
         server.drain(settings.drain_timeout_s)
     finally:

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+
+
+def trim_until(stop: threading.Event, every_s: float) -> None:
+    """Trim it every so often (inf: never) until told to stop."""
+    pause = min(max(1.0, every_s), threading.TIMEOUT_MAX)
+    while not stop.wait(pause):
+        trim()
 
 
 def trim() -> None:
