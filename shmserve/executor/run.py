@@ -146,6 +146,7 @@ class Runner:
     def _failed(self, error: ShmserveError) -> _Result:
         if isinstance(error, DeviceMemoryExhausted):
             self._without_next()
+            self._devices.free_unused()  # CuPy keeps it for itself, the model may need it elsewhere
         return _Result(time.monotonic_ns(), {}, error.code, error.message)
 
     def _without_next(self) -> None:
@@ -157,7 +158,6 @@ class Runner:
             )
             self._room_for_next = False
             self.let_go()
-            self._devices.free_unused()  # CuPy would keep it for itself, the model may use torch
 
     def let_go(self) -> None:
         """The request that was to come next does not: give back what was brought for it."""

@@ -439,11 +439,11 @@ def test_a_model_that_lacks_memory_has_the_device_for_itself(
 
 
 @pytest.mark.fake_cuda
-@pytest.mark.parametrize("inputs", [1, 2])
-def test_what_was_brought_ahead_is_there_for_torch_as_well(
+@pytest.mark.parametrize("inputs", [0, 1, 2])
+def test_what_cupy_has_no_use_for_is_there_for_others(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, inputs: int
 ) -> None:
-    """Of a next request with two inputs only one fits: it is not brought at all."""
+    """Such as torch. Of a next request with two inputs only one fits: it is not brought at all."""
     pool = request.getfixturevalue("fake_cupy").get_default_memory_pool()
     freed: list[int] = []  # what was used then; less is used later: CuPy keeps the rest
     monkeypatch.setattr(type(pool), "free_all_blocks", lambda *_: freed.append(pool.used_bytes()))
@@ -459,11 +459,11 @@ def test_what_was_brought_ahead_is_there_for_torch_as_well(
     first, second = (one.message(one.slot(NUMBERS)) for _ in range(2))
     more = structs.replace(one.slot(NUMBERS), name="MORE")
     following = structs.replace(second, inputs=(*second.inputs, more)[:inputs])
-    one.following = (one.frontend, following)
+    one.following = (one.frontend, following) if inputs else None
     one.run(first)
+    assert freed
     one.following = None
     one.run(second)
-    assert freed
     assert kept == [0, 0]
 
 
