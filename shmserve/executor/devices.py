@@ -37,6 +37,7 @@ class Devices:
     def __init__(self, ordinal: int | None, mappings: Mappings) -> None:
         self.ordinal = ordinal
         self._number = ordinal  # among the devices that the service sees
+        self._taken = ordinal  # stays, also if the instance cannot use it
         self.mappings = mappings
         self._lock = threading.Lock()
         self._device: Device | None = None
@@ -56,7 +57,8 @@ class Devices:
         return self._device
 
     def open(self, ordinal: int = 0) -> Device:
-        """The instance's device; of one on the CPU: `ordinal`, unless it has one already.
+        """The instance's device; of one on the CPU: `ordinal`, as the service counts, unless it
+        has one already.
 
         Raises:
             ConfigError: it cannot be used.
@@ -66,7 +68,10 @@ class Devices:
                 from shmserve.cuda.device import Device
                 from shmserve.cuda.ipc import Handles
 
-                chosen = ordinal if self.ordinal is None else self.ordinal
+                chosen = self.ordinal
+                if chosen is None:
+                    chosen = self._taken if ordinal == self._number else ordinal
+                assert chosen is not None
                 self._device = Device(chosen, self.mappings)
                 self._handles = Handles(self._device)
                 log.info("uses CUDA device %d (%s)", chosen, self._device.name)

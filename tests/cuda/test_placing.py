@@ -95,6 +95,18 @@ def test_an_instance_on_a_mig_device_sees_it_alone(
     assert try_load.problem(second, 60.0).endswith("device 0 of 1, 102")
 
 
+def test_one_that_cannot_use_its_mig_device_copies_from_there(
+    request: pytest.FixtureRequest, compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in fake.environment(compiled, mig="0,1").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(MIG))
+    devices = Devices.of("cuda:1", Mappings())
+    request.getfixturevalue("fake_cupy")
+    devices.ordinal = None  # as `loading` finds
+    assert devices.open(1).ordinal == 0  # there is no other in this process
+
+
 def test_a_host_without_devices(folder: Path, compiled: Path) -> None:
     none = fake.environment(compiled, devices="none")
     (line,) = check(folder, "kind: KIND_GPU", none)
