@@ -138,7 +138,8 @@ class Pins:
             self.nbytes -= mapped.size
             try:
                 with self._current():
-                    self._runtime.deviceSynchronize()  # copies may be under way
+                    with contextlib.suppress(self._runtime.CUDARuntimeError):
+                        self._runtime.deviceSynchronize()  # copies may be under way
                     self._runtime.hostUnregister(pin.address)
             except self._runtime.CUDARuntimeError as ex:
                 _log.warning("shared memory was not unpinned: %s", text_of(ex))

@@ -184,6 +184,26 @@ def test_memory_is_unpinned_when_its_copies_are_over(cupy: Any, shared: int) -> 
     assert np.array_equal(array.get(), view)
 
 
+@pytest.mark.fake_cuda
+def test_memory_is_unpinned_also_when_something_on_the_device_failed(
+    device: Device, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mappings = Mappings()
+    device = Device(0, mappings)
+    mapping = Mapping(shared, SIZE)
+    mappings.mapped(mapping.address, SIZE, writable=False)
+    device.bring(np.frombuffer(mapping.view, np.float32))
+    device.synchronize()
+    assert device.cupy._fake.pinned
+
+    def fail() -> None:
+        raise device.cupy.cuda.runtime.CUDARuntimeError(1)
+
+    monkeypatch.setattr(device.cupy.cuda.runtime, "deviceSynchronize", fail)
+    mappings.unmapping(mapping.address)
+    assert not device.cupy._fake.pinned
+
+
 @pytest.mark.parametrize("writable", [False, True])
 def test_idle_memory_of_peers_is_pinned_no_more(cupy: Any, shared: int, writable: bool) -> None:
     (facts, *_) = doctor.devices().devices
