@@ -21,7 +21,7 @@ from typing import Any
 
 from shmserve.testing.server import ROOT, RunningServer, open_fds, rss_bytes, wait_until
 from tests.crash.load import Load, Verdict
-from tests.crash.soak import SPREAD
+from tests.crash.soak import SETTLE_S, SPREAD
 
 SMALL = (10, 1000)
 STEADY = ("http worker", "coordinator", "supervisor", "executor pair")
@@ -117,6 +117,10 @@ def drill(
             (total.gaps, verdict.gaps),
         ):
             own.extend(other)  # type: ignore[arg-type]
+    give_up = time.monotonic() + SETTLE_S
+    while grown(found) and time.monotonic() < give_up:
+        time.sleep(0.2)
+        found[-1] = sample(server, cycles)
     return total, found
 
 
