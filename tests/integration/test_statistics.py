@@ -260,6 +260,7 @@ def test_pages_of_the_dead_leave_no_descriptors(counted: RunningServer) -> None:
             wait_until(lambda: gone(counted, role, pids), f"another {role}")  # noqa: B023
         counted.wait_instances()
         counted.wait_linked()
+        wait_until(lambda: all_counted(counted), "the pages of the new ones")
 
     def held() -> tuple[int, int]:
         return open_fds(counted.pids("coordinator")[0]), open_fds(counted.pids("supervisor")[0])
@@ -275,6 +276,11 @@ def test_pages_of_the_dead_leave_no_descriptors(counted: RunningServer) -> None:
         lambda: all(now <= then + 1 for now, then in zip(held(), before, strict=True)),
         "descriptors are left",
     )
+
+
+def all_counted(server: RunningServer) -> bool:
+    pages = sum(v for k, v in samples(server).items() if k[0] == "shmserve_processes")
+    return pages == len(server.pids("executor") + server.pids("http worker"))
 
 
 def ended(server: RunningServer) -> int:
