@@ -10,7 +10,7 @@ import sys
 from setproctitle import setproctitle
 
 from shmserve.errors import ConfigError
-from shmserve.frontends.oip.restricted import check_settings
+from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.observe import logs
 from shmserve.supervisor import guard, launch
 
@@ -23,7 +23,7 @@ wsgi_app = "shmserve.app"
 proc_name = "shmserve"
 bind = list(_settings.http_bind)
 workers = _settings.http_workers
-worker_class = "shmserve.frontends.http.worker.ConnectionWorker"
+worker_class = "shmserve.frontends.http.server.worker.ConnectionWorker"
 worker_connections = _settings.max_connections
 worker_tmp_dir = "/dev/shm"  # the heartbeat file, unlinked at once: a disk would stall it
 preload_app = False  # the application attaches to the service after the fork

@@ -35,7 +35,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shmserve.testing.server import ROOT, RunningServer, free_port, wait_until
+from shmserve.testing.running_server import ROOT, RunningServer, free_port, wait_until
 
 PREDICT = "/grps/v1/infer/predict"
 JSON = {"Content-Type": "application/json"}
@@ -96,8 +96,8 @@ def start_server(stack: ExitStack) -> tuple[int, str]:
 def grpc_caller(stack: ExitStack, address: str, model: str, values: np.ndarray) -> Call:
     import grpc
 
-    from shmserve.protocol import grps_wire
-    from shmserve.protocol.grps_message import GenericTensor, GrpsMessage
+    from shmserve.grps.protocol import message_wire as grps_wire
+    from shmserve.grps.protocol.message import GenericTensor, GrpsMessage
 
     channel = stack.enter_context(
         grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)])

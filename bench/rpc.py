@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from bench.run import machine
-from shmserve.testing.server import RunningServer, free_port
+from shmserve.testing.running_server import RunningServer, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 KIB, MIB = 1 << 10, 1 << 20

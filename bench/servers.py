@@ -10,10 +10,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from shmserve.testing.server import free_port
+from shmserve.testing.running_server import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-WORKER = "shmserve.frontends.http.worker.ConnectionWorker"
+WORKER = "shmserve.frontends.http.server.worker.ConnectionWorker"
 START_S, STOP_S = 120, 60
 
 RIVALS = {

@@ -13,7 +13,7 @@ import statistics
 import time
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.protocol.infer_wire import encode_response, parse_request
+from shmserve.protocol.protobuf.infer_wire import encode_response, parse_request
 
 SIZES = {"64 B": 64, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 

@@ -9,8 +9,10 @@ import re
 import sys
 from pathlib import Path
 
-from shmserve.core import lifecycle, slots, streams
-from shmserve.protocol.config_fields import HINTS, NO_EFFECT, SUPPORTED, schema_paths
+from shmserve.core.control import lifecycle
+from shmserve.core.memory import slots
+from shmserve.core.scheduling import stream_flow as streams
+from shmserve.protocol.triton_config.field_table import HINTS, NO_EFFECT, SUPPORTED, schema_paths
 
 FOLDER = Path(__file__).parent
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shmserve.observe import logs
-from shmserve.testing.server import RunningServer
+from shmserve.testing.running_server import RunningServer
 
 HERE = Path(__file__).parent
 

@@ -13,11 +13,11 @@ from google.protobuf.message_factory import GetMessageClass
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
-from shmserve.core.regions import Caller
+from shmserve.core.regions.region_book import Caller
 from shmserve.frontends.grpc.server import SERVICE, GrpcServer
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
-from shmserve.testing.server import WATCHDOG_S
+from shmserve.testing.running_server import WATCHDOG_S
 
 PREFIX = f"/{SERVICE.full_name}/"
 VALUES = np.array([1, 2, 3, 4.5], np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shmserve.testing.server import RunningServer, wait_until
+from shmserve.testing.running_server import RunningServer, wait_until
 
 
 class Hold:

@@ -7,10 +7,11 @@ import os
 from shmserve import config
 from shmserve.cli import try_load
 from shmserve.config import Settings
-from shmserve.coordinator import limits, wanted
+from shmserve.coordinator import pool_sizing as limits
+from shmserve.coordinator.models import desired_models as wanted
 from shmserve.errors import ConfigError
-from shmserve.frontends.oip.restricted import check_settings
-from shmserve.protocol import model_config
+from shmserve.frontends.oip.restricted_apis import check_settings
+from shmserve.protocol.triton_config import model_config
 from shmserve.tensor.spec import ModelSpec
 
 

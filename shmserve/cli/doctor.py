@@ -16,7 +16,7 @@ import msgspec
 from shmserve.cli import gpu_findings
 from shmserve.cli.findings import Finding, Level
 from shmserve.config import Settings
-from shmserve.coordinator import limits
+from shmserve.coordinator import pool_sizing as limits
 from shmserve.observe import gpus
 
 _PYTHON = (3, 11)

@@ -12,7 +12,7 @@ from shmserve import config, ids
 from shmserve.config import Settings
 from shmserve.errors import DeadlineExceeded, Internal, PeerDied, Unavailable
 from shmserve.protocol import messages
-from shmserve.protocol.link_messages import Hello, Show, Shown
+from shmserve.protocol.control.link_messages import Hello, Show, Shown
 from shmserve.transport import rundir
 from shmserve.transport.channel import Channel
 

@@ -15,7 +15,7 @@ import msgspec
 
 from shmserve.errors import ShmserveError
 from shmserve.protocol import messages
-from shmserve.protocol.link_messages import Instance
+from shmserve.protocol.control.link_messages import Instance
 from shmserve.transport.processes import describe_status
 
 _MARK = "not loaded: "
@@ -40,8 +40,8 @@ def problem(instance: Instance, timeout_s: float) -> str:
 
 def main() -> int:
     """Load what is on the standard input."""
-    from shmserve.executor import loading
-    from shmserve.executor.backends.failure import from_load, sanitised
+    from shmserve.executor import model_loading as loading
+    from shmserve.executor.backends.model_errors import from_load, sanitised
     from shmserve.executor.devices import Devices
     from shmserve.observe import logs
     from shmserve.shm.mappings import Mappings

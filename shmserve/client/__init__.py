@@ -12,7 +12,7 @@ imported when one is met. docs/client.md has the details.
 """
 
 from shmserve.client.api import Client, connect
-from shmserve.client.failures import InferenceError
+from shmserve.client.errors import InferenceError
 from shmserve.client.result import Result
 
 __all__ = ["Client", "InferenceError", "Result", "connect"]

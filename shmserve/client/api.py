@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from shmserve.client import gpu
-from shmserve.client.exchange import Exchange, signature
-from shmserve.client.failures import InferenceError
-from shmserve.client.http import Reply, Transport
-from shmserve.client.memories import Memories
-from shmserve.client.memory import Memory
+from shmserve.client import device_arrays as gpu
+from shmserve.client.attempt import Exchange, signature
+from shmserve.client.errors import InferenceError
+from shmserve.client.http_transport import Reply, Transport
+from shmserve.client.memory.block_pool import Memory
+from shmserve.client.memory.shared_memory import Memories
+from shmserve.client.output_sizes import Model, Sizes
 from shmserve.client.result import Result
-from shmserve.client.sizes import Model, Sizes
 from shmserve.client.tensors import Tensor
 
 Array = np.ndarray[Any, Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shmserve.client import gpu
+from shmserve.client import device_arrays as gpu
 from shmserve.errors import ShmserveError
 from shmserve.tensor import bytes_codec
 

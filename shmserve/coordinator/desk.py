@@ -11,14 +11,14 @@ import logging
 import msgspec
 
 from shmserve.coordinator import plan as plans
-from shmserve.coordinator.information import Information
-from shmserve.coordinator.model_control import ModelControl
-from shmserve.coordinator.orders import Orders, Send
+from shmserve.coordinator.models.desired_models import Wanted
+from shmserve.coordinator.models.model_control import ModelControl
+from shmserve.coordinator.models.supervisor_sync import Orders, Send
 from shmserve.coordinator.plan import Plan, PlanFile
-from shmserve.coordinator.regions import Regions
-from shmserve.coordinator.tuning import TuningDesk
-from shmserve.coordinator.wanted import Wanted
-from shmserve.core.effects import (
+from shmserve.coordinator.regions.registrations import Regions
+from shmserve.coordinator.runtime_settings import TuningDesk
+from shmserve.coordinator.stats.introspection import Information
+from shmserve.core.control.effects import (
     AnswerGrant,
     AskTrim,
     Desire,
@@ -28,12 +28,11 @@ from shmserve.core.effects import (
     Publish,
     Report,
 )
-from shmserve.core.fleet import Fleet
-from shmserve.core.lifecycle import State
-from shmserve.core.records import Incarnation, VersionRecord
+from shmserve.core.control.lifecycle import State
+from shmserve.core.control.reconciler import Fleet
+from shmserve.core.control.records import Incarnation, VersionRecord
 from shmserve.errors import ProtocolViolation
-from shmserve.protocol.grps_messages import OnlineSet, SetOnline
-from shmserve.protocol.link_messages import (
+from shmserve.protocol.control.link_messages import (
     AskStats,
     Drain,
     Exited,
@@ -48,13 +47,14 @@ from shmserve.protocol.link_messages import (
     Stop,
     Trim,
 )
-from shmserve.protocol.messages import ToCoordinator
-from shmserve.protocol.model_messages import LoadModel, UnloadModel
-from shmserve.protocol.region_messages import (
+from shmserve.protocol.control.model_messages import LoadModel, UnloadModel
+from shmserve.protocol.control.region_messages import (
     DropRegions,
     StoredRegions,
 )
-from shmserve.protocol.settings_messages import ChangeLog, ChangeTrace, TakeTraces
+from shmserve.protocol.control.settings_messages import ChangeLog, ChangeTrace, TakeTraces
+from shmserve.protocol.grps_messages import OnlineSet, SetOnline
+from shmserve.protocol.messages import ToCoordinator
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.transport.questions import close_all
 

@@ -12,11 +12,11 @@ from typing import Protocol
 
 import msgspec
 
-from shmserve.coordinator import peers
-from shmserve.coordinator.peers import Peer
+from shmserve.coordinator import connections as peers
+from shmserve.coordinator.connections import Peer
 from shmserve.errors import PeerDied, ProtocolViolation
 from shmserve.protocol import messages
-from shmserve.protocol.link_messages import Hello, Welcome
+from shmserve.protocol.control.link_messages import Hello, Welcome
 from shmserve.protocol.messages import FromCoordinator, ToCoordinator
 from shmserve.transport.channel import MAX_MESSAGE
 from shmserve.transport.questions import close_all

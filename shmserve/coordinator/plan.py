@@ -13,10 +13,10 @@ import os
 import msgspec
 from msgspec import Struct
 
-from shmserve.core.fleet import Fleet
-from shmserve.core.lifecycle import State
-from shmserve.core.records import Incarnation, InstanceRecord, ModelRecord, VersionRecord
-from shmserve.protocol.link_messages import Instance
+from shmserve.core.control.lifecycle import State
+from shmserve.core.control.reconciler import Fleet
+from shmserve.core.control.records import Incarnation, InstanceRecord, ModelRecord, VersionRecord
+from shmserve.protocol.control.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
 
 FILE = "registry.models"

@@ -14,29 +14,30 @@ import socket
 import time
 
 from shmserve.config import Settings
-from shmserve.coordinator import limits, wanted
+from shmserve.coordinator import pool_sizing as limits
 from shmserve.coordinator.background import Background
-from shmserve.coordinator.clients import ClientDoor, Connection
-from shmserve.coordinator.counters import SETTLE_S, Counters
+from shmserve.coordinator.client_socket import ClientDoor, Connection
+from shmserve.coordinator.connections import Peer
 from shmserve.coordinator.desk import Desk
-from shmserve.coordinator.information import Information
 from shmserve.coordinator.links import Links
-from shmserve.coordinator.model_control import ModelControl
-from shmserve.coordinator.monitoring import Monitoring
-from shmserve.coordinator.orders import Orders
-from shmserve.coordinator.owners import Owners, Process
-from shmserve.coordinator.peers import Peer
+from shmserve.coordinator.models import desired_models as wanted
+from shmserve.coordinator.models.model_control import ModelControl
+from shmserve.coordinator.models.supervisor_sync import Orders
 from shmserve.coordinator.plan import Plan, PlanFile
-from shmserve.coordinator.regions import Regions
-from shmserve.coordinator.tuning import TuningDesk
-from shmserve.core.budget import Ledger
-from shmserve.core.fleet import Fleet
-from shmserve.core.tuning import initial_log
+from shmserve.coordinator.regions.owners import Owners, Process
+from shmserve.coordinator.regions.registrations import Regions
+from shmserve.coordinator.runtime_settings import TuningDesk
+from shmserve.coordinator.stats.counter_totals import SETTLE_S, Counters
+from shmserve.coordinator.stats.introspection import Information
+from shmserve.coordinator.stats.monitoring import Monitoring
+from shmserve.core.control.reconciler import Fleet
+from shmserve.core.control.runtime_settings import initial_log
+from shmserve.core.memory.budget import Ledger
 from shmserve.errors import ConfigError
 from shmserve.observe import gpus
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol import messages
-from shmserve.protocol.link_messages import Welcome
+from shmserve.protocol.control.link_messages import Welcome
 from shmserve.shm import segment
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.transport import rundir

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from shmserve.core.tuning import TraceSettings, Tuning
+from shmserve.core.control.runtime_settings import TraceSettings, Tuning
 from shmserve.tensor.spec import ModelSpec
 
 

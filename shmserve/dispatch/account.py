@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from time import monotonic_ns
 
+from shmserve.core.control.runtime_settings import TraceSettings
 from shmserve.core.registry import ModelEntry
-from shmserve.core.request_counters import Reason
-from shmserve.core.tuning import TraceSettings
-from shmserve.dispatch.counting import Counting, reason_of, reason_of_answer
+from shmserve.core.stats.request_counters import Reason
 from shmserve.dispatch.receipt import Receipt
+from shmserve.dispatch.request_counting import Counting, reason_of, reason_of_answer
 from shmserve.dispatch.tracing import Tracer, timestamps
-from shmserve.protocol.data_messages import Timing
+from shmserve.protocol.control.data_messages import Timing
 
 _UNTIMED = Timing()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from shmserve.core.registry import Snapshot
-from shmserve.protocol.data_messages import Execute, RegionRef
+from shmserve.protocol.control.data_messages import Execute, RegionRef
 
 
 class Affinity:

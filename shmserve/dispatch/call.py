@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
+from shmserve.core.memory.slots import SlotState
 from shmserve.core.registry import ModelEntry
-from shmserve.core.slots import SlotState
 from shmserve.dispatch.account import Account
 from shmserve.dispatch.cancellation import Cancellation
 from shmserve.dispatch.exchange import Exchange
+from shmserve.dispatch.executor_pool import RELEASE_AT_ONCE, Peer
+from shmserve.dispatch.forwarded_outputs import AnySlot, Passed
 from shmserve.dispatch.outcome import Outcome, OutputTensor, Reservation
-from shmserve.dispatch.peer import RELEASE_AT_ONCE, Peer
 from shmserve.dispatch.receipt import Receipt
-from shmserve.dispatch.relay import AnySlot, Passed
 from shmserve.errors import Cancelled, Code, ProtocolViolation, StaleDescriptor, from_code
-from shmserve.protocol.data_messages import (
+from shmserve.protocol.control.data_messages import (
     Answer,
     Descriptor,
     Execute,

@@ -6,7 +6,7 @@ import os
 import select
 import threading
 
-from shmserve.dispatch.peer import Lane
+from shmserve.dispatch.executor_pool import Lane
 from shmserve.errors import Cancelled
 
 

@@ -10,18 +10,18 @@ from typing import Any
 
 from shmserve import config, ids
 from shmserve.config import Settings
-from shmserve.core.counters import Gauges
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
-from shmserve.dispatch.abandoned import Abandoned
+from shmserve.core.stats.counter_pages import Gauges
 from shmserve.dispatch.call import Call
-from shmserve.dispatch.counting import Counting, reason_of
+from shmserve.dispatch.executor_pool import Peer
+from shmserve.dispatch.forwarded_outputs import RelayMemory
 from shmserve.dispatch.models import ModelDesk
 from shmserve.dispatch.online import set_online
-from shmserve.dispatch.peer import Peer
+from shmserve.dispatch.orphaned_requests import Abandoned
 from shmserve.dispatch.peers import Peers
 from shmserve.dispatch.pipeline import PLATFORM, PipelineCall, Pipelines
 from shmserve.dispatch.regions import RegionDesk
-from shmserve.dispatch.relay import RelayMemory
+from shmserve.dispatch.request_counting import Counting, reason_of
 from shmserve.dispatch.server_desk import ServerDesk
 from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
@@ -31,9 +31,9 @@ from shmserve.errors import (
     Unavailable,
 )
 from shmserve.observe import gauges
-from shmserve.protocol.link_messages import Welcome
+from shmserve.protocol.control.link_messages import Welcome
+from shmserve.protocol.control.stats_messages import CounterPage
 from shmserve.protocol.messages import FromCoordinator
-from shmserve.protocol.stats_messages import CounterPage
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.transport import rundir
 from shmserve.transport.link import Link

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.cancellation import Cancellation
-from shmserve.dispatch.peer import Lane, Peer, wire_execute
+from shmserve.dispatch.executor_pool import Lane, Peer, wire_execute
 from shmserve.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -21,7 +21,14 @@ from shmserve.errors import (
     Unavailable,
 )
 from shmserve.protocol import messages
-from shmserve.protocol.data_messages import Answer, Cancel, Credit, Descriptor, Execute, RegionRef
+from shmserve.protocol.control.data_messages import (
+    Answer,
+    Cancel,
+    Credit,
+    Descriptor,
+    Execute,
+    RegionRef,
+)
 
 if TYPE_CHECKING:
     from shmserve.dispatch.dispatcher import Dispatcher

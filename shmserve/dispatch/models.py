@@ -24,7 +24,7 @@ from shmserve.errors import (
     Unavailable,
     from_code,
 )
-from shmserve.protocol.model_messages import LoadModel, ModelAnswer, UnloadModel
+from shmserve.protocol.control.model_messages import LoadModel, ModelAnswer, UnloadModel
 from shmserve.repository import names
 from shmserve.transport import rundir
 from shmserve.transport.link import Link

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from shmserve.core.slots import Slot
+from shmserve.core.memory.slots import Slot
 from shmserve.errors import ShmserveError
-from shmserve.protocol.data_messages import Parameter
+from shmserve.protocol.control.data_messages import Parameter
 
 
 class Reservation:

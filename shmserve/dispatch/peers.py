@@ -10,9 +10,9 @@ from typing import Any
 
 from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot
 from shmserve.dispatch.affinity import Affinity
-from shmserve.dispatch.peer import Lane, Peer
+from shmserve.dispatch.executor_pool import Lane, Peer
 from shmserve.errors import PeerDied, QueueFull, ShmserveError, Unavailable
-from shmserve.protocol.data_messages import Execute
+from shmserve.protocol.control.data_messages import Execute
 
 log = logging.getLogger(__name__)
 

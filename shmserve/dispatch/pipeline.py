@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from shmserve.core import joints
-from shmserve.core.joints import Joint
 from shmserve.core.registry import ModelEntry, ModelState
+from shmserve.core.scheduling import pipeline_wiring as joints
+from shmserve.core.scheduling.pipeline_wiring import Joint
 from shmserve.dispatch.call import Call
 from shmserve.dispatch.outcome import Outcome, Reservation
 from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import Cancelled, ConfigError, DeadlineExceeded, Internal, NotFound
-from shmserve.protocol import config_json, grps_spec
-from shmserve.protocol.data_messages import OutputPlace, Parameter, RegionRef
+from shmserve.grps.protocol import model_parameters as grps_spec
+from shmserve.protocol import config_json
+from shmserve.protocol.control.data_messages import OutputPlace, Parameter, RegionRef
 from shmserve.tensor.spec import ModelSpec
 
 if TYPE_CHECKING:

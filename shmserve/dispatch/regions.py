@@ -5,10 +5,10 @@ Looking regions up needs neither: the published `Snapshot` has them.
 
 from __future__ import annotations
 
-from shmserve.core.regions import Caller
+from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import SYSTEM
 from shmserve.errors import Code, Unavailable, from_code
-from shmserve.protocol.region_messages import (
+from shmserve.protocol.control.region_messages import (
     RegionAnswer,
     RegisterCudaRegion,
     RegisterRegion,

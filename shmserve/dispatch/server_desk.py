@@ -9,16 +9,16 @@ import os
 
 import msgspec
 
-from shmserve.core.tuning import LogChange, TraceChange
+from shmserve.core.control.runtime_settings import LogChange, TraceChange
 from shmserve.errors import Code, Unavailable, from_code
-from shmserve.protocol.history_messages import AskHistory, HistoryGiven, HistoryReport
-from shmserve.protocol.settings_messages import (
+from shmserve.protocol.control.history_messages import AskHistory, HistoryGiven, HistoryReport
+from shmserve.protocol.control.settings_messages import (
     ChangeLog,
     ChangeTrace,
     SettingsAnswer,
     TakeTraces,
 )
-from shmserve.protocol.stats_messages import AskReport, Report, ReportGiven
+from shmserve.protocol.control.stats_messages import AskReport, Report, ReportGiven
 from shmserve.transport.link import Link
 from shmserve.transport.questions import Make, close_all
 

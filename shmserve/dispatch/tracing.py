@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
+from shmserve.core.control.runtime_settings import UNLIMITED, TraceSettings
 from shmserve.core.registry import ModelEntry
-from shmserve.core.tuning import UNLIMITED, TraceSettings
 from shmserve.errors import ShmserveError
 from shmserve.observe.logs import TRACES
-from shmserve.protocol.data_messages import Timing
+from shmserve.protocol.control.data_messages import Timing
 
 _MOST_WAITING = 10_000
 _log = logging.getLogger(__name__)

@@ -21,20 +21,20 @@ from setproctitle import setproctitle
 
 from shmserve import config, ids
 from shmserve.errors import ArenaExhausted, ShmserveError
-from shmserve.executor import loading
+from shmserve.executor import model_loading as loading
 from shmserve.executor.backend import CPU, Backend
-from shmserve.executor.backends.failure import from_load, sanitised
+from shmserve.executor.backends.model_errors import from_load, sanitised
 from shmserve.executor.devices import Devices
-from shmserve.executor.loop import Loop
+from shmserve.executor.loop.request_loop import Loop
+from shmserve.executor.loop.stream_loop import StreamLoop
 from shmserve.executor.monitor import app_monitor
-from shmserve.executor.regions import ClientRegions
-from shmserve.executor.stream_loop import StreamLoop
+from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.observe import logs
-from shmserve.protocol import model_config
-from shmserve.protocol.link_messages import Instance, Loaded, LoadFailed, Welcome
+from shmserve.protocol.control.link_messages import Instance, Loaded, LoadFailed, Welcome
+from shmserve.protocol.control.region_messages import ProbeRegion, RegionProbed, RegionsGone
+from shmserve.protocol.control.stats_messages import CounterPage
 from shmserve.protocol.messages import FromCoordinator
-from shmserve.protocol.region_messages import ProbeRegion, RegionProbed, RegionsGone
-from shmserve.protocol.stats_messages import CounterPage
+from shmserve.protocol.triton_config import model_config
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.status_page import SIZE, StatusPage

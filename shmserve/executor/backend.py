@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from shmserve.errors import ShmserveError
-from shmserve.protocol.data_messages import Parameter
+from shmserve.protocol.control.data_messages import Parameter
 from shmserve.tensor.spec import ModelSpec
 
 CPU = "cpu"

@@ -17,9 +17,9 @@ import msgspec
 from msgspec import DecodeError
 
 from shmserve.errors import PeerDied, ProtocolViolation, ShmserveError
-from shmserve.executor.connections import Connection, FrontendProcess
+from shmserve.executor.loop.connections import Connection, FrontendProcess
 from shmserve.protocol import messages
-from shmserve.protocol.data_messages import (
+from shmserve.protocol.control.data_messages import (
     Answer,
     Cancel,
     Credit,

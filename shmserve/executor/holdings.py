@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import weakref
 
-from shmserve.core.slots import SlotState
+from shmserve.core.memory.slots import SlotState
 from shmserve.errors import StaleDescriptor
-from shmserve.executor.connections import FrontendProcess
+from shmserve.executor.loop.connections import FrontendProcess
 from shmserve.executor.outputs import Placement
-from shmserve.executor.request import ExecutorRequest, Input, Offer
-from shmserve.protocol.data_messages import Execute, RegionRef
+from shmserve.executor.tensors.inputs import ExecutorRequest, Input, Offer
+from shmserve.protocol.control.data_messages import Execute, RegionRef
 from shmserve.shm.arena import ArenaMemory
 
 log = logging.getLogger(__name__)

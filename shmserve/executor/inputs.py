@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shmserve.executor.connections import FrontendProcess
-from shmserve.executor.cuda_region import CudaInput, CudaPlace, CudaRegion
-from shmserve.executor.places import Place
-from shmserve.executor.regions import ClientRegions
-from shmserve.executor.request import Input
-from shmserve.protocol.data_messages import (
+from shmserve.executor.loop.connections import FrontendProcess
+from shmserve.executor.tensors.cuda_region import CudaInput, CudaPlace, CudaRegion
+from shmserve.executor.tensors.inputs import Input
+from shmserve.executor.tensors.mapped_regions import ClientRegions
+from shmserve.executor.tensors.region_outputs import Place
+from shmserve.protocol.control.data_messages import (
     Descriptor,
     Execute,
     OutputPlace,
@@ -21,7 +21,7 @@ from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES, element_count
 
 if TYPE_CHECKING:
-    from shmserve.executor.request import AnyInput, Inputs
+    from shmserve.executor.tensors.inputs import AnyInput, Inputs
 
 
 class InputReader:

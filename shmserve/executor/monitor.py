@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shmserve.core.rates import PERCENTS
+from shmserve.core.stats.aggregation import PERCENTS
 
 log = logging.getLogger(__name__)
 

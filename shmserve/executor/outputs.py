@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from shmserve.core.slots import Slot
+from shmserve.core.memory.slots import Slot
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output, Response
 from shmserve.executor.devices import is_on_device
-from shmserve.executor.request import ExecutorRequest, Offer
-from shmserve.protocol.data_messages import Descriptor, WireTensor
+from shmserve.executor.tensors.inputs import ExecutorRequest, Offer
+from shmserve.protocol.control.data_messages import Descriptor, WireTensor
 from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor import bytes_codec
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from shmserve.errors import ConfigError, Internal, InvalidArgument, ShmserveError
 from shmserve.executor.backend import CPU, Backend, Context, Response, Responses
-from shmserve.protocol import model_config
-from shmserve.protocol.config_warmup import WarmupInput, WarmupSample
-from shmserve.protocol.data_messages import Parameter
+from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.triton_config import model_config
+from shmserve.protocol.triton_config.warmup_samples import WarmupInput, WarmupSample
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES, element_count
 from shmserve.tensor.spec import ModelSpec, fits

@@ -17,7 +17,7 @@ from typing import Any
 from shmserve.core import devices
 from shmserve.core.devices import Gpu
 from shmserve.observe import gpus, nvml
-from shmserve.protocol.stats_messages import GpuReport
+from shmserve.protocol.control.stats_messages import GpuReport
 
 FRESH_S = 5.0
 MOST = 64  # GPUs that are told of

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
-from shmserve.core.tuning import LogSettings, initial_log
+from shmserve.core.control.runtime_settings import LogSettings, initial_log
 
 TRACES = "shmserve.trace"  # its lines are wanted whatever the log settings say
 _LIBRARIES = ("gunicorn.error",)  # loggers with handlers of their own

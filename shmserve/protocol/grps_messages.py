@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shmserve.protocol.message import Message
+from shmserve.protocol.control.message import Message
 
 
 class SetOnline(Message, frozen=True):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shmserve.protocol.data_messages import (
+from shmserve.protocol.control.data_messages import (
     Answer,
     Cancel,
     Credit,
@@ -23,9 +23,8 @@ from shmserve.protocol.data_messages import (
     FrontendHello,
     Release,
 )
-from shmserve.protocol.grps_messages import OnlineSet, SetOnline
-from shmserve.protocol.history_messages import AskHistory, HistoryGiven
-from shmserve.protocol.link_messages import (
+from shmserve.protocol.control.history_messages import AskHistory, HistoryGiven
+from shmserve.protocol.control.link_messages import (
     Adopt,
     AskStats,
     Desired,
@@ -45,8 +44,8 @@ from shmserve.protocol.link_messages import (
     Trim,
     Welcome,
 )
-from shmserve.protocol.model_messages import LoadModel, ModelAnswer, UnloadModel
-from shmserve.protocol.region_messages import (
+from shmserve.protocol.control.model_messages import LoadModel, ModelAnswer, UnloadModel
+from shmserve.protocol.control.region_messages import (
     DropRegions,
     NeedRegion,
     ProbeRegion,
@@ -62,14 +61,14 @@ from shmserve.protocol.region_messages import (
     StoreRegions,
     UnregisterRegions,
 )
-from shmserve.protocol.settings_messages import (
+from shmserve.protocol.control.settings_messages import (
     ChangeLog,
     ChangeTrace,
     LogChanged,
     SettingsAnswer,
     TakeTraces,
 )
-from shmserve.protocol.stats_messages import (
+from shmserve.protocol.control.stats_messages import (
     AskReport,
     CounterPage,
     DropPages,
@@ -77,6 +76,7 @@ from shmserve.protocol.stats_messages import (
     StoredPages,
     StorePages,
 )
+from shmserve.protocol.grps_messages import OnlineSet, SetOnline
 
 VERSION = 1
 

@@ -5,7 +5,7 @@ read configuration, labels and the presence of model files; models are loaded by
 """
 
 from shmserve.repository.fingerprint import fingerprint, survey
-from shmserve.repository.folder import ModelFolder, read_folder, read_labels
+from shmserve.repository.model_folder import ModelFolder, read_folder, read_labels
 from shmserve.repository.scan import ScanResult, find, locate, names, scan
 
 __all__ = [

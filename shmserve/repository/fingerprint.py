@@ -6,8 +6,8 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 
-from shmserve.repository.files import printable
 from shmserve.repository.scan import folders
+from shmserve.repository.text_files import printable
 
 _MOST = 10_000  # files of one model that are looked at
 _DEPTH = 6

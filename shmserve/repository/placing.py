@@ -7,11 +7,11 @@ from importlib import util
 import msgspec
 
 from shmserve.errors import ConfigError
+from shmserve.grps.repository.project_files import Project
 from shmserve.observe import gpus
-from shmserve.protocol import instance_groups
-from shmserve.protocol.instance_groups import AUTO, CPU, GPU, InstanceGroup
-from shmserve.protocol.model_config import ModelConfig
-from shmserve.repository.grps_project import Project
+from shmserve.protocol.triton_config import instance_groups
+from shmserve.protocol.triton_config.instance_groups import AUTO, CPU, GPU, InstanceGroup
+from shmserve.protocol.triton_config.model_config import ModelConfig
 
 
 def groups_of(config: ModelConfig) -> tuple[InstanceGroup, ...]:

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from shmserve import ids
 from shmserve.errors import ConfigError, NotFound
-from shmserve.repository.files import is_folder, printable
-from shmserve.repository.folder import ModelFolder, read_folder
+from shmserve.repository.model_folder import ModelFolder, read_folder
+from shmserve.repository.text_files import is_folder, printable
 
 
 class ScanResult(Struct, frozen=True):

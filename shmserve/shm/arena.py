@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from shmserve.core.arena import Arena, ArenaStats, NeedSegment
-from shmserve.core.slots import Slot, SlotEvent
+from shmserve.core.memory.arena import Arena, ArenaStats, NeedSegment
+from shmserve.core.memory.slots import Slot, SlotEvent
 from shmserve.errors import ArenaExhausted
-from shmserve.protocol.data_messages import Descriptor, SegmentOffer
+from shmserve.protocol.control.data_messages import Descriptor, SegmentOffer
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.segment import Segment
 

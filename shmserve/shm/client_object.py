@@ -10,8 +10,8 @@ import fcntl
 import os
 import stat
 
-from shmserve.core.region_names import object_name
-from shmserve.core.regions import ObjectFacts
+from shmserve.core.regions.region_book import ObjectFacts
+from shmserve.core.regions.region_names import object_name
 from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument, PermissionDenied, ResourceExhausted, ShmserveError
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from shmserve.core.registry import Region
 from shmserve.errors import InvalidArgument
-from shmserve.protocol.data_messages import RegionRef
+from shmserve.protocol.control.data_messages import RegionRef
 
 
 class ClientRegion:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 
-from shmserve.core.counters import Words
+from shmserve.core.stats.counter_pages import Words
 from shmserve.errors import ArenaExhausted
 from shmserve.shm.segment import Segment
 

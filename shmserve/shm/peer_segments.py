@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from shmserve.errors import ProtocolViolation
-from shmserve.protocol.data_messages import Descriptor, SegmentOffer
+from shmserve.protocol.control.data_messages import Descriptor, SegmentOffer
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.segment import Mapping
 

@@ -8,7 +8,7 @@ Nobody trusts them for more (I7).
 
 from __future__ import annotations
 
-from shmserve.core import executor_counters
+from shmserve.core.stats import executor_counters
 from shmserve.shm.segment import Mapping, Segment
 
 _PAGE = 4096

@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Iterable
 
 from shmserve import ids
-from shmserve.core.lifecycle import Restarts
+from shmserve.core.control.lifecycle import Restarts
 from shmserve.protocol import messages
-from shmserve.protocol.link_messages import Exited, Instance, Started
+from shmserve.protocol.control.link_messages import Exited, Instance, Started
 from shmserve.protocol.messages import ToCoordinator
 from shmserve.supervisor.children import Child, as_stdin
 from shmserve.transport import rundir

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from shmserve.core.lifecycle import Restarts
+from shmserve.core.control.lifecycle import Restarts
 from shmserve.supervisor.children import Child
 from shmserve.transport import rundir
 from shmserve.transport.processes import describe_status, spawn

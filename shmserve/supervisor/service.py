@@ -21,11 +21,11 @@ from typing import Any
 
 from shmserve import ids
 from shmserve.config import Settings
-from shmserve.core.lifecycle import Restarts
-from shmserve.protocol.link_messages import Adopt, Desired, Drain, Instance, Welcome
+from shmserve.core.control.lifecycle import Restarts
+from shmserve.protocol.control.link_messages import Adopt, Desired, Drain, Instance, Welcome
+from shmserve.protocol.control.region_messages import DropRegions, StoredRegions, StoreRegions
+from shmserve.protocol.control.stats_messages import DropPages, PageOwner, StoredPages, StorePages
 from shmserve.protocol.messages import FromCoordinator
-from shmserve.protocol.region_messages import DropRegions, StoredRegions, StoreRegions
-from shmserve.protocol.stats_messages import DropPages, PageOwner, StoredPages, StorePages
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.supervisor.announce import Announcer
 from shmserve.supervisor.children import Child

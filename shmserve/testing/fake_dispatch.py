@@ -13,14 +13,14 @@ import msgspec
 from msgspec import Struct
 
 from shmserve import config
-from shmserve.core.cuda_regions import cuda_region
-from shmserve.core.regions import Caller, ObjectFacts, RegionBook
+from shmserve.core.control.runtime_settings import LogChange, TraceChange, Tuning
+from shmserve.core.regions.cuda_allocation import cuda_region
+from shmserve.core.regions.region_book import Caller, ObjectFacts, RegionBook
 from shmserve.core.registry import SYSTEM, LiveInstance, ModelEntry, ModelState, Snapshot
-from shmserve.core.tuning import LogChange, TraceChange, Tuning
 from shmserve.errors import ArenaExhausted, NotFound, ShmserveError, Unavailable
-from shmserve.protocol.data_messages import OutputPlace, Parameter, RegionRef
-from shmserve.protocol.history_messages import HistoryReport
-from shmserve.protocol.stats_messages import Report
+from shmserve.protocol.control.data_messages import OutputPlace, Parameter, RegionRef
+from shmserve.protocol.control.history_messages import HistoryReport
+from shmserve.protocol.control.stats_messages import Report
 from shmserve.tensor.spec import ModelSpec
 
 

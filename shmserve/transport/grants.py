@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from shmserve.protocol.link_messages import Grant, Granted
+from shmserve.protocol.control.link_messages import Grant, Granted
 
 
 class Ticket:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from shmserve.core.regions import Caller
-from shmserve.transport.peers import started_at
+from shmserve.core.regions.region_book import Caller
+from shmserve.transport.peer_credentials import started_at
 
 _REMEMBERED = 256
 _seen: OrderedDict[int, str] = OrderedDict()  # the descriptor in /proc a socket was last found as

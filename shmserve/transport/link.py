@@ -26,7 +26,7 @@ import msgspec
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, Unavailable
 from shmserve.observe import logs
 from shmserve.protocol import messages
-from shmserve.protocol.link_messages import (
+from shmserve.protocol.control.link_messages import (
     AskStats,
     GiveBack,
     Granted,
@@ -37,8 +37,8 @@ from shmserve.protocol.link_messages import (
     Trim,
     Welcome,
 )
+from shmserve.protocol.control.settings_messages import LogChanged
 from shmserve.protocol.messages import ANSWERS, VOID, FromCoordinator, ToCoordinator
-from shmserve.protocol.settings_messages import LogChanged
 from shmserve.transport import rundir
 from shmserve.transport.channel import MAX_MESSAGE, Channel
 from shmserve.transport.grants import Grants

@@ -8,7 +8,7 @@
     coordinator.sock  where every process has its link
     <process>.sock    an executor's endpoint
     registry.page, registry.msgpack   see shmserve.shm.registry_page
-    totals.msgpack    what processes that have ended counted, see shmserve.coordinator.counters
+    totals.msgpack    what processes that have ended counted, see shmserve.coordinator.stats.counter_totals
     registry.models   see shmserve.coordinator.plan
     overrides/        a folder for each load request that brings a configuration or files
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.testing.server import RunningServer
+from shmserve.testing.running_server import RunningServer
 from tests.conformance.conformance_runner import judge, load_cases, send
 
 SHM = Path("/dev/shm")

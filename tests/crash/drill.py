@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from shmserve.testing.server import RunningServer, wait_until
+from shmserve.testing.running_server import RunningServer, wait_until
 from tests.crash.load import Load, Verdict
 
 MODELS = Path(__file__).parents[1] / "models"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shmserve.testing.server import RunningServer
+from shmserve.testing.running_server import RunningServer
 
 SIZES = (10, 1000, 300_000)  # floats; the last ones take a segment of their own
 

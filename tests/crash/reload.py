@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shmserve.testing.server import ROOT, RunningServer, open_fds, rss_bytes, wait_until
+from shmserve.testing.running_server import ROOT, RunningServer, open_fds, rss_bytes, wait_until
 from tests.crash.load import Load, Verdict
 from tests.crash.soak import SETTLE_S, SPREAD
 

@@ -25,7 +25,13 @@ import grpc
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.testing.server import RunningServer, free_port, open_fds, rss_bytes, wait_until
+from shmserve.testing.running_server import (
+    RunningServer,
+    free_port,
+    open_fds,
+    rss_bytes,
+    wait_until,
+)
 from tests.integration.region_client import Client, Memory
 
 ROOT = Path(__file__).parents[2]

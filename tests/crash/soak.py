@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shmserve.testing.server import RunningServer, open_fds, rss_bytes, wait_until
+from shmserve.testing.running_server import RunningServer, open_fds, rss_bytes, wait_until
 from tests.crash.load import outputs_of, request_of
 
 MODELS = Path(__file__).parents[1] / "models"

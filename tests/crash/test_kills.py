@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.testing.server import RunningServer, wait_until
+from shmserve.testing.running_server import RunningServer, wait_until
 from tests.crash.drill import ROLES, drill, kill_one
 from tests.crash.load import Load
 from tests.crash.soak import grown, slots, soak
@@ -25,15 +25,15 @@ POINTS = {
     "frontend, request sent": "shmserve.dispatch.exchange:Exchange._wait:20",
     "frontend, answer received": "shmserve.dispatch.call:Call._output:20",
     "frontend, slots not yet released": "shmserve.dispatch.call:Call.close:20",
-    "executor, request received": "shmserve.executor.run:Runner.run:20",
-    "executor, output reserved": "shmserve.executor.request:ExecutorRequest.offer:20",
+    "executor, request received": "shmserve.executor.runner:Runner.run:20",
+    "executor, output reserved": "shmserve.executor.tensors.inputs:ExecutorRequest.offer:20",
     "executor, output sealed": "shmserve.executor.holdings:Holdings.lease:20",
     "executor, answer not yet sent": "shmserve.executor.loop:Loop._send:20",
     "executor, segment about to be made": "shmserve.shm.segment:Segment.__init__:3",
     "any, segment still has its name": "posix_ipc:unlink_shared_memory:3",
     "executor, model loaded": "shmserve.executor.loop:Loop.run:1",
     "coordinator, snapshot unpublished": "shmserve.shm.registry_page:RegistryWriter.publish:3",
-    "coordinator, budget asked": "shmserve.core.budget:Ledger.grant:2",
+    "coordinator, budget asked": "shmserve.core.memory.budget:Ledger.grant:2",
     "supervisor, before it starts one": "shmserve.supervisor.executors:Executors._start:2",
 }
 

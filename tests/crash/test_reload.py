@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shmserve.testing.server import RunningServer
+from shmserve.testing.running_server import RunningServer
 from tests.crash.reload import drill, grown, lost, repository
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from shmserve.client import Client, api
 from shmserve.observe import gpus, nvml
-from shmserve.testing.server import RunningServer
+from shmserve.testing.running_server import RunningServer
 from tests.cuda import fake
 from tests.cuda.stub_server import StubServer, connected
 

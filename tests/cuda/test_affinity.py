@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from shmserve.core.registry import CUDA, ModelEntry, Region, Snapshot
-from shmserve.dispatch.peer import Lane, Peer
+from shmserve.dispatch.executor_pool import Lane, Peer
 from shmserve.errors import QueueFull
-from shmserve.protocol.data_messages import Execute, OutputPlace, RegionRef, WireTensor
+from shmserve.protocol.control.data_messages import Execute, OutputPlace, RegionRef, WireTensor
 from tests.unit.rig import SPEC, Rig
 
 DEVICES = ("cpu", "cuda:0", "cuda:1", "cuda:1")

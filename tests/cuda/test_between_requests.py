@@ -19,7 +19,7 @@ from shmserve.executor.devices import Devices
 from shmserve.shm.mappings import Mappings
 from tests.cuda.test_running import NBYTES, NUMBERS, add_one
 from tests.unit import rig
-from tests.unit.test_dispatch import feed, until
+from tests.unit.dispatch.test_dispatch import feed, until
 
 
 def test_one_that_is_cancelled_then_leaves_nothing_on_the_device(

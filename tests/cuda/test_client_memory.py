@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from shmserve.client import Client, InferenceError
-from shmserve.client.device_blocks import DeviceBlocks
-from shmserve.client.memory import Memory
+from shmserve.client.memory.block_pool import Memory
+from shmserve.client.memory.device_blocks import DeviceBlocks
 from tests.cuda.stub_server import (
     COUNT,
     MIB,

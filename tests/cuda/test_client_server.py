@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from shmserve.testing.server import RunningServer, wait_until
+from shmserve.testing.running_server import RunningServer, wait_until
 from tests.cuda.conftest import MODELS
 from tests.cuda.test_server import device_memory
 

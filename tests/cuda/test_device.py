@@ -26,9 +26,9 @@ from shmserve.errors import (
     ResourceExhausted,
     ShmserveError,
 )
-from shmserve.executor.cuda_region import CudaRegion
 from shmserve.executor.devices import Devices
-from shmserve.protocol.data_messages import Descriptor, RegionRef, SegmentOffer
+from shmserve.executor.tensors.cuda_region import CudaRegion
+from shmserve.protocol.control.data_messages import Descriptor, RegionRef, SegmentOffer
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.peer_segments import PeerSegments
 from shmserve.shm.segment import Mapping

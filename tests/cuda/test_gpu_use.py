@@ -15,7 +15,7 @@ import pytest
 from shmserve.core.devices import Gpu
 from shmserve.observe import gpu_use, gpus, nvml
 from shmserve.observe.gpu_use import GpuUse
-from shmserve.testing.server import wait_until
+from shmserve.testing.running_server import wait_until
 from tests.cuda.fake import FOLDER
 
 UUID = "GPU-fa4ec0da-0000-0000-0000-000000000000"  # the fake's first GPU

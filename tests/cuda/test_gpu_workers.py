@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shmserve.errors import InvalidArgument
-from shmserve.testing.backends import FakeRequest, arrays, ask, failure, load
+from shmserve.testing.backend_runner import FakeRequest, arrays, ask, failure, load
 
 RANDOM = np.random.default_rng(5)
 

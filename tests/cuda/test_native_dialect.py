@@ -13,8 +13,8 @@ import pytest
 
 from shmserve.errors import Code, Internal, ResourceExhausted, ShmserveError
 from shmserve.executor.backend import Context
-from shmserve.testing.backends import FakeRequest, arrays, ask, ask_stream, failure, load
-from shmserve.testing.models import X_TO_Y, Make, model_maker, native
+from shmserve.testing.backend_runner import FakeRequest, arrays, ask, ask_stream, failure, load
+from shmserve.testing.model_files import X_TO_Y, Make, model_maker, native
 
 X = np.arange(4, dtype=np.float32)
 GPU = "cuda:0"

@@ -14,18 +14,19 @@ from msgspec import structs
 
 from shmserve import repository
 from shmserve.errors import Code, ConfigError, ShmserveError
-from shmserve.executor import loading
+from shmserve.executor import model_loading as loading
 from shmserve.executor.backend import Context
-from shmserve.executor.backends import create, onnx_session
-from shmserve.executor.backends.foreign import device_array_at
+from shmserve.executor.backends import create
+from shmserve.executor.backends.array_views import device_array_at
+from shmserve.executor.backends.onnx import session as onnx_session
 from shmserve.executor.devices import Devices
 from shmserve.shm.mappings import Mappings
-from shmserve.testing.backends import FakeRequest, arrays, ask, failure, load
+from shmserve.testing.backend_runner import FakeRequest, arrays, ask, failure, load
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-from tests.unit.test_backends_onnx import adder, save, value  # noqa: E402
+from tests.unit.executor.test_onnx_backend import adder, save, value  # noqa: E402
 
 T = onnx.TensorProto
 GPU = "cuda:0"

@@ -16,7 +16,7 @@ from msgspec import structs
 from shmserve import repository
 from shmserve.cli import try_load
 from shmserve.errors import Internal
-from shmserve.executor import loading
+from shmserve.executor import model_loading as loading
 from shmserve.executor.devices import Devices
 from shmserve.shm.mappings import Mappings
 from tests.cuda import fake

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 from shmserve.config import Settings
-from shmserve.coordinator import cuda_regions, limbo, shows
-from shmserve.coordinator.owners import Owners
-from shmserve.coordinator.regions import Regions
-from shmserve.core.budget import Ledger
-from shmserve.core.fleet import Fleet
-from shmserve.core.records import Incarnation, InstanceRecord, VersionRecord
+from shmserve.coordinator.regions.owners import Owners
+from shmserve.coordinator.regions.registrations import Regions, cuda_regions
+from shmserve.coordinator.regions.registrations import tombstones as limbo
+from shmserve.coordinator.stats import admin_tables as shows
+from shmserve.core.control.reconciler import Fleet
+from shmserve.core.control.records import Incarnation, InstanceRecord, VersionRecord
+from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import Region, Snapshot
 from shmserve.protocol import messages
-from shmserve.protocol.region_messages import (
+from shmserve.protocol.control.region_messages import (
     NeedRegion,
     ProbeRegion,
     RegionAnswer,
@@ -34,7 +35,7 @@ from shmserve.protocol.region_messages import (
 )
 from shmserve.shm import registry_page
 from shmserve.tensor.spec import ModelSpec
-from shmserve.transport.peers import started_at
+from shmserve.transport.peer_credentials import started_at
 
 HANDLE = b"0123456789abcdef" * 4
 SPEC = ModelSpec("m", "1", "", "python", 0, (), ())

@@ -11,11 +11,11 @@ import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
-from shmserve.core.regions import Caller, ObjectFacts
+from shmserve.core.regions.region_book import Caller, ObjectFacts
 from shmserve.errors import ShmserveError
-from shmserve.frontends.oip.regions import Regions
-from shmserve.protocol.data_messages import RegionRef
-from shmserve.protocol.oip import RegionWindow
+from shmserve.frontends.oip.shared_memory import Regions
+from shmserve.protocol.control.data_messages import RegionRef
+from shmserve.protocol.oip.request import RegionWindow
 from shmserve.testing import fake_models
 from tests import grpc_client
 from tests.unit import http_client

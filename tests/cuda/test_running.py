@@ -17,18 +17,18 @@ from shmserve.core.registry import CUDA, Region
 from shmserve.cuda.runtime import no_memory
 from shmserve.errors import Code
 from shmserve.executor.backend import Output, Request, Response
-from shmserve.executor.connections import FrontendProcess
 from shmserve.executor.devices import Devices
-from shmserve.executor.regions import ClientRegions
-from shmserve.executor.run import Runner
-from shmserve.protocol.data_messages import (
+from shmserve.executor.loop.connections import FrontendProcess
+from shmserve.executor.runner import Runner
+from shmserve.executor.tensors.mapped_regions import ClientRegions
+from shmserve.protocol.control.data_messages import (
     Answer,
     Execute,
     OutputPlace,
     RegionRef,
     WireTensor,
 )
-from shmserve.protocol.region_messages import RegionGiven, RegionsClosed
+from shmserve.protocol.control.region_messages import RegionGiven, RegionsClosed
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.peer_segments import PeerSegments

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.testing.server import RunningServer, wait_until
+from shmserve.testing.running_server import RunningServer, wait_until
 from tests.cuda.conftest import MODELS
 
 EXPORTER = Path(__file__).parent / "exporter.py"

@@ -13,8 +13,8 @@ from shmserve.errors import Internal
 from shmserve.executor.backend import Output, Response
 from shmserve.executor.holdings import Holdings
 from shmserve.executor.inputs import InputReader
-from shmserve.executor.regions import ClientRegions
-from shmserve.executor.stream import Parts, Stream
+from shmserve.executor.loop.stream import Parts, Stream
+from shmserve.executor.tensors.mapped_regions import ClientRegions
 from tests.cuda.test_running import NBYTES, NUMBERS, Bench, add_one
 from tests.unit.rig import SPEC
 

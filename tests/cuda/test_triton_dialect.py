@@ -12,10 +12,10 @@ import pytest
 
 from shmserve.errors import Code, ConfigError
 from shmserve.executor.backends import dlpack
-from shmserve.executor.backends.pb_errors import TritonModelException
-from shmserve.executor.backends.pb_tensor import Tensor
-from shmserve.testing.backends import FakeDeviceInput, arrays, ask, ask_stream, failure, load
-from shmserve.testing.models import X_TO_Y, Make, model_maker, triton
+from shmserve.executor.backends.triton.exceptions import TritonModelException
+from shmserve.executor.backends.triton.tensor import Tensor
+from shmserve.testing.backend_runner import FakeDeviceInput, arrays, ask, ask_stream, failure, load
+from shmserve.testing.model_files import X_TO_Y, Make, model_maker, triton
 
 X = np.arange(4, dtype=np.float32)
 GPU = "cuda:0"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.testing.server import WATCHDOG_S, RunningServer, free_port, wait_until
+from shmserve.testing.running_server import WATCHDOG_S, RunningServer, free_port, wait_until
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "tests" / "grps_repository"

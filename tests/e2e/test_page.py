@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from shmserve.testing.server import RunningServer, wait_until
+from shmserve.testing.running_server import RunningServer, wait_until
 from tests.cuda import fake
 
 MODELS = Path(__file__).parents[1] / "monitor_models"

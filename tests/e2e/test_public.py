@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.testing.server import WATCHDOG_S, RunningServer
+from shmserve.testing.running_server import WATCHDOG_S, RunningServer
 
 HERE = Path(__file__).parent
 

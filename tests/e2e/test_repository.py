@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.testing.server import WATCHDOG_S, RunningServer
+from shmserve.testing.running_server import WATCHDOG_S, RunningServer
 from tests.e2e import triton_repository
 
 PROGRAM = Path(__file__).with_name("repository_program.py")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.server import ROOT, RunningServer, wait_until
+from shmserve.testing.running_server import ROOT, RunningServer, wait_until
 from tests.conformance.conformance_runner import _LEAKS
 from tests.crash.reload import control
 
@@ -22,8 +22,8 @@ SERVER = {
     "model_control": "explicit", "load_models": "*", "http_workers": 1, "grpc_processes": 0,
 }  # fmt: skip
 GOOD = [f"good{number:02}" for number in range(12)]
-CONFIG = (ROOT / "tests/models/echo/config.pbtxt").read_text()
-WORKING = (ROOT / "tests/models/echo/1/model.py").read_text()
+CONFIG = (ROOT / "tests/repositories/basic/echo/config.pbtxt").read_text()
+WORKING = (ROOT / "tests/repositories/basic/echo/1/model.py").read_text()
 AT_LOAD = """
 import os, signal, time
 

@@ -18,7 +18,7 @@ import pytest
 
 import shmserve.client
 from shmserve.client import Client, InferenceError
-from shmserve.testing.server import RunningServer, wait_until
+from shmserve.testing.running_server import RunningServer, wait_until
 
 MODELS = Path("tests/models")
 SMALL = {"http_workers": 1, "grpc_processes": 0}

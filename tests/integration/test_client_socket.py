@@ -19,8 +19,8 @@ import msgspec
 import pytest
 
 from shmserve.cli.show import ask
-from shmserve.protocol import client_messages as wire
-from shmserve.protocol.client_messages import (
+from shmserve.protocol.control import client_messages as wire
+from shmserve.protocol.control.client_messages import (
     ClientHello,
     Failed,
     Ok,
@@ -29,7 +29,7 @@ from shmserve.protocol.client_messages import (
     Status,
     Unregister,
 )
-from shmserve.testing.server import RunningServer, open_fds, wait_until
+from shmserve.testing.running_server import RunningServer, open_fds, wait_until
 
 MODELS = Path("tests/models")
 SMALL = {"http_workers": 1, "grpc_processes": 0}
@@ -254,9 +254,9 @@ def test_no_descriptor_is_left(server: RunningServer, path: str) -> None:
 _STRANGER = """
 import json, os, sys
 from shmserve.errors import ShmserveError
-from shmserve.client.control import Control
+from shmserve.client.client_connection import Control
 from tests.integration.test_client_socket import Raw, memfd
-from shmserve.protocol.client_messages import *
+from shmserve.protocol.control.client_messages import *
 foreign = memfd()  # root's
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 told = []

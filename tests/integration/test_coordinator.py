@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from shmserve.cli import show
-from shmserve.core.tuning import TraceChange
+from shmserve.core.control.runtime_settings import TraceChange
 from shmserve.errors import PeerDied, Unavailable
 from shmserve.protocol import messages
-from shmserve.protocol.link_messages import (
+from shmserve.protocol.control.link_messages import (
     Desired,
     Grant,
     Granted,
@@ -24,8 +24,8 @@ from shmserve.protocol.link_messages import (
     Started,
     Welcome,
 )
-from shmserve.protocol.settings_messages import ChangeTrace, LogChanged
-from shmserve.protocol.stats_messages import AskReport, CounterPage, StoredPages
+from shmserve.protocol.control.settings_messages import ChangeTrace, LogChanged
+from shmserve.protocol.control.stats_messages import AskReport, CounterPage, StoredPages
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import rundir

@@ -22,7 +22,13 @@ from grpc_health.v1 import health_pb2
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.tensor import bytes_codec
-from shmserve.testing.server import WATCHDOG_S, RunningServer, free_port, open_fds, wait_until
+from shmserve.testing.running_server import (
+    WATCHDOG_S,
+    RunningServer,
+    free_port,
+    open_fds,
+    wait_until,
+)
 from tests.grpc_client import Client, Sender, put, tensor
 from tests.holding import Hold, given_up, in_flight
 from tests.integration.region_client import Memory

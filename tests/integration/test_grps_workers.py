@@ -16,9 +16,9 @@ from shmserve import config
 from shmserve._generated import grps_pb2
 from shmserve.dispatch import Dispatcher
 from shmserve.errors import ModelFailure, ShmserveError, Unavailable
-from shmserve.protocol import grps_http
-from shmserve.protocol.grps_http import HttpAnswer, HttpRequest
-from shmserve.testing.server import ROOT, RunningServer, wait_until
+from shmserve.grps.protocol import custom_http as grps_http
+from shmserve.grps.protocol.custom_http import HttpAnswer, HttpRequest
+from shmserve.testing.running_server import ROOT, RunningServer, wait_until
 
 Array = np.ndarray[Any, Any]
 PIPELINES = "line=scale,shift,scale;words=chain,native,echo;bad=native,shift"

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.server import free_port
+from shmserve.testing.running_server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_SETTINGS = str(ROOT / "tests/apps/gunicorn.conf.py")
-WORKER = "shmserve.frontends.http.worker.ConnectionWorker"
+WORKER = "shmserve.frontends.http.server.worker.ConnectionWorker"
 WATCHDOG_S = 60.0
 GET = b"GET %s HTTP/1.1\r\nHost: test\r\n\r\n"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.server import RunningServer, wait_until
+from shmserve.testing.running_server import RunningServer, wait_until
 from tests.holding import Hold, in_flight
 
 BROKEN = "import nothing_of_that_name\n"

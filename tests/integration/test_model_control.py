@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from shmserve.testing.server import ROOT, RunningServer, wait_until
+from shmserve.testing.running_server import ROOT, RunningServer, wait_until
 from shmserve.transport import rundir
 from tests.crash.reload import changed, control
 

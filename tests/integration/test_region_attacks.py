@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.testing.server import WATCHDOG_S, RunningServer, free_port, wait_until
+from shmserve.testing.running_server import WATCHDOG_S, RunningServer, free_port, wait_until
 from tests.holding import Hold, in_flight
 from tests.integration.region_client import BASE, OTHER_UID, Client, Memory, as_user
 

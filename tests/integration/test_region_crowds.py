@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.testing.server import RunningServer, free_port, wait_until
+from shmserve.testing.running_server import RunningServer, free_port, wait_until
 from tests.integration.region_client import Client, Memory
 
 ROOT = Path(__file__).parents[2]

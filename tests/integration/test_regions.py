@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shmserve.cli import show
-from shmserve.testing.server import RunningServer, wait_until
+from shmserve.testing.running_server import RunningServer, wait_until
 from tests.integration.region_client import Client, Memory
 
 MODELS = Path(__file__).parents[1] / "region_models"

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from shmserve.cli import show
-from shmserve.testing.server import ROOT, WATCHDOG_S, RunningServer, wait_until
+from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 from shmserve.transport import rundir
 
 SMALL = {
@@ -75,7 +75,7 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
 def test_systemd_hears_of_no_readiness_while_a_model_is_missing(tmp_path, manager):
     (tmp_path / "models/broken/1").mkdir(parents=True)
     (tmp_path / "models/broken/1/model.py").write_text("import nothing_of_that_name")
-    config = (ROOT / "tests/models/echo/config.pbtxt").read_text()
+    config = (ROOT / "tests/repositories/basic/echo/config.pbtxt").read_text()
     (tmp_path / "models/broken/config.pbtxt").write_text(config)
     environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
     server = RunningServer(tmp_path / "models", environ, grpc_processes=0)

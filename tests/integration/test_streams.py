@@ -16,9 +16,9 @@ import pytest
 
 from shmserve import config
 from shmserve.dispatch import Dispatcher
-from shmserve.protocol.data_messages import OutputPlace, RegionRef
+from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
 from shmserve.tensor import bytes_codec
-from shmserve.testing.server import RunningServer, rss_bytes, wait_until
+from shmserve.testing.running_server import RunningServer, rss_bytes, wait_until
 
 MODELS = Path(__file__).parents[1] / "stream_models"
 CREDIT = 4

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from shmserve.core.arena import MAX_SHARED, Arena, NeedSegment, own_segment_size
-from shmserve.core.buddy import MIN_BLOCK, Buddy, order_of
-from shmserve.core.slots import TRANSITIONS, Slot, SlotEvent, SlotState
+from shmserve.core.memory.arena import MAX_SHARED, Arena, NeedSegment, own_segment_size
+from shmserve.core.memory.buddy import MIN_BLOCK, Buddy, order_of
+from shmserve.core.memory.slots import TRANSITIONS, Slot, SlotEvent, SlotState
 from shmserve.errors import ProtocolViolation, StaleDescriptor
 
 SIZES = st.one_of(

@@ -4,8 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shmserve.core.budget import MAX_PARKED, PARK_S, Ledger
-from shmserve.core.effects import AnswerGrant, AskTrim
+from shmserve.core.control.effects import AnswerGrant, AskTrim
+from shmserve.core.memory.budget import MAX_PARKED, PARK_S, Ledger
 
 POOL, FLOOR = 1000, 100
 NAMES = st.sampled_from(["a", "b", "c", "d"])

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmserve.client.host_blocks import HostBlocks
-from shmserve.client.memory import Memory, size_class
+from shmserve.client.memory.block_pool import Memory, size_class
+from shmserve.client.memory.host_blocks import HostBlocks
 from shmserve.errors import ResourceExhausted, Unavailable
 
 LIMIT = 512 * 1024

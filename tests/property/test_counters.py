@@ -8,9 +8,15 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmserve.core import executor_counters, request_counters
-from shmserve.core.counters import BOUNDS_NS, Gauges, cumulated, read_gauges, write_gauges
-from shmserve.core.executor_counters import (
+from shmserve.core.stats import executor_counters, request_counters
+from shmserve.core.stats.counter_pages import (
+    BOUNDS_NS,
+    Gauges,
+    cumulated,
+    read_gauges,
+    write_gauges,
+)
+from shmserve.core.stats.executor_counters import (
     BATCH_ROWS,
     OTHER_SIZES,
     RESPONSE,
@@ -18,7 +24,13 @@ from shmserve.core.executor_counters import (
     ExecutorCounters,
     ExecutorCounts,
 )
-from shmserve.core.request_counters import COPIES, OTHER, Reason, RequestCounters, RequestCounts
+from shmserve.core.stats.request_counters import (
+    COPIES,
+    OTHER,
+    Reason,
+    RequestCounters,
+    RequestCounts,
+)
 
 NS = st.integers(0, 10**11)
 TIMES = st.tuples(NS, NS, NS)

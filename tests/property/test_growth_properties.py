@@ -6,13 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shmserve.coordinator.counters import Reading
-from shmserve.coordinator.growth import Growth
-from shmserve.core import rates
-from shmserve.core.counters import Gauges
-from shmserve.core.executor_counters import ExecutorCounts
-from shmserve.core.request_counters import RequestCounts
-from shmserve.protocol.stats_messages import PageOwner
+from shmserve.coordinator.stats.counter_deltas import Growth
+from shmserve.coordinator.stats.counter_totals import Reading
+from shmserve.core.stats import aggregation as rates
+from shmserve.core.stats.counter_pages import Gauges
+from shmserve.core.stats.executor_counters import ExecutorCounts
+from shmserve.core.stats.request_counters import RequestCounts
+from shmserve.protocol.control.stats_messages import PageOwner
 
 MODELS = [("a", "1"), ("a", "2"), ("b", "1")]
 

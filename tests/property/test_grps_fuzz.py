@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from shmserve._generated import grps_pb2 as pb
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
-from shmserve.frontends.grps import answers
-from shmserve.frontends.grps.payloads import Payload
 from shmserve.frontends.grps.service import Grps
 from shmserve.frontends.http.app import create_app
-from shmserve.protocol import grps_wire
+from shmserve.grps.frontend import answers
+from shmserve.grps.frontend.payloads import Payload
+from shmserve.grps.protocol import message_wire as grps_wire
 from tests.property.test_grps_json_properties import documents, messages
-from tests.unit import grps_models as models
+from tests.unit.grps import models_of_grps as models
 
 SERVED = (
     (models.message_spec(), models.echo),

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from shmserve._generated import grps_pb2 as pb
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
-from shmserve.protocol import grps_json, grps_json_out, grps_wire
-from shmserve.protocol.grps_message import GrpsMessage
-from shmserve.protocol.shortest import shortest
+from shmserve.grps.protocol import json_reader as grps_json
+from shmserve.grps.protocol import json_writer as grps_json_out
+from shmserve.grps.protocol import message_wire as grps_wire
+from shmserve.grps.protocol.message import GrpsMessage
+from shmserve.protocol.shortest_floats import shortest
 
 LIMITS = Settings()
 

@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmserve.errors import InvalidArgument
-from shmserve.protocol import grps_wire, varints
-from shmserve.protocol.grps_message import (
+from shmserve.grps.protocol import message_wire as grps_wire
+from shmserve.grps.protocol.message import (
     NUMPY,
     GenericMap,
     GenericTensor,
     GrpsMessage,
     Status,
 )
+from shmserve.protocol.protobuf import varints
 
 _names = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 _int32 = st.integers(-(2**31), 2**31 - 1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmserve.core.history import LEVELS, Column, History, Kind, Sample, Track
+from shmserve.core.stats.time_series import LEVELS, Column, History, Kind, Sample, Track
 
 # One counted column (a rate), one derived from the slowest, and a gauge of each way
 KIND = Kind(

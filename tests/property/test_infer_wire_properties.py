@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.errors import InvalidArgument
-from shmserve.protocol.infer_parameters import Uint64
-from shmserve.protocol.infer_wire import (
+from shmserve.protocol.protobuf.infer_parameters import Uint64
+from shmserve.protocol.protobuf.infer_wire import (
     encode_response,
     encode_stream_response,
     parse_request,

@@ -10,11 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shmserve import ids
 from shmserve.coordinator import plan as plans
-from shmserve.core.budget import Ledger
-from shmserve.core.fleet import GRACE_S, Fleet
-from shmserve.core.models import LINGER_S
-from shmserve.core.records import Incarnation, InstanceRecord, VersionRecord
-from shmserve.protocol.link_messages import Instance
+from shmserve.core.control.reconciler import GRACE_S, Fleet
+from shmserve.core.control.records import Incarnation, InstanceRecord, VersionRecord
+from shmserve.core.control.rollout import LINGER_S
+from shmserve.core.memory.budget import Ledger
+from shmserve.protocol.control.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
 
 MODELS = st.sampled_from(["a", "b"])

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.http.app import create_app
-from shmserve.protocol import oip_data
-from shmserve.protocol.oip import parse_request
-from shmserve.protocol.oip_answer import json_data
+from shmserve.protocol.oip.answer import json_data
+from shmserve.protocol.oip.request import parse_request
+from shmserve.protocol.oip.request import tensor_json as oip_data
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.testing import fake_models

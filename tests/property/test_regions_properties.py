@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shmserve.config import Settings
-from shmserve.core import regions as rules
-from shmserve.core.cuda_regions import check_allocation, cuda_region
-from shmserve.core.region_names import object_name
-from shmserve.core.regions import Caller, ObjectFacts, RegionBook
+from shmserve.core.regions.cuda_allocation import check_allocation, cuda_region
+from shmserve.core.regions.region_book import Caller, ObjectFacts, RegionBook
+from shmserve.core.regions.region_book import region_book as rules
+from shmserve.core.regions.region_names import object_name
 from shmserve.core.registry import CUDA, SYSTEM
 from shmserve.errors import InvalidArgument, NotFound, PermissionDenied, ShmserveError
-from shmserve.protocol.region_messages import ProbeRegion, RegionGiven, RegisterCudaRegion
+from shmserve.protocol.control.region_messages import ProbeRegion, RegionGiven, RegisterCudaRegion
 
 LIMITS = Settings(client_shm_max_regions=3, client_shm_max_total_bytes=300)
 CALLERS = st.sampled_from([Caller(0), Caller(1), Caller(11), Caller(1, 7, 70), Caller()])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from shmserve.core.streams import TRANSITIONS, Flow, Gate, StreamEvent, StreamState
+from shmserve.core.scheduling.stream_flow import TRANSITIONS, Flow, Gate, StreamEvent, StreamState
 from shmserve.errors import ProtocolViolation
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.protocol.infer_contents import Contents
-from shmserve.protocol.infer_parameters import Uint64
-from shmserve.protocol.infer_wire import WireInferRequest
+from shmserve.protocol.protobuf.infer_contents import Contents
+from shmserve.protocol.protobuf.infer_parameters import Uint64
+from shmserve.protocol.protobuf.infer_wire import WireInferRequest
 
 _MASK = (1 << 64) - 1
 _NATURAL = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shmserve.errors import Code, ConfigError, ShmserveError
-from shmserve.testing.backends import FakeRequest, arrays, ask, load
+from shmserve.testing.backend_runner import FakeRequest, arrays, ask, load
 
 pytestmark = pytest.mark.torch
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmserve.testing.server import RunningServer
+from shmserve.testing.running_server import RunningServer
 
 pytestmark = pytest.mark.torch
 

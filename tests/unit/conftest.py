@@ -9,10 +9,10 @@ import pytest
 ONCE_A_SECOND = (
     "shmserve.dispatch.dispatcher._MAINTENANCE_S",
     "shmserve.dispatch.exchange._TICK_S",
-    "shmserve.executor.backends.grps.backend._LOOK_S",
+    "shmserve.grps.executor.project_backend._LOOK_S",
     "shmserve.executor.loop.WAKE_S",
-    "shmserve.executor.stream_loop.WAKE_S",
-    "shmserve.frontends.grpc.overdue._TICK_S",
+    "shmserve.executor.loop.stream_loop.WAKE_S",
+    "shmserve.frontends.grpc.client_deadlines._TICK_S",
 )
 
 

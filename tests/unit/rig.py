@@ -21,11 +21,11 @@ from shmserve.dispatch import Dispatcher
 from shmserve.errors import Unavailable
 from shmserve.executor.backend import Context, Request, Response
 from shmserve.executor.devices import Devices
-from shmserve.executor.loop import Loop
-from shmserve.executor.regions import ClientRegions
-from shmserve.executor.stream_loop import StreamLoop
+from shmserve.executor.loop.request_loop import Loop
+from shmserve.executor.loop.stream_loop import StreamLoop
+from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.protocol import messages
-from shmserve.protocol.link_messages import GiveBack, Grant, Granted, Hello, Welcome
+from shmserve.protocol.control.link_messages import GiveBack, Grant, Granted, Hello, Welcome
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.registry_page import RegistryWriter

@@ -2,11 +2,11 @@
 
 import pytest
 
-from shmserve.core.budget import Ledger
-from shmserve.core.effects import AnswerGrant, Desire, Dismiss, Publish
-from shmserve.core.fleet import GRACE_S, Fleet
-from shmserve.core.lifecycle import State
-from shmserve.core.records import Incarnation, InstanceRecord, VersionRecord
+from shmserve.core.control.effects import AnswerGrant, Desire, Dismiss, Publish
+from shmserve.core.control.lifecycle import State
+from shmserve.core.control.reconciler import GRACE_S, Fleet
+from shmserve.core.control.records import Incarnation, InstanceRecord, VersionRecord
+from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import ModelState
 from shmserve.errors import ProtocolViolation
 from shmserve.tensor.spec import ModelSpec

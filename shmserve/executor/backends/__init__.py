@@ -7,7 +7,7 @@ import importlib
 from shmserve.errors import ConfigError
 from shmserve.executor.backend import Backend, Context
 from shmserve.executor.backends import reshape
-from shmserve.protocol.model_config import GRPS, ONNXRUNTIME, PYTHON, PYTORCH
+from shmserve.protocol.triton_config.model_config import GRPS, ONNXRUNTIME, PYTHON, PYTORCH
 from shmserve.tensor.spec import ModelSpec
 
 # Imported when needed: a process should not pay for the frameworks of other models

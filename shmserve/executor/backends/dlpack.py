@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from shmserve.cuda import runtime
-from shmserve.executor.backends.foreign import array_at, device_array_at
+from shmserve.executor.backends.array_views import array_at, device_array_at
 from shmserve.tensor.dtypes import DATATYPES
 
 CPU = (1, 0)

@@ -9,12 +9,14 @@ from msgspec import structs
 
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output, Request, Response
-from shmserve.executor.backends.grps import answers
-from shmserve.executor.backends.grps.http import HttpRequest, answer_of
-from shmserve.executor.backends.outputs import OutputCheck
-from shmserve.protocol import grps_http, grps_spec, grps_wire
-from shmserve.protocol.grps_http import HttpAnswer
-from shmserve.protocol.grps_message import GrpsMessage, success
+from shmserve.executor.backends.output_check import OutputCheck
+from shmserve.grps.executor import answers
+from shmserve.grps.executor.flask_request import HttpRequest, answer_of
+from shmserve.grps.protocol import custom_http as grps_http
+from shmserve.grps.protocol import message_wire as grps_wire
+from shmserve.grps.protocol import model_parameters as grps_spec
+from shmserve.grps.protocol.custom_http import HttpAnswer
+from shmserve.grps.protocol.message import GrpsMessage, success
 
 
 def message_of(request: Request) -> GrpsMessage | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shmserve.executor.backends.pb_errors import TritonModelException
-from shmserve.executor.backends.pb_tensor import Tensor
-from shmserve.protocol.data_messages import Parameter
+from shmserve.executor.backends.triton.exceptions import TritonModelException
+from shmserve.executor.backends.triton.tensor import Tensor
+from shmserve.protocol.control.data_messages import Parameter
 
 
 class CalledRequest:

@@ -15,8 +15,8 @@ import msgspec
 
 from shmserve.errors import ConfigError, Internal
 from shmserve.executor.backend import CPU, Context, Request, Response
-from shmserve.executor.backends.failure import from_load
-from shmserve.protocol.model_config import MODEL_FILES
+from shmserve.executor.backends.model_errors import from_load
+from shmserve.protocol.triton_config.model_config import MODEL_FILES
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def model_file(spec: ModelSpec) -> str:
 def _import(context: Context) -> ModuleType:
     """Load the model's file under a name of its own, with its folder importable."""
     # the Triton dialect imports this by name; harmless for the other one
-    from shmserve.executor.backends import pb_utils
+    from shmserve.executor.backends.triton import pb_utils
 
     for alias in ("triton_python_backend_utils", "c_python_backend_utils"):
         sys.modules.setdefault(alias, pb_utils)
@@ -120,11 +120,11 @@ def _dialect(module: ModuleType, model: str) -> Dialect:
     triton = getattr(module, "TritonPythonModel", None)
     native = getattr(module, "Model", None)
     if isinstance(triton, type):
-        from shmserve.executor.backends.triton import TritonDialect
+        from shmserve.executor.backends.triton.dialect import TritonDialect
 
         return TritonDialect(triton)
     if isinstance(native, type):
-        from shmserve.executor.backends.native import NativeDialect
+        from shmserve.executor.backends.native.dialect import NativeDialect
 
         return NativeDialect(native)
     raise ConfigError(f"model '{model}' has neither a class TritonPythonModel nor a class Model")

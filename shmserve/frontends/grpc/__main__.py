@@ -15,9 +15,9 @@ from setproctitle import setproctitle
 from shmserve import config
 from shmserve.dispatch import Dispatcher
 from shmserve.errors import ConfigError
-from shmserve.frontends.grpc import heap
-from shmserve.frontends.grpc.binds import AlreadyRuns, Listening, private
+from shmserve.frontends.grpc import malloc_trim as heap
 from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.listeners import AlreadyRuns, Listening, private
 from shmserve.frontends.grpc.server import GrpcServer
 from shmserve.observe import logs
 from shmserve.transport.processes import follow, raise_fd_limit

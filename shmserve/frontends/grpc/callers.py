@@ -13,10 +13,10 @@ from urllib.parse import unquote
 
 import grpc
 
-from shmserve.core.regions import Caller
-from shmserve.frontends.grpc.binds import Bind
-from shmserve.transport import peers
-from shmserve.transport.peers import REMOTE
+from shmserve.core.regions.region_book import Caller
+from shmserve.frontends.grpc.listeners import Bind
+from shmserve.transport import peer_credentials as peers
+from shmserve.transport.peer_credentials import REMOTE
 
 Address = tuple[str, int]
 _ANY = ("0.0.0.0", "::")

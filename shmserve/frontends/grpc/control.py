@@ -10,11 +10,11 @@ from google.protobuf import json_format
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, NotFound
-from shmserve.frontends.grpc.resources import Rpc
-from shmserve.frontends.grpc.rules import checked_version
+from shmserve.frontends.grpc.metadata_rpcs import Rpc
+from shmserve.frontends.grpc.request_mapping import checked_version
+from shmserve.frontends.oip.log_and_trace import ServerSettings
 from shmserve.frontends.oip.repository import Repository, refuse_repository
 from shmserve.frontends.oip.seam import Dispatcher
-from shmserve.frontends.oip.server_settings import ServerSettings
 from shmserve.frontends.oip.statistics import Statistics
 
 _SHOWN = 100

@@ -11,15 +11,15 @@ from shmserve._generated import grps_pb2 as pb
 from shmserve.config import Settings
 from shmserve.errors import DeadlineExceeded, InvalidArgument
 from shmserve.frontends.grpc.methods import Methods
-from shmserve.frontends.grpc.pools import BoundedPool
-from shmserve.frontends.grps.answers import refusal, to_wire
+from shmserve.frontends.grpc.thread_pools import BoundedPool
 from shmserve.frontends.grps.exchange import Exchange
-from shmserve.frontends.grps.payloads import Payload
 from shmserve.frontends.grps.service import OK, Grps
 from shmserve.frontends.oip.seam import Dispatcher, Outcome
-from shmserve.protocol import grps_wire
-from shmserve.protocol.grps_message import GrpsMessage
-from shmserve.protocol.grps_spec import takes_http, takes_message
+from shmserve.grps.frontend.answers import refusal, to_wire
+from shmserve.grps.frontend.payloads import Payload
+from shmserve.grps.protocol import message_wire as grps_wire
+from shmserve.grps.protocol.message import GrpsMessage
+from shmserve.grps.protocol.model_parameters import takes_http, takes_message
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GrpsService"]
 

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2
 
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import NotFound, Unavailable
-from shmserve.frontends.grpc.resources import as_message
+from shmserve.frontends.grpc.metadata_rpcs import as_message
 from shmserve.frontends.oip.seam import Dispatcher
 
 SERVICE = "grpc.health.v1.Health"

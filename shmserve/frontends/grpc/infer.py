@@ -13,21 +13,22 @@ from msgspec import Struct
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import ShmserveError
-from shmserve.frontends.grpc.asker import Asker
+from shmserve.frontends.grpc.call_context import Asker
 from shmserve.frontends.grpc.callers import Callers
-from shmserve.frontends.grpc.rules import checked_version, to_request
-from shmserve.frontends.oip.plan import ModelPlan, plan_of
-from shmserve.frontends.oip.regions import Regions
+from shmserve.frontends.grpc.request_mapping import checked_version, to_request
 from shmserve.frontends.oip.results import classify
 from shmserve.frontends.oip.seam import Call, Dispatcher, Outcome, Receipt
-from shmserve.frontends.oip.validate import (
+from shmserve.frontends.oip.shared_memory import Regions
+from shmserve.protocol.control.data_messages import OutputPlace, Parameter
+from shmserve.protocol.oip.model_signature import ModelPlan, plan_of
+from shmserve.protocol.oip.request import InferOutput, InferRequest
+from shmserve.protocol.oip.validation import (
     CheckedInput,
     check_inputs,
     check_outputs,
     refuse_decoupled,
 )
-from shmserve.protocol.data_messages import OutputPlace, Parameter
-from shmserve.protocol.infer_wire import (
+from shmserve.protocol.protobuf.infer_wire import (
     Part,
     WireInferRequest,
     encode_response,
@@ -35,7 +36,6 @@ from shmserve.protocol.infer_wire import (
     parse_request,
     response_parts,
 )
-from shmserve.protocol.oip import InferOutput, InferRequest
 from shmserve.tensor import bytes_codec
 
 RECEIPT = "shmserve-receipt"

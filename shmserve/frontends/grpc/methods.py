@@ -14,10 +14,10 @@ import grpc
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, ShmserveError
-from shmserve.frontends.grpc.failures import as_error, details_of, status_of
-from shmserve.frontends.grpc.overdue import Overdue
-from shmserve.frontends.grpc.pools import check_admitted
-from shmserve.frontends.oip.restricted import Restricted
+from shmserve.frontends.grpc.client_deadlines import Overdue
+from shmserve.frontends.grpc.error_statuses import as_error, details_of, status_of
+from shmserve.frontends.grpc.thread_pools import check_admitted
+from shmserve.frontends.oip.restricted_apis import Restricted
 
 Unary = Callable[[bytes, grpc.ServicerContext], bytes]
 Stream = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]

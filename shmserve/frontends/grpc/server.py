@@ -16,19 +16,19 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.client_deadlines import Overdue
 from shmserve.frontends.grpc.control import RepositoryResources, ServerResources
 from shmserve.frontends.grpc.grps import SERVICE as GRPS
 from shmserve.frontends.grpc.grps import GrpsRpcs
 from shmserve.frontends.grpc.health import Health
 from shmserve.frontends.grpc.infer import Inferences
+from shmserve.frontends.grpc.metadata_rpcs import RegionResources, Resources, as_message, as_unary
 from shmserve.frontends.grpc.methods import Methods
-from shmserve.frontends.grpc.overdue import Overdue
-from shmserve.frontends.grpc.pools import BoundedPool, Refusals
-from shmserve.frontends.grpc.resources import RegionResources, Resources, as_message, as_unary
 from shmserve.frontends.grpc.stream import METHOD as STREAM
 from shmserve.frontends.grpc.stream import Streams
-from shmserve.frontends.oip.regions import Regions
+from shmserve.frontends.grpc.thread_pools import BoundedPool, Refusals
 from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.frontends.oip.shared_memory import Regions
 
 _log = logging.getLogger(__name__)
 

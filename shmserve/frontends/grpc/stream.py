@@ -20,10 +20,10 @@ import grpc
 
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import ShmserveError, Unavailable
-from shmserve.frontends.grpc.asker import Asker
-from shmserve.frontends.grpc.failures import as_error
+from shmserve.frontends.grpc.call_context import Asker
+from shmserve.frontends.grpc.error_statuses import as_error
 from shmserve.frontends.grpc.infer import Inference, Inferences, encode_error
-from shmserve.protocol.infer_wire import WireInferRequest
+from shmserve.protocol.protobuf.infer_wire import WireInferRequest
 
 METHOD = "ModelStreamInfer"
 _ERRORS_END_IT = ("triton_grpc_error", "true")

@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import InvalidArgument, ModelFailure
-from shmserve.frontends.grps.payloads import Payload
-from shmserve.frontends.oip.plan import ModelPlan
 from shmserve.frontends.oip.seam import Call, Outcome
-from shmserve.protocol.data_messages import Parameter
-from shmserve.protocol.grps_spec import MODEL, STREAMING, takes_http, takes_message
+from shmserve.grps.frontend.payloads import Payload
+from shmserve.grps.protocol.model_parameters import MODEL, STREAMING, takes_http, takes_message
+from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.oip.model_signature import ModelPlan
 
 T = TypeVar("T")
 OnWait = Callable[[], bool] | None

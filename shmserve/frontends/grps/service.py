@@ -5,15 +5,17 @@ from __future__ import annotations
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import InvalidArgument, NotFound, ShmserveError, Unavailable
-from shmserve.frontends.grps import metadata, payloads, pipeline
 from shmserve.frontends.grps.exchange import Exchange, kind_of
-from shmserve.frontends.grps.models import Models
-from shmserve.frontends.grps.payloads import Body, Payload
-from shmserve.frontends.oip.plan import plan_of
 from shmserve.frontends.oip.seam import Dispatcher
-from shmserve.protocol import grps_http
-from shmserve.protocol.grps_http import HttpRequest
-from shmserve.protocol.grps_message import GrpsMessage, success
+from shmserve.grps.frontend import metadata_documents as metadata
+from shmserve.grps.frontend import payloads
+from shmserve.grps.frontend import pipelines as pipeline
+from shmserve.grps.frontend.model_names import Models
+from shmserve.grps.frontend.payloads import Body, Payload
+from shmserve.grps.protocol import custom_http as grps_http
+from shmserve.grps.protocol.custom_http import HttpRequest
+from shmserve.grps.protocol.message import GrpsMessage, success
+from shmserve.protocol.oip.model_signature import plan_of
 
 OK = GrpsMessage(success())
 

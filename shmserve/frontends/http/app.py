@@ -6,9 +6,7 @@ import falcon
 
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
-from shmserve.frontends.http import dashboard, failures, grps, observing
-from shmserve.frontends.http import regions as region_routes
-from shmserve.frontends.http import repository as repository_routes
+from shmserve.frontends.http import failures, observing
 from shmserve.frontends.http.generate import GenerateResource, GenerateStreamResource
 from shmserve.frontends.http.guard import Guard
 from shmserve.frontends.http.infer import InferResource
@@ -20,10 +18,14 @@ from shmserve.frontends.http.resources import (
     ReadyResource,
     ServerResource,
 )
-from shmserve.frontends.oip.regions import Regions
+from shmserve.frontends.http.routes import dashboard
+from shmserve.frontends.http.routes import regions as region_routes
+from shmserve.frontends.http.routes import repository as repository_routes
 from shmserve.frontends.oip.repository import Repository
-from shmserve.frontends.oip.restricted import Restricted
+from shmserve.frontends.oip.restricted_apis import Restricted
 from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.frontends.oip.shared_memory import Regions
+from shmserve.grps.frontend.http import grps_routes as grps
 
 # A model's paths stand once without and once with a version
 _MODEL = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")

@@ -16,8 +16,8 @@ from shmserve.errors import (
     ShmserveError,
     UnsupportedEncoding,
 )
-from shmserve.protocol import grps_json_out
-from shmserve.protocol.grps_message import failure
+from shmserve.grps.protocol import json_writer as grps_json_out
+from shmserve.grps.protocol.message import failure
 
 log = logging.getLogger("shmserve.http")
 

@@ -11,19 +11,19 @@ import falcon
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, NotFound, ShmserveError
 from shmserve.frontends.http.infer import receive, watch
-from shmserve.frontends.http.intake import held, open_intake
-from shmserve.frontends.http.paths import checked_version
+from shmserve.frontends.http.routes.body_reader import held, open_intake
+from shmserve.frontends.http.routes.paths import checked_version
 from shmserve.frontends.oip.generate import (
     encode_error,
     encode_outcome,
     is_answer,
     parse_generate,
 )
-from shmserve.frontends.oip.plan import ModelPlan, plan_of
 from shmserve.frontends.oip.seam import Call, Dispatcher, Outcome
-from shmserve.frontends.oip.validate import check_inputs
-from shmserve.protocol.data_messages import RegionRef
-from shmserve.protocol.oip import RegionWindow
+from shmserve.protocol.control.data_messages import RegionRef
+from shmserve.protocol.oip.model_signature import ModelPlan, plan_of
+from shmserve.protocol.oip.request import RegionWindow
+from shmserve.protocol.oip.validation import check_inputs
 from shmserve.tensor.spec import ModelSpec
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import falcon
 
-from shmserve.frontends.oip.restricted import Restricted
+from shmserve.frontends.oip.restricted_apis import Restricted
 
 # By the last part of a route, and else by its beginning
 _BY_END = {

@@ -12,26 +12,26 @@ import msgspec
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
-from shmserve.frontends.http import coding
+from shmserve.frontends.http import compression as coding
 from shmserve.frontends.http.buffers import BufferBody
-from shmserve.frontends.http.callers import caller_of
-from shmserve.frontends.http.forwarding import compiled, forwarded
-from shmserve.frontends.http.intake import Intake, header_length, held, open_intake
-from shmserve.frontends.http.paths import checked_version
-from shmserve.frontends.oip.plan import ModelPlan, plan_of
-from shmserve.frontends.oip.raw import deduce
-from shmserve.frontends.oip.regions import Regions
+from shmserve.frontends.http.routes.body_reader import Intake, header_length, held, open_intake
+from shmserve.frontends.http.routes.callers import caller_of
+from shmserve.frontends.http.routes.header_parameters import compiled, forwarded
+from shmserve.frontends.http.routes.paths import checked_version
 from shmserve.frontends.oip.results import Result, make_result
 from shmserve.frontends.oip.seam import Call, Dispatcher, Receipt
-from shmserve.frontends.oip.validate import (
+from shmserve.frontends.oip.shared_memory import Regions
+from shmserve.protocol.control.data_messages import OutputPlace
+from shmserve.protocol.oip.model_signature import ModelPlan, plan_of
+from shmserve.protocol.oip.raw_requests import deduce
+from shmserve.protocol.oip.request import InferOutput, InferRequest, check_json_size, parse_request
+from shmserve.protocol.oip import tensor_json as oip_data
+from shmserve.protocol.oip.validation import (
     CheckedInput,
     check_inputs,
     check_outputs,
     refuse_decoupled,
 )
-from shmserve.protocol import oip_data
-from shmserve.protocol.data_messages import OutputPlace
-from shmserve.protocol.oip import InferOutput, InferRequest, check_json_size, parse_request
 from shmserve.tensor import bytes_codec
 
 HEADER_LENGTH = "Inference-Header-Content-Length"

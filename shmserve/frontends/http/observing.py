@@ -9,13 +9,13 @@ import msgspec
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
-from shmserve.frontends.http.intake import open_intake
-from shmserve.frontends.http.metrics import CONTENT_TYPE, Metrics
-from shmserve.frontends.http.paths import checked_version
+from shmserve.frontends.http.routes.body_reader import open_intake
+from shmserve.frontends.http.routes.metrics import CONTENT_TYPE, Metrics
+from shmserve.frontends.http.routes.paths import checked_version
+from shmserve.frontends.oip.log_and_trace import ServerSettings
 from shmserve.frontends.oip.seam import Dispatcher
-from shmserve.frontends.oip.server_settings import ServerSettings
 from shmserve.frontends.oip.statistics import Statistics
-from shmserve.protocol import oip_strict
+from shmserve.protocol.oip import strict_parser as oip_strict
 
 _encode = msgspec.json.Encoder().encode
 _MAX_BODY = 64 * 1024

@@ -8,7 +8,7 @@ import msgspec
 from shmserve.config import Settings
 from shmserve.core.registry import ModelState
 from shmserve.errors import Unavailable
-from shmserve.frontends.http.paths import checked_version
+from shmserve.frontends.http.routes.paths import checked_version
 from shmserve.frontends.oip import metadata
 from shmserve.frontends.oip.seam import Dispatcher
 

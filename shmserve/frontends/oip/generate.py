@@ -17,12 +17,12 @@ import msgspec
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge
-from shmserve.frontends.oip.plan import InputPlan, ModelPlan
 from shmserve.frontends.oip.seam import Outcome, OutputTensor, Receipt
-from shmserve.protocol import oip_strict
-from shmserve.protocol.data_messages import Parameter
-from shmserve.protocol.oip import InferInput, InferRequest, check_parameters
-from shmserve.protocol.oip_answer import json_data
+from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.oip import strict_parser as oip_strict
+from shmserve.protocol.oip.answer import json_data
+from shmserve.protocol.oip.model_signature import InputPlan, ModelPlan
+from shmserve.protocol.oip.request import InferInput, InferRequest, check_parameters
 from shmserve.tensor.dtypes import DATATYPES
 
 _encode = msgspec.json.Encoder().encode

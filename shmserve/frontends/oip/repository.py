@@ -10,7 +10,7 @@ from shmserve import ids
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge, Unavailable, Unimplemented
 from shmserve.frontends.oip.seam import Dispatcher
-from shmserve.protocol.data_messages import Parameter
+from shmserve.protocol.control.data_messages import Parameter
 
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 _FILE = "file:"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from shmserve.frontends.oip.classification import top_classes
-from shmserve.frontends.oip.plan import ModelPlan
 from shmserve.frontends.oip.seam import Outcome, OutputTensor, Receipt
-from shmserve.protocol.oip import InferOutput, InferRequest
-from shmserve.protocol.oip_answer import AnswerOutput, BinarySize, encode_answer, json_data
+from shmserve.protocol.oip.answer import AnswerOutput, BinarySize, encode_answer, json_data
+from shmserve.protocol.oip.model_signature import ModelPlan
+from shmserve.protocol.oip.request import InferOutput, InferRequest
 from shmserve.tensor import bytes_codec
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from shmserve.core.regions import Caller
+from shmserve.core.control.runtime_settings import LogChange, TraceChange
+from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import SYSTEM, ModelEntry, Snapshot
-from shmserve.core.tuning import LogChange, TraceChange
 from shmserve.errors import ShmserveError
-from shmserve.protocol.data_messages import OutputPlace, Parameter, RegionRef
-from shmserve.protocol.history_messages import HistoryReport
-from shmserve.protocol.stats_messages import Report
+from shmserve.protocol.control.data_messages import OutputPlace, Parameter, RegionRef
+from shmserve.protocol.control.history_messages import HistoryReport
+from shmserve.protocol.control.stats_messages import Report
 
 
 class Receipt(Protocol):

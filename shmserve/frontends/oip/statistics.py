@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmserve.core.executor_counters import OTHER_SIZES, RESPONSE, STAGES, ExecutorCounts
 from shmserve.core.registry import ModelEntry, ModelState
+from shmserve.core.stats.executor_counters import OTHER_SIZES, RESPONSE, STAGES, ExecutorCounts
 from shmserve.errors import NotFound
 from shmserve.frontends.oip.seam import Dispatcher
-from shmserve.protocol.stats_messages import ModelReport, Report
+from shmserve.protocol.control.stats_messages import ModelReport, Report
 
 _NONE = {"count": 0, "ns": 0}
 

@@ -10,7 +10,7 @@ from shmserve import config, ids
 from shmserve.coordinator.service import Coordinator
 from shmserve.errors import NotFound
 from shmserve.observe import logs
-from shmserve.protocol.link_messages import Instance
+from shmserve.protocol.control.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
 
 

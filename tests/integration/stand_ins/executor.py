@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from shmserve import config
-from shmserve.protocol.link_messages import Instance, Loaded, LoadFailed
+from shmserve.protocol.control.link_messages import Instance, Loaded, LoadFailed
 from shmserve.transport.link import Link
 
 

@@ -1,0 +1,114 @@
+"""The client socket as the client sees it: one connection, one question at a time.
+
+A coordinator that is restarted drops the connection; it is made again and the question
+asked again, which is harmless: to register the same memory twice is no error.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from shmserve.errors import Code, DeadlineExceeded, PeerDied, ShmserveError, from_code
+from shmserve.protocol.control import client_messages as wire
+from shmserve.protocol.control.client_messages import (
+    ClientHello,
+    Failed,
+    FromServer,
+    Ok,
+    RegisterMemfd,
+    ServerHello,
+    ToServer,
+    Unregister,
+)
+from shmserve.transport.channel import Channel
+
+_ANSWER_S = 5.0
+_RETRY_S = 3.0  # a restarted coordinator is back by then
+_PAUSE_S = 0.05
+
+
+class Control:
+    """Thread-safe."""
+
+    def __init__(self, path: str) -> None:
+        """Connect.
+
+        Raises:
+            PeerDied: nobody listens there, or somebody of another version.
+        """
+        self._path = path
+        self._lock = threading.Lock()
+        self._patience_s = _RETRY_S  # none while nobody is there, so that nobody waits each time
+        self._channel: Channel | None = self._connect()
+
+    def register(self, name: str, byte_size: int, fd: int) -> None:
+        """Register a sealed memfd from its start.
+
+        Raises:
+            ShmserveError: it was refused, or nobody is there.
+        """
+        self._ask(RegisterMemfd(name, 0, byte_size), [fd])
+
+    def unregister(self, names: Sequence[str]) -> None:
+        """Remove regions; raises as `register`."""
+        for start in range(0, len(names), 512):
+            self._ask(Unregister(tuple(names[start : start + 512])))
+
+    def close(self) -> None:
+        """End the connection; what was registered stays until its process ends."""
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
+
+    def _ask(self, message: ToServer, fds: Sequence[int] = ()) -> None:
+        with self._lock:
+            until = time.monotonic() + self._patience_s
+            while True:
+                try:
+                    if self._channel is None:
+                        self._channel = self._connect()
+                    reply = _exchange(self._channel, message, fds)
+                    self._patience_s = _RETRY_S
+                    break
+                except (PeerDied, DeadlineExceeded):
+                    if self._channel is not None:
+                        self._channel.close()
+                        self._channel = None
+                    if time.monotonic() >= until:
+                        self._patience_s = 0.0
+                        raise
+                    time.sleep(_PAUSE_S)
+        if isinstance(reply, Failed):
+            raise from_code(Code(reply.code), reply.text)
+        if not isinstance(reply, Ok):
+            raise PeerDied("the server gave no proper reply")
+
+    def _connect(self) -> Channel:
+        channel = Channel.connect(self._path, _ANSWER_S)
+        try:
+            hello = _exchange(channel, ClientHello(wire.VERSION))
+        except ShmserveError:
+            channel.close()
+            raise
+        if not isinstance(hello, ServerHello) or hello.version != wire.VERSION:
+            channel.close()
+            raise PeerDied("the server speaks another version")
+        return channel
+
+
+def _exchange(channel: Channel, message: ToServer, fds: Sequence[int] = ()) -> FromServer:
+    channel.send(wire.encode(message), fds)
+    data, received = channel.receive(_ANSWER_S)
+    for fd in received:  # none is due
+        os.close(fd)
+    try:
+        reply: FromServer = wire.decode_from_server(data)
+    except msgspec.DecodeError:
+        raise PeerDied("the server's reply is malformed") from None
+    return reply

@@ -1,0 +1,78 @@
+"""Blocks of the host's memory: sealed memfds, which the server gets as descriptors."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Any, Protocol
+
+import numpy as np
+
+from shmserve.client.memory.block_pool import size_class
+
+Array = np.ndarray[Any, Any]
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Registers(Protocol):
+    """What this needs of `control.Control`."""
+
+    def register(self, name: str, byte_size: int, fd: int) -> None: ...
+
+    def unregister(self, names: list[str]) -> None: ...
+
+
+class HostBlock:
+    """One memfd, mapped; implements `memory.Block`."""
+
+    def __init__(self, control: Registers, name: str, size: int) -> None:
+        self.name = name
+        self.size = size
+        self.leases = 0
+        self.tainted = False
+        self._control = control
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(self.fd, 0, size)  # out of memory: here, and as an error
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            self._mapping = mmap.mmap(self.fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.address = address_of(self.window(0, size)[0])
+
+    def register(self) -> None:
+        self._control.register(self.name, self.size, self.fd)
+
+    def window(self, offset: int, nbytes: int) -> tuple[Array, object]:
+        array: Array = np.frombuffer(self._mapping, np.uint8, nbytes, offset)
+        return array, array  # which is every view's base
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class HostBlocks:
+    """Implements `memory.Kind`."""
+
+    def __init__(self, control: Registers) -> None:
+        self._control = control
+
+    def size_of(self, nbytes: int) -> int:
+        return size_class(nbytes)
+
+    def make(self, name: str, size: int) -> HostBlock:
+        return HostBlock(self._control, name, size)
+
+    def unregister(self, names: list[str]) -> None:
+        self._control.unregister(names)
+
+    def address_of(self, array: Array) -> int:
+        return address_of(array)
+
+
+def address_of(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

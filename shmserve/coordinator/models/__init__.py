@@ -1,0 +1,1 @@
+"""Models of the repository: which should run, loading and unloading on request."""

@@ -1,0 +1,74 @@
+"""Reading one model as a load request wants it: from the repository, or with overrides."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from shmserve.coordinator.models.desired_models import Folder, Library, split
+from shmserve.errors import Code, ConfigError, ShmserveError
+from shmserve.protocol.control.link_messages import Instance
+from shmserve.tensor.spec import ModelSpec
+from shmserve.transport import rundir
+
+
+class Reading(Struct, frozen=True):
+    """What was found, or why nothing was (`error_code` is empty if something was).
+
+    `kept`: the overrides hold files that the model is made of.
+    """
+
+    name: str
+    versions: tuple[tuple[ModelSpec, tuple[Instance, ...]], ...] = ()
+    failures: dict[str, str] = {}
+    fingerprint: str = ""
+    kept: bool = False
+    error_code: str = ""
+    error: str = ""
+
+
+def read(
+    library: Library, paths: Sequence[str], run_dir: str, name: str, overrides: str
+) -> Reading:
+    """Look at one model; never raises what a client can cause."""
+    try:
+        return _read(library, paths, run_dir, name, overrides)
+    except ConfigError as ex:
+        return Reading(name, error_code=Code.INVALID_ARGUMENT, error=ex.message)
+    except ShmserveError as ex:
+        return Reading(name, error_code=ex.code, error=ex.message)
+
+
+def remove(run_dir: str, overrides: str) -> None:
+    """Remove what came with a load request."""
+    if rundir.is_overrides(overrides):
+        shutil.rmtree(rundir.overrides(run_dir, overrides), ignore_errors=True)
+
+
+def _read(
+    library: Library, paths: Sequence[str], run_dir: str, name: str, overrides: str
+) -> Reading:
+    config: str | None = None
+    kept = False
+    directory = ""
+    if overrides:
+        folder = rundir.overrides(run_dir, overrides)
+        directory = os.path.join(folder, name)
+        kept = os.path.isdir(directory)
+        try:
+            with open(os.path.join(folder, rundir.OVERRIDE_CONFIG), encoding="utf-8") as file:
+                config = file.read()
+        except OSError:
+            raise ConfigError("the overrides are not there any more") from None
+    if not kept:
+        directory = library.locate(paths, name)
+    mark = library.fingerprint(directory)  # before it is read: what changes later is noticed
+    if config is not None:
+        mark += ":" + hashlib.blake2b(config.encode(), digest_size=16).hexdigest()
+    found: Folder = library.read_folder(directory, config)
+    versions, failures = split(found)
+    return Reading(name, versions, failures, mark, kept)

@@ -1,0 +1,1 @@
+"""Client memory: registering it, handing it out, letting it go."""

@@ -1,0 +1,321 @@
+"""The regions' desk: keeps what clients have registered, hands it out, lets it go.
+
+Decisions are `core.regions.RegionBook`'s. Changes of one turn of the coordinator's loop are
+published together and acknowledged afterwards (`settle`), so that many registrations cost
+one publication.
+
+A descriptor lives as long as its region, and a little longer (`Limbo`): requests that were
+accepted before an unregistration may reach their executor after it. Copies are kept by the
+supervisor, for the coordinator's successor. CUDA regions have none and otherwise live alike;
+how either kind is registered: `system_regions`, `cuda_regions`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+
+from shmserve.config import Settings
+from shmserve.coordinator.regions.cuda_close_barrier import Closing
+from shmserve.coordinator.regions.cuda_regions import CudaDesk
+from shmserve.coordinator.regions.owners import Owners
+from shmserve.coordinator.regions.system_regions import SystemDesk
+from shmserve.coordinator.regions.tombstones import Limbo
+from shmserve.core.control.reconciler import Fleet
+from shmserve.core.regions.region_book import Caller, RegionBook
+from shmserve.core.registry import Region, Snapshot
+from shmserve.errors import Code, InvalidArgument
+from shmserve.protocol.control.region_messages import (
+    DropRegions,
+    NeedRegion,
+    RegionAnswer,
+    RegionGiven,
+    RegionProbed,
+    RegionsClosed,
+    RegionsGone,
+    RegionShrunk,
+    RegisterCudaRegion,
+    RegisterRegion,
+    StoreRegions,
+    UnregisterRegions,
+)
+from shmserve.protocol.messages import FromCoordinator, ToCoordinator
+from shmserve.shm import client_object
+from shmserve.transport.channel import MAX_FDS
+from shmserve.transport.questions import close_all
+
+_log = logging.getLogger(__name__)
+
+# After a restart: for the supervisor to hand back what it keeps, until what has a key is opened
+# again by it, and until what has not been found is lost. Only a supervisor that hangs, or one
+# that starves on a busy host, needs as much.
+_PATIENCE_S, _LOST_S = 1.5, 30.0
+_MANY = 4096  # numbers in one message
+
+Send = Callable[[str, FromCoordinator, "tuple[int, ...]"], None]
+OFF = (
+    "Client shared memory is disabled. Set client_shm_mode to map or copy"
+    " (SHMSERVE_CLIENT_SHM_MODE) to enable."
+)
+
+
+class Regions:
+    """See the module. `send` never blocks and never fails; `devices` counts the GPUs."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        run_dir: str,
+        fleet: Fleet,
+        send: Send,
+        owners: Owners,
+        devices: Callable[[], int],
+    ) -> None:
+        self.book = RegionBook(settings, os.geteuid())
+        self.system = SystemDesk(self.book, run_dir, self._keep, self._answer)
+        self.closing = Closing(self._answer)
+        self.cuda = CudaDesk(self.book, fleet, devices, send, self._entered, self._answer)
+        self._settings = settings
+        self._fleet = fleet
+        self._send = send
+        self._owners = owners
+        self._fds: dict[int, int] = {}
+        self._limbo = Limbo()
+        self._answers: list[tuple[str, RegionAnswer]] = []
+        self._gone: list[int] = []
+        self._unstored: list[int] = []
+        self._parked: list[tuple[str, NeedRegion]] = []
+        self._reopen_at = self._awaited_until = 0.0  # 0: nothing is awaited
+        self.changed = False
+
+    # ---------------------------------------------------------------- a restart
+
+    def restore(self, previous: Snapshot, now: float) -> None:
+        """Continue an earlier coordinator's regions; their fds come from the supervisor."""
+        self.book.restore(previous.regions, previous.next_region)
+        regions = list(previous.regions.values())
+        if not all(r.cuda for r in regions):
+            self._reopen_at, self._awaited_until = now + _PATIENCE_S, now + _LOST_S
+        for region in regions:
+            if not self._owners.add(region):
+                self._drop([region.number], "its process has ended", now)
+
+    def stored(self, numbers: Iterable[int], fds: list[int], more: bool, now: float) -> list[int]:
+        """What the supervisor kept; returns the numbers it need not keep any more."""
+        useless = []
+        numbers = list(numbers)
+        for number, fd in zip(numbers, fds, strict=False):
+            region = self.book.get(number)
+            if (
+                region is not None
+                and number not in self._fds
+                and client_object.is_object_of(region, fd)
+            ):
+                self._fds[number] = fd
+            else:
+                os.close(fd)
+                if region is None:
+                    useless.append(number)
+        if not more:
+            self._complete(now)
+        return useless
+
+    def store_all(self, supervisor: str) -> None:
+        """Give a supervisor copies of every descriptor."""
+        numbers = list(self._fds)
+        for start in range(0, len(numbers), MAX_FDS):
+            part = tuple(numbers[start : start + MAX_FDS])
+            self._send(supervisor, StoreRegions(part), tuple(self._fds[n] for n in part))
+
+    def _complete(self, now: float) -> None:
+        """Nothing more is handed back: what cannot be opened again by key either is lost."""
+        self._awaited_until = 0.0
+        for region in self._reopen():
+            self._drop([region.number], "its object could not be found again", now)
+        self._give_parked()
+
+    def _reopen(self) -> list[Region]:
+        """Open again by key what is missing; returns what cannot be."""
+        self._reopen_at = 0.0
+        lost = []
+        for region in self.book.regions.values():
+            if not region.cuda and region.number not in self._fds:
+                fd = client_object.reopen(region)
+                if fd is None:
+                    lost.append(region)
+                else:
+                    self._fds[region.number] = fd
+        return lost
+
+    def _give_parked(self) -> None:
+        parked, self._parked = self._parked, []
+        for process, message in parked:
+            self._give(process, message)
+
+    # ----------------------------------------------------------------- requests
+
+    def handle(self, process: str, role: str, message: ToCoordinator, now: float) -> bool:
+        """A message about regions from a process of this role; False: it is none."""
+        match message, role:
+            case ((RegisterRegion() | RegisterCudaRegion()), ("http" | "grpc")):
+                self._register(process, message, now)
+            case UnregisterRegions(), ("http" | "grpc"):
+                self._unregister(process, message, now)
+            case NeedRegion(), "executor":
+                self._give(process, message)
+            case RegionShrunk(), "executor":
+                self._quarantine(message.number, strike=False)
+            case RegionProbed(), "executor":
+                self.cuda.probed(process, message)
+            case RegionsClosed(), "executor":
+                self.closing.closed(process, message.numbers)
+            case _:
+                return False
+        return True
+
+    def _register(
+        self, process: str, message: RegisterRegion | RegisterCudaRegion, now: float
+    ) -> None:
+        """Have it checked, and entered."""
+        if self._settings.client_shm_mode == "off":
+            answer = RegionAnswer(message.ticket, Code.UNIMPLEMENTED, OFF)
+            self._answer(process, answer)
+        elif isinstance(message, RegisterRegion):
+            self.system.register(process, message)
+        else:
+            self.cuda.register(process, message, now)
+
+    def _keep(self, region: Region, fd: int) -> None:
+        """Take over the descriptor of a region that was entered, and have it stored."""
+        if region.number in self._fds:  # asked again: the first time counts
+            os.close(fd)
+        else:
+            self._fds[region.number] = fd
+            self._entered(region)
+        self._unstored.append(region.number)
+
+    def _entered(self, region: Region) -> None:
+        """Publish it, as long as its owner lives."""
+        if not self._owners.add(region):
+            self.forget(self.book.drop([region.number]), 0.0)
+            raise InvalidArgument(f"shared memory region '{region.name}': its process has ended")
+        self.changed = True
+
+    def _unregister(self, process: str, message: UnregisterRegions, now: float) -> None:
+        gone = self.book.unregister(Caller(message.uid), message.name, message.kind)
+        opened = self.closing.gone(region.number for region in gone)
+        self.forget(gone, now)
+        self.closing.answer(process, RegionAnswer(message.ticket), opened, now)
+
+    def _give(self, process: str, message: NeedRegion) -> None:
+        """Tell an executor of a region that it will map, and give it the descriptor, if any."""
+        number = message.number
+        region, fd, gone = self.book.get(number), self._fds.get(number), False
+        if region is None:
+            region, fd = self._limbo.get(number)
+            gone = True
+        missing = region is not None and not region.cuda and fd is None
+        if missing and self._awaited_until:
+            self._parked.append((process, message))
+            return
+        if region is None or missing:
+            text = "the shared memory region has been unregistered"
+            given = RegionGiven(message.ticket, None, True, Code.NOT_FOUND, text)
+            self._send(process, given, ())
+            return
+        if region.cuda and not gone:
+            self.closing.given(number, process)
+        fds = () if fd is None else (fd,)
+        self._send(process, RegionGiven(message.ticket, region, gone), fds)
+
+    def gone(self, process: str) -> None:
+        """A process has ended."""
+        self.cuda.gone(process)
+        self.closing.ended(process)
+
+    def executor_ended(self) -> None:
+        """Was it a client that took memory away? Then its region is out of use."""
+        for number, fd in self._fds.items():
+            region = self.book.get(number)
+            if region is not None and os.fstat(fd).st_size < region.end:
+                self._quarantine(number, strike=True)
+
+    def process_ended(self, pid: int, started: int, now: float) -> None:
+        """A process that registered regions is no more."""
+        gone = self.book.of_process(pid, started)
+        self._drop([region.number for region in gone], "its process has ended", now)
+
+    # -------------------------------------------------------------------- turns
+
+    @property
+    def urgent(self) -> bool:
+        """Whether somebody waits for an answer, so `tick` and `settle` should come soon."""
+        return self.cuda.waiting or self.closing.waiting or bool(self._answers)
+
+    def tick(self, now: float) -> None:
+        if self._awaited_until and now >= self._awaited_until:
+            self._complete(now)
+        elif self._reopen_at and now >= self._reopen_at:
+            self._reopen()
+            self._give_parked()
+        self.cuda.tick(now)
+        self.closing.tick(now)
+        self._limbo.expire(now)
+
+    def settle(self, publish: Callable[[], None], supervisor: str) -> None:
+        """Publish what has changed, then let everybody know."""
+        unstored, self._unstored = self._unstored, []
+        for number in unstored:
+            if supervisor and number in self._fds:
+                self._send(supervisor, StoreRegions((number,)), (self._fds[number],))
+        if self.changed:
+            self.changed = False
+            publish()
+        answers, self._answers = self._answers, []
+        for process, answer in answers:
+            self._send(process, answer, ())
+        if self._gone:
+            gone, self._gone = self._gone, []
+            executors = [p.name for p in self._fleet.processes.values() if p.role == "executor"]
+            for start in range(0, len(gone), _MANY):
+                part = tuple(gone[start : start + _MANY])
+                for name in executors:
+                    self._send(name, RegionsGone(part), ())
+                if supervisor:
+                    self._send(supervisor, DropRegions(part), ())
+
+    def close(self) -> None:
+        close_all(self._fds.values())
+        self._limbo.close()
+        self._owners.close()
+
+    # ------------------------------------------------------------------- inside
+
+    def _answer(self, process: str, answer: RegionAnswer) -> None:
+        self._answers.append((process, answer))
+
+    def _quarantine(self, number: int, strike: bool) -> None:
+        reason = "its object was truncated after it was registered; unregister it"
+        region = self.book.quarantine(number, reason, strike)
+        if region is not None:
+            self.changed = True
+            _log.warning(
+                "region quarantined name=%r uid=%d pid=%d killed_an_executor=%s",
+                region.name, region.uid, region.pid, strike,
+            )  # fmt: skip
+
+    def _drop(self, numbers: list[int], why: str, now: float) -> None:
+        gone = self.book.drop(numbers)
+        for region in gone:
+            _log.info("region dropped name=%r uid=%d reason=%s", region.name, region.uid, why)
+        self.forget(gone, now)
+
+    def forget(self, gone: list[Region], now: float) -> None:
+        """The book has dropped these: their descriptors go, and everybody is told."""
+        for region in gone:
+            self.changed = True
+            self._gone.append(region.number)
+            self.closing.gone([region.number])
+            self._owners.remove(region)
+            self._limbo.put(region, self._fds.pop(region.number, None), now)

@@ -1,0 +1,82 @@
+"""The desk where system regions are registered: objects by key, or as a descriptor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from shmserve.core.regions.region_book import Caller, RegionBook
+from shmserve.core.registry import Region
+from shmserve.errors import ShmserveError
+from shmserve.protocol.control.region_messages import RegionAnswer, RegisterRegion
+from shmserve.shm import client_object
+
+
+class SystemDesk:
+    """See the module.
+
+    Args:
+        entered: takes over the descriptor of a region that the book has now; raises if it
+            cannot stay.
+        answer: answers a frontend, once the change is published.
+    """
+
+    def __init__(
+        self,
+        book: RegionBook,
+        run_dir: str,
+        entered: Callable[[Region, int], None],
+        answer: Callable[[str, RegionAnswer], None],
+    ) -> None:
+        self._book = book
+        self._run_dir = run_dir
+        self._entered = entered
+        self._answer = answer
+
+    def register(self, process: str, message: RegisterRegion) -> None:
+        """Open, check, enter."""
+        caller = Caller(message.uid, message.pid, message.started)
+        try:
+            self._register(caller, message)
+        except ShmserveError as ex:
+            self._answer(process, RegionAnswer(message.ticket, ex.code, ex.message))
+            return
+        self._answer(process, RegionAnswer(message.ticket))
+
+    def _register(self, caller: Caller, message: RegisterRegion) -> None:
+        self._book.may_register(caller)
+        fd = client_object.open_object(message.key, message.name)
+        try:
+            facts = client_object.facts(fd, client_object.own_files(self._run_dir))
+            region = self._book.register(
+                caller,
+                message.name,
+                message.key,
+                message.offset,
+                message.byte_size,
+                facts,
+                message.again,
+            )
+        except ShmserveError:
+            os.close(fd)
+            raise
+        self._entered(region, fd)
+
+    def register_sealed(
+        self, caller: Caller, name: str, offset: int, byte_size: int, fd: int
+    ) -> None:
+        """Enter a sealed object (`client_object.check_sealed`); takes over `fd`. To register
+        the very same thing twice is no error: the first answer may have been lost.
+
+        Raises:
+            ShmserveError: it was refused.
+        """
+        try:
+            facts = client_object.facts(fd)
+            region = self._book.register(
+                caller, name, "", offset, byte_size, facts, again=True, sealed=True
+            )
+        except ShmserveError:
+            os.close(fd)
+            raise
+        self._entered(region, fd)

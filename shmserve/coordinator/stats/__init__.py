@@ -1,0 +1,1 @@
+"""What the service counts, holds and uses, for statistics, metrics, tables and the page."""

@@ -1,0 +1,309 @@
+"""Everybody's counters, read and added up; those of processes that have ended as well.
+
+Each process that counts gives us a descriptor of its page after its Welcome. The supervisor
+keeps a copy of it for our successor. When the process has ended, what its page says is added
+to the totals, which are written to a file before the page is let go; the file names the pages
+it contains, so that none is added twice, however often coordinators die in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec import Struct, field
+
+from shmserve.core.control.reconciler import Fleet
+from shmserve.core.regions.region_book import RegionBook
+from shmserve.core.stats import executor_counters, request_counters
+from shmserve.core.stats.counter_pages import Gauges, read_gauges
+from shmserve.protocol.control.stats_messages import (
+    CounterPage,
+    DropPages,
+    GpuReport,
+    ModelReport,
+    PageOwner,
+    ProcessReport,
+    RegionsReport,
+    Report,
+    StorePages,
+)
+from shmserve.shm import counter_page
+from shmserve.shm.status_page import BUSY_SINCE, COUNTERS, DEPTH
+from shmserve.transport import rundir
+from shmserve.transport.processes import has_ended, pidfd_open
+from shmserve.transport.questions import close_all
+
+_log = logging.getLogger(__name__)
+
+# After a restart: for the supervisor to give back the pages it keeps. It takes a moment; only one
+# that hangs needs as much, and no answer is better than counters that seem to start anew.
+SETTLE_S = 30.0
+_REMEMBERED = 1024  # names of pages that were added up lately
+
+Send = Callable[..., None]  # (process, message, fds)
+
+
+class Totals(Struct):
+    """What ended processes have counted. `added`: whose pages are in it already."""
+
+    epoch: str
+    models: list[ModelReport] = field(default_factory=list)
+    ends: dict[str, int] = field(default_factory=dict)
+    added: list[str] = field(default_factory=list)
+
+
+class Reading(Struct):
+    """What one page says: rows of a frontend, or the runs of an executor."""
+
+    owner: PageOwner
+    gauges: Gauges
+    rows: dict[tuple[str, str], request_counters.RequestCounts] = field(default_factory=dict)
+    runs: executor_counters.ExecutorCounts | None = None
+    depth: int = 0
+    busy_ns: int = 0
+
+    @property
+    def report(self) -> ProcessReport:
+        return ProcessReport(self.owner, self.gauges, self.depth, self.busy_ns)
+
+
+class _Page:
+    """One page. `linked`: its process has a link."""
+
+    __slots__ = ("fd", "linked", "nbytes", "owner")
+
+    def __init__(self, owner: PageOwner, fd: int, nbytes: int, linked: bool) -> None:
+        self.owner = owner
+        self.fd = fd
+        self.nbytes = nbytes
+        self.linked = linked
+
+
+class _Sum:
+    """Models by (name, version), being added up."""
+
+    def __init__(self, models: Iterable[ModelReport]) -> None:
+        self.models = {(m.model, m.version): m for m in models}
+        self.unreadable = 0
+
+    def add(self, page: _Page) -> Reading | None:
+        """Take a page in; None: it cannot be read."""
+        reading = _read(page)
+        if reading is None:
+            self.unreadable += 1
+            return None
+        owner = reading.owner
+        if reading.runs is not None:
+            self._model(owner.model, owner.version).runs.add(reading.runs)
+        for (model, version), counts in reading.rows.items():
+            of_model = self._model(model, version).requests
+            of_model.setdefault(owner.role, request_counters.RequestCounts()).add(counts)
+        return reading
+
+    def _model(self, model: str, version: str) -> ModelReport:
+        return self.models.setdefault((model, version), ModelReport(model, version))
+
+
+class Counters:
+    """See the module.
+
+    Args:
+        run_dir: where the totals' file is.
+        epoch: the service's.
+        send: to a process, if it is there.
+        limit: how many model versions that are not served any more are remembered.
+        settle_until: after a restart; a report that is asked for waits for the pages that
+            the supervisor keeps, until then at most. 0: there was no coordinator before.
+    """
+
+    def __init__(
+        self, run_dir: str, epoch: str, send: Send, limit: int, settle_until: float = 0.0
+    ) -> None:
+        self._path = os.path.join(run_dir, rundir.TOTALS_FILE)
+        self._send = send
+        self._limit = limit
+        self._settle_until = settle_until
+        self._pages: dict[str, _Page] = {}
+        self._totals = self._load(epoch)
+        self.on_end: Callable[[Reading], None] = lambda reading: None
+
+    # ------------------------------------------------------------------ pages
+
+    def arrived(
+        self, owner: PageOwner, message: CounterPage, fds: Sequence[int], supervisor: str
+    ) -> None:
+        """A process with a link told of its page."""
+        known = self._pages.get(owner.process)
+        if len(fds) != 1 or known is not None:  # its link was broken, it is the same page
+            close_all(fds)
+            if known is not None:
+                known.linked = True
+            return
+        self._pages[owner.process] = _Page(owner, fds[0], message.nbytes, True)
+        if supervisor:
+            self._send(supervisor, StorePages((owner,)), (fds[0],))
+
+    def settled(self, now: float) -> bool:
+        """Whether all pages are here that there are, as far as one can know."""
+        return now >= self._settle_until
+
+    def stored(
+        self, supervisor: str, owners: Sequence[PageOwner], fds: Sequence[int], more: bool
+    ) -> None:
+        """The supervisor gives back what our predecessor had."""
+        if not more:
+            self._settle_until = 0.0
+        done: list[PageOwner] = []
+        for owner, fd in zip(owners, fds, strict=False):
+            if owner.process in self._totals.added:
+                done.append(owner)
+            elif owner.process not in self._pages:
+                self._pages[owner.process] = _Page(owner, fd, os.fstat(fd).st_size, False)
+                continue
+            os.close(fd)
+        close_all(fds[len(owners) :])
+        if done:
+            self._send(supervisor, DropPages(tuple(done)))
+
+    def store_all(self, supervisor: str) -> None:
+        """A new supervisor knows of no pages."""
+        for page in self._pages.values():
+            self._send(supervisor, StorePages((page.owner,)), (page.fd,))
+
+    def gone(self, process: str) -> None:
+        """A process's link has ended; the process perhaps not yet."""
+        page = self._pages.get(process)
+        if page is not None:
+            page.linked = False
+
+    def tick(self, supervisor: str, served: Callable[[str, str], bool]) -> None:
+        """Add up what processes counted that have ended. `served`: is this version, still?"""
+        ended = [p for p in self._pages.values() if not p.linked and _has_ended(p.owner.pid)]
+        if not ended:
+            return
+        total = _Sum(self._totals.models)
+        for page in ended:
+            last = total.add(page)
+            if last is not None:
+                self.on_end(last)
+            role = page.owner.role
+            self._totals.ends[role] = self._totals.ends.get(role, 0) + 1
+        self._totals.models = self._bounded(list(total.models.values()), served)
+        names = [page.owner.process for page in ended]
+        self._totals.added = [*self._totals.added, *names][-_REMEMBERED:]
+        self._write()
+        for page in ended:
+            del self._pages[page.owner.process]
+            os.close(page.fd)
+        if supervisor:
+            self._send(supervisor, DropPages(tuple(page.owner for page in ended)))
+
+    def close(self) -> None:
+        for page in self._pages.values():
+            os.close(page.fd)
+        self._pages.clear()
+
+    # ---------------------------------------------------------------- numbers
+
+    def readings(self) -> list[Reading]:
+        """What all pages say now."""
+        found = (_read(page) for page in self._pages.values())
+        return [reading for reading in found if reading is not None]
+
+    @property
+    def ends(self) -> Mapping[str, int]:
+        """How many processes have ended, by role."""
+        return self._totals.ends
+
+    def report(self, fleet: Fleet, book: RegionBook, gpus: tuple[GpuReport, ...]) -> Report:
+        """All numbers as of now."""
+        total = _Sum(_copy(self._totals.models))
+        processes: list[ProcessReport] = []
+        starts = dict(self._totals.ends)
+        for page in self._pages.values():
+            role = page.owner.role
+            starts[role] = starts.get(role, 0) + 1
+            reading = total.add(page)
+            if reading is not None and page.linked:
+                processes.append(reading.report)
+        return Report(
+            tuple(total.models.values()),
+            tuple(processes),
+            starts,
+            dict(self._totals.ends),
+            fleet.ledger.pool_bytes,
+            fleet.ledger.total,
+            _regions(book),
+            total.unreadable,
+            gpus,
+        )
+
+    # ----------------------------------------------------------------- inside
+
+    def _bounded(
+        self, models: list[ModelReport], served: Callable[[str, str], bool]
+    ) -> list[ModelReport]:
+        """Without the oldest of those that are not served, if there are too many."""
+        gone = [m for m in models if not served(m.model, m.version)]
+        excess = {id(m) for m in gone[: max(0, len(gone) - self._limit)]}
+        return [m for m in models if id(m) not in excess]
+
+    def _load(self, epoch: str) -> Totals:
+        try:
+            with open(self._path, "rb") as file:
+                totals = msgspec.msgpack.decode(file.read(), type=Totals)
+        except (OSError, msgspec.DecodeError):
+            return Totals(epoch)
+        return totals if totals.epoch == epoch else Totals(epoch)
+
+    def _write(self) -> None:
+        try:
+            with open(self._path + ".new", "wb") as file:
+                file.write(msgspec.msgpack.encode(self._totals))
+            os.replace(self._path + ".new", self._path)
+        except OSError as ex:  # the numbers are right as long as this coordinator lives
+            _log.error("totals of ended processes not written: %s", ex.strerror)
+
+
+def _read(page: _Page) -> Reading | None:
+    """None: it is not there as announced."""
+    words = counter_page.read(page.fd, page.nbytes)
+    if words is None:
+        return None
+    if page.owner.role == "executor":
+        counters = words[COUNTERS:]
+        runs = executor_counters.read(counters)
+        if runs is None:
+            return None
+        gauges = read_gauges(counters)
+        return Reading(page.owner, gauges, {}, runs, words[DEPTH], words[BUSY_SINCE])
+    rows = request_counters.read(words)
+    return None if rows is None else Reading(page.owner, read_gauges(words), rows)
+
+
+def _copy(models: list[ModelReport]) -> list[ModelReport]:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(models), type=list[ModelReport])
+
+
+def _has_ended(pid: int) -> bool:
+    pidfd = pidfd_open(pid)
+    if pidfd is None:
+        return True
+    try:
+        return has_ended(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def _regions(book: RegionBook) -> tuple[RegionsReport, ...]:
+    found: dict[str, list[int]] = {}
+    for region in book.regions.values():
+        kind = "sealed" if region.sealed else region.kind
+        numbers = found.setdefault(kind, [0, 0, 0])
+        numbers[0] += 1
+        numbers[1] += region.byte_size
+        numbers[2] += bool(region.quarantined)
+    return tuple(RegionsReport(kind, *numbers) for kind, numbers in sorted(found.items()))

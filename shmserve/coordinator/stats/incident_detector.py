@@ -1,0 +1,74 @@
+"""What has gone wrong since the last look, in words for clients: read off the coordinator's
+own books once a second, so nobody has to report anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shmserve.core.control.lifecycle import State
+from shmserve.core.control.reconciler import Fleet
+from shmserve.core.control.records import refused
+from shmserve.core.regions.region_book import RegionBook
+from shmserve.core.stats import aggregation as rates
+from shmserve.core.stats.incidents import Troubles
+from shmserve.core.stats.request_counters import Reason
+
+_REQUESTS = {
+    Reason.BAD_REQUEST: "request refused: it was malformed or did not fit the model",
+    Reason.QUEUE_FULL: "request refused: the queue was full",
+    Reason.NO_MEMORY: "request refused: the pool was used up",
+    Reason.NO_EXECUTOR: "request failed: no executor was running",
+    Reason.EXECUTOR_DIED: "request failed: its executor died",
+    Reason.DEADLINE: "request failed: its deadline had passed",
+    Reason.CANCELLED: "request cancelled: its client had gone",
+    Reason.MODEL: "request failed: the model raised or returned an error",
+    Reason.INTERNAL: "request failed: internal error",
+}
+_ROLES = {"http": "HTTP worker", "grpc": "gRPC process"}
+
+
+class Watch:
+    """See the module. `ends`: processes that had ended before, by role."""
+
+    def __init__(self, ends: Mapping[str, int]) -> None:
+        self.troubles = Troubles()
+        self._ends = dict(ends)
+        self._failed: set[str] = set()
+        self._unserved: dict[str, str] = {}
+        self._quarantined = 0
+
+    def requests(self, now: float, model: str, version: str, counts: Sequence[int]) -> None:
+        """What a model version's requests came to."""
+        for reason, count in zip(Reason, rates.failures(counts), strict=True):
+            if count:
+                self.troubles.add(now, f"{model}/{version}", _REQUESTS[reason], count)
+
+    def look(self, now: float, fleet: Fleet, book: RegionBook, ends: Mapping[str, int]) -> None:
+        """Everything else."""
+        self._look_at_instances(now, fleet)
+        for role, name in _ROLES.items():
+            ended = ends.get(role, 0) - self._ends.get(role, 0)
+            if ended > 0:
+                self.troubles.add(now, name, "process ended", ended)
+        self._ends = dict(ends)
+        unserved = {**refused(fleet.models.by_name.values()), **fleet.failures}
+        for name, why in unserved.items():
+            if self._unserved.get(name) != why:
+                self.troubles.add(now, name, f"not served: {why}")
+        self._unserved = unserved
+        quarantined = sum(bool(region.quarantined) for region in book.regions.values())
+        if quarantined > self._quarantined:
+            text = "region quarantined: its object is smaller than it was when registered"
+            self.troubles.add(now, "client memory", text, quarantined - self._quarantined)
+        self._quarantined = quarantined
+
+    def _look_at_instances(self, now: float, fleet: Fleet) -> None:
+        failed = {
+            name: record.reason
+            for name, record in fleet.instances.items()
+            if record.state is State.FAILED and not record.left
+        }
+        for name, reason in failed.items():
+            if name not in self._failed:
+                self.troubles.add(now, name, reason)
+        self._failed = set(failed)

@@ -1,0 +1,88 @@
+"""Processor and memory that the service's processes use, looked at once a second."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from shmserve.core.control.reconciler import Fleet
+from shmserve.observe import usage
+from shmserve.observe.usage import Usage
+from shmserve.protocol.control.history_messages import ProcessUse
+
+
+class Use(NamedTuple):
+    """`cpu_percent`: since the last look, 100 is one core."""
+
+    role: str
+    cpu_percent: float
+    private: int
+
+
+_NONE = Use("", 0.0, 0)
+
+
+class Uses:
+    """All processes with a link, and the coordinator itself."""
+
+    def __init__(self, now: float) -> None:
+        self.machine = usage.machine_memory()
+        own = usage.of_process(os.getpid())
+        self._own_start = own.started if own is not None else 0
+        self._since = self._looked_at = now
+        self._last: dict[int, Usage] = {}
+        self._uses: dict[int, Use] = {}
+
+    def look(self, fleet: Fleet, now: float) -> None:
+        """Read them all."""
+        roles = {record.pid: record.role for record in fleet.processes.values()}
+        roles = {pid: role for pid, role in roles.items() if role != "cli"}
+        roles[os.getpid()] = "coordinator"
+        read = {pid: usage.of_process(pid) for pid in roles}
+        found = {pid: used for pid, used in read.items() if used is not None}
+        seconds, self._looked_at = max(now - self._looked_at, 1e-3), now
+        self._uses = {}
+        for pid, used in found.items():
+            last = self._last.get(pid)
+            same = last is not None and last.started == used.started
+            spent = used.cpu_s - last.cpu_s if last is not None and same else 0.0
+            self._uses[pid] = Use(roles[pid], 100 * spent / seconds, used.private)
+        self._last = found
+
+    def of(self, pid: int) -> Use:
+        """Of one process; zeros if it is not known."""
+        return self._uses.get(pid, _NONE)
+
+    def is_new(self, pid: int) -> bool:
+        """Whether it is certain that this process has started after this one."""
+        known = self._last.get(pid)
+        return known is not None and known.started >= self._own_start > 0
+
+    def cpu_of(self, role: str) -> float:
+        return sum(use.cpu_percent for use in self._uses.values() if use.role == role)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that processes have for themselves."""
+        return sum(use.private for use in self._uses.values())
+
+    @property
+    def count(self) -> int:
+        return len(self._uses)
+
+    def list(self, fleet: Fleet, now: float) -> tuple[ProcessUse, ...]:
+        """For people: one row a process."""
+        rows = [
+            (record.role, record.instance, now - record.since, record.pid)
+            for record in fleet.processes.values()
+            if record.role != "cli"
+        ]
+        rows.append(("coordinator", "", now - self._since, os.getpid()))
+        return tuple(
+            ProcessUse(role, instance, round(up_s, 1), *self._shown(pid))
+            for role, instance, up_s, pid in sorted(rows, key=lambda row: row[:2])
+        )
+
+    def _shown(self, pid: int) -> tuple[float | None, int | None]:
+        use = self._uses.get(pid)
+        return (None, None) if use is None else (round(use.cpu_percent, 1), use.private)

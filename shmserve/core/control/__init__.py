@@ -1,0 +1,1 @@
+"""What should run and what does: the coordinator's decisions, from events to effects."""

@@ -1,0 +1,341 @@
+"""The coordinator's decisions: events of processes in, `Effect`s out.
+
+Owner: the coordinator, and nobody else. Pure: no I/O, time is an argument (seconds of a
+monotonic clock). Invariants (tests/property/test_reconciler_properties.py):
+- an instance is published exactly while its executor has loaded it and has a link
+  (or, within the grace after a coordinator restart, may still come back);
+- an instance has at most one executor; of two the supervisor's latest stays;
+- an instance whose model cannot be loaded is not started again, nor one whose processes
+  have ended `load_attempts` times before any had loaded it;
+- what the supervisor should run is everything but what failed or is being stopped.
+Which incarnation of a model has which instances is decided in `core.models`.
+"""
+
+from __future__ import annotations
+
+from shmserve.core.control.effects import Desire, Dismiss, Effect, Publish, Report
+from shmserve.core.control.lifecycle import Event, State
+from shmserve.core.control.records import InstanceRecord, ProcessRecord, refused
+from shmserve.core.control.rollout import Models
+from shmserve.core.memory.budget import Ledger
+from shmserve.core.registry import ModelState, Snapshot
+from shmserve.errors import ProtocolViolation
+from shmserve.tensor.spec import ModelSpec
+
+GRACE_S = 2.0  # after a restart: how long executors have to say hello again
+
+
+class Fleet:
+    """Models, instances, processes and the pool's budget."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        execute_timeout_s: float,
+        load_timeout_s: float,
+        load_attempts: int = 3,
+    ) -> None:
+        self.ledger = ledger
+        self._execute_timeout_s = execute_timeout_s
+        self._load_timeout_s = load_timeout_s
+        self._load_attempts = load_attempts
+        self.models = Models(load_timeout_s)
+        self.instances = self.models.instances
+        self.processes: dict[str, ProcessRecord] = {}
+        self.failures: dict[str, str] = {}
+        self.complete = False
+        self.draining = False
+        self._dismissed = False  # executors were told to finish
+
+    # ------------------------------------------------------------ what should be
+
+    def scanned(self, failures: dict[str, str]) -> list[Effect]:
+        """Every folder of the repository has been looked at."""
+        self.failures = dict(failures)
+        self.complete = True
+        return [Publish()]
+
+    def excuse(self, model: str) -> list[Effect]:
+        """What kept a model from being served at start does not matter any more."""
+        self.failures = {
+            name: why for name, why in self.failures.items() if name.split("/")[0] != model
+        }
+        return [Publish()]
+
+    def restore(self, previous: Snapshot, now: float) -> None:
+        """After a restart: trust what was published until the grace is over."""
+        for model in self.models.by_name.values():
+            for version in model.serving.versions if model.serving is not None else []:
+                entry = previous.models.get(model.name, {}).get(version.spec.version)
+                if entry is None:
+                    continue
+                if entry.state is ModelState.READY:
+                    version.spec, version.loaded = entry.spec, True
+                live = {instance.name: instance for instance in entry.instances}
+                for record in version.instances:
+                    known = live.get(record.name)
+                    if known is not None:
+                        record.state, record.since, record.loaded = State.READY, now, True
+                        record.pid, record.process = known.pid, known.process
+                        record.endpoint, record.awaited_until = known.endpoint, now + GRACE_S
+                        record.device = known.device
+
+    def desired(self) -> list[str]:
+        """The instances the supervisor should run."""
+        return [r.name for r in self.instances.values() if r.desired]
+
+    def hurried(self) -> list[str]:
+        """Of the others: those whose processes must not be waited for."""
+        return [r.name for r in self.instances.values() if r.hurried]
+
+    def running(self) -> list[tuple[str, int, str]]:
+        """Instances whose executor has a link, with pid and id: what a new supervisor adopts."""
+        linked = [r for r in self.instances.values() if r.process in self.processes]
+        return [(r.name, r.pid, r.process) for r in linked]
+
+    @property
+    def awaiting(self) -> bool:
+        """Whether executors published before a restart may still say hello."""
+        return any(record.awaited_until for record in self.instances.values())
+
+    def snapshot(self, epoch: str) -> Snapshot:
+        """The registry as it should be published (the writer numbers it)."""
+        return Snapshot(
+            epoch=epoch,
+            generation=0,
+            models=self.models.entries(),
+            complete=self.complete,
+            failed=self.failures,
+            draining=self.draining,
+            refused={
+                name: why
+                for name, why in refused(self.models.by_name.values()).items()
+                if name not in self.failures
+            },
+        )
+
+    # ----------------------------------------------------------- any process
+
+    def hello(
+        self, process: str, role: str, pid: int, held_bytes: int, instance: str, now: float
+    ) -> list[Effect]:
+        """A process has a link now."""
+        effects = self.gone(process, now) if process in self.processes else []
+        self.ledger.joined(process, held_bytes)
+        self.processes[process] = ProcessRecord(process, role, pid, now)
+        if role == "executor":
+            effects += self._executor_joined(process, pid, instance, now)
+        if role == "supervisor":
+            effects += self._supervisor_joined(now)
+        return effects
+
+    def gone(self, process: str, now: float) -> list[Effect]:
+        """A process's link has ended: it takes no requests and holds nothing."""
+        left = self.processes.pop(process, None)
+        if left is None:
+            return []
+        effects = self.ledger.left(process, now)
+        record = self.instances.get(left.instance)
+        if record is not None and record.process == process:
+            was_live = record.live
+            self.models.step(record, Event.LOST, now)
+            record.process = record.endpoint = ""
+            effects += [Publish()] if was_live else []
+            effects += self._settle(record, now)
+        return effects
+
+    def tick(self, now: float) -> list[Effect]:
+        """What only time decides. Call it at least once a second."""
+        effects = self.ledger.expire(now)
+        for record in list(self.instances.values()):
+            if record.awaited_until and now >= record.awaited_until:
+                self.models.step(record, Event.LOST, now)
+                record.forget_process()
+                effects += [Report(f"instance={record.name} did not come back"), Publish()]
+            if record.left or record.state in (State.FAILED, State.STOPPING):
+                continue
+            reason = f"the model did not load within {self._load_timeout_s:g} s"
+            late = record.state in (State.STARTING, State.LOADING)
+            if not record.loaded and now > record.deadline:
+                effects += self._give_up(record, reason, now)
+            elif late and now - record.since > self._load_timeout_s:
+                record.reason = reason
+                effects += self._stop(record, now)
+        return effects + self.models.tick(now)
+
+    def drain(self, announce: bool = False) -> list[Effect]:
+        """The service is about to stop: say so, and let executors finish.
+
+        `announce`: say so, no more; frontends will still need the executors.
+        """
+        effects: list[Effect] = [] if self.draining else [Publish()]
+        self.draining = True
+        if announce or self._dismissed:
+            return effects
+        self._dismissed = True
+        executors = (p for p in self.processes.values() if p.role == "executor")
+        return [*effects, *(Dismiss(p.name, "drain") for p in executors)]
+
+    # -------------------------------------------------------- from the supervisor
+
+    def started(self, instance: str, pid: int, now: float) -> list[Effect]:
+        """The supervisor runs this process for the instance."""
+        record = self._instance(instance)
+        effects: list[Effect] = []
+        if record.pid != pid:
+            effects = self._displace(record, now)
+            record.pid = pid
+        self.models.step(record, Event.STARTED, now)
+        return effects
+
+    def exited(self, instance: str, pid: int, reason: str, now: float) -> list[Effect]:
+        """The process of an instance has ended; the supervisor starts it again when due."""
+        record = self._instance(instance)
+        if record.pid not in (0, pid):
+            return []  # an earlier process of it
+        was_live, was_stopping = record.live, record.state is State.STOPPING
+        self.models.step(record, Event.EXITED, now)
+        record.exits += 1
+        effects: list[Effect] = [Desire()] if was_stopping else []
+        if not was_stopping and record.state is not State.FAILED:
+            record.reason = f"its executor ended: {reason}"
+            record.tries += self.models.unproven(record)
+            if record.tries >= self._load_attempts:
+                text = (
+                    f"its executor ended {record.tries} times while it loaded the model: {reason}"
+                )
+                effects = self._give_up(record, text, now)
+        record.forget_process()
+        if was_live or was_stopping:
+            effects.append(Publish())
+        return effects + self._settle(record, now)
+
+    # --------------------------------------------------------- from the executor
+
+    def loaded(
+        self, process: str, spec: ModelSpec, endpoint: str, now: float, device: str = ""
+    ) -> list[Effect]:
+        """The executor takes requests; `spec` is complete now. `device`: if it says where it
+        computes."""
+        record = self._of_executor(process)
+        if record is None:
+            return []
+        _, version = self.models.home(record.name)
+        known = (version.spec.name, version.spec.version)
+        if (spec.name, spec.version) != known or not endpoint or "/" in endpoint:
+            raise ProtocolViolation(f"{process} loaded something else than {record.name}")
+        self.models.step(record, Event.LOADED, now)
+        record.endpoint, record.reason, record.awaited_until = endpoint, "", 0.0
+        record.loaded, record.device = True, device or record.device
+        version.spec, version.loaded = spec, True
+        return [Publish(), *self._settle(record, now)]
+
+    def load_failed(self, process: str, reason: str, now: float) -> list[Effect]:
+        """The model cannot be loaded: definitive."""
+        known = self._executor(process)
+        record = self.instances.get(known.instance)
+        if record is None or record.process not in (process, ""):
+            return []  # dismissed, or another runs; but it may have ended right after telling
+        return self._failed(record, reason, now)
+
+    def busy(self, process: str, busy_ms: int, now: float) -> list[Effect]:
+        """The executor has been busy with one request for so long."""
+        record = self._of_executor(process)
+        if record is None:
+            return []
+        was_busy, record.busy = record.busy, busy_ms > 0
+        if record.leave_at and was_busy != record.busy:
+            return [Publish()]
+        late = busy_ms > self._execute_timeout_s * 1000
+        if not late or record.left or record.state not in (State.LOADING, State.READY):
+            return []
+        record.reason = (
+            f"a request ran longer than execute_timeout_s ({self._execute_timeout_s:g} s)"
+        )
+        return self._stop(record, now)
+
+    # ------------------------------------------------------------------- inside
+
+    def _executor_joined(self, process: str, pid: int, name: str, now: float) -> list[Effect]:
+        if not name:  # it did not say: the supervisor may have
+            name = next((r.name for r in self.instances.values() if r.pid == pid), "")
+        record = self.instances.get(name)
+        if record is None or record.left or record.state is State.FAILED or self.draining:
+            return [Dismiss(process, "not wanted")]
+        if any(r.process == process for r in self.instances.values() if r is not record):
+            raise ProtocolViolation(f"{process} ran another instance than {name} before")
+        rival = record.process if record.process in self.processes else ""
+        if rival and record.pid != pid:
+            return [Dismiss(process, "another executor runs this instance")]
+        if record.process != process or record.pid != pid:
+            record.forget_process()
+            if record.state is State.READY:
+                self.models.step(record, Event.LOST, now)
+        self.processes[process].instance = name
+        record.process, record.pid, record.awaited_until = process, pid, 0.0
+        self.models.step(record, Event.CONNECTED, now)
+        return []
+
+    def _supervisor_joined(self, now: float) -> list[Effect]:
+        """A new supervisor adopts what has a link; processes of the old without one are void."""
+        effects: list[Effect] = [Desire()]
+        for record in self.instances.values():
+            linked = record.process in self.processes or record.awaited_until
+            if not linked and record.state in (State.STARTING, State.STOPPING, State.FAILED):
+                self.models.step(record, Event.EXITED, now)
+                record.forget_process()
+        return effects + self.models.tick(now)
+
+    def _displace(self, record: InstanceRecord, now: float) -> list[Effect]:
+        """Another process takes the instance over; the one it had goes."""
+        rival, was_live = record.process, record.live
+        record.forget_process()
+        if record.state in (State.LOADING, State.READY):
+            self.models.step(record, Event.LOST, now)
+        effects: list[Effect] = [Publish()] if was_live else []
+        if rival in self.processes:
+            self.processes[rival].instance = ""
+            effects.append(Dismiss(rival, "another executor runs this instance"))
+        return effects
+
+    def _stop(self, record: InstanceRecord, now: float) -> list[Effect]:
+        self.models.step(record, Event.STOP, now)
+        text = f"stopping instance={record.name} pid={record.pid} reason={record.reason}"
+        return [Report(text), Publish(), Desire()]
+
+    def _give_up(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
+        """It has not loaded its model and will not be tried again; its process goes."""
+        rival = record.process
+        record.process = record.endpoint = ""
+        effects: list[Effect] = []
+        if rival in self.processes:
+            self.processes[rival].instance = ""
+            effects = [Dismiss(rival, "its model took too long to load")]
+        return effects + self._failed(record, reason, now)
+
+    def _failed(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
+        self.models.step(record, Event.LOAD_FAILED, now)
+        record.reason = reason
+        text = f"model cannot be loaded instance={record.name} reason={reason}"
+        return [Report(text), Publish(), Desire(), *self._settle(record, now)]
+
+    def _settle(self, record: InstanceRecord, now: float) -> list[Effect]:
+        return self.models.settle(self.models.home(record.name)[0], now)
+
+    def _instance(self, name: str) -> InstanceRecord:
+        record = self.instances.get(name)
+        if record is None:
+            raise ProtocolViolation(f"unknown instance {name!r}")
+        return record
+
+    def _executor(self, process: str) -> ProcessRecord:
+        known = self.processes.get(process)
+        if known is None or known.role != "executor":
+            raise ProtocolViolation(f"{process} is not an executor")
+        return known
+
+    def _of_executor(self, process: str) -> InstanceRecord | None:
+        """The instance an executor runs; None: it has been dismissed, or is known to be dead."""
+        known = self._executor(process)
+        record = self.instances.get(known.instance)
+        return record if record is not None and record.process == process else None

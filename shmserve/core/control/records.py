@@ -1,0 +1,205 @@
+"""What the coordinator knows of processes, instances, versions and models, and how it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from shmserve.core.control.lifecycle import State
+from shmserve.core.registry import LiveInstance, ModelEntry, ModelState
+from shmserve.tensor.spec import ModelSpec
+
+UNLOADED = "unloaded"
+
+
+@dataclass(slots=True)
+class ProcessRecord:
+    """A process with a link. `since`: when it said hello."""
+
+    name: str
+    role: str
+    pid: int
+    since: float
+    instance: str = ""  # executors: what they run
+
+
+@dataclass(slots=True)
+class InstanceRecord:
+    """One instance of one incarnation of a version, whatever process runs it at the moment."""
+
+    name: str
+    state: State = State.WANTED
+    since: float = 0.0  # when it came into this state
+    pid: int = 0  # its current process; 0: none known
+    process: str = ""  # that process's link; empty: none
+    endpoint: str = ""
+    reason: str = ""  # of its latest misfortune
+    awaited_until: float = 0.0  # after a coordinator restart: its executor may still say hello
+    exits: int = 0
+    loaded: bool = False  # some process of it has loaded the model
+    tries: int = 0  # processes of it that ended before one had
+    deadline: float = 0.0  # until then the model must have been loaded once
+    leave_at: float = 0.0  # another has taken over: it goes then; 0: it stays
+    left: bool = False  # it is going: never desired again
+    busy: bool = False  # when last asked it was running a request
+    device: str = "cpu"  # where it should compute; once loaded, where it does
+
+    @property
+    def live(self) -> bool:
+        """Whether it takes requests."""
+        return self.state is State.READY and bool(self.endpoint)
+
+    @property
+    def desired(self) -> bool:
+        """Whether the supervisor should run it."""
+        return not self.left and self.state not in (State.FAILED, State.STOPPING)
+
+    @property
+    def hurried(self) -> bool:
+        """Whether its process must not be given time to finish: it is stuck, or has nothing."""
+        stuck = self.state in (State.STOPPING, State.FAILED) and not self.left
+        return bool(self.pid) and (stuck or (self.left and not self.loaded))
+
+    @property
+    def gone(self) -> bool:
+        """Whether it is going and no process of it is left."""
+        return self.left and not self.pid and not self.process
+
+    def forget_process(self) -> None:
+        self.pid = 0
+        self.process = ""
+        self.endpoint = ""
+        self.awaited_until = 0.0
+        self.busy = False
+
+
+@dataclass(slots=True)
+class VersionRecord:
+    """One version of one incarnation and its instances."""
+
+    spec: ModelSpec
+    instances: list[InstanceRecord] = field(default_factory=list)
+    loaded: bool = False  # some instance has loaded it, so `spec` is complete
+
+    @property
+    def failure(self) -> str:
+        """Why it cannot be served; empty: it can, or it is not known yet."""
+        if not self.instances:
+            return "the model has no instances"
+        if all(i.state is State.FAILED for i in self.instances):
+            return self.instances[0].reason
+        return ""
+
+    def entry(self, required: bool = True) -> ModelEntry:
+        """How it is published."""
+        if self.failure:
+            return ModelEntry(
+                self.spec, ModelState.UNAVAILABLE, (), self.failure, required=required
+            )
+        reason = next((i.reason for i in self.instances if i.reason), "")
+        if not self.loaded:
+            return ModelEntry(self.spec, ModelState.LOADING, (), reason, required=required)
+        live = tuple(
+            LiveInstance(i.name, i.process, i.endpoint, i.pid, i.device)
+            for i in self.instances
+            if i.live
+        )
+        return ModelEntry(
+            self.spec, ModelState.READY, live, "" if live else reason, required=required
+        )
+
+
+@dataclass(slots=True)
+class Incarnation:
+    """One loading of a model: its versions as they were read then, with instances of its own.
+
+    `failures`: versions that were asked for and could not be described. `fingerprint` tells
+    whether what it was made of has changed; `overrides` names the files that came with the
+    request to load it, empty: it comes from the repository.
+    """
+
+    number: int
+    versions: list[VersionRecord]
+    failures: dict[str, str] = field(default_factory=dict)
+    fingerprint: str = ""
+    overrides: str = ""
+
+    def instances(self) -> Iterator[InstanceRecord]:
+        for version in self.versions:
+            yield from version.instances
+
+    @property
+    def settled(self) -> bool:
+        """Whether each instance has loaded the model once, or never will."""
+        return all(i.loaded or i.state is State.FAILED for i in self.instances())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every instance takes requests."""
+        return all(i.live for i in self.instances())
+
+    @property
+    def working(self) -> bool:
+        """Whether some version of it can be served, or may yet be."""
+        return any(not version.failure for version in self.versions)
+
+    def problems(self) -> dict[str, str]:
+        """Version -> why it, or an instance of it, cannot be served."""
+        found = dict(self.failures)
+        for version in self.versions:
+            failed = [i.reason for i in version.instances if i.state is State.FAILED]
+            if failed or version.failure:
+                found[version.spec.version] = failed[0] if failed else version.failure
+        return found
+
+
+@dataclass(slots=True)
+class ModelRecord:
+    """A model by name: the incarnation that serves, the one that will, those that go.
+
+    `loading`: `serving` has replaced nothing and is not settled. `refused`: version (empty:
+    the whole model) -> why the latest load left it out. `error`: outcome of the latest load.
+    `required`: the server is not ready without it.
+    """
+
+    name: str
+    required: bool = False
+    serving: Incarnation | None = None
+    coming: Incarnation | None = None
+    leaving: list[Incarnation] = field(default_factory=list)
+    unloaded: dict[str, ModelSpec] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    error: str = ""
+    loading: bool = False
+    removed: bool = False  # its folder is gone: forget it with its last process
+
+    @property
+    def changing(self) -> bool:
+        """Whether a load is under way."""
+        return self.coming is not None or self.loading
+
+    def incarnations(self) -> Iterator[Incarnation]:
+        yield from (i for i in (self.serving, self.coming) if i is not None)
+        yield from self.leaving
+
+    def entries(self) -> dict[str, ModelEntry]:
+        """Version -> how it is published."""
+        if self.serving is not None:
+            return {v.spec.version: v.entry(self.required) for v in self.serving.versions}
+        busy = any(i.busy for incarnation in self.leaving for i in incarnation.instances())
+        state = ModelState.UNLOADING if busy else ModelState.UNAVAILABLE
+        return {
+            version: ModelEntry(spec, state, (), UNLOADED, required=False)
+            for version, spec in self.unloaded.items()
+        }
+
+
+def refused(models: Iterable[ModelRecord]) -> dict[str, str]:
+    """The registry's `refused`: model, or model/version, -> reason."""
+    found: dict[str, str] = {}
+    for model in models:
+        published = model.entries()
+        for version, reason in model.refused.items():
+            if version not in published and not (version == "" and published):
+                found[f"{model.name}/{version}" if version else model.name] = reason
+    return found

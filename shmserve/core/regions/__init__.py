@@ -1,0 +1,1 @@
+"""Client memory by name: who may register, use, see and remove what."""

@@ -1,0 +1,68 @@
+"""What a client must tell of GPU memory that it registers."""
+
+from __future__ import annotations
+
+from shmserve.core.regions.region_book import Caller
+from shmserve.core.regions.region_names import check_name
+from shmserve.core.registry import CUDA, Region
+from shmserve.errors import InvalidArgument
+
+HANDLE_BYTES = 64  # of a cudaIpcMemHandle_t
+_MAX_SIZE = (1 << 63) - 1
+
+
+def check_arguments(name: str, handle: bytes, device_id: int, byte_size: int) -> None:
+    """Check what can be checked anywhere.
+
+    Raises:
+        InvalidArgument: it tells what is wrong.
+    """
+    check_name(name)
+    if len(handle) != HANDLE_BYTES:
+        raise refusal(
+            name, f"raw_handle has {len(handle)} bytes, a cudaIpcMemHandle_t has {HANDLE_BYTES}"
+        )
+    if device_id < 0:
+        raise refusal(name, f"device_id {device_id} is negative")
+    if not 0 < byte_size <= _MAX_SIZE:
+        raise refusal(name, f"byte_size {byte_size}")
+
+
+def cuda_region(
+    caller: Caller, name: str, handle: bytes, device_id: int, byte_size: int, devices: int
+) -> Region:
+    """The region as it would be entered (`RegionBook.enter`). `devices`: how many the server
+    sees.
+
+    Raises:
+        InvalidArgument: it tells what is wrong.
+    """
+    check_arguments(name, handle, device_id, byte_size)
+    if not devices:
+        raise InvalidArgument(
+            f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
+        )
+    if device_id >= devices:
+        raise refusal(name, f"device_id {device_id}, but the number of devices is {devices}")
+    return Region(
+        name, 0, "", 0, byte_size, caller.uid, caller.pid, caller.started,
+        kind=CUDA, device_id=device_id, handle=handle,
+    )  # fmt: skip
+
+
+def check_allocation(region: Region, nbytes: int) -> None:
+    """Check a region against the allocation its handle leads to.
+
+    Raises:
+        InvalidArgument: the allocation is smaller.
+    """
+    if nbytes < region.byte_size:
+        text = f"byte_size {region.byte_size}, but the allocation has {nbytes} bytes"
+        raise refusal(region.name, text)
+
+
+def refusal(name: str, why: str) -> InvalidArgument:
+    """Why arguments cannot be right."""
+    return InvalidArgument(
+        f"failed to register CUDA shared memory region: '{name}': invalid args: {why}"
+    )

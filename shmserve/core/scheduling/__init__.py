@@ -1,0 +1,1 @@
+"""Which request runs when, how far a stream may run ahead, what follows what in a pipeline."""

@@ -1,0 +1,1 @@
+"""Counters, and what is made of them: series, rates, what models report, incidents."""

@@ -1,0 +1,110 @@
+"""Values that models report about themselves, second by second. Pure.
+
+An executor tells of each name how its values are put together (`kind`), how many the last
+second had, and what they came to. Instances of one model are put together here. What an
+executor says is checked like any peer's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite, nan
+from typing import Any
+
+from msgspec import Struct
+
+from shmserve.core.stats.aggregation import PERCENTS
+
+KINDS = {"avg": "mean", "max": "max", "min": "min", "inc": "mean"}  # how seconds become minutes
+CDF = "cdf"
+CDF_COLUMNS = (50, 90, 99)
+_MAX_NAMES = 256  # of one process
+_MAX_NAME = 128
+_MOST = 1e300  # so that sums of what is told stay numbers
+_AT = [PERCENTS.index(percent) for percent in CDF_COLUMNS]
+
+
+class Reported(Struct):
+    """One name's last second in one process. `points`: of ``cdf``, by `PERCENTS`."""
+
+    kind: str
+    value: float = nan
+    points: Sequence[float] = ()
+    count: int = 0
+
+
+def parse(data: Any) -> dict[str, Reported]:
+    """What one process told, as name -> (kind, count, value); what makes no sense is left out."""
+    found: dict[str, Reported] = {}
+    for name, entry in data.items() if isinstance(data, dict) else ():
+        if len(found) >= _MAX_NAMES:
+            break
+        one = _entry(entry) if isinstance(name, str) and 0 < len(name) <= _MAX_NAME else None
+        if one is not None:
+            found[name] = one
+    return found
+
+
+def merged(parts: Sequence[Reported]) -> Reported:
+    """One name of all instances of a model; its kind is the first one's."""
+    kind = parts[0].kind
+    alike = [part for part in parts if part.kind == kind and part.count]
+    count = sum(part.count for part in alike)
+    if kind == "inc":
+        return Reported(kind, sum(part.value for part in alike), count=count)
+    if not alike:
+        return Reported(kind)
+    if kind == CDF:
+        return Reported(kind, points=_mixed(alike), count=count)
+    values = [part.value for part in alike]
+    if kind == "avg":
+        mean = sum(part.value * part.count for part in alike) / count
+        return Reported(kind, mean, count=count)
+    return Reported(kind, max(values) if kind == "max" else min(values), count=count)
+
+
+def gauges(one: Reported) -> list[float]:
+    """As a second of a track: one value, or the `CDF_COLUMNS`."""
+    if one.kind == CDF:
+        return [one.points[at] if one.points else nan for at in _AT]
+    return [one.value]
+
+
+def _entry(entry: Any) -> Reported | None:
+    if not isinstance(entry, list | tuple) or len(entry) != 3:
+        return None
+    kind, count, value = entry
+    if not isinstance(count, int) or not 0 <= count < 1 << 53:
+        return None
+    if kind == CDF and isinstance(value, list | tuple):
+        points = [_number(point) for point in value]
+        whole = len(points) == (len(PERCENTS) if count else 0)
+        return Reported(kind, nan, points, count) if whole and all(map(isfinite, points)) else None
+    if isinstance(kind, str) and kind in KINDS and isfinite(_number(value)):
+        return Reported(kind, _number(value), (), count)
+    return None
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and abs(value) < _MOST else nan
+
+
+def _mixed(parts: Sequence[Reported]) -> Sequence[float]:
+    """Several distributions as one, each with the weight of its number of values."""
+    if len(parts) == 1:
+        return parts[0].points
+    weighted: list[tuple[float, float]] = []  # (value, share)
+    for part in parts:
+        before = 0.0
+        for percent, value in zip(PERCENTS, part.points, strict=True):
+            weighted.append((value, (percent - before) * part.count))
+            before = percent
+    weighted.sort()
+    total = sum(share for _, share in weighted)
+    points: list[float] = []
+    passed = 0.0
+    for value, share in weighted:
+        passed += share
+        while len(points) < len(PERCENTS) and passed >= PERCENTS[len(points)] / 100 * total:
+            points.append(value)
+    return points + [weighted[-1][0]] * (len(PERCENTS) - len(points))

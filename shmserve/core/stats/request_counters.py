@@ -1,0 +1,169 @@
+"""What a frontend counts: what became of requests, by model version. Layout, writer, reader.
+
+After the head of the page come rows. Row 0 is for model versions that found no row of their
+own (`OTHER`); a row's name is complete before the number of rows in use says that it is there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from enum import IntEnum
+
+from msgspec import Struct, field
+
+from shmserve.core.stats.counter_pages import (
+    BOUNDS_NS,
+    BUCKETS,
+    HEAD_WORDS,
+    MAGIC,
+    ROWS_WORD,
+    Words,
+    add_each,
+    is_page,
+)
+
+
+class Reason(IntEnum):
+    """Why a request failed; a row has a counter for each."""
+
+    BAD_REQUEST = 0  # refused before any executor was asked; no failure of the model's
+    QUEUE_FULL = 1
+    NO_MEMORY = 2  # the pool is used up
+    NO_EXECUTOR = 3  # none runs right now
+    EXECUTOR_DIED = 4
+    DEADLINE = 5
+    CANCELLED = 6  # the client has gone
+    MODEL = 7  # the model's own error
+    INTERNAL = 8
+
+
+COPIES = ("in", "batch", "out", "device")  # stages of the receipt
+OTHER = ("(other)", "")
+_NAME_WORDS = 36  # length in bytes, then "name/version"
+_NAME_BYTES = (_NAME_WORDS - 1) * 8
+_SUCCEEDED = _NAME_WORDS
+_SUCCESS_NS = _SUCCEEDED + 1
+_FAIL_NS = _SUCCEEDED + 2
+_FAILURES = _SUCCEEDED + 3
+_COPIED = _FAILURES + len(Reason)
+_HISTOGRAM = _COPIED + len(COPIES)
+ROW_WORDS = 80
+assert _HISTOGRAM + BUCKETS <= ROW_WORDS
+
+
+class RequestCounts(Struct, array_like=True):
+    """Sums over frontends. `buckets`: how long requests took that were answered."""
+
+    succeeded: int = 0
+    success_ns: int = 0
+    fail_ns: int = 0
+    failures: list[int] = field(default_factory=lambda: [0] * len(Reason))
+    copied: list[int] = field(default_factory=lambda: [0] * len(COPIES))
+    buckets: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+
+    @property
+    def requests(self) -> int:
+        return self.succeeded + sum(self.failures)
+
+    @property
+    def failed(self) -> int:
+        """Failures of requests that had been accepted."""
+        return sum(self.failures) - self.failures[Reason.BAD_REQUEST]
+
+    def add(self, other: RequestCounts) -> None:
+        """Take another frontend's counts in."""
+        self.succeeded += other.succeeded
+        self.success_ns += other.success_ns
+        self.fail_ns += other.fail_ns
+        add_each(self.failures, other.failures)
+        add_each(self.copied, other.copied)
+        add_each(self.buckets, other.buckets)
+
+
+def nwords(rows: int) -> int:
+    """Words of a page for so many model versions."""
+    return HEAD_WORDS + (rows + 1) * ROW_WORDS
+
+
+class RequestCounters:
+    """The writer; not thread-safe. `words`: all zero; its size says how many rows there are."""
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        self._bytes = words.cast("B")
+        self._limit = (len(words) - HEAD_WORDS) // ROW_WORDS
+        self._rows: dict[tuple[str, str], int] = {}
+        words[ROWS_WORD] = 1
+        words[0] = MAGIC
+
+    def row(self, model: str, version: str) -> int:
+        """Where a model version's row is; the one of all others if there is no room."""
+        return self._rows.get((model, version)) or self._new_row(model, version)
+
+    def succeeded(self, row: int, ns: int) -> None:
+        """A request was answered, `ns` after its arrival."""
+        words = self._words
+        words[row + _SUCCEEDED] += 1
+        words[row + _SUCCESS_NS] += ns
+        words[row + _HISTOGRAM + bisect_left(BOUNDS_NS, ns)] += 1
+
+    def failed(self, row: int, reason: Reason, ns: int) -> None:
+        """A request failed `ns` after its arrival."""
+        self._words[row + _FAILURES + reason] += 1
+        if reason is not Reason.BAD_REQUEST:
+            self._words[row + _FAIL_NS] += ns
+
+    def copied(self, row: int, inputs: int, batch: int, out: int, device: int) -> None:
+        """Bytes copied for a request, by stage."""
+        at = row + _COPIED
+        if inputs:
+            self._words[at] += inputs
+        if batch:
+            self._words[at + 1] += batch
+        if out:
+            self._words[at + 2] += out
+        if device:
+            self._words[at + 3] += device
+
+    def _new_row(self, model: str, version: str) -> int:
+        number = len(self._rows) + 1
+        name = f"{model}/{version}".encode()
+        if number >= self._limit or len(name) > _NAME_BYTES:
+            return HEAD_WORDS
+        at = HEAD_WORDS + number * ROW_WORDS
+        start = (at + 1) * 8
+        self._bytes[start : start + len(name)] = name
+        self._words[at] = len(name)
+        self._words[ROWS_WORD] = number + 1
+        self._rows[model, version] = at
+        return at
+
+
+def read(words: Words) -> dict[tuple[str, str], RequestCounts] | None:
+    """The counts on a page by (model, version); None: it is none of this layout."""
+    if not is_page(words, nwords(0)):
+        return None
+    found: dict[tuple[str, str], RequestCounts] = {}
+    rows = min(words[ROWS_WORD], (len(words) - HEAD_WORDS) // ROW_WORDS)
+    for number in range(rows):
+        at = HEAD_WORDS + number * ROW_WORDS
+        counts = RequestCounts(
+            words[at + _SUCCEEDED],
+            words[at + _SUCCESS_NS],
+            words[at + _FAIL_NS],
+            list(words[at + _FAILURES : at + _COPIED]),
+            list(words[at + _COPIED : at + _HISTOGRAM]),
+            list(words[at + _HISTOGRAM : at + _HISTOGRAM + BUCKETS]),
+        )
+        if number:
+            found.setdefault(_name(words, at), RequestCounts()).add(counts)
+        elif counts.requests or any(counts.copied):
+            found[OTHER] = counts
+    return found
+
+
+def _name(words: Words, at: int) -> tuple[str, str]:
+    length = min(words[at], _NAME_BYTES)
+    text = bytes(words[at + 1 : at + _NAME_WORDS])[:length].decode(errors="replace")
+    model, _, version = text.rpartition("/")
+    return model, version

@@ -1,0 +1,220 @@
+"""What happened lately: a second each, then a minute, an hour, a day. Pure, and bounded.
+
+A *track* is a group of series that are written together. Once a second each track is given a
+`Sample`; the longer periods add up what is given to them and become numbers by the same rule
+as a second does, so a minute's average is that of its requests and its maximum that of its
+slowest. Periods have numbers that count from the start of the history; a second nobody
+sampled has no values.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import isnan, nan
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from shmserve.core.stats.counter_pages import add_each
+
+Derive = Callable[[Sequence[int], float, int], list[float]]
+Column = list[float | None]
+
+
+class Level(NamedTuple):
+    """A resolution: so many seconds a point, so many points are kept."""
+
+    name: str
+    seconds: int
+    points: int
+
+
+LEVELS = (
+    Level("second", 1, 60),
+    Level("minute", 60, 60),
+    Level("hour", 3600, 24),
+    Level("day", 86400, 30),
+)
+
+
+class Kind(Struct, frozen=True):
+    """What a track is made of: columns that `derive` makes of counts, then gauges.
+
+    `gauges`: name and how the seconds of a period become one: mean, max or min.
+    """
+
+    columns: tuple[str, ...]
+    width: int
+    derive: Derive | None
+    gauges: tuple[tuple[str, str], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.columns, *(name for name, _ in self.gauges))
+
+
+class Sample(Struct):
+    """One second of a track. `counts` empty: nothing was counted; gauges nan or missing: none."""
+
+    counts: Sequence[int] = ()
+    slowest: int = 0
+    gauges: Sequence[float] = ()
+
+
+_NOTHING = Sample()
+_DISPLACED_S = 3600
+
+
+class _Period:
+    """What a period that is not over has so far."""
+
+    __slots__ = ("counts", "gauges", "seconds", "slowest", "weights")
+
+    def __init__(self, kind: Kind) -> None:
+        self.counts = [0] * kind.width
+        self.gauges = [nan] * len(kind.gauges)
+        self.weights = [0] * len(kind.gauges)
+        self.seconds = 0.0
+        self.slowest = 0
+
+    def add(self, kind: Kind, sample: Sample, seconds: float) -> None:
+        self.seconds += seconds
+        self.slowest = max(self.slowest, sample.slowest)
+        if sample.counts:
+            add_each(self.counts, sample.counts)
+        for index, (value, (_, way)) in enumerate(zip(sample.gauges, kind.gauges, strict=False)):
+            if isnan(value):
+                continue
+            if not self.weights[index]:
+                self.gauges[index] = value
+            elif way == "mean":
+                self.gauges[index] += value
+            else:
+                self.gauges[index] = (max if way == "max" else min)(self.gauges[index], value)
+            self.weights[index] += 1
+
+    def values(self, kind: Kind) -> list[float]:
+        derived = kind.derive(self.counts, self.seconds, self.slowest) if kind.derive else []
+        gauges = (
+            value / weight if way == "mean" and weight else value
+            for value, weight, (_, way) in zip(self.gauges, self.weights, kind.gauges, strict=True)
+        )
+        return [round(value, 3) for value in (*derived, *gauges)]
+
+
+class Track:
+    """A group of series. `touched`: the last second in which it had any value."""
+
+    def __init__(self, kind: Kind, second: int) -> None:
+        self.kind = kind
+        self.touched = second
+        self._width = len(kind.names)
+        self._rings = [array("d", [nan]) * (level.points * self._width) for level in LEVELS]
+        self._running = [_Period(kind) for _ in LEVELS]
+
+    def add(self, level: int, sample: Sample, seconds: float) -> None:
+        """One more second of the period that runs."""
+        self._running[level].add(self.kind, sample, seconds)
+
+    def finish(self, level: int, number: int) -> None:
+        """The period that runs is over; it was this one."""
+        if not self._running[level].seconds:
+            self.skip(level, number)
+            return
+        self._put(level, number, self._running[level].values(self.kind))
+        self._running[level] = _Period(self.kind)
+
+    def skip(self, level: int, number: int) -> None:
+        """A period that nobody sampled."""
+        self._put(level, number, [nan] * self._width)
+
+    def part(self, level: int, first: int, until: int, running: bool) -> dict[str, Column]:
+        """By column: the periods from `first` up to `until`, then perhaps the one that runs."""
+        points, ring = LEVELS[level].points, self._rings[level]
+        last = self._running[level]
+        more = last.values(self.kind) if running and last.seconds else [nan] * self._width
+        found: dict[str, Column] = {}
+        for index, name in enumerate(self.kind.names):
+            cells = [ring[number % points * self._width + index] for number in range(first, until)]
+            if running:
+                cells.append(more[index])
+            found[name] = [None if isnan(value) else value for value in cells]
+        return found
+
+    def _put(self, level: int, number: int, values: Sequence[float]) -> None:
+        at = number % LEVELS[level].points * self._width
+        self._rings[level][at : at + self._width] = array("d", values)
+
+
+class History:
+    """All tracks by key. `limit`: how many. A new one takes the place of the one that has had
+    no values for longest, but of none that had any within the last hour."""
+
+    def __init__(self, limit: int) -> None:
+        self.tracks: dict[Hashable, Track] = {}
+        self._limit = limit
+        self._next = 0  # the second that comes
+        self._begun = [0 for _ in LEVELS]  # the number of the period that runs
+        self._seconds = [0.0 for _ in LEVELS]  # that it has so far
+
+    def add(
+        self, second: int, seconds: float, samples: Mapping[Hashable, tuple[Kind, Sample]]
+    ) -> None:
+        """The given second (later than all before) is over; `seconds`: since the last sample."""
+        if second < self._next:
+            return
+        for key, (kind, _) in samples.items():
+            if key not in self.tracks and self._room(second):
+                self.tracks[key] = Track(kind, second)
+        for level in range(len(LEVELS)):
+            self._catch_up(level, second)
+        for key, track in self.tracks.items():
+            _, sample = samples.get(key, (None, _NOTHING))
+            if sample.counts or not all(map(isnan, sample.gauges)):
+                track.touched = second
+            for level in range(len(LEVELS)):
+                track.add(level, sample, seconds)
+        for level in range(len(LEVELS)):
+            self._seconds[level] += seconds
+            self._catch_up(level, second + 1)
+        self._next = second + 1
+
+    def span(self, level: int, since: int = 0) -> tuple[int, int]:
+        """Numbers of the first and after the last period that is kept, not before `since`."""
+        until = self._begun[level]
+        return min(until, max(since, until - LEVELS[level].points, 0)), until
+
+    def part(self, key: Hashable, level: int, since: int = 0) -> dict[str, Column]:
+        """A track's columns over `span`; of longer periods also the one that runs."""
+        track = self.tracks.get(key)
+        if track is None:
+            return {}
+        first, until = self.span(level, since)
+        return track.part(level, first, until, running=self.runs(level))
+
+    def runs(self, level: int) -> bool:
+        """Whether a period of this level has begun and is not over."""
+        return self._seconds[level] > 0
+
+    def _catch_up(self, level: int, second: int) -> None:
+        """End all periods that are over when this second begins."""
+        now = second // LEVELS[level].seconds
+        number = self._begun[level]
+        if now <= number:
+            return
+        for track in self.tracks.values():
+            track.finish(level, number)
+            for skipped in range(max(number + 1, now - LEVELS[level].points), now):
+                track.skip(level, skipped)
+        self._begun[level] = now
+        self._seconds[level] = 0.0
+
+    def _room(self, second: int) -> bool:
+        if len(self.tracks) < self._limit:
+            return True
+        oldest = min(self.tracks, key=lambda key: self.tracks[key].touched)
+        if self.tracks[oldest].touched > second - _DISPLACED_S:
+            return False
+        del self.tracks[oldest]
+        return True

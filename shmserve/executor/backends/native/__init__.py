@@ -1,0 +1,1 @@
+"""The native dialect of model.py."""

@@ -1,0 +1,96 @@
+"""Decoupled models of the native dialect: any number of answers to one request.
+
+    class Model:
+        def infer(self, request):                   # a generator: one request at a time
+            for i in range(3):
+                out = request.output("OUT", (1,))   # for the next answer only
+                out[:] = i
+                yield                               # or: yield {"OUT": array}
+
+or, with threads of its own and any number of requests under way:
+
+        def infer(self, request):
+            threading.Thread(target=self.answer, args=(request,)).start()
+        def answer(self, request):
+            request.send({"OUT": array})
+            request.finish()
+
+With `device_tensors` (see `native`) the instance's GPU becomes that of each thread which asks
+for a tensor.
+
+A worker that takes GRPS messages yields or sends a `shmserve.grps.Message` instead of the dict.
+A generator whose request is cancelled is closed at its `yield`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from shmserve.errors import Internal, ShmserveError
+from shmserve.executor.backend import Request, Response
+from shmserve.executor.backends.native.dialect import NativeRequest
+from shmserve.executor.backends.native.instance_device import InstanceDevice
+from shmserve.executor.backends.output_check import OutputCheck
+from shmserve.grps.protocol.message import GrpsMessage
+
+
+class StreamRequest(NativeRequest):
+    """One request of a decoupled model. It may be kept, and used by any one thread."""
+
+    __slots__ = ("_first",)
+
+    def __init__(
+        self, request: Request, check: OutputCheck, device: InstanceDevice | None = None
+    ) -> None:
+        super().__init__(request, check, device)
+        self._first = True
+
+    def send(self, outputs: Mapping[str, Any] | GrpsMessage | None = None) -> None:
+        """Send an answer: what was written into `output(...)` since the last one, and what is
+        given here. Waits while the client is behind; dropped if the request is `cancelled`.
+
+        Raises:
+            ProtocolViolation: after `finish`.
+        """
+        responses = self._request.responses
+        assert responses is not None
+        first, self._first = self._first, False
+        try:
+            response = self.answer(outputs, partial=True, first=first)
+        except ShmserveError as ex:
+            response = Response(error=ex)
+        responses.send(response)
+
+    def finish(self) -> None:
+        """There are no more answers.
+
+        Raises:
+            ProtocolViolation: it was called before.
+        """
+        responses = self._request.responses
+        assert responses is not None
+        responses.send(None, final=True)
+
+    def __del__(self) -> None:
+        if self._request.responses is not None:
+            self._request.responses.abandoned()
+
+
+def stream(
+    model: Any, request: Request, check: OutputCheck, device: InstanceDevice | None = None
+) -> None:
+    """Have the model answer; what it raises is raised."""
+    view = StreamRequest(request, check, device)
+    answers = model.infer(view)
+    if isinstance(answers, Generator):
+        for outputs in answers:
+            view.send(outputs)
+            if request.cancelled:
+                answers.close()
+        view.finish()
+    elif answers is not None:
+        kind = type(answers).__name__
+        raise Internal(
+            f"infer of a decoupled model must yield, or send and return None: got {kind}"
+        )

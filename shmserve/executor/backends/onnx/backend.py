@@ -1,0 +1,222 @@
+"""The `onnxruntime` backend: I/O binding straight on the bytes of slots.
+
+Inputs are bound where they lie; outputs whose shape is known beforehand are bound to the
+offered slot, so the last operator writes into shared memory. The shape is known if it is
+fixed or its symbols ("N") are dimensions of inputs. Other outputs stay in ONNX Runtime's
+memory and are copied by the executor. On a GPU the same happens in its memory and in CUDA
+regions. Strings go through `session.run`, which copies.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shmserve.core.devices import device_name, ordinal_of
+from shmserve.errors import Code, Internal, InvalidArgument, ShmserveError
+from shmserve.executor.backend import CPU, Context, InputTensor, Request, Response
+from shmserve.executor.backends.model_errors import from_exception, from_load
+from shmserve.executor.backends.onnx import completion as onnx_complete
+from shmserve.executor.backends.onnx import cuda_provider as onnx_cuda
+from shmserve.executor.backends.onnx import session as onnx_session
+from shmserve.executor.backends.onnx.session import GraphTensor
+from shmserve.executor.backends.onnx.tensor_places import OnDevice, OnHost, Place
+from shmserve.executor.backends.output_check import OutputCheck
+from shmserve.executor.backends.python import model_file
+from shmserve.executor.backends.reshape import model_side
+from shmserve.protocol.triton_config.model_config import MODEL_FILE_IN_FOLDER
+from shmserve.tensor.dtypes import DATATYPES
+from shmserve.tensor.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+
+
+class OnnxRuntimeBackend:
+    """Runs an ONNX model."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+        self._ordinal: int | None = None  # of the GPU it computes on
+        self._place: Place = OnHost()
+
+    @property
+    def device(self) -> str:
+        """Where the session computes."""
+        return CPU if self._ordinal is None else device_name(self._ordinal)
+
+    @property
+    def reads_on_device(self) -> bool:
+        """Whether its tensors are on a GPU."""
+        return isinstance(self._place, OnDevice)
+
+    def load(self, context: Context) -> ModelSpec:
+        spec = context.spec
+        try:
+            self._open(context)
+            self._inputs = onnx_session.graph_tensors(self._session.get_inputs(), spec.name)
+            self._outputs = onnx_session.graph_tensors(self._session.get_outputs(), spec.name)
+            complete = onnx_complete.completed(spec, context.directory, self._inputs, self._outputs)
+        except Exception as ex:
+            told = from_load(ex, _log, context.instance)
+            raise onnx_cuda.error_of(ex, ordinal_of(context.device), "model") or told from ex
+        self._check = OutputCheck(model_side(complete))
+        self._spec = complete
+        both = [*self._inputs.values(), *self._outputs.values()]
+        self._strings = any(tensor.datatype == "BYTES" for tensor in both)
+        if self._ordinal is not None and not self._strings:
+            self._place = OnDevice(self._ordinal)
+        self._trust_symbols = True
+        self._binding = self._session.io_binding()
+        return complete
+
+    def _open(self, context: Context) -> None:
+        spec, ort = context.spec, onnx_session.runtime()
+        path = os.path.join(context.directory, spec.version, model_file(spec))
+        if os.path.isdir(path):
+            path = os.path.join(path, MODEL_FILE_IN_FOLDER)
+        options = onnx_session.options(ort, spec, on_gpu=context.device != CPU)
+        self._session, self._ordinal = onnx_cuda.open_session(ort, path, options, context)
+        self._run_options = onnx_session.run_options(ort, spec, self._ordinal)
+
+    def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
+        return [self._one(request) for request in requests]
+
+    def close(self) -> None:
+        self._binding = None
+        self._session = None
+
+    def _one(self, request: Request) -> Response:
+        try:
+            pairs = self._run(request) if self._strings else self._bound(request)
+            return Response(outputs=self._check.answer(request.requested, pairs))
+        except Exception as ex:
+            # the shapes fitted the configuration, but not each other: the client's mistake
+            wrong_input = type(ex).__name__ == "InvalidArgument" and not _ours(ex)
+            code = Code.INVALID_ARGUMENT if wrong_input else Code.INTERNAL
+            told = from_exception(ex, _log, "inference failed", code)
+            return Response(error=self._cuda_error(ex) or told)
+
+    def _cuda_error(self, ex: Exception) -> ShmserveError | None:
+        return onnx_cuda.error_of(ex, self._ordinal, "request")
+
+    # ------------------------------------------------------------ strings
+
+    def _run(self, request: Request) -> list[tuple[str, np.ndarray[Any, Any]]]:
+        feeds = {name: _feed(request, tensor) for name, tensor in self._inputs.items()}
+        names = list(request.requested)
+        return list(zip(names, self._session.run(names, feeds, self._run_options), strict=True))
+
+    # ------------------------------------------------------------ binding
+
+    def _bound(self, request: Request) -> list[tuple[str, Any]]:
+        arrays = [self._place.input(_input(request, name)) for name in self._inputs]
+        symbols = self._symbols(arrays) if self._trust_symbols else {}
+        shapes = {name: _resolved(self._output(name), symbols) for name in request.requested}
+        offered: dict[str, Any] = {}
+        try:
+            return self._bind_and_run(request, arrays, shapes, offered)
+        except Exception as ex:
+            fixed = {name: _resolved(self._output(name), {}) for name in shapes}
+            if _ours(ex) or fixed == shapes or self._cuda_error(ex) is not None:
+                raise
+            # Was it the shape a symbol promised? Then the model works without the promise.
+            pairs = self._bind_and_run(request, arrays, fixed, offered)
+            self._trust_symbols = False
+            _log.warning("model '%s': symbolic dimensions do not hold", self._spec.name)
+            return pairs
+
+    def _bind_and_run(
+        self,
+        request: Request,
+        arrays: list[Any],
+        shapes: dict[str, tuple[int, ...] | None],
+        offered: dict[str, Any],
+    ) -> list[tuple[str, Any]]:
+        binding, place = self._binding, self._place
+        try:
+            for tensor, array in zip(self._inputs.values(), arrays, strict=True):
+                self._bind(binding.bind_input, tensor, array)
+            for name, shape in shapes.items():
+                tensor = self._output(name)
+                if shape is None:
+                    binding.bind_output(name, place.kind, place.number)
+                    continue
+                if name not in offered:
+                    self._check.check_shape(self._check.spec(name), shape)
+                    offered[name] = place.offer(request, name, tensor.datatype, shape)
+                self._bind(binding.bind_output, tensor, offered[name])
+            place.begin()
+            self._session.run_with_iobinding(binding, self._run_options)
+            if None not in shapes.values():
+                return list(offered.items())
+            values = dict(zip(shapes, binding.get_outputs(), strict=True))
+            return [
+                (name, self._view(name, values[name]) if shape is None else offered[name])
+                for name, shape in shapes.items()
+            ]
+        finally:
+            binding.clear_binding_inputs()
+            binding.clear_binding_outputs()
+
+    # Both sides hand over whole row-major arrays: inputs are views of exactly their bytes
+    def _bind(self, bind: Any, tensor: GraphTensor, array: Any) -> None:
+        place, address = self._place, self._place.address(array)
+        bind(tensor.name, place.kind, place.number, tensor.element_type, array.shape, address)
+
+    def _output(self, name: str) -> GraphTensor:
+        found = self._outputs.get(name)
+        if found is None:
+            raise Internal(f"the model has no output '{name}'")
+        return found
+
+    def _symbols(self, arrays: list[Any]) -> dict[str, int]:
+        """What the symbols of the inputs' shapes stand for in this request."""
+        values: dict[str, int] = {}
+        clash: set[str] = set()
+        for tensor, array in zip(self._inputs.values(), arrays, strict=True):
+            for dim, size in zip(tensor.dims, array.shape, strict=True):
+                if isinstance(dim, str) and values.setdefault(dim, size) != size:
+                    clash.add(dim)
+        return {name: size for name, size in values.items() if name not in clash}
+
+    def _view(self, name: str, value: Any) -> Any:
+        return self._place.view(value, DATATYPES[self._output(name).datatype].numpy)
+
+
+def _ours(ex: Exception) -> bool:
+    return isinstance(ex, ShmserveError)
+
+
+def _input(request: Request, name: str) -> InputTensor:
+    tensor = request.inputs.get(name)
+    if tensor is None:
+        raise InvalidArgument(f"input '{name}' is missing")
+    return tensor
+
+
+def _resolved(tensor: GraphTensor, symbols: dict[str, int]) -> tuple[int, ...] | None:
+    """The shape an output will have, or None if that is not known."""
+    shape = []
+    for dim in tensor.dims:
+        size = symbols.get(dim) if isinstance(dim, str) else dim
+        if size is None or size < 0:
+            return None
+        shape.append(size)
+    return tuple(shape)
+
+
+def _feed(request: Request, tensor: GraphTensor) -> np.ndarray[Any, Any]:
+    array = _input(request, tensor.name).numpy()
+    if tensor.datatype != "BYTES":
+        return array
+    try:
+        texts = [element.decode() for element in array.ravel()]
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"input '{tensor.name}' has an element that is not UTF-8") from None
+    made = np.empty(len(texts), np.object_)
+    made[:] = texts
+    return made.reshape(array.shape)

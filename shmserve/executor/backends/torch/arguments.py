@@ -1,0 +1,207 @@
+"""TorchScript models: options, which tensor is which argument, and what may be written to."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from shmserve.core.devices import ordinal_of
+from shmserve.errors import ConfigError
+from shmserve.executor.backend import Context
+from shmserve.executor.backends.onnx.session import default_threads
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+
+_log = logging.getLogger(__name__)
+
+_INDEXED = re.compile(r".*__([0-9]{1,4})")
+_TRUE, _FALSE = ("true", "1"), ("false", "0")
+
+_OTHER_PARAMETERS = {"rerun", "client_shm_mode"}
+_NO_EFFECT = {
+    "writable_inputs": "inputs that the model writes into are copies anyway",
+    "ENABLE_WEIGHT_SHARING": "every instance is a process of its own",
+}
+# Of a GPU
+_DISABLE_CUDNN = "DISABLE_CUDNN"
+_CLEAN_CACHE = "ENABLE_CACHE_CLEANING"
+
+
+class Signature(Struct, frozen=True):
+    """How the tensors of a configuration go in and come out.
+
+    `positions`: input -> argument's place, or None if inputs are passed by name; `as_dict`: all
+    inputs are one argument; `outputs`: output -> place among the results; `writes`: inputs the
+    model may write into.
+    """
+
+    positions: dict[str, int] | None
+    as_dict: bool
+    outputs: dict[str, int]
+    writes: frozenset[str]
+
+
+def framework() -> Any:
+    """The torch module.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise ConfigError(
+            "backend 'pytorch' needs the extra 'torch': pip install 'shmserve[torch]'"
+        ) from None
+    return torch
+
+
+def choose_device(torch: Any, context: Context) -> int | None:
+    """The CUDA device a model runs on; None: the CPU.
+
+    Raises:
+        ConfigError: it must run on a GPU, and torch cannot use one here.
+    """
+    ordinal = ordinal_of(context.device)
+    if ordinal is None or torch.cuda.is_available():
+        return ordinal
+    why = "torch cannot use a GPU here: it is built for the CPU, or for another CUDA"
+    if not context.auto:
+        raise ConfigError(f"model '{context.spec.name}': {why}")
+    _log.info("runs on the CPU: %s", why)
+    return None
+
+
+def cleans_cache(spec: ModelSpec) -> bool:
+    """Whether torch gives back a GPU's memory that it keeps for later, after every run."""
+    return _flag(spec, _CLEAN_CACHE, spec.parameters.get(_CLEAN_CACHE, "false"))
+
+
+def set_options(torch: Any, spec: ModelSpec, on_gpu: bool = False) -> Callable[[], Any]:
+    """Apply the parameters of config.pbtxt; returns the context manager for runs.
+    `on_gpu`: those that are about a GPU count, too.
+
+    Raises:
+        ConfigError: a value that cannot be meant.
+    """
+    threads = default_threads(msgspec.json.decode(spec.config_json))
+    inter_op = 1
+    mode: Callable[[], Any] = torch.inference_mode
+    for name, text in spec.parameters.items():
+        if name == "INTRA_OP_THREAD_COUNT":
+            threads = _threads(spec, name, text)
+        elif name == "INTER_OP_THREAD_COUNT":
+            inter_op = _threads(spec, name, text)
+        elif name == "INFERENCE_MODE":
+            mode = torch.inference_mode if _flag(spec, name, text) else torch.no_grad
+        elif name == "DISABLE_OPTIMIZED_EXECUTION":
+            torch._C._set_graph_executor_optimize(not _flag(spec, name, text))
+        elif name == "ENABLE_JIT_EXECUTOR":
+            torch._C._jit_set_profiling_executor(_flag(spec, name, text))
+        elif name == "ENABLE_JIT_PROFILING":
+            torch._C._jit_set_profiling_mode(_flag(spec, name, text))
+        elif name == _DISABLE_CUDNN and on_gpu:
+            torch.backends.cudnn.enabled = not _flag(spec, name, text)
+        elif name == _CLEAN_CACHE and on_gpu:
+            pass  # after each run
+        elif name not in _OTHER_PARAMETERS:
+            on_cpu = (
+                "the instance runs on the CPU" if name in (_DISABLE_CUDNN, _CLEAN_CACHE) else ""
+            )
+            why = on_cpu or _NO_EFFECT.get(name, "it is no option of backend pytorch")
+            _log.info("configuration: parameters.%s: no effect (%s)", name, why)
+    torch.set_num_threads(threads)
+    try:
+        torch.set_num_interop_threads(inter_op)
+    except RuntimeError:  # only possible once in a process
+        _log.debug("the number of inter-op threads was set before")
+    return mode
+
+
+def _threads(spec: ModelSpec, name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
+        raise ConfigError(f"model '{spec.name}': parameters.{name} '{text}' is not 1 to 1024")
+    return int(text)
+
+
+def _flag(spec: ModelSpec, name: str, text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ConfigError(f"model '{spec.name}': parameters.{name} '{text}' is not true or false")
+    return text.lower() in _TRUE
+
+
+def signature(model: Any, spec: ModelSpec) -> Signature:
+    """Match the configuration with the model's `forward`.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    schema = model._c._get_method("forward").schema
+    arguments = schema.arguments[1:]  # without self
+    names = [argument.name for argument in arguments]
+    told = [tensor.name for tensor in spec.inputs]
+    as_dict = len(arguments) == 1 and arguments[0].type.kind() == "DictType"
+    positions: dict[str, int] | None = None
+    if not as_dict and not set(told) <= set(names):
+        positions = _places("input", spec.inputs, len(names), spec.name)
+    if not as_dict:
+        given = {names[place] for place in positions.values()} if positions else set(told)
+        for argument in arguments:
+            if argument.name not in given and not argument.has_default_value():
+                raise ConfigError(
+                    f"model '{spec.name}': the configuration has {len(told)} inputs, forward "
+                    f"takes {len(names)}: argument '{argument.name}' is given by none"
+                )
+    by_name = [returned.type.kind() for returned in schema.returns] == ["DictType"]
+    outputs = {} if by_name else _places("output", spec.outputs, None, spec.name)
+    return Signature(positions, as_dict, outputs, _written(model, told, names, positions, as_dict))
+
+
+def _places(
+    kind: str, tensors: tuple[TensorSpec, ...], count: int | None, model: str
+) -> dict[str, int]:
+    """Places by the numbers that the names end with, else in the configuration's order."""
+    found = [_INDEXED.fullmatch(tensor.name) for tensor in tensors]
+    if all(found):
+        places = {t.name: int(m[1]) for t, m in zip(tensors, found, strict=True) if m}
+    elif any(found):
+        odd = next(t.name for t, m in zip(tensors, found, strict=True) if not m)
+        raise ConfigError(
+            f"model '{model}': {kind} '{odd}' does not end with __ and its place, others do"
+        )
+    else:
+        places = {tensor.name: place for place, tensor in enumerate(tensors)}
+    if len(set(places.values())) != len(places):
+        raise ConfigError(f"model '{model}': two {kind}s have the same place")
+    wrong = next((name for name, at in places.items() if count is not None and at >= count), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"model '{model}': {kind} '{wrong}' has place {places[wrong]}, but forward takes "
+            f"{count} arguments"
+        )
+    return places
+
+
+def _written(
+    model: Any,
+    told: list[str],
+    names: list[str],
+    positions: dict[str, int] | None,
+    as_dict: bool,
+) -> frozenset[str]:
+    """Inputs that TorchScript's own alias analysis cannot prove to be left alone."""
+    graph = model.inlined_graph
+    aliases = graph.alias_db()
+    values = list(graph.inputs())[1:]
+    if as_dict:
+        return frozenset(told)
+    written = {
+        name for name, value in zip(names, values, strict=True) if aliases.has_writers(value)
+    }
+    if positions is None:
+        return frozenset(written)
+    return frozenset(name for name, place in positions.items() if names[place] in written)

@@ -1,0 +1,191 @@
+"""The `pytorch` backend: TorchScript models.
+
+Inputs are tensors on the bytes where they lie. torch has no read-only tensors, so an input
+that the model might write into is copied first: TorchScript's alias analysis, made for its
+own optimiser, tells at load which inputs cannot be written to. Outputs lie in torch's memory
+and are copied once by the executor, unless they are (views of) inputs. On a GPU the same holds
+for tensors in its memory, and for those in CUDA regions.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from shmserve.core.devices import device_name
+from shmserve.errors import ConfigError, Internal, InvalidArgument
+from shmserve.executor.backend import CPU, Context, InputTensor, Request, Response
+from shmserve.executor.backends import dlpack
+from shmserve.executor.backends.array_views import array_at
+from shmserve.executor.backends.cuda_errors import from_cuda
+from shmserve.executor.backends.model_errors import from_exception, from_load
+from shmserve.executor.backends.output_check import OutputCheck
+from shmserve.executor.backends.python import model_file
+from shmserve.executor.backends.reshape import model_side
+from shmserve.executor.backends.torch import arguments as torch_model
+from shmserve.protocol import config_json
+from shmserve.tensor.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class PytorchBackend:
+    """Runs a TorchScript model."""
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._ordinal: int | None = None  # of the GPU it runs on
+        self._cleans_cache = False
+
+    @property
+    def device(self) -> str:
+        """Where its tensors are."""
+        return CPU if self._ordinal is None else device_name(self._ordinal)
+
+    @property
+    def reads_on_device(self) -> bool:
+        """Whether its tensors are on a GPU."""
+        return self._ordinal is not None
+
+    def load(self, context: Context) -> ModelSpec:
+        spec = context.spec
+        try:
+            self._torch = torch_model.framework()
+            if spec.decoupled:
+                raise ConfigError(f"model '{spec.name}': backend 'pytorch' cannot be decoupled")
+            if not spec.inputs or not spec.outputs:
+                raise ConfigError(f"model '{spec.name}': config.pbtxt must tell input and output")
+            config_json.require_complete(spec)
+            self._ordinal = torch_model.choose_device(self._torch, context)
+            self._mode = torch_model.set_options(self._torch, spec, self.reads_on_device)
+            self._cleans_cache = self.reads_on_device and torch_model.cleans_cache(spec)
+            path = os.path.join(context.directory, spec.version, model_file(spec))
+            self._model = self._script(path, spec)
+            self._signature = torch_model.signature(self._model, spec)
+        except Exception as ex:
+            raise from_load(ex, _log, context.instance) from ex
+        self._spec = spec
+        self._check = OutputCheck(model_side(spec))
+        return spec
+
+    def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
+        return [self._one(request) for request in requests]
+
+    def close(self) -> None:
+        self._model = None
+
+    def _script(self, path: str, spec: ModelSpec) -> Any:
+        try:
+            model = self._torch.jit.load(path, map_location=self.device)
+        except (RuntimeError, ValueError) as ex:
+            if from_cuda(ex, "model") is not None:
+                raise
+            _log.error("loading %s failed: %s", path, ex)
+            raise ConfigError(
+                f"model '{spec.name}': file '{model_file(spec)}' is not a TorchScript model "
+                "that this version of torch can read"
+            ) from None
+        model.eval()
+        return model
+
+    def _one(self, request: Request) -> Response:
+        try:
+            with self._mode():
+                result = self._call(request)
+                pairs = list(self._named(result, request.requested))
+            response = Response(outputs=self._check.answer(request.requested, pairs))
+            if self._cleans_cache:
+                self._torch.cuda.empty_cache()
+            return response
+        except Exception as ex:
+            return Response(error=from_exception(ex, _log, "inference failed"))
+
+    # ---------------------------------------------------------------- inputs
+
+    def _call(self, request: Request) -> Any:
+        signature = self._signature
+        tensors = {name: self._tensor(tensor) for name, tensor in request.inputs.items()}
+        if signature.as_dict:
+            return self._model(tensors)
+        if signature.positions is None:
+            return self._model(**tensors)
+        arguments: list[Any] = [None] * (max(signature.positions.values()) + 1)
+        for name, place in signature.positions.items():
+            arguments[place] = tensors.get(name)
+        return self._model(*arguments)
+
+    def _tensor(self, source: InputTensor) -> Any:
+        if source.datatype == "BYTES":
+            return _texts(source)
+        writes = source.name in self._signature.writes
+        if self.reads_on_device:
+            near = source.private_on_device() if writes else source.on_device()
+            return self._torch.from_dlpack(dlpack.export(near))
+        if writes:
+            array = source.private()
+        else:
+            view = source.numpy()
+            # writable by name only: from_numpy warns of read-only arrays, and nothing writes here
+            address = view.__array_interface__["data"][0]
+            array = array_at(address, view.shape, view.dtype, view)
+        if array.dtype == _BF16:
+            return self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
+        return self._torch.from_numpy(array)
+
+    # --------------------------------------------------------------- outputs
+
+    def _named(self, result: Any, wanted: tuple[str, ...]) -> Iterable[tuple[str, Any]]:
+        if isinstance(result, dict):
+            for name in wanted:
+                if name in result:
+                    yield name, self._array(name, result[name])
+            return
+        is_several = isinstance(result, tuple | list) and not _is_texts(result)
+        results = list(result) if is_several else [result]
+        for name in wanted:
+            place = self._signature.outputs.get(name)
+            if place is None or place >= len(results):
+                raise Internal(
+                    f"model '{self._spec.name}': output '{name}' has place {place}, the model "
+                    f"gave {len(results)}"
+                )
+            yield name, self._array(name, results[place])
+
+    def _array(self, name: str, value: Any) -> Any:
+        if _is_texts(value):
+            array = np.empty(len(value), np.object_)
+            array[:] = value
+            return array
+        if not isinstance(value, self._torch.Tensor):
+            raise Internal(
+                f"model '{self._spec.name}': output '{name}' must be a tensor, "
+                f"got {type(value).__name__}"
+            )
+        value = value.detach().resolve_conj().resolve_neg()
+        if value.is_cuda:
+            return dlpack.take(value)
+        value = value.cpu()
+        if value.dtype == self._torch.bfloat16:
+            bits: np.ndarray = value.contiguous().view(self._torch.int16).numpy()
+            return bits.view(_BF16)
+        found: np.ndarray = value.numpy()
+        return found
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(e, str) for e in value)
+
+
+def _texts(source: InputTensor) -> list[str]:
+    if len(source.shape) != 1:
+        raise InvalidArgument(f"input '{source.name}': strings must have one dimension")
+    try:
+        return [element.decode() for element in source.numpy()]
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"input '{source.name}' has an element that is not UTF-8") from None

@@ -1,0 +1,102 @@
+"""Data types as models of the Triton dialect name them: numbers, config names, numpy types."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from shmserve.errors import InvalidArgument
+from shmserve.executor.backends.triton.exceptions import TritonModelException
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.dtypes import BY_CONFIG_NAME, from_numpy
+
+
+class DataType(IntEnum):
+    """The schema's numbers of the data types."""
+
+    TYPE_BOOL = 1
+    TYPE_UINT8 = 2
+    TYPE_UINT16 = 3
+    TYPE_UINT32 = 4
+    TYPE_UINT64 = 5
+    TYPE_INT8 = 6
+    TYPE_INT16 = 7
+    TYPE_INT32 = 8
+    TYPE_INT64 = 9
+    TYPE_FP16 = 10
+    TYPE_FP32 = 11
+    TYPE_FP64 = 12
+    TYPE_STRING = 13
+    TYPE_BF16 = 14
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """The numpy type of e.g. "TYPE_FP32"; strings are objects, BF16 is that of ml_dtypes."""
+    found = BY_CONFIG_NAME.get(triton_type_string)
+    if found is None:
+        raise TritonModelException(f"there is no data type '{triton_type_string}'")
+    return ml_dtypes.bfloat16 if found.name == "BF16" else found.numpy.type
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """The numpy type of a data type's number."""
+    try:
+        return triton_string_to_numpy(DataType(data_type).name)
+    except ValueError:
+        raise TritonModelException(f"there is no data type {data_type}") from None
+
+
+def numpy_to_triton_type(data_type: Any) -> DataType:
+    """The number of a numpy type."""
+    found = from_numpy(np.dtype(data_type))
+    if found is None:
+        raise TritonModelException(f"there is no data type for {np.dtype(data_type)}")
+    return DataType[found.config_name]
+
+
+def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> Any:
+    """The framed elements of an array of strings as bytes; () if it is empty."""
+    if not input_tensor.size:
+        return ()
+    found = from_numpy(input_tensor.dtype)
+    if found is None or found.name != "BYTES":
+        return None
+    return bytes_codec.encode(texts(input_tensor.ravel()))
+
+
+def deserialize_bytes_tensor(encoded_tensor: Any) -> np.ndarray[Any, Any]:
+    """The elements of framed bytes as a flat array of `bytes` objects."""
+    data = memoryview(encoded_tensor).cast("B")
+    elements: list[bytes] = []
+    position = 0
+    while position < len(data):
+        start = position + bytes_codec.LENGTH_BYTES
+        end = start + int.from_bytes(data[position:start], "little")
+        if end > len(data) or start > len(data):
+            raise TritonModelException("the encoded tensor ends within an element")
+        elements.append(bytes(data[start:end]))
+        position = end
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array
+
+
+def texts(array: np.ndarray[Any, Any]) -> list[bytes | str]:
+    """Elements of a flat array; what is neither bytes nor text becomes its text, as in Triton."""
+    return [e if isinstance(e, bytes | str) else str(e) for e in array.tolist()]
+
+
+def as_strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array of strings whose elements are all bytes or text."""
+    if array.dtype.kind == "O" and not all(isinstance(e, bytes | str) for e in array.flat):
+        made = np.empty(array.size, np.object_)
+        made[:] = texts(array.ravel())
+        array = made.reshape(array.shape)
+    try:
+        bytes_codec.to_bytes(e for e in array.flat if isinstance(e, str))
+    except InvalidArgument as ex:
+        raise TritonModelException(ex.message) from None
+    return array

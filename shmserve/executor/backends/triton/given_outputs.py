@@ -1,0 +1,75 @@
+"""What a model of the Triton dialect answers, taken as it is.
+
+Triton hands a Python model's tensors on whatever the configuration says of them, and models
+rely on it. So a datatype or a shape against the configuration is told to the operator, once
+for each output, and the client gets the tensor with its true datatype and shape.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from shmserve.errors import Internal
+from shmserve.executor.backend import Output
+from shmserve.executor.backends.triton.data_types import as_strings
+from shmserve.executor.backends.triton.exceptions import TritonModelException
+from shmserve.tensor.dtypes import from_numpy
+from shmserve.tensor.spec import ModelSpec, fits
+
+_log = logging.getLogger(__name__)
+
+
+class GivenOutputs:
+    """Makes `Output`s of a model's tensors, which are numpy or CuPy arrays."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._model = spec.name
+        self._specs = {output.name: output for output in spec.outputs}
+        self._told: set[str] = set()
+
+    def answer(
+        self,
+        requested: tuple[str, ...],
+        pairs: Iterable[tuple[str, Any]],
+        partial: bool = False,
+    ) -> tuple[Output, ...]:
+        """The requested outputs in the request's order; those the model did not give are left out.
+        `partial`: that is nothing to tell, as in the answers of a stream.
+
+        Raises:
+            Internal: an output is given twice, or a string cannot be sent.
+        """
+        given: dict[str, Output] = {}
+        for name, array in pairs:
+            if name in given:
+                raise Internal(f"model '{self._model}' gave output '{name}' twice")
+            if name in requested:
+                given[name] = self._output(name, array)
+        if len(given) < len(requested) and not partial:
+            absent = next(name for name in requested if name not in given)
+            self._tell(absent, "was requested and not given")
+        return tuple(given[name] for name in requested if name in given)
+
+    def _output(self, name: str, array: Any) -> Output:
+        found = from_numpy(array.dtype)
+        assert found is not None  # Tensor has checked it
+        if found.name == "BYTES":
+            try:
+                array = as_strings(array)
+            except TritonModelException as ex:
+                raise Internal(f"model '{self._model}': output '{name}': {ex}") from None
+        spec = self._specs.get(name)
+        if spec is not None and name not in self._told:
+            if found.name != spec.datatype:
+                self._tell(name, f"is {found.name}, but {spec.datatype} in the configuration")
+            elif not fits(spec.shape, array.shape):
+                told, got = list(spec.shape), list(array.shape)
+                self._tell(name, f"has shape {got}, but {told} in the configuration")
+        return Output(name, found.name, array)
+
+    def _tell(self, name: str, what: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            _log.warning("model '%s': output '%s' %s", self._model, name, what)

@@ -1,0 +1,250 @@
+"""One stream of a decoupled model: what the model sends, on its way to the loop.
+
+Any thread of the model may send; each answer is placed in that thread and handed to the
+loop's thread, which alone talks to frontends. A model that is ahead of its reader waits
+for credit: what one stream can hold is bounded by its credit times the size of an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from shmserve.core.scheduling.stream_flow import Flow, Gate, StreamEvent, StreamState
+from shmserve.errors import Code, ProtocolViolation, ShmserveError
+from shmserve.executor.backend import Response
+from shmserve.executor.holdings import Holdings
+from shmserve.executor.inputs import InputReader
+from shmserve.executor.loop.connections import Connection, FrontendProcess
+from shmserve.executor.outputs import Placement
+from shmserve.executor.run_statistics import Spent
+from shmserve.executor.runner import what_failed
+from shmserve.executor.tensors.inputs import ExecutorRequest
+from shmserve.executor.tensors.mapped_regions import ClientRegions
+from shmserve.protocol.control.data_messages import Answer, Copied, Execute, Parameter, Timing
+from shmserve.shm.arena import ArenaMemory
+from shmserve.shm.client_region import Shrunk
+from shmserve.tensor.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+MAX_CREDIT = 1024
+_CANCELLED = (Code.CANCELLED, "cancelled")
+
+
+class Parts(Struct, frozen=True):
+    """What all streams of an executor share."""
+
+    spec: ModelSpec
+    memory: ArenaMemory
+    regions: ClientRegions
+    reader: InputReader
+    holdings: Holdings
+    post: Callable[[Posted | Abandoned], None]
+
+
+class Posted(Struct, frozen=True):
+    """To the loop: an answer to send. `leases` are the slots it takes."""
+
+    stream: Stream
+    answer: Answer
+    segments: list[int]
+    leases: list[tuple[int, int]]
+
+
+class Abandoned(Struct, frozen=True):
+    """To the loop: nobody is left in the model who could end the stream."""
+
+    stream: Stream
+
+
+class Stream:
+    """Implements `backend.Responses`.
+
+    Attributes:
+        progress_ns: when the model or the frontend last moved it.
+        waiting: the model waits for the frontend.
+    """
+
+    def __init__(
+        self, parts: Parts, connection: Connection, frontend: FrontendProcess, message: Execute
+    ) -> None:
+        if not 0 < message.credit <= MAX_CREDIT:
+            raise ProtocolViolation(f"a stream with credit for {message.credit} answers")
+        self.connection = connection
+        self.frontend = frontend
+        self.number = message.request
+        self.progress_ns = time.monotonic_ns()
+        self.waiting = False
+        self._parts = parts
+        self.message = message
+        self._flow = Flow(message.credit)
+        self._changed = threading.Condition()  # guards the flow
+        self._turn = threading.Lock()  # one answer at a time: that keeps their order
+        self._muted: tuple[str, str] | None = None  # why, for the final answer: code and text
+        self._request: ExecutorRequest | None = None
+        self.spent = Spent()
+        self._queue_ns = max(0, self.progress_ns - message.sent_ns)
+
+    # ------------------------------------------------- the thread of the model
+
+    def begin(self) -> ExecutorRequest:
+        """Open what the request names.
+
+        Raises:
+            ProtocolViolation: a descriptor outside of what the frontend offered.
+            ShmserveError: client memory that cannot be used.
+        """
+        parts, message = self._parts, self.message
+        inputs = parts.reader.read(self.frontend, message)
+        places = parts.reader.places(message) if message.places else None
+        requested = message.outputs or tuple(output.name for output in parts.spec.outputs)
+        self._request = ExecutorRequest(
+            message, inputs, requested, parts.memory, places, self.is_cancelled,
+            parts.regions.devices, self,
+        )  # fmt: skip
+        return self._request
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody wants further answers."""
+        return self._flow.state in (StreamState.MUTED, StreamState.FAILED)
+
+    def send(self, response: Response | None, final: bool = False) -> None:
+        """See `backend.Responses`."""
+        with self._turn:
+            called_ns = time.monotonic_ns()
+            gate = self._pass(response is not None, final)
+            if gate is Gate.GO:
+                self._answer(response, final, called_ns)
+            elif self._request is not None:
+                self._parts.holdings.drop_offers(self._request)
+            self.progress_ns = time.monotonic_ns()
+
+    def _pass(self, full: bool, final: bool) -> Gate:
+        """Wait until an answer may be sent, at most as long as the reader may take for one."""
+        limit_ns = self.message.deadline_ns and self.message.deadline_ns - self.message.sent_ns
+        until_ns = time.monotonic_ns() + limit_ns
+        with self._changed:
+            while (gate := self._flow.send(full, final)) is Gate.WAIT:
+                self.waiting = True
+                left_s = (until_ns - time.monotonic_ns()) / 1e9 if limit_ns else None
+                if left_s is not None and left_s <= 0:
+                    self._give_up(limit_ns / 1e9)
+                else:
+                    self._changed.wait(left_s)
+            self.waiting = False
+        return gate
+
+    def _give_up(self, seconds: float) -> None:
+        text = f"the answers of the stream were not taken for {seconds:g} s"
+        log.warning("request %d of %s: %s", self.number, self.frontend.name, text)
+        if self._flow.apply(StreamEvent.MUTE):
+            self._muted = (Code.DEADLINE_EXCEEDED, text)
+
+    def _answer(self, response: Response | None, final: bool, called_ns: int) -> None:
+        request, holdings = self._request, self._parts.holdings
+        assert request is not None
+        granted_ns = time.monotonic_ns()
+        placement = Placement(request, self._parts.memory)
+        code, text = self._muted or ("", "")
+        if not code and response is not None:
+            code, text = self._place(placement, response)
+        # Nothing leaves, and no slot is free again, before the GPU is done with it.
+        failed = self._parts.regions.devices.settle()
+        if failed is not None and not code:
+            code, text = failed.code, failed.message
+        if code:
+            holdings.undo(placement)
+        parameters: dict[str, Parameter] = {}
+        if not code and response is not None:
+            parameters = response.parameters
+        holdings.drop_offers(request)
+        leases = holdings.lease(placement)
+        retained = self._end_inputs(request) if final else ()
+        timing = Timing(
+            self._queue_ns,
+            0,
+            max(0, called_ns - self.progress_ns),
+            time.monotonic_ns() - granted_ns,
+        )
+        copied_in, moved_in = request.take_counts()
+        copied = Copied(
+            out=placement.copied_out, device=moved_in + placement.moved, inputs=copied_in
+        )
+        self._queue_ns = 0
+        answer = Answer(
+            self.number, tuple(placement.tensors), code, text, parameters, timing, copied,
+            final=final, retained=retained,
+        )  # fmt: skip
+        segments = [slot.segment for slot in placement.slots]
+        self._parts.post(Posted(self, answer, segments, leases))
+
+    def _place(self, placement: Placement, response: Response) -> tuple[str, str]:
+        """Place an answer; code and text of why it cannot be, or ""."""
+        error = response.error
+        if error is not None:
+            return error.code, error.message
+        try:
+            placement.place(response)
+        except Shrunk as ex:
+            self._parts.regions.shrunk(ex)
+            return ex.code, ex.message
+        except ShmserveError as ex:
+            return ex.code, ex.message
+        except Exception as ex:
+            error = what_failed(ex)
+            return error.code, error.message
+        return "", ""
+
+    def _end_inputs(self, request: ExecutorRequest) -> tuple[int, ...]:
+        kept = self._parts.holdings.retained(request, self.frontend, self.message)
+        for tensor in request.inputs.values():
+            tensor.close()
+        return kept
+
+    def fail(self, error: ShmserveError) -> None:
+        """End the stream for the model, from any thread; later answers are dropped."""
+        with self._changed:
+            if not self._flow.apply(StreamEvent.FAIL):
+                return
+            self._changed.notify_all()
+        code, text = self._muted or (error.code, error.message)
+        self._parts.regions.devices.settle()  # what was begun may be reading and writing still
+        retained: tuple[int, ...] = ()
+        request = self._request
+        if request is not None:
+            if self._turn.acquire(blocking=False):  # else the sender drops them
+                self._parts.holdings.drop_offers(request)
+                self._turn.release()
+            retained = self._end_inputs(request)
+        answer = Answer(self.number, error_code=code, error=text, retained=retained)
+        self._parts.post(Posted(self, answer, [], []))
+
+    def abandoned(self) -> None:
+        """See `backend.Responses`. Takes no lock: it may run in the midst of anything."""
+        if self._flow.live:
+            self._parts.post(Abandoned(self))
+
+    # --------------------------------------------------- the thread of the loop
+
+    def mute(self) -> None:
+        """The frontend has cancelled it, or is gone: tell the model, release its threads."""
+        with self._changed:
+            if self._flow.apply(StreamEvent.MUTE):
+                self._muted = _CANCELLED
+            self._changed.notify_all()
+
+    def grant(self, answers: int) -> None:
+        """The frontend has consumed answers.
+
+        Raises:
+            ProtocolViolation: more than were sent.
+        """
+        with self._changed:
+            self._flow.grant(answers)
+            self.progress_ns = time.monotonic_ns()
+            self._changed.notify_all()

@@ -1,0 +1,1 @@
+"""Inputs and outputs of a request: slots, client regions, device memory."""

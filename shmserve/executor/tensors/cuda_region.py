@@ -1,0 +1,212 @@
+"""A client's region in GPU memory, as this executor has it open, and tensors in it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmserve.core.registry import Region
+from shmserve.errors import Internal, InvalidArgument
+from shmserve.executor.backend import Output
+from shmserve.executor.devices import Devices, is_on_device
+from shmserve.executor.tensors.inputs import Input
+from shmserve.executor.tensors.region_outputs import Window
+from shmserve.protocol.control.data_messages import RegionRef, WireTensor
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.dtypes import DATATYPES, element_count
+
+if TYPE_CHECKING:
+    from shmserve.cuda.device import Device
+    from shmserve.cuda.ipc import Imported
+
+Array = np.ndarray[Any, Any]
+_BYTE = np.dtype(np.uint8)
+_ALIGNMENT = 16  # bytes a kernel may read at once; on other addresses that loses the device
+
+
+class CudaRegion:
+    """One region. Arrays on it keep its memory open; it is closed with the last of them."""
+
+    def __init__(self, region: Region, device: Device, imported: Imported) -> None:
+        self.region = region
+        self.device = device
+        self.ordinal = imported.ordinal
+        self.memory: weakref.ref[object] = weakref.ref(imported)  # dead: it is closed
+        self._imported = imported
+
+    def check(self) -> None:
+        """Nobody can take device memory away from under a region."""
+
+    def is_usable(self, at: RegionRef) -> bool:
+        """Whether kernels of the instance's device may work on a window as it lies there."""
+        aligned = (self._imported.address + at.offset) % _ALIGNMENT == 0
+        return aligned and self.ordinal == self.device.ordinal
+
+    def to_host(self, at: RegionRef) -> memoryview:
+        """The bytes of a window, copied to host memory; raises as `array`."""
+        host = np.empty(at.nbytes, np.uint8)
+        if at.nbytes:
+            self.device.take_out(self.array(at, (at.nbytes,), _BYTE), host)
+            self.device.synchronize()
+        return host.data.toreadonly()
+
+    def array(self, at: RegionRef, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """A CuPy array from the start of a window.
+
+        Raises:
+            InvalidArgument: it reaches outside of the region.
+        """
+        nbytes = element_count(shape) * dtype.itemsize
+        size = self.region.byte_size
+        if not 0 <= nbytes <= at.nbytes or at.offset < 0 or at.offset + nbytes > size:
+            raise InvalidArgument(
+                f"Invalid offset + byte size for shared memory region: '{self.region.name}'"
+            )
+        address = self._imported.address + at.offset
+        return self.device.array_at(address, shape, dtype, self._imported, self.ordinal)
+
+
+class CudaInput:
+    """A numeric input in a CUDA region; implements `backend.InputTensor`."""
+
+    slot = False
+    base = None
+
+    def __init__(
+        self, tensor: WireTensor, region: CudaRegion, model: str, devices: Devices
+    ) -> None:
+        assert isinstance(tensor.at, RegionRef)
+        self.name = tensor.name
+        self.datatype = tensor.datatype
+        self.shape = tensor.shape
+        self.device = f"cuda:{region.ordinal}"
+        self._moved = 0
+        self._devices = devices
+        self._tensor = tensor
+        self._at = tensor.at
+        self._region = region
+        self._model = model
+        self._host: Input | None = None  # a copy, if the model wants one
+        self._near: Any = None
+        self._over = False
+
+    @property
+    def buffer(self) -> memoryview:
+        """A copy of its bytes in host memory."""
+        return self._on_host().buffer
+
+    def numpy(self) -> Array:
+        """A read-only array of a copy in host memory."""
+        return self._on_host().numpy()
+
+    def private(self) -> Array:
+        """A writable copy in host memory."""
+        return self._on_host().private()
+
+    def on_device(self) -> Any:
+        """The CuPy array itself; a copy of it where the instance's device cannot work on it."""
+        self._check_open()
+        if self._near is None:
+            dtype = DATATYPES[self.datatype].numpy
+            there = self._region.array(self._at, self.shape, dtype)
+            usable = self._region.is_usable(self._at)
+            self._near = there if usable else self._copy_of(there)
+        return self._near
+
+    def private_on_device(self) -> Any:
+        """A CuPy array of a copy on the instance's device."""
+        self._check_open()
+        dtype = DATATYPES[self.datatype].numpy
+        return self._copy_of(self._region.array(self._at, self.shape, dtype))
+
+    def _copy_of(self, there: Any) -> Any:
+        copy = self._region.device.copied(there)
+        self._moved += copy.nbytes
+        return copy
+
+    def bring(self) -> None:
+        """It need not be brought to a device."""
+
+    def take_counts(self) -> tuple[int, int]:
+        """As `request.Input.take_counts`."""
+        copied = self._host.take_counts()[0] if self._host is not None else 0
+        moved, self._moved = self._moved, 0
+        return copied, moved
+
+    def close(self) -> None:
+        """The request has ended."""
+        self._over = True
+        self._host = self._near = None
+
+    def still_held(self) -> bool:
+        """Arrays keep the memory open by themselves."""
+        return False
+
+    def _on_host(self) -> Input:
+        self._check_open()
+        if self._host is None:
+            view = self._region.to_host(self._at)
+            self._moved += len(view)
+            self._host = Input(self._tensor, view, self._model, self._devices, slot=False)
+        return self._host
+
+    def _check_open(self) -> None:
+        if self._over:
+            raise Internal(f"input '{self.name}' was asked for after its request had ended")
+
+
+class CudaPlace(Window):
+    """A window of a CUDA region that an output goes to."""
+
+    def __init__(self, name: str, at: RegionRef, region: CudaRegion) -> None:
+        super().__init__(name, at)
+        self._region = region
+
+    def offer(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
+        """Host memory, copied in by `put`.
+
+        Raises:
+            InvalidArgument: the window is too small.
+        """
+        self.check_size(nbytes)
+        return np.empty(shape, dtype)
+
+    def offer_on_device(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Any:
+        """The window itself as a CuPy array, or device memory that `put` copies from; raises
+        as `offer`."""
+        self.check_size(nbytes)
+        if self._region.is_usable(self._at):
+            return self._region.array(self._at, shape, dtype)
+        return self._region.device.empty(shape, dtype)
+
+    def put(self, output: Output, size: int | list[bytes]) -> WireTensor:
+        """Start to have the output there; it is when the device has been waited for."""
+        self.moved = 0
+        array = output.array
+        if isinstance(size, list):
+            nbytes = bytes_codec.encoded_size(size)
+            self._put_host(np.frombuffer(bytes_codec.encode(size), np.uint8))
+        else:
+            nbytes = size
+            if is_on_device(array):
+                self._put_device(array)
+            else:
+                self._put_host(np.ascontiguousarray(array))
+        at = RegionRef(self._at.region, self._at.offset, nbytes)
+        return WireTensor(output.name, output.datatype, output.array.shape, at)
+
+    def _put_device(self, array: Any) -> None:
+        target = self._region.array(self._at, (array.nbytes,), _BYTE)
+        if array.nbytes and not (array.flags.c_contiguous and array.data.ptr == target.data.ptr):
+            self._region.device.move(array, target)
+            self.moved = array.nbytes
+
+    def _put_host(self, array: Array) -> None:
+        if not array.nbytes:
+            return
+        self._region.device.put_in(array, self._region.array(self._at, (array.nbytes,), _BYTE))
+        # The driver may still read what is nobody's once this returns.
+        self._region.device.synchronize()
+        self.moved = array.nbytes

@@ -1,0 +1,151 @@
+"""The client regions an executor has mapped: each once, on first use.
+
+`forget` and `clear` come from the link's thread, everything else from the loop's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from shmserve.core.registry import CUDA, Region
+from shmserve.errors import Code, ShmserveError, Unavailable, from_code
+from shmserve.executor.devices import Devices
+from shmserve.executor.tensors.cuda_region import CudaRegion
+from shmserve.protocol.control.region_messages import (
+    NeedRegion,
+    RegionGiven,
+    RegionsClosed,
+    RegionShrunk,
+)
+from shmserve.protocol.messages import FromCoordinator, ToCoordinator
+from shmserve.shm.client_region import ClientRegion, Shrunk
+from shmserve.transport.questions import Make, close_all
+
+_ASK_S = 2.0
+
+
+class Asks(Protocol):
+    """What this needs of `transport.link.Link`."""
+
+    def ask(self, make: Make, timeout_s: float) -> tuple[FromCoordinator, list[int]]: ...
+
+    def send(self, message: ToCoordinator) -> None: ...
+
+
+def _closed() -> None:
+    """For memory that stays open for another region."""
+
+
+class ClientRegions:
+    """By number. `copy`: never map, always copy (`client_shm_mode`)."""
+
+    def __init__(self, link: Asks, devices: Devices, copy: bool = False) -> None:
+        self.devices = devices
+        self._link = link
+        self._copy = copy
+        self._mapped: dict[int, ClientRegion | CudaRegion] = {}
+        self._gone: set[int] = set()  # while a question is under way
+        # CUDA regions that may still be in use; None: it is closed
+        self._closing: dict[int, Callable[[], object | None]] = {}
+        self._lock = threading.Lock()
+
+    def use(self, number: int) -> ClientRegion | CudaRegion:
+        """A region whose memory is all there, as far as one can know.
+
+        Raises:
+            InvalidArgument: its object has shrunk, and the coordinator is told; memory of a
+                GPU that cannot be used from here.
+            NotFound: it was unregistered before it could be mapped here.
+            Unavailable: the coordinator did not answer.
+        """
+        region = self._mapped.get(number)
+        try:
+            if region is None:
+                return self._map(number)
+            region.check()
+            return region
+        except Shrunk as ex:
+            self.shrunk(ex)
+            raise
+
+    def shrunk(self, ex: Shrunk) -> None:
+        """Have the region put into quarantine."""
+        self._link.send(RegionShrunk(ex.number))
+
+    def _map(self, number: int) -> ClientRegion | CudaRegion:
+        with self._lock:
+            self._gone.clear()
+            self._closing.pop(number, None)  # of the time before `clear`
+        answer, fds = self._link.ask(lambda ticket, _: NeedRegion(ticket, number), _ASK_S)
+        if not isinstance(answer, RegionGiven):
+            close_all(fds)
+            raise Unavailable("the coordinator gave no answer about a shared memory region")
+        given = answer.region
+        if given is None or len(fds) != (0 if given.kind == CUDA else 1):
+            close_all(fds)
+            if answer.error_code:
+                raise from_code(Code(answer.error_code), answer.error)
+            raise Unavailable("the coordinator gave no descriptor of a shared memory region")
+        region = self._opened(given, fds)
+        with self._lock:
+            if not answer.gone and number not in self._gone:
+                self._mapped[number] = region
+                if isinstance(region, ClientRegion) and region.size:
+                    self.devices.mappings.mapped(region.address, region.size, writable=True)
+            elif isinstance(region, CudaRegion):
+                self._closing[number] = region.memory
+        return region
+
+    def _opened(self, region: Region, fds: list[int]) -> ClientRegion | CudaRegion:
+        if region.kind == CUDA:
+            try:
+                return CudaRegion(region, *self.devices.import_region(region))
+            except ShmserveError:
+                self._link.send(RegionsClosed((region.number,)))
+                raise
+        # What cannot be pulled away is mapped whatever the mode: copying would protect nobody.
+        copy = (self._copy and not region.sealed) or region.copy
+        return ClientRegion(region, fds[0], copy)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """These are no more; requests that use them finish."""
+        with self._lock:
+            for number in numbers:
+                self._gone.add(number)
+                self._forget(number)
+        self.tell_closed()
+
+    def clear(self) -> None:
+        """After a time without the coordinator nobody knows which are no more."""
+        with self._lock:
+            for number in list(self._mapped):
+                self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        region = self._mapped.pop(number, None)
+        if isinstance(region, ClientRegion):
+            self.devices.mappings.unmapping(region.address)
+        elif region is not None:
+            self._closing[number] = _closed if self._is_shared(region) else region.memory
+
+    def _is_shared(self, region: CudaRegion) -> bool:
+        """Whether another region is the same memory, which stays open for that."""
+        memory = region.memory()
+        others = self._mapped.values()
+        return any(isinstance(o, CudaRegion) and o.memory() is memory for o in others)
+
+    def tell_closed(self) -> None:
+        """Tell the coordinator which regions that are no more are closed by now."""
+        if not self._closing:
+            return
+        with self._lock:
+            closed = [number for number, memory in self._closing.items() if memory() is None]
+            for number in closed:
+                del self._closing[number]
+        if closed:
+            self._link.send(RegionsClosed(tuple(closed)))
+
+    def __len__(self) -> int:
+        return len(self._mapped)

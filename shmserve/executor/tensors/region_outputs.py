@@ -1,0 +1,141 @@
+"""Outputs that go into client memory: one window of a region per output.
+
+A model that asks for its output gets an array right there; what it returns instead is
+copied once. Nothing is ever written outside of the window.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shmserve.errors import InvalidArgument
+from shmserve.executor.backend import Output
+from shmserve.executor.devices import Devices, is_on_device
+from shmserve.protocol.control.data_messages import RegionRef, WireTensor
+from shmserve.shm.client_region import ClientRegion
+from shmserve.tensor import bytes_codec
+
+Array = np.ndarray[Any, Any]
+
+
+class Window:
+    """Where one output goes: at most `at.nbytes` bytes of a region.
+
+    `copied`: bytes that the processor had to move there; `moved`: that the GPU had to.
+    """
+
+    def __init__(self, name: str, at: RegionRef) -> None:
+        self.copied = 0
+        self.moved = 0
+        self._name = name
+        self._at = at
+
+    def size_of(self, output: Output) -> int | list[bytes]:
+        """Bytes an output takes, or the elements of a BYTES output, checked to fit.
+
+        Raises:
+            InvalidArgument: the window is too small.
+        """
+        if output.datatype == "BYTES":
+            elements = bytes_codec.to_bytes(output.array.ravel().tolist())
+            self.check_size(bytes_codec.encoded_size(elements))
+            return elements
+        nbytes = int(output.array.nbytes)
+        self.check_size(nbytes)
+        return nbytes
+
+    def check_size(self, nbytes: int) -> None:
+        """Raises InvalidArgument if the window is too small."""
+        if nbytes > self._at.nbytes:
+            raise InvalidArgument(
+                f"shared memory size specified with the request for output '{self._name}'"
+                f" ({self._at.nbytes} bytes) should be at least {nbytes} bytes to hold the results"
+            )
+
+
+class Place(Window):
+    """A window of a system region that an output goes to."""
+
+    def __init__(self, name: str, at: RegionRef, region: ClientRegion, devices: Devices) -> None:
+        """Raises InvalidArgument if the window does not lie in the region."""
+        super().__init__(name, at)
+        self._region = region
+        self._devices = devices
+        self._view = memoryview(b"") if region.copy else region.view(at)
+        self._address = _address(self._view)
+
+    def offer(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
+        """A writable array in the client's memory; in memory of our own where the client's
+        must not be mapped or is not aligned.
+
+        Raises:
+            InvalidArgument: the window is too small.
+        """
+        self.check_size(nbytes)
+        if self._region.copy or not nbytes or self._address % dtype.alignment:
+            return np.empty(shape, dtype)
+        return np.frombuffer(self._view[:nbytes], dtype).reshape(shape)
+
+    def offer_on_device(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Any:
+        """Device memory, which `put` copies here; raises as `offer`."""
+        self.check_size(nbytes)
+        return self._devices.open().empty(shape, dtype)
+
+    def put(self, output: Output, size: int | list[bytes]) -> WireTensor:
+        """Have the output there: `size` is what `size_of` said. What comes from a GPU is there
+        when that has been waited for."""
+        self.copied = self.moved = 0
+        array = output.array
+        if isinstance(size, list):
+            nbytes = bytes_codec.encoded_size(size)
+            if nbytes:
+                self._write(memoryview(bytes_codec.encode(size)))
+        else:
+            nbytes = size
+            if nbytes and is_on_device(array):
+                self._put_device(array)
+            elif nbytes and not self._is_there(array):
+                self._put_array(array)
+        at = RegionRef(self._at.region, self._at.offset, nbytes)
+        return WireTensor(output.name, output.datatype, array.shape, at)
+
+    def _put_device(self, array: Any) -> None:
+        device = self._devices.open()
+        self.moved = array.nbytes
+        if self._region.copy:
+            host = np.empty(array.nbytes, np.uint8)
+            device.take_out(array, host)
+            device.synchronize()
+            self._write(host.data)
+        else:
+            device.take_out(array, np.frombuffer(self._view[: array.nbytes], np.uint8))
+
+    def _put_array(self, array: Array) -> None:
+        if self._region.copy:
+            # Reading what is in a private array: no client can pull it away.
+            self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            return
+        target = np.frombuffer(self._view[: array.nbytes], array.dtype).reshape(array.shape)
+        np.copyto(target, array)
+        self.copied += array.nbytes
+
+    def _write(self, data: memoryview) -> None:
+        if self._region.copy:
+            self._region.write(self._at, data)
+        else:
+            self._view[: len(data)] = data
+        self.copied += len(data)
+
+    def _is_there(self, array: Array) -> bool:
+        if self._region.copy or not array.flags.c_contiguous:
+            return False
+        return int(array.__array_interface__["data"][0]) == self._address
+
+
+def _address(view: memoryview) -> int:
+    if not len(view):
+        return 0
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address

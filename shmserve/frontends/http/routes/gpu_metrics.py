@@ -1,0 +1,73 @@
+"""GPUs in ``/metrics``: under the server's own names, and under Triton's.
+
+A value that a GPU does not have, or that its driver does not tell right now, is no sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from shmserve.protocol.control.stats_messages import GpuReport
+
+
+class _Value(NamedTuple):
+    """One value of `GpuReport`. `triton`: what Triton calls it, if it does."""
+
+    field: str
+    name: str
+    triton: str
+    what: str
+
+    @property
+    def counts(self) -> bool:
+        return self.name.endswith("_total")
+
+
+_VALUES = (
+    _Value(
+        "utilization",
+        "utilization_ratio",
+        "nv_gpu_utilization",
+        "Share of the last moments in which anything ran on the GPU",
+    ),
+    _Value("memory_used", "memory_used_bytes", "nv_gpu_memory_used_bytes", "GPU memory in use"),
+    _Value("memory_total", "memory_total_bytes", "nv_gpu_memory_total_bytes", "GPU memory"),
+    _Value("temperature", "temperature_celsius", "", "Temperature of the GPU"),
+    _Value("power", "power_watts", "nv_gpu_power_usage", "Power the GPU draws, in watts"),
+    _Value("power_limit", "power_limit_watts", "nv_gpu_power_limit", "Power limit, in watts"),
+    _Value(
+        "energy",
+        "energy_joules_total",
+        "nv_energy_consumption",
+        "Energy the GPU has used since its driver was loaded, in joules",
+    ),
+)
+
+
+def gpu_families(gpus: Sequence[GpuReport]) -> Iterator[Metric]:
+    """Under the server's names; nothing at all without GPUs."""
+    for value in _VALUES if gpus else ():
+        name = f"shmserve_gpu_{value.name}"
+        make = CounterMetricFamily if value.counts else GaugeMetricFamily
+        family = make(name, value.what, labels=("gpu_uuid", "gpu", "name"))
+        for gpu in gpus:
+            number = getattr(gpu, value.field)
+            if number is not None:
+                family.add_metric((gpu.uuid, str(gpu.index), gpu.name), number)
+        yield family
+
+
+def triton_gpu_lines(gpus: Sequence[GpuReport]) -> Iterator[str]:
+    """Under Triton's names, as lines of text; nothing at all without GPUs."""
+    for value in _VALUES if gpus else ():
+        if not value.triton:
+            continue
+        yield f"# HELP {value.triton} {value.what}"
+        yield f"# TYPE {value.triton} {'counter' if value.counts else 'gauge'}"
+        for gpu in gpus:
+            number = getattr(gpu, value.field)
+            if number is not None:
+                yield f'{value.triton}{{gpu_uuid="{gpu.uuid}"}} {number}'

@@ -1,0 +1,69 @@
+"""The shared-memory extension over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon
+import msgspec
+
+from shmserve.config import Settings
+from shmserve.core.registry import CUDA, SYSTEM
+from shmserve.errors import InvalidArgument
+from shmserve.frontends.http.routes.body_reader import open_intake
+from shmserve.frontends.http.routes.callers import caller_of
+from shmserve.frontends.oip.shared_memory import Regions, parse_cuda
+from shmserve.protocol.oip import strict_parser as oip_strict
+
+_encode = msgspec.json.Encoder().encode
+_MAX_BODY = 64 * 1024
+KINDS = (SYSTEM, CUDA)
+_ACTIONS = ("status", "register", "unregister")
+
+
+class RegionResource:
+    """/v2/{kind}sharedmemory[/region/{name}]/{action}."""
+
+    def __init__(self, kind: str, action: str, regions: Regions, settings: Settings) -> None:
+        self._cuda = kind == CUDA
+        self._kind = kind
+        self._regions = regions
+        self._settings = settings
+        method = "on_get" if action == "status" else "on_post"
+        setattr(self, method, getattr(self, f"_{action}"))
+        if action == "status":
+            self.on_head = self._status
+
+    def _status(self, req: falcon.Request, resp: falcon.Response, name: str = "") -> None:
+        status = self._regions.cuda_status if self._cuda else self._regions.status
+        resp.data = _encode(status(caller_of(req.env), name))
+
+    def _register(self, req: falcon.Request, resp: falcon.Response, name: str = "") -> None:
+        if not name:
+            raise InvalidArgument(
+                f"'region name' is necessary to register {self._kind} shared memory region"
+            )
+        document = self._document(req)
+        caller = caller_of(req.env)
+        if self._cuda:
+            self._regions.register_cuda(caller, name, *parse_cuda(document))
+        else:
+            self._regions.register(caller, name, document)
+
+    def _unregister(self, req: falcon.Request, resp: falcon.Response, name: str = "") -> None:
+        self._regions.unregister(caller_of(req.env), name, self._kind)
+
+    def _document(self, req: falcon.Request) -> Any:
+        body = open_intake(req.env, self._settings).read_rest(_MAX_BODY)
+        return oip_strict.loads(body, self._settings)
+
+
+def add_routes(
+    app: falcon.App[falcon.Request, falcon.Response], regions: Regions, settings: Settings
+) -> None:
+    """All routes of the extension."""
+    for kind in KINDS:
+        for action in _ACTIONS:
+            resource = RegionResource(kind, action, regions, settings)
+            app.add_route(f"/v2/{kind}sharedmemory/{action}", resource)
+            app.add_route(f"/v2/{kind}sharedmemory/region/{{name}}/{action}", resource)

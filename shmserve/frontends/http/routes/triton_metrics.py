@@ -1,0 +1,76 @@
+"""The names that dashboards made for Triton ask for, over the same numbers.
+
+Written out here: prometheus_client appends ``_total`` to counters, which Triton's have not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from shmserve.core.stats.executor_counters import STAGES
+from shmserve.core.stats.request_counters import Reason
+from shmserve.frontends.http.routes.gpu_metrics import triton_gpu_lines
+from shmserve.protocol.control.stats_messages import ModelReport, Report
+
+# Triton's reasons for ours. It does not count what it refuses before it is queued.
+_REASONS = {
+    "REJECTED": (Reason.QUEUE_FULL, Reason.NO_MEMORY, Reason.DEADLINE),
+    "CANCELED": (Reason.CANCELLED,),
+    "BACKEND": (Reason.MODEL, Reason.EXECUTOR_DIED),
+    "OTHER": (Reason.NO_EXECUTOR, Reason.INTERNAL),
+}
+Value = Callable[[ModelReport], float]
+
+
+def _stage_us(index: int) -> Value:
+    return lambda model: model.runs.stage_ns[index] // 1000
+
+
+_COUNTERS: tuple[tuple[str, str, Value], ...] = (
+    ("request_success", "Answered requests", lambda m: m.all_requests().succeeded),
+    ("count", "Elements of the batches of all executions", lambda m: m.runs.inferences),
+    ("exec_count", "Executions of the model", lambda m: m.runs.executions),
+    (
+        "request_duration_us",
+        "Microseconds from arrival to answer",
+        lambda m: m.all_requests().success_ns // 1000,
+    ),
+    *(
+        (f"{stage}_duration_us", f"Microseconds in stage {stage}", _stage_us(index))
+        for index, stage in enumerate(STAGES)
+    ),
+)
+
+
+def triton_text(report: Report) -> str:
+    """The lines to be added to a scrape's answer."""
+    return "".join(f"{line}\n" for line in _lines(report))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    models = sorted(report.models, key=lambda model: (model.model, model.version))
+    for suffix, what, value in _COUNTERS:
+        name = f"nv_inference_{suffix}"
+        yield from _head(name, what)
+        for model in models:
+            yield f"{name}{{{_labels(model)}}} {value(model)}"
+    name = "nv_inference_request_failure"
+    yield from _head(name, "Failed requests")
+    for model in models:
+        counts = model.all_requests().failures
+        for reason, ours in _REASONS.items():
+            failed = sum(counts[each] for each in ours)
+            yield f'{name}{{{_labels(model)},reason="{reason}"}} {failed}'
+    yield from triton_gpu_lines(report.gpus)
+
+
+def _head(name: str, what: str) -> tuple[str, str]:
+    return f"# HELP {name} {what}", f"# TYPE {name} counter"
+
+
+def _labels(model: ModelReport) -> str:
+    return f'model="{_escaped(model.model)}",version="{_escaped(model.version)}"'
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

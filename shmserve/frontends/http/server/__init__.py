@@ -1,0 +1,1 @@
+"""The gunicorn worker class and its connections: from sockets to WSGI and back."""

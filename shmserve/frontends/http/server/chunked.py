@@ -1,0 +1,89 @@
+"""Chunked request bodies: gunicorn's reader, with bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gunicorn.http.body import ChunkedReader
+from gunicorn.http.errors import NoMoreData, ParseException
+from gunicorn.http.unreader import Unreader
+
+from shmserve.errors import InvalidArgument, TooLarge
+from shmserve.frontends.http.server.request_body import BODY, Body, Source, too_large
+
+
+class _BoundedChunks(ChunkedReader):  # type: ignore[misc]
+    """gunicorn's reader of chunked bodies, with an end to the number of chunks."""
+
+    def __init__(self, request: Any, unreader: Unreader, limit: int) -> None:
+        super().__init__(request, unreader)
+        self._limit = limit
+        self._count = 0
+
+    def parse_chunk_size(self, unreader: Unreader, data: bytes | None = None) -> Any:
+        self._count += 1
+        if self._count > self._limit + 1:  # the empty last chunk is not counted
+            raise TooLarge(
+                f"the chunked request body has more than {self._limit} chunks (max_chunks)"
+            )
+        return super().parse_chunk_size(unreader, data)
+
+
+class ChunkedBody(Body):
+    """A chunked body: bounded in chunks and bytes, always copied.
+
+    Args:
+        source: the connection.
+        request: gunicorn's request, for its header limits and trailers.
+        unreader: where the chunks come from.
+        expects: the client waits for ``100 Continue``.
+    """
+
+    __slots__ = ("_done", "_pieces", "_started", "_total")
+
+    def __init__(
+        self, source: Source, request: Any, unreader: Unreader, expects: bool = False
+    ) -> None:
+        super().__init__(source, b"", expects)
+        self._pieces: Iterator[bytes] = _BoundedChunks(
+            request, unreader, source.settings.max_chunks
+        ).parser
+        self._done = False
+        self._started = 0.0
+        self._total = 0
+
+    @property
+    def finished(self) -> bool:
+        return self._done
+
+    def _receive(self, want: int) -> bytes:
+        if self._done or self.failed:
+            return b""
+        settings = self._source.settings
+        if not self._until:
+            self._begin(0)
+        try:
+            while not self.failed:
+                earned = self._total / settings.min_bytes_per_s
+                self._source.watch = (BODY, self._until + earned)
+                data = next(self._pieces, None)
+                if data is None:
+                    self._done = True
+                    return b""
+                self._total += len(data)
+                if self._total > settings.max_request_bytes:
+                    raise too_large(settings)
+                if data:
+                    return data
+        except (NoMoreData, OSError):
+            self._fail()
+        except ParseException:
+            self._fail()
+            raise InvalidArgument("the chunked framing of the request body is malformed") from None
+        except TooLarge:
+            self._fail()
+            raise
+        finally:
+            self._source.watch = None
+        return b""

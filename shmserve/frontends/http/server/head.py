@@ -1,0 +1,191 @@
+"""Request heads: taken off the socket, parsed by gunicorn, remembered.
+
+A head is looked at before it is taken (MSG_PEEK). So a body that did not come along
+with its head entirely stays in the kernel, and is received into its place in memory.
+
+What costs is parsing, and clients send the same head again and again: a connection
+remembers the last few, byte for byte. The second system call costs nothing at one
+connection, but up to a fifth of the requests per second at eight if it lets go of the
+interpreter lock, for which the threads then queue; see `discard`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from typing import Any, Protocol
+
+from gunicorn.http.body import ChunkedReader
+from gunicorn.http.errors import (
+    InvalidRequestLine,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    NoMoreData,
+)
+from gunicorn.http.message import Request
+from gunicorn.http.unreader import Unreader
+
+from shmserve.config import Settings
+from shmserve.frontends.http.server.environ import Address, request_environ
+from shmserve.frontends.http.server.request_body import SCRAP
+
+HEAD = "head"
+
+_PEEK = 8192  # a request that fits is taken in two system calls, its body with the head
+_CACHED_HEADS = 4
+_CACHED_HEAD_BYTES = 2048
+
+
+# Through PyDLL a call keeps the interpreter lock, which is right for one that never waits.
+_recv = ctypes.PyDLL(None).recv
+_recv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_recv.restype = ctypes.c_ssize_t
+_scrap_address = ctypes.addressof(ctypes.c_char.from_buffer(SCRAP))
+
+
+def discard(sock: socket.socket, count: int) -> bool:
+    """Take bytes from the kernel that have been looked at; at most `len(SCRAP)`.
+
+    They are there, so this does not wait. False if the connection was reset meanwhile.
+    """
+    got: int = _recv(sock.fileno(), _scrap_address, count, socket.MSG_DONTWAIT)
+    return got == count
+
+
+class Head:
+    """A parsed head, good for every request of the connection that begins with these bytes."""
+
+    __slots__ = ("chunked", "close", "environ", "expects", "length", "request", "size")
+
+    def __init__(self, request: Any, environ: dict[str, Any], size: int) -> None:
+        reader = request.body.reader
+        self.request = request
+        self.environ = environ
+        self.size = size
+        self.chunked = isinstance(reader, ChunkedReader)
+        self.length: int = 0 if self.chunked else reader.length
+        self.close: bool = request.should_close()
+        self.expects: bool = request._expected_100_continue
+
+
+class _SocketUnreader(Unreader):  # type: ignore[misc]
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__()
+        self._sock = sock
+
+    def chunk(self, size_hint: int | None = None) -> bytes:
+        return self._sock.recv(min(max(size_hint or 0, 1 << 16), 1 << 20))
+
+
+class Waiter(Protocol):
+    """What reading heads needs of the connection."""
+
+    sock: socket.socket
+    settings: Settings
+
+    def wait(self, phase: str, seconds: float) -> None: ...
+
+
+class Heads:
+    """The heads of one connection, one after another.
+
+    Attributes:
+        peeked: what the last head was found in and is still to be taken from the
+            kernel; empty if the head has been taken.
+        unreader: holds what was received beyond the last head.
+    """
+
+    __slots__ = (
+        "_cfg",
+        "_client",
+        "_environ",
+        "_known",
+        "_number",
+        "_proxied",
+        "_waiter",
+        "peeked",
+        "unreader",
+    )
+
+    def __init__(self, waiter: Waiter, cfg: Any, client: Address, environ: dict[str, Any]) -> None:
+        self._waiter = waiter
+        self._cfg = cfg
+        self._client = client
+        self._environ = environ
+        self._known: dict[bytes, Head] = {}
+        self._number = 0
+        self._proxied = cfg.proxy_protocol != "off"
+        self.peeked = b""
+        self.unreader = _SocketUnreader(waiter.sock)
+
+    def next(self) -> Head | None:
+        """The next head; None if the client has closed the connection.
+
+        Raises:
+            ParseException: it is malformed or too large.
+            NoMoreData: it ended in the middle.
+        """
+        data = self._read_head()
+        return (self._known.get(data) or self._parse(data)) if data else None
+
+    def _parse(self, data: bytes) -> Head:
+        if len(data) > self._waiter.settings.max_head_bytes:
+            raise LimitRequestHeaders("head too large")
+        self._number += 1
+        self.unreader.unread(data)
+        request = Request(self._cfg, self.unreader, self._client, self._number)
+        head = Head(request, request_environ(self._environ, request), len(data))
+        if not self._proxied and not head.chunked and len(data) <= _CACHED_HEAD_BYTES:
+            if len(self._known) >= _CACHED_HEADS:
+                self._known.clear()
+            self._known[data] = head
+        return head
+
+    def _read_head(self) -> bytes:
+        """The bytes of the next head, its empty line included; b"" at the end.
+
+        Nothing beyond the head is taken from the kernel, except after a chunked body.
+        """
+        self.peeked = b""
+        data = self.unreader.take_buffered()
+        if self._proxied:  # where such a head ends only the parser can tell
+            self._waiter.wait(HEAD, self._waiter.settings.head_timeout_s)
+            return data or self.unreader.chunk()
+        if not data:
+            data = self._waiter.sock.recv(_PEEK, socket.MSG_PEEK)
+            end = data.find(b"\r\n\r\n") + 4
+            if end > 3:
+                self.peeked = data
+                return data[:end]
+            data = self._take(len(data))
+        if not data:
+            return b""
+        return self._gather_head(data)
+
+    def _gather_head(self, data: bytes) -> bytes:
+        """A head that comes in several pieces, or that had been read ahead."""
+        self._waiter.wait(HEAD, self._waiter.settings.head_timeout_s)
+        gathered = bytearray(data)
+        while (end := gathered.find(b"\r\n\r\n")) < 0:
+            _check_partial(gathered, self._waiter.settings.max_head_bytes)
+            more = self._waiter.sock.recv(_PEEK, socket.MSG_PEEK)
+            if not more:
+                raise NoMoreData(bytes(gathered))
+            edge = bytes(gathered[-3:])
+            found = (edge + more).find(b"\r\n\r\n")
+            gathered += self._take(found + 4 - len(edge) if found >= 0 else len(more))
+        self.unreader.unread(bytes(gathered[end + 4 :]))
+        return bytes(gathered[: end + 4])
+
+    def _take(self, count: int) -> bytes:
+        return self._waiter.sock.recv(count, socket.MSG_WAITALL) if count else b""
+
+
+def _check_partial(data: bytearray, limit: int) -> None:
+    """Refuse what can become no head, or none within the limit."""
+    if data.count(b"\n") != data.count(b"\r\n"):
+        raise InvalidRequestLine("bare LF")
+    if len(data) >= limit:
+        if b"\r\n" in data:
+            raise LimitRequestHeaders("head too large")
+        raise LimitRequestLine(len(data), limit)

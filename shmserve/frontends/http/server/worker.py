@@ -1,0 +1,255 @@
+"""The gunicorn worker class of the HTTP frontend: a thread per connection.
+
+The main thread accepts, keeps the master informed, and closes what has passed its
+deadline; the connections' threads do everything else on blocking sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import selectors
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from time import monotonic, sleep
+from typing import Any
+
+from gunicorn.workers.base import Worker
+
+from shmserve import config
+from shmserve.frontends.http.server import environ as environs
+from shmserve.frontends.http.server.connection import IDLE, LINGER, SEND, Connection, Service
+from shmserve.frontends.http.server.error_responses import refusal
+from shmserve.observe import gauges
+
+_TICK_S = 1.0
+_STOPPING_TICK_S = 0.05
+_PARKED_THREADS = 64
+
+# A stopping worker leaves idle connections open this long: the next request of a busy
+# client may be on its way already, and is answered with "Connection: close".
+_STOP_GRACE_S = 2.0
+
+_ACCEPT_DELAY_S = 0.0001  # for each connection, so that the least busy worker is first
+_MAX_ACCEPT_DELAY_S = 0.001
+
+_REFUSED_SOCKETS = 128
+_CUT_GRACE_S = 5.0
+
+
+class _Threads:
+    """Runs items, each in a thread of its own; threads that are done wait for another item."""
+
+    def __init__(self, run: Callable[[Connection], None]) -> None:
+        self._run = run
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._items: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+
+    def submit(self, item: Connection) -> None:
+        with self._lock:
+            parked = self._idle > 0
+            if parked:
+                self._idle -= 1
+        if parked:
+            self._items.put(item)
+        else:
+            threading.Thread(target=self._loop, args=(item,), name="http", daemon=True).start()
+
+    def _loop(self, item: Connection) -> None:
+        while True:
+            self._run(item)
+            with self._lock:
+                if self._idle >= _PARKED_THREADS:
+                    return
+                self._idle += 1
+            item = self._items.get()
+
+
+class ConnectionWorker(Worker):  # type: ignore[misc]
+    """Set as gunicorn's ``worker_class``. The settings ``threads`` and
+    ``worker_connections`` have no meaning here, `max_connections` of ours has.
+    """
+
+    alive: bool  # until a signal or max_requests says otherwise
+
+    @classmethod
+    def check_config(cls, cfg: Any, log: Any) -> None:
+        problem = ""
+        if cfg.is_ssl:
+            problem = "does not speak TLS: use worker_class = 'gthread', or a proxy in front"
+        elif getattr(cfg, "protocol", "http") != "http":
+            problem = "speaks HTTP only: use worker_class = 'gthread' for other protocols"
+        if problem:
+            log.error("The worker class %s %s", cls.__name__, problem)
+            sys.exit(1)
+
+    def init_process(self) -> None:
+        self.settings = config.load()
+        self.connections: set[Connection] = set()
+        self.threads = _Threads(self._serve)
+        self.lock = threading.Lock()  # a socket is either shut down or closed, never both
+        self.refused: deque[socket.socket] = deque()
+        gauges.provide_connections(lambda: len(self.connections))
+        super().init_process()
+
+    def run(self) -> None:
+        self.service = self._make_service()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.PIPE[0], selectors.EVENT_READ)
+            for listener in self.sockets:
+                listener.setblocking(False)
+                selector.register(listener, selectors.EVENT_READ, listener.getsockname())
+            self._accept_until_stopped(selector)
+        self.service.stopping = True
+        for listener in self.sockets:
+            listener.close()
+        self._finish()
+
+    def _make_service(self) -> Service:
+        service = Service(self.cfg, self.log, self.settings, self.wsgi)
+        service.count = self._count
+        if self.log.access_log_enabled:
+            service.access = self.log.access
+        before, after = self.cfg.settings["pre_request"], self.cfg.settings["post_request"]
+        if before.get() is not type(before).default:
+            service.before = lambda request: self.cfg.pre_request(self, request)
+        if after.get() is not type(after).default:
+            service.after = self._after
+        return service
+
+    def _after(self, request: Any, environ: dict[str, Any], response: Any) -> None:
+        try:
+            self.cfg.post_request(self, request, environ, response)
+        except Exception:
+            self.log.exception("Exception in post_request hook")
+
+    def _count(self) -> None:
+        self.nr += 1
+        if self.nr >= self.max_requests and self.alive:
+            self.log.info("Autorestarting worker after current request.")
+            self.service.stopping = True
+            self.alive = False
+            os.write(self.PIPE[1], b"1")
+
+    # The main thread
+
+    def _accept_until_stopped(self, selector: selectors.BaseSelector) -> None:
+        due = 0.0
+        while self.alive:
+            now = monotonic()
+            if now >= due:
+                due = now + _TICK_S
+                self.notify()
+                self._cut_overdue(now)
+                self._close_refused()
+                if self.ppid != os.getppid():
+                    self.log.info("Parent changed, shutting down: %s", self)
+                    return
+            for key, _ in selector.select(due - now):
+                if key.data is None:
+                    self._drain_pipe()
+                else:
+                    self._accept(key.fileobj, key.data)
+
+    def _drain_pipe(self) -> None:
+        try:
+            os.read(self.PIPE[0], 4096)
+        except BlockingIOError:
+            pass
+
+    def _accept(self, listener: Any, address: environs.Address) -> None:
+        # One at a time, and the later the more connections there are already: the other
+        # workers woke up as well, and long-lived connections should be spread evenly.
+        if self.cfg.workers > 1 and self.connections:
+            sleep(min(len(self.connections) * _ACCEPT_DELAY_S, _MAX_ACCEPT_DELAY_S))
+        try:
+            sock, client = listener.accept()
+        except OSError:  # taken by another worker, gone already, or no descriptor left
+            return
+        if len(self.connections) >= self.settings.max_connections:
+            self._refuse(sock)
+            return
+        connection = Connection(self.service, sock, client, address)
+        with self.lock:
+            self.connections.add(connection)
+        try:
+            self.threads.submit(connection)
+        except RuntimeError:  # no thread to be had
+            with self.lock:
+                self.connections.discard(connection)
+            self._refuse(sock)
+
+    def _refuse(self, sock: socket.socket) -> None:
+        answer = refusal(503, "too many connections (max_connections)", "Retry-After: 1")
+        try:
+            sock.send(answer, socket.MSG_DONTWAIT)
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        # Closed on the next tick: closing over unread data would take the answer back.
+        self.refused.append(sock)
+        if len(self.refused) > _REFUSED_SOCKETS:
+            self.refused.popleft().close()
+
+    def _close_refused(self) -> None:
+        while self.refused:
+            self.refused.popleft().close()
+
+    def _cut_overdue(self, now: float) -> None:
+        """Shut down what has waited too long for its client."""
+        with self.lock:
+            for connection in self.connections:
+                watch = connection.watch
+                if watch is not None and self._due(watch) <= now:
+                    self._cut(connection, watch, now)
+
+    def _due(self, watch: tuple[str, float]) -> float:
+        phase, until = watch
+        if phase == IDLE and self.service.stopping:
+            return min(until, until - self.settings.idle_timeout_s + _STOP_GRACE_S)
+        return until
+
+    def _cut(self, connection: Connection, watch: tuple[str, float], now: float) -> None:
+        again = connection.expired
+        connection.expired = True
+        # Reading ends at once, and what has arrived by now can still be answered. If the
+        # thread has not moved on by the second time, or cannot send, nothing helps.
+        final = again or watch[0] in (SEND, LINGER)
+        try:
+            connection.sock.shutdown(socket.SHUT_RDWR if final else socket.SHUT_RD)
+        except OSError:
+            pass
+        if connection.watch is watch:
+            connection.watch = (watch[0], now + _CUT_GRACE_S)
+
+    def _finish(self) -> None:
+        """Let the connections end what they have begun."""
+        stop_at = monotonic() + self.cfg.graceful_timeout
+        while True:
+            now = monotonic()
+            self.notify()
+            self._cut_overdue(now)
+            with self.lock:
+                if not self.connections:
+                    break
+            if now >= stop_at:
+                self.log.warning("Connections left behind at exit: %d", len(self.connections))
+                break
+            sleep(_STOPPING_TICK_S)
+        self._close_refused()
+
+    # The connections' threads
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            connection.serve()
+        except Exception:
+            self.log.exception("Error on a connection")
+        finally:
+            with self.lock:
+                self.connections.discard(connection)
+                connection.sock.close()

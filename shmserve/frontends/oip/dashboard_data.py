@@ -1,0 +1,148 @@
+"""What the metrics page shows: the coordinator's history and the registry as plain data."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+import shmserve
+from shmserve.config import Settings
+from shmserve.core.registry import ModelState, Snapshot
+from shmserve.core.stats.counter_pages import BOUNDS_NS
+from shmserve.core.stats.time_series import LEVELS
+from shmserve.errors import InvalidArgument, Unavailable
+from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.protocol.control.history_messages import HistoryReport, ModelHistory
+from shmserve.protocol.control.stats_messages import Report
+
+_BOUNDS_MS = [ns / 1e6 for ns in BOUNDS_NS]
+_LEVELS = {level.name: number for number, level in enumerate(LEVELS)}
+_NO_REPORT = Report((), (), {}, {})
+
+
+class Monitor:
+    """`data` is the whole of it."""
+
+    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
+        self._dispatcher = dispatcher
+        self._server = {"name": settings.server_name, "version": shmserve.__version__}
+
+    def data(self, level: str = "second", since: int = 0, life: str = "") -> dict[str, Any]:
+        """All series of one level (second, minute, hour, day), and what is now.
+
+        With the `life` and the `until` (as `since`) of an earlier answer only periods come that
+        were not over then.
+
+        Raises:
+            InvalidArgument: there is no such level.
+            Unavailable: the coordinator is away, and did not come back in time.
+        """
+        if level not in _LEVELS:
+            raise InvalidArgument(f"level '{level}' is none of {', '.join(_LEVELS)}")
+        number = _LEVELS[level]
+        history = self._dispatcher.server.history(number, since, life)
+        snapshot = self._snapshot()
+        report = history.report or _NO_REPORT
+        return {
+            "server": {**self._server, "state": _state(snapshot)},
+            "now": time.time(),
+            "life": history.life,
+            "level": level,
+            "seconds": LEVELS[number].seconds,
+            "points": LEVELS[number].points,
+            "first": history.first,
+            "until": history.until,
+            "running": history.running,
+            "ended_at": history.ended_at,
+            "age_s": history.age_s,
+            "bounds_ms": _BOUNDS_MS,
+            "total": history.total,
+            "system": history.system,
+            "models": _models(history, snapshot, report),
+            "values": [
+                {
+                    "model": value.model,
+                    "version": value.version,
+                    "name": value.name,
+                    "kind": value.kind,
+                    "series": value.columns,
+                }
+                for value in history.values
+            ],
+            "gpus": _gpus(history, report),
+            "processes": [msgspec.structs.asdict(process) for process in history.processes],
+            "starts": report.starts,
+            "ends": report.ends,
+            "regions": [msgspec.structs.asdict(kind) for kind in report.regions],
+            "pool_bytes": report.pool_bytes,
+            "troubles": [msgspec.structs.asdict(entry) for entry in reversed(history.troubles)],
+            "machine_bytes": history.machine_bytes,
+            "processors": history.processors,
+        }
+
+    def _snapshot(self) -> Snapshot | None:
+        try:
+            return self._dispatcher.snapshot()
+        except Unavailable:
+            return None
+
+
+def _state(snapshot: Snapshot | None) -> str:
+    if snapshot is None or not snapshot.complete:
+        return "starting"
+    if snapshot.draining:
+        return "draining"
+    return "ready" if snapshot.ready else "not ready"
+
+
+def _models(
+    history: HistoryReport, snapshot: Snapshot | None, report: Report
+) -> list[dict[str, Any]]:
+    """Every model version that is published, and every other of which something was counted."""
+    series = {(model.model, model.version): model for model in history.models}
+    totals = {(model.model, model.version): model.all_requests() for model in report.models}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for key in series:
+        rows[key] = _row(*key, "UNLOADED", "", 0)
+    if snapshot is not None:
+        for name, reason in {**snapshot.failed, **snapshot.refused}.items():
+            model, _, version = name.partition("/")
+            rows[model, version] = _row(model, version, ModelState.UNAVAILABLE, reason, 0)
+        for name, versions in snapshot.models.items():
+            for version, entry in versions.items():
+                live = len(entry.instances)
+                rows[name, version] = _row(name, version, entry.state, entry.reason, live)
+    for key, row in rows.items():
+        counts, found = totals.get(key), series.get(key)
+        row["requests"] = counts.requests if counts is not None else 0
+        row["failed"] = sum(counts.failures) if counts is not None else 0
+        row["series"] = found.columns if isinstance(found, ModelHistory) else {}
+    return [rows[key] for key in sorted(rows)]
+
+
+def _gpus(history: HistoryReport, report: Report) -> list[dict[str, Any]]:
+    """Every GPU that the history knows, with what it has of memory and power if it answers."""
+    now = {gpu.uuid: gpu for gpu in report.gpus}
+    return [
+        {
+            "uuid": gpu.uuid,
+            "index": gpu.index,
+            "name": gpu.name,
+            "memory_total": now[gpu.uuid].memory_total if gpu.uuid in now else None,
+            "power_limit": now[gpu.uuid].power_limit if gpu.uuid in now else None,
+            "series": gpu.columns,
+        }
+        for gpu in history.gpus
+    ]
+
+
+def _row(name: str, version: str, state: str, reason: str, instances: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "version": version,
+        "state": str(state),
+        "reason": reason,
+        "instances": instances,
+    }

@@ -1,0 +1,198 @@
+"""The trace and logging extensions: settings that clients change while the server runs.
+
+Over gRPC all trace values are lists of strings, over HTTP strings and lists: both are taken.
+A value that is missing or null clears a trace setting; what is not there is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shmserve.config import Settings
+from shmserve.core.control.runtime_settings import (
+    LOG_FORMATS,
+    TRACE_LEVELS,
+    UNLIMITED,
+    LogChange,
+    TraceChange,
+    Tuning,
+    initial_log,
+)
+from shmserve.errors import InvalidArgument, Unimplemented
+from shmserve.frontends.oip.seam import Dispatcher
+
+_LARGEST = (1 << 31) - 1
+_SHOWN = 64
+_LOG_FLAGS = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
+_TRACE_NAMES = {"trace_level": "on", "trace_rate": "rate", "trace_count": "count"}
+
+TraceValue = list[str] | str | None
+LogValue = bool | int | str
+
+
+class ServerSettings:
+    """See the module."""
+
+    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
+        self._dispatcher = dispatcher
+        self._initial = Tuning(initial_log(settings.log_level))
+
+    def trace(
+        self, model: str = "", update: Mapping[str, TraceValue] | None = None
+    ) -> dict[str, list[str] | str]:
+        """What is traced of a model, or of all, after the update if there is one.
+
+        Raises:
+            InvalidArgument: an unknown model, setting or value.
+            Unimplemented: what Triton can do and this server cannot.
+        """
+        if model and model not in self._dispatcher.snapshot().models:
+            raise InvalidArgument(f"Request for unknown model : {model}")
+        if update:
+            self._dispatcher.server.change_trace(model, _trace_change(update))
+        settings = self._tuning().trace_of(model)
+        return {
+            "trace_level": [TRACE_LEVELS[settings.on]],
+            "trace_rate": str(settings.rate),
+            "trace_count": str(settings.count),
+            "log_frequency": "0",
+            "trace_file": "",
+            "trace_mode": "triton",
+        }
+
+    def logging(self, update: Mapping[str, LogValue | None] | None = None) -> dict[str, LogValue]:
+        """What all processes of the server log, after the update if there is one.
+
+        Raises:
+            InvalidArgument: an unknown setting or value.
+            Unimplemented: what Triton can do and this server cannot.
+        """
+        if update:
+            self._dispatcher.server.change_log(_log_change(update))
+        log = self._tuning().log
+        return {
+            "log_file": "",
+            "log_info": log.info,
+            "log_warning": log.warning,
+            "log_error": log.error,
+            "log_verbose_level": log.verbose,
+            "log_format": log.format,
+        }
+
+    def _tuning(self) -> Tuning:
+        return self._dispatcher.snapshot().tuning or self._initial
+
+
+# ------------------------------------------------------------------------- logging
+
+
+def _log_change(update: Mapping[str, Any]) -> LogChange:
+    told: dict[str, Any] = {}
+    for name, value in update.items():
+        if name == "log_file":
+            if value is not None:
+                raise Unimplemented("log file location can not be updated through network protocol")
+        elif name in _LOG_FLAGS:
+            if not isinstance(value, bool):
+                raise InvalidArgument(f"'{name}' must be true or false, got {_shown(value)}")
+            told[_LOG_FLAGS[name]] = value
+        elif name == "log_verbose_level":
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+                raise InvalidArgument(
+                    f"'log_verbose_level' must be an integer from 0, got {_shown(value)}"
+                )
+            told["verbose"] = value
+        elif name == "log_format":
+            if value not in LOG_FORMATS:
+                raise InvalidArgument(
+                    f"'log_format' must be one of {', '.join(LOG_FORMATS)}, got {_shown(value)}"
+                )
+            told["format"] = value
+        else:
+            raise InvalidArgument(f"there is no log setting '{name[:_SHOWN]}'")
+    return LogChange(**told)
+
+
+# ------------------------------------------------------------------------- tracing
+
+
+def _trace_change(update: Mapping[str, Any]) -> TraceChange:
+    told: dict[str, Any] = {}
+    cleared: list[str] = []
+    for name, value in update.items():
+        if name == "trace_file":
+            raise Unimplemented("trace file location can not be updated through network protocol")
+        check = _TRACE_CHECKS.get(name)
+        if check is None:
+            raise InvalidArgument(f"there is no trace setting '{name[:_SHOWN]}'")
+        if value is None or value == []:
+            if name in _TRACE_NAMES:
+                cleared.append(_TRACE_NAMES[name])
+            continue
+        checked = check(name, value)
+        if name in _TRACE_NAMES:
+            told[_TRACE_NAMES[name]] = checked
+    return TraceChange(**told, cleared=tuple(cleared))
+
+
+def _level(name: str, value: Any) -> bool:
+    levels = value if isinstance(value, list) else [value]
+    for level in levels:
+        if level in ("TENSORS", "MIN", "MAX"):
+            raise Unimplemented(f"trace level '{level}' is not supported: OFF or TIMESTAMPS")
+        if level not in TRACE_LEVELS:
+            raise InvalidArgument(
+                f"'{name}' must be one of {', '.join(TRACE_LEVELS)}, got {_shown(level)}"
+            )
+    if "OFF" in levels and len(set(levels)) > 1:
+        raise InvalidArgument(f"'{name}' cannot be OFF together with other levels")
+    return "TIMESTAMPS" in levels
+
+
+def _number(least: int) -> Callable[[str, Any], int]:
+    def check(name: str, value: Any) -> int:
+        text = _single(name, value)
+        try:
+            number = int(text) if len(text) <= 11 else None
+        except ValueError:
+            number = None
+        if number is None or not least <= number <= _LARGEST:
+            raise InvalidArgument(
+                f"'{name}' must be an integer from {least} to {_LARGEST}, got {_shown(text)}"
+            )
+        return number
+
+    return check
+
+
+def _frequency(name: str, value: Any) -> None:
+    if _number(0)(name, value):
+        raise Unimplemented(f"'{name}' is not supported: each trace is logged at once")
+
+
+def _mode(name: str, value: Any) -> None:
+    mode = _single(name, value)
+    if mode != "triton":
+        raise Unimplemented(f"trace mode {_shown(mode)} is not supported: triton")
+
+
+def _single(name: str, value: Any) -> str:
+    """The one string of a value: itself, or alone in a list as gRPC has it."""
+    only = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if not isinstance(only, str):
+        raise InvalidArgument(f"'{name}' must be a string, got {_shown(value)}")
+    return only
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:_SHOWN]
+
+
+_TRACE_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "trace_level": _level,
+    "trace_rate": _number(1),
+    "trace_count": _number(UNLIMITED),
+    "log_frequency": _frequency,
+    "trace_mode": _mode,
+}

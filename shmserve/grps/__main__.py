@@ -1,0 +1,23 @@
+"""Runs a script of a GRPS project, such as its test.py, with `grps_framework` importable."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from shmserve.grps.executor import framework
+
+
+def main() -> None:
+    """Entry point: the script and its arguments."""
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m shmserve.executor.backends.grps SCRIPT [ARGUMENT...]")
+    framework.install()
+    del sys.argv[0]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

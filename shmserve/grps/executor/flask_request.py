@@ -1,0 +1,201 @@
+"""A custom HTTP request as a model sees it, and what it may answer.
+
+The request has the attributes that code written for Flask's request uses; a Flask
+response is understood by what it has, not by what it is.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+
+from shmserve.errors import InvalidArgument
+from shmserve.grps.protocol.custom_http import HttpAnswer
+from shmserve.grps.protocol.custom_http import HttpRequest as Head
+
+_TEXT = "text/plain"
+_BINARY = "application/octet-stream"
+_FORM = "application/x-www-form-urlencoded"
+
+
+class Values(Mapping[str, str]):
+    """Query parameters or form fields: the first value of each; `getlist` has all."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self._pairs = tuple(pairs)
+        self._first: dict[str, str] = {}
+        for name, value in self._pairs:
+            self._first.setdefault(name, value)
+
+    def __getitem__(self, name: str) -> str:
+        return self._first[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._first)
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def get(self, name: str, default: Any = None, type: Any = None) -> Any:
+        """The first value, as `type` makes it; `default` if there is none or it cannot."""
+        found = self._first.get(name)
+        if found is None or type is None:
+            return default if found is None else found
+        try:
+            return type(found)
+        except (ValueError, TypeError):
+            return default
+
+    def getlist(self, name: str) -> list[str]:
+        """All values of that name."""
+        return [value for key, value in self._pairs if key == name]
+
+    def to_dict(self) -> dict[str, str]:
+        return dict(self._first)
+
+
+class Headers(Values):
+    """Header fields; their names have no case."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        super().__init__((name.lower(), value) for name, value in pairs)
+
+    def __getitem__(self, name: str) -> str:
+        return super().__getitem__(name.lower())
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._first
+
+    def get(self, name: str, default: Any = None, type: Any = None) -> Any:
+        return super().get(name.lower(), default, type)
+
+    def getlist(self, name: str) -> list[str]:
+        return super().getlist(name.lower())
+
+
+class HttpRequest:
+    """One request. `data`: the body."""
+
+    def __init__(self, head: Head, body: bytes) -> None:
+        self.method = head.method
+        self.path = head.path
+        self.args = Values(head.query)
+        self.headers = Headers(head.headers)
+        self.remote_addr = head.remote
+        self.data = body
+        self._query = head.query
+        self._json: Any = None
+        self._parsed = False
+
+    @property
+    def content_type(self) -> str | None:
+        found: str | None = self.headers.get("Content-Type")
+        return found
+
+    @property
+    def mimetype(self) -> str:
+        """The content type without its parameters, lower case."""
+        return (self.content_type or "").partition(";")[0].strip().lower()
+
+    @property
+    def content_length(self) -> int:
+        return len(self.data)
+
+    @property
+    def query_string(self) -> bytes:
+        return urlencode(self._query).encode()
+
+    @property
+    def full_path(self) -> str:
+        return f"{self.path}?{self.query_string.decode()}"
+
+    @property
+    def is_json(self) -> bool:
+        kind = self.mimetype
+        return kind == "application/json" or (kind.startswith("application/") and "+json" in kind)
+
+    @property
+    def json(self) -> Any:
+        return self.get_json()
+
+    @property
+    def form(self) -> Values:
+        """The fields of an urlencoded body; others are not taken apart."""
+        text = self.data.decode(errors="replace") if self.mimetype == _FORM else ""
+        return Values(parse_qsl(text, keep_blank_values=True))
+
+    @property
+    def stream(self) -> io.BytesIO:
+        return io.BytesIO(self.data)
+
+    def get_data(self, cache: bool = True, as_text: bool = False, **_: Any) -> Any:
+        """The body, as bytes or text."""
+        return self.data.decode(errors="replace") if as_text else self.data
+
+    def get_json(self, force: bool = False, silent: bool = False, cache: bool = True) -> Any:
+        """The body as JSON.
+
+        Raises:
+            InvalidArgument: it is none, or is not said to be; with `silent` None instead.
+        """
+        if not self._parsed:
+            try:
+                if not (force or self.is_json):
+                    raise InvalidArgument("the request's content type is not application/json")
+                self._json = msgspec.json.decode(self.data)
+            except msgspec.DecodeError as ex:
+                if silent:
+                    return None
+                raise InvalidArgument(f"the request's body is not JSON: {ex}") from None
+            except InvalidArgument:
+                if silent:
+                    return None
+                raise
+            self._parsed = True
+        return self._json
+
+
+def answer_of(response: Any) -> tuple[HttpAnswer, bytes]:
+    """Head and body of what a model set as its response.
+
+    Raises:
+        ValueError: it is nothing that can be sent.
+    """
+    if isinstance(response, str):
+        return _head(200, {"Content-Type": _TEXT}), response.encode()
+    if isinstance(response, bytes | bytearray | memoryview):
+        return _head(200, {"Content-Type": _BINARY}), bytes(response)
+    if isinstance(response, tuple) and len(response) == 3:
+        body, status, headers = response
+        if not isinstance(body, str | bytes):
+            raise ValueError("the body of an HTTP response must be str or bytes")
+        if not isinstance(status, int) or not 100 <= int(status) <= 599:
+            raise ValueError("the status of an HTTP response must be a number from 100 to 599")
+        if not isinstance(headers, Mapping):
+            raise ValueError("the headers of an HTTP response must be a dict")
+        kind = _TEXT if isinstance(body, str) else _BINARY
+        given = {str(name): str(value) for name, value in headers.items()}
+        if "content-type" not in {name.lower() for name in given}:
+            given["Content-Type"] = kind
+        return _head(int(status), given), body.encode() if isinstance(body, str) else body
+    if hasattr(response, "get_data") and hasattr(response, "status_code"):
+        pairs = [(str(n), str(v)) for n, v in dict(response.headers).items()]
+        return _head(int(response.status_code), dict(pairs)), bytes(response.get_data())
+    raise ValueError(
+        "an HTTP response must be str, bytes, (body, status, headers) or a Flask response"
+    )
+
+
+# The frontend says these itself
+_OWN = {"content-length", "transfer-encoding", "connection"}
+
+
+def _head(status: int, headers: Mapping[str, str]) -> HttpAnswer:
+    for name, value in headers.items():
+        if any(c in name + value for c in "\r\n\0"):
+            raise ValueError("a header of an HTTP response has a line break")
+    return HttpAnswer(status, tuple((n, v) for n, v in headers.items() if n.lower() not in _OWN))

@@ -1,0 +1,154 @@
+"""The `grps` backend: runs a GRPS project in an executor.
+
+Requests run in threads, as many at a time as the project's max_concurrency says: its
+code may wait for something (an engine with a thread of its own, a batch) meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from shmserve._generated import grps_pb2
+from shmserve.errors import Internal, InvalidArgument, ModelFailure
+from shmserve.executor.backend import CPU, Context, Request, Response
+from shmserve.executor.backends.model_errors import from_exception, from_load, sanitised
+from shmserve.grps.executor import answers, framework
+from shmserve.grps.executor.answers import Answers
+from shmserve.grps.executor.context import (
+    GrpsContext,
+    mark_success,
+)
+from shmserve.grps.executor.flask_request import HttpRequest
+from shmserve.grps.executor.project_models import Models
+from shmserve.grps.protocol import custom_http as grps_http
+from shmserve.grps.protocol import model_parameters as grps_spec
+from shmserve.grps.protocol.custom_http import HttpAnswer
+from shmserve.grps.repository import project_files as grps_project
+from shmserve.tensor.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # how often a request that waits for a thread looks whether it is still wanted
+_EMPTY_ANSWER = (HttpAnswer(200, (("Content-Type", "text/plain"),)), b"")
+
+
+class GrpsBackend:
+    """Runs the models of a project."""
+
+    device = CPU  # as far as requests go: what else a project uses is its own business
+    reads_on_device = False
+
+    def __init__(self) -> None:
+        self._models: Models | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._stream_type = grps_spec.STREAM_TYPE
+
+    def load(self, context: Context) -> ModelSpec:
+        spec = context.spec
+        project = grps_project.read(context.directory, spec.version, spec.name)
+        for remark in project.remarks:
+            log.info("%s", remark)
+        framework.install()
+        os.chdir(project.root)  # paths in a project's files and code are relative to it
+        try:
+            self._models = Models(project)
+        except (Exception, SystemExit) as ex:
+            raise from_load(ex, log, context.instance) from ex
+        self._stream_type = spec.parameters.get(
+            "grps_streaming_ctrl_content_type", grps_spec.STREAM_TYPE
+        )
+        self._free = threading.Semaphore(project.max_concurrency)
+        self._pool = ThreadPoolExecutor(project.max_concurrency, "grps")
+        return spec
+
+    def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
+        if self._pool is None:
+            raise Internal("the model is not loaded")
+        for request in requests:
+            if request.responses is None:
+                raise Internal("a GRPS project answers in streams only")
+            out = Answers(request, request.responses)
+            # Not one more than there are threads: those that wait do so in the executor's
+            # queue, where they have a deadline and can be cancelled.
+            while not self._free.acquire(timeout=_LOOK_S):
+                if out.cancelled:
+                    out.end()
+                    break
+            else:
+                self._pool.submit(self._run, request, out)
+        return []
+
+    def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # ------------------------------------------------------------ one request
+
+    def _run(self, request: Request, out: Answers) -> None:
+        try:
+            self._answer(request, out)
+        finally:
+            self._free.release()
+
+    def _answer(self, request: Request, out: Answers) -> None:
+        try:
+            if out.cancelled:
+                out.end()
+                return
+            context = self._context(request, out)
+            message, name = self._message(request)
+            assert self._models is not None
+            result = self._models.run(message, context, name)
+            self._finish(context, out, result)
+        except (Exception, SystemExit) as ex:
+            out.fail(from_exception(ex, log, "infer failed"))
+
+    def _context(self, request: Request, out: Answers) -> GrpsContext:
+        head = request.inputs.get(grps_http.HEAD)
+        http_request = None
+        if head is not None:
+            body = request.inputs.get(grps_http.BODY)
+            http_request = HttpRequest(
+                grps_http.decode_request(head.buffer), bytes(body.buffer) if body else b""
+            )
+        streaming = bool(request.parameters.get(grps_spec.STREAMING))
+        return GrpsContext(out, http_request, streaming, self._stream_type, request.deadline_ns)
+
+    def _message(self, request: Request) -> tuple[object, str]:
+        """The request's message, and which model of the project it is for ("": the dag)."""
+        assert self._models is not None
+        given = request.inputs.get(grps_spec.MESSAGE)
+        try:
+            message = grps_pb2.GrpsMessage.FromString(bytes(given.buffer) if given else b"")
+        except Exception:  # protobuf's DecodeError has no base of its own in every version
+            raise InvalidArgument("the request is no GrpsMessage") from None
+        name = str(request.parameters.get(grps_spec.MODEL, "")) or message.model
+        # Names that are not of the project are the worker's own, by which it was found.
+        return message, name if name in self._models else ""
+
+    def _finish(self, context: GrpsContext, out: Answers, result: object) -> None:
+        """End the answers with what came of the request."""
+        if out.ended:
+            return
+        response = context.get_http_response()
+        if response is not None and not out.started:
+            out.send(answers.http(*response), True)
+        elif context.has_err():
+            text = sanitised(context.get_err_msg())
+            if text != context.get_err_msg():
+                log.error("a model set an error: %s", context.get_err_msg())
+            out.fail(ModelFailure(text or "the model set an error without a text"))
+        elif out.started or context.if_streaming():
+            out.end()
+        elif context.get_http_request() is not None:
+            out.send(answers.http(*_EMPTY_ANSWER), True)
+        elif isinstance(result, grps_pb2.GrpsMessage):
+            mark_success(result)
+            out.send(answers.message(result.SerializeToString()), True)
+        else:
+            raise ModelFailure("Output type must be GrpsMessage.")

@@ -1,0 +1,160 @@
+"""The models of a project: made, loaded, and run one after the other as the dag says."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from typing import Any
+
+from shmserve.errors import ConfigError, Internal, NotFound
+from shmserve.grps.executor.batcher import Batcher
+from shmserve.grps.executor.context import GrpsContext
+from shmserve.grps.executor.converter import Converter, converter_register
+from shmserve.grps.executor.inferer import ModelInferer, inferer_register
+from shmserve.grps.executor.torch_inferer import TorchModelInferer, TorchTensorConverter
+from shmserve.grps.repository.project_files import Project, ProjectModel
+
+log = logging.getLogger(__name__)
+
+
+class Model:
+    """One model: its converter, if it has one, and its inferer."""
+
+    def __init__(self, entry: ProjectModel, inferer: Any, converter: Any) -> None:
+        self.name = entry.name
+        self.inferer = inferer
+        self.converter = converter
+        self._batcher: Batcher | None = None
+        if entry.batching is not None:
+            if self._batches():
+                self._batcher = Batcher(entry.batching, self._run_batch)
+            else:
+                log.warning("%s: no batch_infer, so requests run one by one", entry.name)
+
+    def run(self, message: Any, context: GrpsContext) -> Any:
+        """The output message; None if the context has an error."""
+        context.set_converter(self.converter)
+        context.set_inferer(self.inferer)
+        if self._batcher is not None:
+            return self._batcher.infer(message, context, context.remaining_s())
+        if self.converter is None:
+            return self.inferer.infer(message, context)
+        made = self.converter.preprocess(message, context)
+        if context.has_err():
+            return None
+        made = self.inferer.infer(made, context)
+        if context.has_err():
+            return None
+        return self.converter.postprocess(made, context)
+
+    def _batches(self) -> bool:
+        """Whether the project's code can run batches."""
+        own = type(self.inferer).batch_infer is not ModelInferer.batch_infer
+        kind = type(self.converter)
+        return own and (
+            self.converter is None
+            or not isinstance(self.converter, Converter)
+            or (
+                kind.batch_preprocess is not Converter.batch_preprocess
+                and kind.batch_postprocess is not Converter.batch_postprocess
+            )
+        )
+
+    def _run_batch(self, messages: list[Any], contexts: list[Any]) -> list[Any]:
+        if self.converter is None:
+            return _listed(self.inferer.batch_infer(messages, contexts))
+        made = self.converter.batch_preprocess(messages, contexts)
+        if not all(context.has_err() for context in contexts):
+            made = self.inferer.batch_infer(made, contexts)
+        if all(context.has_err() for context in contexts):
+            return [None] * len(contexts)
+        return _listed(self.converter.batch_postprocess(made, contexts))
+
+
+def _listed(found: Any) -> list[Any]:
+    if not isinstance(found, list | tuple):
+        raise Internal(f"a batch must give a list of messages, got {type(found).__name__}")
+    return list(found)
+
+
+class Models:
+    """All models of a project, loaded."""
+
+    def __init__(self, project: Project) -> None:
+        """Raises ConfigError, or whatever the project's code raises."""
+        self._dag = project.dag
+        _import_sources(project.root)
+        used: set[str] = set()
+        self._models = {entry.name: _made(entry, used) for entry in project.models}
+
+    def run(self, message: Any, context: GrpsContext, name: str = "") -> Any:
+        """Run one model, or the dag; None if the context has an error.
+
+        Raises:
+            NotFound: there is no such model.
+            Exception: whatever the project's code raises.
+        """
+        if name and name not in self._models:
+            raise NotFound(f"Model {name} not found.")
+        for step in (name,) if name else self._dag:
+            message = self._models[step].run(message, context)
+            if context.has_err():
+                return None
+        return message
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._models
+
+
+def _import_sources(root: str) -> None:
+    """Import the modules of `src`, whose inferers and converters register themselves."""
+    sys.dont_write_bytecode = True  # nothing is written into the repository
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    for name in ("customized_converter", "customized_inferer"):
+        if os.path.isfile(os.path.join(root, "src", f"{name}.py")):
+            importlib.import_module(f"src.{name}")
+
+
+def _made(entry: ProjectModel, used: set[str]) -> Model:
+    kinds: dict[str, Any] = {"torch": TorchModelInferer, "customized": None}
+    inferer = _instance(
+        entry, "inferer", kinds, entry.inferer_name, inferer_register.model_inferer_dict, used
+    )
+    inferer.init(entry.inferer_path, entry.device, entry.inferer_args)
+    if not inferer.load():
+        raise ConfigError(f"model '{entry.name}' was not loaded: its inferer's load gave False")
+    converter = None
+    if entry.converter_type != "none":
+        kinds["torch"] = TorchTensorConverter
+        converter = _instance(
+            entry, "converter", kinds, entry.converter_name, converter_register.converter_dict, used
+        )
+        converter.init(entry.converter_path, entry.converter_args)
+    return Model(entry, inferer, converter)
+
+
+def _instance(
+    entry: ProjectModel,
+    part: str,
+    kinds: dict[str, Any],
+    name: str,
+    registered: Any,
+    used: set[str],
+) -> Any:
+    """The object for a model: the registered one the first time, then others of its class."""
+    kind = kinds[getattr(entry, f"{part}_type")]
+    if kind is not None:
+        return kind()
+    found = registered.get(name)
+    if found is None:
+        raise ConfigError(
+            f"model '{entry.name}': {part}_name '{name}' is not registered by src/customized_{part}"
+        )
+    key = f"{part} {name}"
+    if key in used:
+        return type(found)()
+    used.add(key)
+    return found

@@ -1,0 +1,34 @@
+"""`GrpsTest`: the base class of a project's own unit tests, run from its folder.
+
+python -m shmserve.executor.backends.grps test.py
+"""
+
+from __future__ import annotations
+
+import os
+import unittest
+from typing import Any
+
+from shmserve.grps.executor.project_models import Models
+from shmserve.grps.repository import project_files as grps_project
+
+
+class _Runner:
+    """What a project's tests know as the executor."""
+
+    def __init__(self) -> None:
+        self._models = Models(grps_project.read(os.getcwd(), "1", "test"))
+
+    def infer(self, inp: Any, context: Any, model_name: str | None = None) -> Any:
+        """Run the dag, or one model."""
+        return self._models.run(inp, context, model_name or "")
+
+
+class GrpsTest(unittest.TestCase):
+    """`test_init` loads the models of the project in the current folder."""
+
+    executor: _Runner | None = None
+
+    def test_init(self) -> None:
+        """Make the executor."""
+        self.executor = _Runner()

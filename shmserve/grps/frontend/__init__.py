@@ -1,0 +1,1 @@
+"""GRPS over HTTP and gRPC: payloads, names of models, metadata, the online flag."""

@@ -1,0 +1,1 @@
+"""GRPS over HTTP: its routes, and paths of models of their own."""

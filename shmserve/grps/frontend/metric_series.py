@@ -1,0 +1,104 @@
+"""Series of numbers as GRPS clients read them: by name, in one list over all times.
+
+System names are those of GRPS's metrics page; any other is the name of a value that a model
+reports about itself, of all models that report it together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from shmserve.core.stats.model_metrics import CDF
+from shmserve.core.stats.time_series import LEVELS, Column
+from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.protocol.control.history_messages import HistoryReport, ValueHistory
+
+UNKNOWN = "key not found"
+_TOTAL = {
+    "*qps": "requests",
+    "*fail_rate(%)": "failed",
+    "*latency_avg(ms)": "latency_avg",
+    "*latency_max(ms)": "latency_max",
+}
+_SYSTEM = {"*cpu_usage(%)": "cpu", "*mem_usage(%)": "memory_percent"}
+_GPU = re.compile(r"\*gpu(\d{1,3})_(usage\(%\)|mem_usage\(MIB\))")
+_MIB = 1 << 20
+_LATENCY = "*latency_cdf(ms)"
+# GRPS's numbers for `core.rates.PERCENTS`
+_PERCENTS = (*range(10, 91, 10), *range(91, 102))
+
+
+class GrpsSeries:
+    """`get` is the whole of it."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """A trend (30 days, 24 hours, 60 minutes, 60 seconds, oldest first) or the
+        distribution of the last second; None: nothing is called so.
+
+        Raises:
+            Unavailable: the coordinator is away, and did not come back in time.
+        """
+        seconds = self._history(0)
+        if name == _LATENCY:
+            return _cdf(seconds.latest)
+        values = [value for value in seconds.values if value.name == name]
+        own = _own(seconds, name)
+        if own is None and not values:
+            return None
+        if own is None and values[0].kind == CDF:
+            return _cdf(next((value.latest for value in values if value.latest), ()))
+        points: list[float] = []
+        for level in reversed(range(len(LEVELS))):
+            history = self._history(level) if level else seconds
+            column = _own(history, name)
+            if column is None:
+                column = _together([value for value in history.values if value.name == name])
+            whole = [value or 0.0 for value in column[: history.until - history.first]]
+            points += [0.0] * (LEVELS[level].points - len(whole)) + whole
+        return {"label": "trend", "data": [list(point) for point in enumerate(points)]}
+
+    def _history(self, level: int) -> HistoryReport:
+        return self._dispatcher.server.history(level, brief=True)
+
+
+def _own(history: HistoryReport, name: str) -> Column | None:
+    """A system name's; None: it is none, or of a GPU that the history does not know."""
+    if name in _TOTAL:
+        return history.total.get(_TOTAL[name], [])
+    if name in _SYSTEM:
+        return history.system.get(_SYSTEM[name], [])
+    asked = _GPU.fullmatch(name)
+    columns = [gpu.columns for gpu in history.gpus if asked and gpu.index == int(asked[1])]
+    if asked is None or not columns:
+        return None
+    if asked[2].startswith("mem"):
+        return [None if used is None else used / _MIB for used in columns[-1]["memory"]]
+    return columns[-1]["utilization"]
+
+
+def _together(values: Sequence[ValueHistory]) -> Column:
+    """Of several models, as their kind says."""
+    kind = values[0].kind if values else ""
+    columns = [value.columns["value"] for value in values if value.kind == kind]
+    found: Column = []
+    for cells in zip(*columns, strict=True):
+        there = [cell for cell in cells if cell is not None]
+        if not there:
+            found.append(None)
+        elif kind == "inc":
+            found.append(sum(there))
+        elif kind == "avg":
+            found.append(sum(there) / len(there))
+        else:
+            found.append(max(there) if kind == "max" else min(there))
+    return found
+
+
+def _cdf(latest: Sequence[float]) -> dict[str, Any]:
+    values = latest or [0.0] * len(_PERCENTS)
+    return {"label": "cdf", "data": [list(pair) for pair in zip(_PERCENTS, values, strict=True)]}

@@ -1,0 +1,150 @@
+"""GRPS messages to JSON, as protocol buffers map messages to JSON.
+
+Names of the schema, enums as names, defaults left out, 64-bit integers as text, bytes as
+base64, NaN and Infinity as text. Numbers are converted and printed in bulk.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Struct, UnsetType
+
+from shmserve.errors import InvalidArgument
+from shmserve.grps.protocol.json_reader import FIELDS
+from shmserve.grps.protocol.message import (
+    DataType,
+    GenericMap,
+    GenericTensor,
+    GrpsMessage,
+    Status,
+    StatusFlag,
+)
+from shmserve.protocol.shortest_floats import shortest
+
+Array = np.ndarray[Any, Any]
+_encode = msgspec.json.Encoder().encode
+_DTYPES = {kind.value: kind.name for kind in DataType}
+_FLAGS = {flag.value: flag.name for flag in StatusFlag}
+
+
+class _JsonStatus(Struct, omit_defaults=True):
+    code: int = 0
+    msg: str = ""
+    status: str | int = StatusFlag.UNKNOWN.name
+
+
+_JsonTensor: Any = msgspec.defstruct(
+    "_JsonTensor",
+    [
+        ("name", str, ""),
+        ("dtype", str | int, DataType.DT_INVALID.name),
+        ("shape", tuple[int, ...], ()),
+        *((name, Any, UNSET) for name in FIELDS.values()),
+    ],
+    omit_defaults=True,
+)
+
+
+class _JsonTensors(Struct, omit_defaults=True):
+    tensors: list[Any] = []
+
+
+class _JsonMessage(Struct, omit_defaults=True):
+    status: _JsonStatus | UnsetType = UNSET
+    model: str = ""
+    bin_data: str | UnsetType = UNSET
+    str_data: str | UnsetType = UNSET
+    gtensors: _JsonTensors | UnsetType = UNSET
+    ndarray: Any = UNSET
+    gmap: Any = UNSET
+
+
+def encode(message: GrpsMessage) -> bytes:
+    """The JSON text of a message."""
+    out = _JsonMessage(_status(message.status), message.model)
+    if message.str_data is not None:
+        out.str_data = message.str_data
+    elif message.gtensors is not None:
+        out.gtensors = _JsonTensors([_tensor(tensor) for tensor in message.gtensors])
+    elif message.bin_data is not None:
+        out.bin_data = base64.b64encode(message.bin_data).decode()
+    elif message.gmap is not None:
+        out.gmap = _map(message.gmap)
+    elif message.ndarray:
+        out.ndarray = {}
+    return _encode(out)
+
+
+def encode_ndarray(message: GrpsMessage) -> bytes:
+    """The JSON text of an answer whose first tensor is wanted as a nested list.
+
+    Raises:
+        InvalidArgument: it has no tensor, or that is none of FP32.
+    """
+    tensor = message.gtensors[0] if message.gtensors else None
+    if tensor is None or tensor.dtype != DataType.DT_FLOAT32:
+        raise InvalidArgument("No float32 tensors in output. Cannot convert to ndarray.")
+    values = tensor.array
+    if np.isfinite(values).all():
+        nested = shortest(values.reshape(-1)).reshape(values.shape).tolist()
+    else:
+        objects = np.empty(values.size, np.object_)
+        objects[:] = _floats(values.reshape(-1))
+        nested = objects.reshape(values.shape).tolist()
+    return _encode(_JsonMessage(_status(message.status), ndarray=nested))
+
+
+def _status(status: Status | None) -> _JsonStatus | UnsetType:
+    if status is None:
+        return UNSET
+    return _JsonStatus(status.code, status.msg, _FLAGS.get(status.status, status.status))
+
+
+def _tensor(tensor: GenericTensor) -> Any:
+    flat = {
+        FIELDS[DataType(kind)]: _flat(kind, values)
+        for kind, values in tensor.flat.items()
+        if len(values)
+    }
+    dtype = _DTYPES.get(tensor.dtype, tensor.dtype)
+    return _JsonTensor(tensor.name, dtype, tuple(tensor.shape), **flat)
+
+
+def _flat(kind: int, values: Array | list[str]) -> Any:
+    if isinstance(values, list):
+        return values
+    if values.dtype.kind == "f":
+        return _floats(values)
+    if kind == DataType.DT_INT64:
+        return msgspec.Raw(b'["%b"]' % _encode(values.tolist())[1:-1].replace(b",", b'","'))
+    return values.tolist()
+
+
+def _floats(values: Array) -> list[Any]:
+    if values.dtype.itemsize < 8:
+        printed: list[Any] = shortest(values.astype(np.float32, copy=False)).tolist()
+    else:
+        printed = values.tolist()
+    for index in np.flatnonzero(~np.isfinite(values)).tolist():
+        value = printed[index]
+        printed[index] = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return printed
+
+
+def _map(maps: GenericMap) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in maps.__struct_fields__:
+        entries = getattr(maps, name)
+        if not entries:
+            continue
+        values: Any = entries.values()
+        if name == "s_i64":
+            values = map(str, values)
+        elif name in ("s_f", "s_d"):
+            values = _floats(np.array(list(values), np.float32 if name == "s_f" else np.float64))
+        found[name] = dict(zip(entries, values, strict=True))  # bytes are written as base64
+    return found

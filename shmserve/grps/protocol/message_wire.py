@@ -1,0 +1,348 @@
+"""`GrpsMessage` to and from protobuf's wire format.
+
+A message that several times names one field of the oneof ends with the last; packed
+fields may be packed or not and come in pieces; unknown fields are skipped. That is how
+every protobuf library reads it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from shmserve.errors import InvalidArgument
+from shmserve.grps.protocol.message import (
+    KINDS,
+    Bytes,
+    DataType,
+    GenericMap,
+    GenericTensor,
+    GrpsMessage,
+    Status,
+)
+from shmserve.protocol.protobuf import varints
+
+Array = np.ndarray[Any, Any]
+Part = bytes | memoryview
+_VARINT, _FIXED64, _LENGTH, _GROUP, _END, _FIXED32 = range(6)
+_FLAT = 3  # field number of flat_* minus its data type
+_U32, _I32, _I64 = np.dtype("<u4"), np.dtype("<i4"), np.dtype("<i8")
+_F32, _F64 = np.dtype("<f4"), np.dtype("<f8")
+# What the elements of flat_* are on the wire
+_WIRE: dict[int, np.dtype[Any]] = {
+    DataType.DT_UINT8: _U32,
+    DataType.DT_INT8: _I32,
+    DataType.DT_INT16: _I32,
+    DataType.DT_INT32: _I32,
+    DataType.DT_INT64: _I64,
+    DataType.DT_FLOAT16: _F32,
+    DataType.DT_FLOAT32: _F32,
+    DataType.DT_FLOAT64: _F64,
+}
+
+# ---------------------------------------------------------------------- reading
+
+
+def parse(data: Bytes) -> GrpsMessage:
+    """Read a message; `bin_data` and floating-point tensors stay views of `data`.
+
+    Raises:
+        InvalidArgument: it is no such message.
+    """
+    view = memoryview(data).toreadonly()
+    plain: dict[str, Any] = {}
+    chosen: tuple[str, Any] | None = None
+    for number, wire, value in _fields(view):
+        if number == 1 and wire == _LENGTH:
+            plain["status"] = _status(value, plain.get("status"))
+        elif number == 2 and wire == _LENGTH:
+            plain["model"] = _text(value)
+        elif 3 <= number <= 7 and wire == _LENGTH:
+            kind = KINDS[number - 3]
+            earlier = chosen[1] if chosen is not None and chosen[0] == kind else None
+            chosen = (kind, _PAYLOAD[kind](value, earlier))
+    if chosen is not None:
+        plain[chosen[0]] = chosen[1]
+    return GrpsMessage(**plain)
+
+
+class Glance(Struct, frozen=True):
+    """What the outermost fields of a message tell. `which`: as `GrpsMessage.which`."""
+
+    model: str
+    which: str
+    has_status: bool
+
+
+def glance(data: Bytes) -> Glance:
+    """Look at a message without reading its payload.
+
+    Raises:
+        InvalidArgument: it is no such message, as far as one can see.
+    """
+    model, which, has_status = "", "", False
+    for number, wire, value in _fields(memoryview(data).toreadonly()):
+        if wire != _LENGTH:
+            continue
+        if number == 2:
+            model = _text(value)
+        elif 3 <= number <= 7:
+            which = KINDS[number - 3]
+        has_status = has_status or number == 1
+    return Glance(model, which, has_status)
+
+
+def _fields(view: memoryview) -> Iterator[tuple[int, int, Any]]:
+    """(number, wire type, value): numbers as they are, everything else as a view."""
+    at, end = 0, len(view)
+    while at < end:
+        key, at = varints.read(view, at, end)
+        number, wire = key >> 3, key & 7
+        if not 0 < number < 1 << 29:
+            raise InvalidArgument(f"the message has a field of number {number}")
+        if wire == _VARINT:
+            value, at = varints.read(view, at, end)
+            yield number, wire, value
+            continue
+        if wire == _LENGTH:
+            size, at = varints.read(view, at, end)
+        elif wire in (_FIXED32, _FIXED64):
+            size = 4 if wire == _FIXED32 else 8
+        else:
+            raise InvalidArgument(f"the message has a field of wire type {wire}")
+        if size > end - at:
+            raise InvalidArgument("the message ends in the middle of a field")
+        yield number, wire, view[at : at + size]
+        at += size
+
+
+def _text(view: memoryview) -> str:
+    try:
+        return str(view, "utf-8")
+    except UnicodeDecodeError:
+        raise InvalidArgument("the message has a string that is not UTF-8") from None
+
+
+def _status(view: memoryview, earlier: Status | None) -> Status:
+    found = earlier or Status()
+    code, msg, flag = found.code, found.msg, found.status
+    for number, wire, value in _fields(view):
+        if number == 1 and wire == _VARINT:
+            code = varints.signed(value, 32)
+        elif number == 2 and wire == _LENGTH:
+            msg = _text(value)
+        elif number == 3 and wire == _VARINT:
+            flag = varints.signed(value, 32)
+    return Status(code, msg, flag)
+
+
+def _tensors(view: memoryview, earlier: list[GenericTensor] | None) -> list[GenericTensor]:
+    found = earlier or []
+    found.extend(_tensor(value) for n, wire, value in _fields(view) if (n, wire) == (1, _LENGTH))
+    return found
+
+
+def _tensor(view: memoryview) -> GenericTensor:
+    name, dtype = "", 0
+    shape: list[Array] = []
+    flat: dict[int, list[Any]] = {}
+    for number, wire, value in _fields(view):
+        if number == 1 and wire == _LENGTH:
+            name = _text(value)
+        elif number == 2 and wire == _VARINT:
+            dtype = varints.signed(value, 32)
+        elif number == 3 and wire in (_VARINT, _LENGTH):
+            shape.append(_numbers(wire, value, _U32))
+        elif number - _FLAT == DataType.DT_STRING and wire == _LENGTH:
+            flat.setdefault(DataType.DT_STRING, []).append(_text(value))
+        elif number - _FLAT in _WIRE:
+            kind = _WIRE[number - _FLAT]
+            if _fits(wire, kind):
+                flat.setdefault(number - _FLAT, []).append(_numbers(wire, value, kind))
+    whole = {
+        kind: pieces if kind == DataType.DT_STRING else _joined(pieces)
+        for kind, pieces in flat.items()
+    }
+    dims = tuple(_joined(shape).tolist()) if shape else ()
+    return GenericTensor(name, dtype, dims, whole)
+
+
+def _fits(wire: int, kind: np.dtype[Any]) -> bool:
+    single = _VARINT if kind.kind in "iu" else _FIXED32 if kind.itemsize == 4 else _FIXED64
+    return wire in (single, _LENGTH)
+
+
+def _numbers(wire: int, value: Any, kind: np.dtype[Any]) -> Array:
+    """One piece of a repeated field: a packed one, or a single element."""
+    if wire == _VARINT:
+        value = memoryview(varints.write(value))
+    if kind.kind == "f":
+        if len(value) % kind.itemsize:
+            raise InvalidArgument("the message ends in the middle of a number")
+        return np.frombuffer(value, kind) if len(value) else np.empty(0, kind)
+    numbers = varints.unpack(value)
+    if numbers.dtype.itemsize < kind.itemsize:
+        return numbers if numbers.dtype == np.uint8 else numbers.astype(kind)
+    return numbers.astype(np.uint64).astype(f"<u{kind.itemsize}").view(kind)
+
+
+def _joined(pieces: list[Array]) -> Array:
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _map(view: memoryview, earlier: GenericMap | None) -> GenericMap:
+    maps: dict[str, dict[str, Any]] = {
+        name: dict(getattr(earlier, name)) if earlier else {} for name in _MAPS
+    }
+    for number, wire, value in _fields(view):
+        if 1 <= number <= len(_MAPS) and wire == _LENGTH:
+            name = list(_MAPS)[number - 1]
+            key, element = _entry(value, name)
+            maps[name][key] = element
+    return GenericMap(**maps)
+
+
+def _entry(view: memoryview, name: str) -> tuple[str, Any]:
+    wanted, default, read, _ = _MAPS[name]
+    key, element = "", default
+    for number, wire, value in _fields(view):
+        if number == 1 and wire == _LENGTH:
+            key = _text(value)
+        elif number == 2 and wire == wanted:
+            element = read(value)
+    return key, element
+
+
+# name -> wire type, default, reader, writer of the value; in the order of field numbers
+_MAPS: dict[str, tuple[int, Any, Callable[[Any], Any], Callable[[Any], bytes]]] = {
+    "s_s": (_LENGTH, "", _text, lambda v: v.encode()),
+    "s_b": (_LENGTH, b"", bytes, bytes),
+    "s_i32": (_VARINT, 0, lambda v: varints.signed(v, 32), varints.write),
+    "s_i64": (_VARINT, 0, lambda v: varints.signed(v, 64), varints.write),
+    "s_f": (_FIXED32, 0.0, lambda v: struct.unpack("<f", v)[0], lambda v: _float32(v)),
+    "s_d": (_FIXED64, 0.0, lambda v: struct.unpack("<d", v)[0], lambda v: struct.pack("<d", v)),
+}
+_PAYLOAD: dict[str, Callable[[memoryview, Any], Any]] = {
+    "bin_data": lambda view, _: view,
+    "str_data": lambda view, _: _text(view),
+    "gtensors": _tensors,
+    "ndarray": lambda view, _: _empty(view),
+    "gmap": _map,
+}
+
+
+def _empty(view: memoryview) -> bool:
+    for _ in _fields(view):
+        pass
+    return True
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def encode(message: GrpsMessage) -> bytes:
+    """The wire form in one piece."""
+    return b"".join(parts(message))
+
+
+def size_of(pieces: Iterable[Part]) -> int:
+    """Bytes of all parts together."""
+    return sum(len(piece) for piece in pieces)
+
+
+def parts(message: GrpsMessage) -> list[Part]:
+    """The wire form in parts that follow one another; large ones are not copied.
+
+    Raises:
+        InvalidArgument: more than one payload is set, or a value cannot be written.
+    """
+    given = [kind for kind in KINDS if getattr(message, kind) not in (None, False)]
+    if len(given) > 1:
+        raise InvalidArgument(f"a GrpsMessage holds one of {given[0]} and {given[1]}, not both")
+    out: list[Part] = []
+    if message.status is not None:
+        out += _nested(1, _status_parts(message.status))
+    if message.model:
+        out += _nested(2, [message.model.encode()])
+    for kind in given:
+        out += _nested(KINDS.index(kind) + 3, _payload(message, kind))
+    return out
+
+
+def _nested(number: int, pieces: list[Part]) -> list[Part]:
+    return [_key(number, _LENGTH) + varints.write(size_of(pieces)), *pieces]
+
+
+def _key(number: int, wire: int) -> bytes:
+    return varints.write(number << 3 | wire)
+
+
+def _status_parts(status: Status) -> list[Part]:
+    out: list[Part] = []
+    if status.code:
+        out.append(_key(1, _VARINT) + varints.write(status.code))
+    if status.msg:
+        out += _nested(2, [status.msg.encode()])
+    if status.status:
+        out.append(_key(3, _VARINT) + varints.write(status.status))
+    return out
+
+
+def _payload(message: GrpsMessage, kind: str) -> list[Part]:
+    if kind == "bin_data":
+        return [memoryview(message.bin_data).cast("B")] if message.bin_data else []
+    if kind == "str_data":
+        return [(message.str_data or "").encode()]
+    if kind == "gtensors":
+        return [p for t in message.gtensors or () for p in _nested(1, _tensor_parts(t))]
+    if message.gmap is not None:
+        return [p for n, name in enumerate(_MAPS, 1) for p in _map_parts(n, name, message.gmap)]
+    return []
+
+
+def _tensor_parts(tensor: GenericTensor) -> list[Part]:
+    out: list[Part] = []
+    if tensor.name:
+        out += _nested(1, [tensor.name.encode()])
+    if tensor.dtype:
+        out.append(_key(2, _VARINT) + varints.write(tensor.dtype))
+    if tensor.shape:
+        out += _nested(3, [b"".join(varints.write(dim) for dim in tensor.shape)])
+    for kind in sorted(tensor.flat):
+        values = tensor.flat[kind]
+        if kind == DataType.DT_STRING:
+            for text in values:
+                out += _nested(kind + _FLAT, [text.encode()])
+        elif len(values):
+            out += _nested(kind + _FLAT, [_packed(kind, np.asarray(values))])
+    return out
+
+
+def _packed(kind: int, values: Array) -> memoryview:
+    wire = _WIRE[kind]
+    if wire.kind == "f":
+        return np.ascontiguousarray(values, wire).reshape(-1).view(np.uint8).data
+    return np.ascontiguousarray(varints.pack(values)).data
+
+
+def _map_parts(number: int, name: str, maps: GenericMap) -> list[Part]:
+    wire, _, _, write = _MAPS[name]
+    values: Mapping[str, Any] = getattr(maps, name)
+    out: list[Part] = []
+    for key, value in values.items():
+        entry = _nested(1, [key.encode()])
+        written = write(value)
+        entry += _nested(2, [written]) if wire == _LENGTH else [_key(2, wire) + written]
+        out += _nested(number, entry)
+    return out
+
+
+def _float32(value: float) -> bytes:
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        raise InvalidArgument(f"gmap: s_f cannot hold {value}") from None

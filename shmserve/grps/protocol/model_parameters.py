@@ -1,0 +1,89 @@
+"""Models that take the GRPS message itself: what their configuration says, and their spec.
+
+Parameters of config.pbtxt (a GRPS project gets them from its own files):
+
+- ``grps``: "message"; the model takes and gives serialized GRPS messages
+- ``grps_version``: the version that GRPS clients know it by, e.g. "1.0.0"
+- ``grps_http_path``: a path of the HTTP server that is this model's
+- ``grps_http_body``: "true"; requests at that path come as they are, else as GRPS messages
+- ``grps_streaming_ctrl_mode``, ``_key``, ``_content_type``: how an HTTP client asks for a stream
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from shmserve.errors import ConfigError
+from shmserve.grps.protocol import custom_http as grps_http
+from shmserve.protocol import config_json
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+
+MESSAGE = "grps"  # the tensor that holds a serialized message
+STREAMING = "grps_streaming"  # request parameter: the client wants a stream
+MODEL = "grps_model"  # request parameter: what the client called the model
+
+# What a project adds for the GRPS frontends
+MODELS = "grps_models"  # "name-version" of each model of the project, separated by commas
+INFERENCE = "grps_inference_yml"  # the files themselves, for the metadata requests
+SERVER = "grps_server_yml"
+
+STREAM_TYPE = "application/octet-stream"  # of an HTTP stream, where nothing else is said
+CTRL_MODES = ("query_param", "header_param", "body_param")
+_PATH = re.compile(r"/[a-zA-Z0-9_\-/]*[a-zA-Z0-9_\-][a-zA-Z0-9_\-/]*")
+_TAKEN = re.compile(r"/(v2|metrics)(/|$)|/grps/v1(/|$)")
+
+
+def takes_message(spec: ModelSpec) -> bool:
+    """Whether the model takes the GRPS message."""
+    return spec.parameters.get("grps") == "message"
+
+
+def takes_http(spec: ModelSpec) -> bool:
+    """Whether the model takes HTTP requests as they are."""
+    return "grps_http_path" in spec.parameters and spec.parameters.get("grps_http_body") == "true"
+
+
+def completed(spec: ModelSpec) -> ModelSpec:
+    """The spec with the tensors of a model that takes messages; others as they are.
+
+    Raises:
+        ConfigError: a parameter has a value that cannot be meant.
+    """
+    if not any(name.startswith("grps") for name in spec.parameters):
+        return spec
+    _check(spec)
+    if not (takes_message(spec) or takes_http(spec)):
+        return spec
+    names = (MESSAGE, grps_http.HEAD, grps_http.BODY) if takes_http(spec) else (MESSAGE,)
+    inputs = tuple(TensorSpec(name, "UINT8", (-1,), len(names) > 1) for name in names)
+    outputs = tuple(TensorSpec(name, "UINT8", (-1,)) for name in names)
+    told = (spec.inputs or inputs, spec.outputs or outputs)  # its own published ones may be
+    if told != (inputs, outputs) or spec.max_batch_size:
+        raise ConfigError(
+            f"model '{spec.name}': a model that takes the GRPS message has no input, output "
+            "and max_batch_size of its own in its configuration"
+        )
+    found = msgspec.structs.replace(spec, inputs=inputs, outputs=outputs)
+    return msgspec.structs.replace(found, config_json=config_json.completed(found))
+
+
+def _check(spec: ModelSpec) -> None:
+    allowed = {
+        "grps": ("message",),
+        "grps_http_body": ("true", "false"),
+        "grps_streaming_ctrl_mode": CTRL_MODES,
+    }
+    for name, values in allowed.items():
+        value = spec.parameters.get(name)
+        if value is not None and value not in values:
+            raise ConfigError(
+                f"model '{spec.name}': parameters.{name} is '{value}', not {' or '.join(values)}"
+            )
+    path = spec.parameters.get("grps_http_path")
+    if path is not None and (not _PATH.fullmatch(path) or _TAKEN.match(path)):
+        raise ConfigError(
+            f"model '{spec.name}': parameters.grps_http_path '{path}' is not a path of its own "
+            "(letters, digits, '_', '-' and '/'; not below /v2, /metrics or /grps/v1)"
+        )

@@ -1,0 +1,80 @@
+"""Names of models as GRPS clients say them: `name-version`, to the registry's and back.
+
+A version of GRPS is any text, such as 1.0.0; the registry's are positive integers. The
+parameter ``grps_version`` tells the former of a model's newest version; version n is
+also known as n and n.0.0. A project is known by the names of the models it consists of.
+"""
+
+from __future__ import annotations
+
+from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.grps.protocol import model_parameters as grps_spec
+
+VERSION = "grps_version"
+
+
+class Names:
+    """All names of one snapshot. `find` gives name and version as the registry has them.
+
+    Attributes:
+        paths: paths of the HTTP server that are models', and whose.
+        takes_http: whether any of these takes requests as they are.
+        default: the model of requests that name none: the only one there is, or the only one
+            that is configured for GRPS; empty: there is no such.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._known: dict[str, tuple[str, str]] = {}
+        entries = [e for versions in snapshot.models.values() for e in versions.values()]
+        # What was given on purpose comes before what numbers imply
+        for names in (_given, _implied):
+            for each in entries:
+                for name in names(each, snapshot):
+                    self._known.setdefault(name, (each.spec.name, each.spec.version))
+        models = list(snapshot.models)
+        if len(models) > 1:
+            models = [m for m in models if _for_grps(snapshot.newest(m))]
+        self.default = models[0] if len(models) == 1 else ""
+        # Of several that want one path the first by name, of its versions the newest ready one
+        self.paths: dict[str, ModelEntry] = {}
+        self.takes_http = False
+        for model in sorted(snapshot.models):
+            entry = snapshot.newest(model)
+            path = entry.spec.parameters.get("grps_http_path") if entry is not None else None
+            if entry is not None and path:
+                self.paths.setdefault(path, entry)
+                self.takes_http = self.takes_http or grps_spec.takes_http(entry.spec)
+
+    def find(self, name: str) -> tuple[str, str] | None:
+        """The model version that clients call so."""
+        return self._known.get(name)
+
+
+def versions_of(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
+    """The versions that clients may say for it, the best one first."""
+    number = entry.spec.version
+    given = entry.spec.parameters.get(VERSION, "")
+    of_this = grps_spec.INFERENCE in entry.spec.parameters or _newest(entry, snapshot)
+    return [*([given] if given and of_this else []), f"{number}.0.0", number]
+
+
+def _given(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
+    parts = entry.spec.parameters.get(grps_spec.MODELS, "")
+    names = parts.split(",") if parts else []
+    if len(versions_of(entry, snapshot)) > 2:
+        names.append(f"{entry.spec.name}-{versions_of(entry, snapshot)[0]}")
+    return names
+
+
+def _implied(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
+    return [f"{entry.spec.name}-{version}" for version in versions_of(entry, snapshot)[-2:]]
+
+
+def _for_grps(entry: ModelEntry | None) -> bool:
+    return entry is not None and any(name.startswith("grps") for name in entry.spec.parameters)
+
+
+def _newest(entry: ModelEntry, snapshot: Snapshot) -> bool:
+    versions = snapshot.models.get(entry.spec.name, {})
+    return int(entry.spec.version) == max(map(int, versions), default=0)

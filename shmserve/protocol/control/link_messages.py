@@ -1,0 +1,171 @@
+"""Messages of the link, every process <-> coordinator; `messages` has their unions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from shmserve.protocol.control.message import Message
+from shmserve.tensor.spec import ModelSpec
+
+
+class Loaded(Message, frozen=True):
+    """The instance can take requests at `endpoint` (a socket's name in the run directory).
+
+    `device`: where its model computes; empty: where it should (`Instance`).
+    """
+
+    instance: str
+    spec: ModelSpec
+    endpoint: str
+    device: str = ""
+
+
+class LoadFailed(Message, frozen=True):
+    """The instance could not load its model; `reason` may be shown to clients."""
+
+    instance: str
+    reason: str
+
+
+class Hello(Message, frozen=True):
+    """First message of a link. `held_bytes`: pool budget already granted to this process.
+
+    `loaded` repeats an executor's `Loaded` after the coordinator was restarted.
+    """
+
+    version: int
+    role: str  # http, grpc, executor, supervisor, cli
+    process: str
+    pid: int
+    held_bytes: int = 0
+    loaded: Loaded | None = None
+    instance: str = ""  # executors: what they run, also before it is loaded
+
+
+class Grant(Message, frozen=True):
+    """Ask for `nbytes` of the pool's budget."""
+
+    ticket: int
+    nbytes: int
+
+
+class GiveBack(Message, frozen=True):
+    nbytes: int
+
+
+class Started(Message, frozen=True):
+    """Supervisor: the instance's process runs."""
+
+    instance: str
+    pid: int
+
+
+class Exited(Message, frozen=True):
+    """Supervisor: the instance's process has ended. `reason` is written for operators."""
+
+    instance: str
+    pid: int
+    reason: str
+
+
+class Show(Message, frozen=True):
+    """CLI: what is going on? `what`: processes, models, segments, slots, queues."""
+
+    ticket: int
+    what: str
+
+
+class Stats(Message, frozen=True):
+    """Reply to `AskStats`: the process's own numbers (`ProcessStats` as plain data)."""
+
+    ticket: int
+    stats: dict[str, Any]
+
+
+class Drain(Message, frozen=True):
+    """Supervisor: the service is about to stop; tell frontends and executors.
+
+    `announce`: frontends only; executors are still needed, until this is said again.
+    """
+
+    reason: str
+    announce: bool = False
+
+
+class Welcome(Message, frozen=True):
+    """Reply to `Hello`. `arena_bytes`: what the first segment of an arena should have."""
+
+    version: int
+    epoch: str
+    arena_bytes: int = 0
+
+
+class Granted(Message, frozen=True):
+    ticket: int
+    granted: bool
+    reason: str = ""
+
+
+class Trim(Message, frozen=True):
+    """Others need budget: give back up to `nbytes` of unused segments."""
+
+    nbytes: int
+
+
+class AskStats(Message, frozen=True):
+    ticket: int
+    what: str
+
+
+class Instance(Struct, frozen=True, array_like=True):
+    """What the supervisor must run: one instance of one model version.
+
+    `directory` is the model's folder, `config` the config.pbtxt-derived JSON
+    (`ModelSpec.config_json`), `device` e.g. ``cpu`` or ``cuda:0`` (numbered among the devices
+    that are visible to the service). `auto`: if the device cannot be used, the CPU will do.
+    """
+
+    name: str
+    spec: ModelSpec
+    directory: str
+    device: str = "cpu"
+    auto: bool = False
+
+
+class Desired(Message, frozen=True):
+    """Coordinator to supervisor: exactly these instances should run.
+
+    A message is bounded by the socket's buffer: the list comes in parts, all but the
+    last with `more`. Executors of other instances finish what they have accepted, but for
+    those of `hurry`, which are stuck.
+    """
+
+    instances: tuple[Instance, ...]
+    more: bool = False
+    hurry: tuple[str, ...] = ()
+
+
+class Adopt(Message, frozen=True):
+    """Coordinator to a new supervisor: executors that run already.
+
+    Each as (instance, pid, process id).
+    """
+
+    instances: tuple[tuple[str, int, str], ...]
+
+
+class Shown(Message, frozen=True):
+    """Reply to `Show`: rows of a table, in parts like `Desired`."""
+
+    ticket: int
+    rows: tuple[dict[str, Any], ...]
+    error: str = ""
+    more: bool = False
+
+
+class Stop(Message, frozen=True):
+    """Finish what was accepted and exit."""
+
+    reason: str

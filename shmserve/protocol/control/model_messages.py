@@ -1,0 +1,33 @@
+"""Messages of model control, frontend <-> coordinator; `messages` has their unions."""
+
+from __future__ import annotations
+
+from shmserve.protocol.control.message import Message
+
+
+class LoadModel(Message, frozen=True):
+    """Load a model, or load it again.
+
+    `overrides` names a folder of the run directory (`transport.rundir.overrides`) that the
+    asker has filled with a configuration and files and now leaves to the coordinator. Asked
+    again of a coordinator's successor, it joins what its predecessor began.
+    """
+
+    ticket: int
+    name: str
+    overrides: str = ""
+
+
+class UnloadModel(Message, frozen=True):
+    """Serve a model no more."""
+
+    ticket: int
+    name: str
+
+
+class ModelAnswer(Message, frozen=True):
+    """Reply to both, when all is done and published; `error_code` is empty if it went well."""
+
+    ticket: int
+    error_code: str = ""
+    error: str = ""

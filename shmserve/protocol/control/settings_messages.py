@@ -1,0 +1,44 @@
+"""Messages about settings that can be changed while the service runs: logs and traces."""
+
+from __future__ import annotations
+
+from shmserve.core.control.runtime_settings import LogChange, LogSettings, TraceChange
+from shmserve.protocol.control.message import Message
+
+
+class ChangeLog(Message, frozen=True):
+    """A frontend's client changes what is logged, everywhere and for good."""
+
+    ticket: int
+    change: LogChange
+
+
+class ChangeTrace(Message, frozen=True):
+    """A frontend's client changes what is traced: of one model, or (empty) of all others."""
+
+    ticket: int
+    model: str
+    change: TraceChange
+
+
+class TakeTraces(Message, frozen=True):
+    """A frontend has sampled `wanted` requests of a model whose number of traces is limited."""
+
+    ticket: int
+    model: str
+    wanted: int
+
+
+class SettingsAnswer(Message, frozen=True):
+    """Reply to the three above, sent after publication; `granted`: traces to be written."""
+
+    ticket: int
+    granted: int = 0
+    error_code: str = ""
+    error: str = ""
+
+
+class LogChanged(Message, frozen=True):
+    """To every process, after its Welcome and after each change."""
+
+    log: LogSettings

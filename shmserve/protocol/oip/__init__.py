@@ -1,0 +1,1 @@
+"""The Open Inference Protocol's JSON: requests, answers, tensor data."""

@@ -1,0 +1,104 @@
+"""Answers of the Open Inference Protocol: values to the JSON part of a response.
+
+JSON data is always flat. NaN and Infinity go out as bare tokens, as Triton's clients
+expect; 64-bit integers keep every bit; FP32 is written as the double it equals.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Struct, UnsetType
+
+from shmserve.errors import InvalidArgument
+from shmserve.protocol.control.data_messages import Parameter
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.dtypes import DATATYPES, element_count
+
+_encoder = msgspec.json.Encoder()
+encode = _encoder.encode
+
+JsonData = msgspec.Raw | list[Any]
+
+
+class BinarySize(Struct, frozen=True, gc=False):
+    """Parameters of an output whose bytes follow the JSON part."""
+
+    binary_data_size: int
+
+
+class AnswerOutput(Struct, frozen=True):
+    """One output: `data`, or `parameters` telling its binary size, or neither (region)."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: BinarySize | UnsetType = UNSET
+    data: JsonData | UnsetType = UNSET
+
+
+class Answer(Struct, frozen=True):
+    """The JSON part of a response."""
+
+    model_name: str
+    model_version: str
+    outputs: list[AnswerOutput]
+    id: str | UnsetType = UNSET
+    parameters: Mapping[str, Parameter] | msgspec.Raw | UnsetType = UNSET
+
+
+def encode_answer(
+    model: str,
+    version: str,
+    request_id: str,
+    outputs: list[AnswerOutput],
+    parameters: Mapping[str, Parameter],
+) -> bytes:
+    """The JSON part of a response; an empty id is no id."""
+    given: Mapping[str, Parameter] | msgspec.Raw | UnsetType = UNSET
+    if parameters:
+        finite = all(np.isfinite(v) for v in parameters.values() if isinstance(v, float))
+        given = parameters if finite else msgspec.Raw(json.dumps(dict(parameters)).encode())
+    return encode(Answer(model, version, outputs, request_id or UNSET, given))
+
+
+def json_data(
+    view: memoryview | bytes, datatype: str, shape: tuple[int, ...], name: str, model: str
+) -> JsonData:
+    """A tensor's bytes as the flat JSON array of its elements.
+
+    Raises:
+        InvalidArgument: a datatype or a string that has no JSON form.
+    """
+    kind = DATATYPES[datatype]
+    if not kind.json_ok:
+        raise InvalidArgument(no_json_form("sending", datatype, f"output {name}"))
+    if not kind.itemsize:
+        return _strings(bytes_codec.decode(view, element_count(shape), name, model, "output"), name)
+    array = np.frombuffer(view, kind.numpy)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return msgspec.Raw(json.dumps(array.tolist(), separators=(",", ":")).encode())
+    elements: list[Any] = array.tolist()
+    return elements
+
+
+def no_json_form(verb: str, datatype: str, where: str) -> str:
+    """What to tell a client that wants FP16 or BF16 as JSON (`verb`: sending, receiving)."""
+    return (
+        f"{verb} {datatype} data via JSON is not supported."
+        f" Please use the binary data format for {where}"
+    )
+
+
+def _strings(elements: list[bytes], name: str) -> list[str]:
+    try:
+        return [element.decode() for element in elements]
+    except UnicodeDecodeError:
+        raise InvalidArgument(
+            f"output {name} holds bytes that are no UTF-8 and have no JSON form."
+            f" Please use the binary data format for output {name}"
+        ) from None

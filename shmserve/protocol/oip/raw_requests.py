@@ -1,0 +1,64 @@
+"""Raw requests: the body is the tensor and the model tells everything else.
+
+Source: binary tensor data extension, "Raw Binary Request".
+"""
+
+from __future__ import annotations
+
+from shmserve.errors import InvalidArgument
+from shmserve.protocol.oip.model_signature import ModelPlan
+from shmserve.protocol.oip.request import InferInput, InferRequest
+from shmserve.tensor.bytes_codec import LENGTH_BYTES
+from shmserve.tensor.dtypes import element_count
+
+
+def deduce(plan: ModelPlan, nbytes: int) -> InferRequest:
+    """The request that a raw body of `nbytes` bytes stands for: batch 1, outputs binary.
+
+    For a BYTES input the body is its one element; `binary_size` then counts the
+    4-byte length too, which the caller puts before the body.
+
+    Raises:
+        InvalidArgument: the shape cannot be deduced, or the size does not fit.
+    """
+    model = plan.spec.name
+    if len(plan.inputs) != 1:
+        raise InvalidArgument(
+            "Raw request must only have 1 input (found 1) to be deduced but got"
+            f" {len(plan.inputs)} inputs in '{model}' model configuration"
+        )
+    (spec,) = plan.inputs.values()
+    batch = (1,) if plan.spec.max_batch_size > 0 else ()
+    dims = spec.shape[len(batch) :]
+    itemsize = spec.datatype.itemsize
+    if itemsize:
+        shape = batch + _shape(spec.name, model, dims, nbytes, itemsize)
+    elif dims == (1,):
+        shape = (*batch, 1)
+        nbytes += LENGTH_BYTES
+    else:
+        raise InvalidArgument(
+            f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1]"
+        )
+    source = InferInput(spec.name, shape, spec.datatype.name, "the raw body", None, nbytes)
+    return InferRequest((source,), binary_output=True)
+
+
+def _shape(
+    name: str, model: str, dims: tuple[int, ...], nbytes: int, itemsize: int
+) -> tuple[int, ...]:
+    variable = dims.count(-1)
+    if variable > 1:
+        raise InvalidArgument(
+            f"The shape of the raw input '{name}' can not be deduced because there are more than"
+            " one variable-sized dimension"
+        )
+    unit = element_count(tuple(dim for dim in dims if dim >= 0)) * itemsize
+    if not variable:
+        return dims  # a wrong size is found when the request is checked
+    if unit == 0 or nbytes % unit:
+        raise InvalidArgument(
+            f"The shape of the raw input '{name}' for model '{model}' can not be deduced:"
+            f" {nbytes} bytes are not a multiple of {unit}"
+        )
+    return tuple(nbytes // unit if dim < 0 else dim for dim in dims)

@@ -1,0 +1,281 @@
+"""Requests of the Open Inference Protocol: the JSON part as frozen values.
+
+The fast path is one typed msgspec decoder that leaves tensor data alone
+(`msgspec.Raw`). Only when it refuses is `oip_strict` asked: it accepts what msgspec
+does not know (NaN and Infinity tokens) and names the field that is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from shmserve.config import Settings
+from shmserve.errors import InvalidArgument, TooLarge
+from shmserve.protocol.control.data_messages import Parameter
+
+MAX_INT64 = (1 << 63) - 1
+UInt = Annotated[int, Meta(ge=0, le=MAX_INT64)]
+RESERVED_PREFIX = "triton_"
+_NO_DATA = msgspec.Raw(b"")
+
+
+class InputParameters(Struct, frozen=True, gc=False):
+    """Parameters of an input that mean something; others are ignored, as Triton does."""
+
+    binary_data_size: UInt | UnsetType = UNSET
+    shared_memory_region: str | UnsetType = UNSET
+    shared_memory_offset: UInt = 0
+    shared_memory_byte_size: UInt | UnsetType = UNSET
+
+
+class OutputParameters(Struct, frozen=True, gc=False):
+    """Parameters of a requested output that mean something."""
+
+    classification: UInt = 0
+    binary_data: bool | UnsetType = UNSET
+    shared_memory_region: str | UnsetType = UNSET
+    shared_memory_offset: UInt = 0
+    shared_memory_byte_size: UInt | UnsetType = UNSET
+
+
+class RegionWindow(Struct, frozen=True, gc=False):
+    """A window of a registered shared-memory region."""
+
+    region: str
+    offset: int
+    nbytes: int
+
+
+class InferInput(Struct, frozen=True):
+    """One input. Exactly one of `data`, `binary_size` and `region` is not None.
+
+    `data` is the JSON text of the array, or the parsed list if the text was not
+    plain JSON. `where` is the field's name in messages, e.g. ``inputs[0]``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    datatype: str
+    where: str
+    data: msgspec.Raw | list[Any] | None = None
+    binary_size: int | None = None
+    region: RegionWindow | None = None
+
+
+class InferOutput(Struct, frozen=True, gc=False):
+    """One requested output. `binary` is None where the request's default counts."""
+
+    name: str
+    classification: int = 0
+    binary: bool | None = None
+    region: RegionWindow | None = None
+
+
+class InferRequest(Struct, frozen=True):
+    """The JSON part of an inference request. `parameters` are those for the model."""
+
+    inputs: tuple[InferInput, ...]
+    outputs: tuple[InferOutput, ...] = ()
+    id: str = ""
+    parameters: dict[str, Parameter] = {}
+    binary_output: bool = False
+
+
+class WireInput(Struct, frozen=True):
+    """An input as it stands in the JSON."""
+
+    name: str
+    shape: tuple[UInt, ...]
+    datatype: str
+    parameters: InputParameters = InputParameters()
+    data: msgspec.Raw = _NO_DATA
+
+
+class WireOutput(Struct, frozen=True):
+    """A requested output as it stands in the JSON."""
+
+    name: str
+    parameters: OutputParameters = OutputParameters()
+
+
+class WireRequest(Struct, frozen=True):
+    """A request as it stands in the JSON."""
+
+    inputs: tuple[WireInput, ...]
+    outputs: tuple[WireOutput, ...] = ()
+    id: str = ""
+    parameters: dict[str, Parameter] = {}
+
+
+_decode = msgspec.json.Decoder(WireRequest).decode
+
+
+def parse_request(text: bytes, limits: Settings) -> InferRequest:
+    """Parse the JSON part of an inference request.
+
+    Raises:
+        InvalidArgument: it is malformed; the message names the field.
+        TooLarge: more JSON than `max_json_bytes`.
+    """
+    check_json_size(len(text), limits)
+    try:
+        wire = _decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        from shmserve.protocol.oip import strict_parser as oip_strict
+
+        wire = oip_strict.parse(text, limits)
+    return _checked(wire, limits)
+
+
+def check_json_size(size: int, limits: Settings) -> None:
+    """Refuse more JSON than `max_json_bytes` with `TooLarge`."""
+    if size > limits.max_json_bytes:
+        raise TooLarge(
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size of"
+            f" {limits.max_json_bytes} bytes (setting max_json_bytes)"
+        )
+
+
+def _checked(wire: WireRequest, limits: Settings) -> InferRequest:
+    if len(wire.inputs) > limits.max_inputs or len(wire.outputs) > limits.max_inputs:
+        raise InvalidArgument(
+            f"the request has {len(wire.inputs)} inputs and {len(wire.outputs)} outputs, at most"
+            f" {limits.max_inputs} of each are allowed (setting max_inputs)"
+        )
+    inputs = tuple([_input(item, index) for index, item in enumerate(wire.inputs)])
+    outputs = tuple([_output(item, index) for index, item in enumerate(wire.outputs)])
+    if len(inputs) > 1:
+        refuse_duplicates("input", [item.name for item in inputs])
+    if len(outputs) > 1:
+        refuse_duplicates("output", [item.name for item in outputs])
+    if not wire.parameters:
+        return InferRequest(inputs, outputs, wire.id)
+    parameters, binary_output = _parameters(wire.parameters, limits)
+    return InferRequest(inputs, outputs, wire.id, parameters, binary_output)
+
+
+def _input(wire: WireInput, index: int) -> InferInput:
+    where = f"inputs[{index}]"
+    parameters = wire.parameters
+    size, name = parameters.binary_data_size, parameters.shared_memory_region
+    # A list is what the slow path gives; an empty list is data, empty text is none.
+    data = wire.data if isinstance(wire.data, list) or len(memoryview(wire.data)) else None
+    if (data is not None) + (size is not UNSET) + (name is not UNSET) != 1:
+        raise InvalidArgument(_source_error(where, data is not None, size, name))
+    if size is not UNSET:
+        return InferInput(wire.name, wire.shape, wire.datatype, where, None, size)
+    if name is UNSET:
+        return InferInput(wire.name, wire.shape, wire.datatype, where, data)
+    nbytes = parameters.shared_memory_byte_size
+    if nbytes is UNSET:
+        raise InvalidArgument(
+            f"{where}.parameters: 'shared_memory_region' needs 'shared_memory_byte_size'"
+        )
+    region = RegionWindow(name, parameters.shared_memory_offset, nbytes)
+    return InferInput(wire.name, wire.shape, wire.datatype, where, region=region)
+
+
+def _source_error(where: str, data: bool, size: int | UnsetType, region: str | UnsetType) -> str:
+    given = [
+        name
+        for name, is_set in (
+            ("'data'", data),
+            ("'binary_data_size'", size is not UNSET),
+            ("'shared_memory_region'", region is not UNSET),
+        )
+        if is_set
+    ]
+    but = f"But set {' '.join(given)}" if given else "But no field is set"
+    return (
+        f"{where}: Input must set only one of the following fields: 'data', 'binary_data_size' in"
+        f" 'parameters', 'shared_memory_region' in 'parameters'. {but}"
+    )
+
+
+def _output(wire: WireOutput, index: int) -> InferOutput:
+    parameters = wire.parameters
+    binary = None if parameters.binary_data is UNSET else parameters.binary_data
+    name = parameters.shared_memory_region
+    if name is UNSET:
+        return InferOutput(wire.name, parameters.classification, binary)
+    where = f"outputs[{index}]"
+    if parameters.classification:
+        raise InvalidArgument(
+            f"{where}: Output can't set both 'shared_memory_region' and 'classification'"
+        )
+    if binary:
+        raise InvalidArgument(
+            f"{where}: Output can't set both 'shared_memory_region' and 'binary_data'"
+        )
+    nbytes = parameters.shared_memory_byte_size
+    if nbytes is UNSET:
+        raise InvalidArgument(
+            f"{where}.parameters: 'shared_memory_region' needs 'shared_memory_byte_size'"
+        )
+    return InferOutput(
+        wire.name, 0, None, RegionWindow(name, parameters.shared_memory_offset, nbytes)
+    )
+
+
+def refuse_duplicates(kind: str, names: list[str]) -> None:
+    """Refuse a second tensor of the same name; `kind`: "input" or "output".
+
+    Raises:
+        InvalidArgument: there is one.
+    """
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in seen and kind == "output":  # each as Triton words it
+            raise InvalidArgument(f"Duplicate output name '{name}' is not allowed in a request")
+        if name in seen:
+            raise InvalidArgument(f"{kind}s[{index}]: {kind} '{name}' already exists in request")
+        seen.add(name)
+
+
+def _parameters(given: dict[str, Parameter], limits: Settings) -> tuple[dict[str, Parameter], bool]:
+    """The parameters for the model, and whether outputs are binary by default."""
+    if len(given) > limits.max_inputs:
+        raise InvalidArgument(
+            f"the request has {len(given)} parameters, at most {limits.max_inputs} are allowed"
+            " (setting max_inputs)"
+        )
+    check_parameters(given)
+    if "binary_data_output" not in given:
+        return given, False
+    rest = {key: value for key, value in given.items() if key != "binary_data_output"}
+    return rest, bool(given["binary_data_output"])
+
+
+def check_parameters(given: dict[str, Parameter]) -> None:
+    """Check the request parameters whose meaning the protocol fixes.
+
+    Raises:
+        InvalidArgument: a reserved key, or a value of the wrong type or range.
+    """
+    for key, value in given.items():
+        if key.startswith(RESERVED_PREFIX):
+            raise InvalidArgument(
+                f"parameter '{key}': parameter keys starting with '{RESERVED_PREFIX}' are reserved"
+                " and should not be specified"
+            )
+        if key in ("sequence_start", "sequence_end", "binary_data_output"):
+            if not isinstance(value, bool):
+                raise InvalidArgument(f"parameter '{key}' must be true or false, got {value!r}")
+        elif key in ("priority", "timeout"):
+            if not _is_uint(value):
+                raise InvalidArgument(
+                    f"parameter '{key}' must be a non-negative integer, got {value!r}"
+                )
+        elif key == "sequence_id" and not (isinstance(value, str) or _is_uint(value)):
+            raise InvalidArgument(
+                f"parameter '{key}' must be a non-negative integer or a string, got {value!r}"
+            )
+        elif type(value) is int and not -MAX_INT64 - 1 <= value <= 2 * MAX_INT64 + 1:
+            raise InvalidArgument(f"parameter '{key}' does not fit 64 bits, got {value}")
+
+
+def _is_uint(value: Parameter) -> bool:
+    return type(value) is int and 0 <= value <= 2 * MAX_INT64 + 1

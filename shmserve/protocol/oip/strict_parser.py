@@ -1,0 +1,216 @@
+"""The slow path of request parsing: the standard library's JSON, then field by field.
+
+It runs only when the typed decoder refused the text: because it is wrong (then the
+message names the first wrong field) or because it holds NaN or Infinity tokens,
+which Triton's clients send and msgspec does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from msgspec import UNSET
+
+from shmserve.config import Settings
+from shmserve.errors import InvalidArgument
+from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.oip.request import (
+    MAX_INT64,
+    InputParameters,
+    OutputParameters,
+    WireInput,
+    WireOutput,
+    WireRequest,
+)
+
+# Levels around a "data" array: the request, "inputs" and the input itself
+_OUTER_LEVELS = 3
+_SHOWN = 64  # characters of a client's value that a message repeats
+Pairs = Callable[[list[tuple[str, Any]]], dict[str, Any]]
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEP = np.zeros(256, np.int8)  # what a bracket does to the depth
+_STEP[list(b"[{")], _STEP[list(b"]}")] = 1, -1
+
+
+def parse(text: bytes, limits: Settings) -> WireRequest:
+    """Parse or explain; raises `InvalidArgument` naming the field."""
+    document = loads(text, limits)
+    if not isinstance(document, dict):
+        raise InvalidArgument(f"the request must be a JSON object, got {_show(document)}")
+    if "inputs" not in document:
+        raise InvalidArgument("the request has no 'inputs'")
+    inputs = _array(document["inputs"], "inputs", limits)
+    outputs = _array(document.get("outputs", []), "outputs", limits)
+    return WireRequest(
+        tuple([_input(item, f"inputs[{index}]") for index, item in enumerate(inputs)]),
+        tuple([_output(item, f"outputs[{index}]") for index, item in enumerate(outputs)]),
+        _string(document.get("id", ""), "id"),
+        _parameters(document.get("parameters", {}), "parameters"),
+    )
+
+
+def loads(text: bytes | memoryview, limits: Settings, pairs: Pairs | None = None) -> Any:
+    """The standard library's `json.loads`, with every way to fail made `InvalidArgument`.
+
+    NaN, Infinity and -Infinity are accepted; numbers no double can hold are not. `pairs` makes
+    an object of its members, for callers to whom a key that occurs twice is a mistake.
+    """
+    data = bytes(text)
+    try:
+        characters = data.decode()
+    except UnicodeDecodeError as ex:
+        raise InvalidArgument(f"the request JSON is not UTF-8 (at byte {ex.start})") from None
+    check_nesting(data, limits.max_json_nesting)
+    try:
+        document = json.loads(characters, parse_float=_finite, object_pairs_hook=pairs)
+        if "\\ud" in characters or "\\uD" in characters:
+            # Lone surrogates are no Unicode: they could not be sent back.
+            json.dumps(document, ensure_ascii=False).encode()
+    except json.JSONDecodeError as ex:
+        raise InvalidArgument(
+            f"failed to parse the request JSON: {ex.msg} at character {ex.pos}"
+        ) from None
+    except UnicodeEncodeError:
+        raise InvalidArgument("a string of the request JSON is not valid Unicode") from None
+    except RecursionError:
+        raise InvalidArgument(_too_deep(limits.max_json_nesting)) from None
+    except ValueError as ex:
+        raise InvalidArgument(f"failed to parse the request JSON: {ex}") from None
+    return document
+
+
+def check_nesting(text: bytes, limit: int, outer: int = _OUTER_LEVELS) -> None:
+    """Refuse text whose arrays and objects are nested too deep, before anything recurses.
+
+    `outer` levels are allowed beyond the limit, which counts within "data".
+    """
+    allowed = limit + outer
+    if text.count(b"[") + text.count(b"{") <= allowed:
+        return
+    brackets = _STRINGS.sub(b"", text).translate(None, _NOT_BRACKETS)
+    depth = np.cumsum(_STEP[np.frombuffer(brackets, np.uint8)], dtype=np.int32)
+    if depth.max(initial=0) > allowed:
+        raise InvalidArgument(_too_deep(limit))
+
+
+def _too_deep(limit: int) -> str:
+    return f"JSON nesting depth exceeds maximum allowed limit ({limit})"
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"number {text[:_SHOWN]} is out of range")
+    return value
+
+
+def _input(value: Any, where: str) -> WireInput:
+    item = _object(value, where)
+    for key in ("name", "shape", "datatype"):
+        if key not in item:
+            raise InvalidArgument(f"{where} has no '{key}'")
+    name = _string(item["name"], f"{where}.name")
+    shape = item["shape"]
+    if not isinstance(shape, list):
+        raise InvalidArgument(f"{where}.shape must be an array, got {_show(shape)}")
+    dims = tuple([uint(dim, f"{where}.shape[{axis}]") for axis, dim in enumerate(shape)])
+    datatype = _string(item["datatype"], f"{where}.datatype")
+    parameters = _input_parameters(item.get("parameters", {}), f"{where}.parameters")
+    if "data" not in item:
+        return WireInput(name, dims, datatype, parameters)
+    data = item["data"]
+    if not isinstance(data, list):
+        raise InvalidArgument(f"{where}.data must be an array, got {_show(data)}")
+    return WireInput(name, dims, datatype, parameters, cast("msgspec.Raw", data))
+
+
+def _input_parameters(value: Any, where: str) -> InputParameters:
+    item = _object(value, where)
+    return InputParameters(
+        uint(item["binary_data_size"], f"{where}.binary_data_size")
+        if "binary_data_size" in item
+        else UNSET,
+        *_region(item, where),
+    )
+
+
+def _output(value: Any, where: str) -> WireOutput:
+    item = _object(value, where)
+    if "name" not in item:
+        raise InvalidArgument(f"{where} has no 'name'")
+    name = _string(item["name"], f"{where}.name")
+    where = f"{where}.parameters"
+    parameters = _object(item.get("parameters", {}), where)
+    binary = parameters.get("binary_data", UNSET)
+    if binary is not UNSET and not isinstance(binary, bool):
+        raise InvalidArgument(f"{where}.binary_data must be true or false, got {_show(binary)}")
+    classes = uint(parameters.get("classification", 0), f"{where}.classification")
+    return WireOutput(name, OutputParameters(classes, binary, *_region(parameters, where)))
+
+
+def _region(item: dict[str, Any], where: str) -> tuple[Any, int, Any]:
+    name, size = "shared_memory_region", "shared_memory_byte_size"
+    return (
+        _string(item[name], f"{where}.{name}") if name in item else UNSET,
+        uint(item.get("shared_memory_offset", 0), f"{where}.shared_memory_offset"),
+        uint(item[size], f"{where}.{size}") if size in item else UNSET,
+    )
+
+
+def _parameters(value: Any, where: str) -> dict[str, Parameter]:
+    item = _object(value, where)
+    for key, entry in item.items():
+        if not isinstance(entry, bool | int | float | str):
+            raise InvalidArgument(
+                f"parameter '{key}' has invalid type. It should be either 'int', 'bool',"
+                f" 'double' or 'string', got {_show(entry)}"
+            )
+    return cast("dict[str, Parameter]", item)
+
+
+def _array(value: Any, where: str, limits: Settings) -> list[Any]:
+    if not isinstance(value, list):
+        raise InvalidArgument(f"{where} must be an array, got {_show(value)}")
+    return value[: limits.max_inputs + 1]  # one too many is enough to be refused
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"{where} must be an object, got {_show(value)}")
+    return value
+
+
+def _string(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{where} must be a string, got {_show(value)}")
+    return value
+
+
+def uint(value: Any, where: str) -> int:
+    """A number of bytes, of a device or the like, that a signed 64-bit integer can hold.
+
+    Raises:
+        InvalidArgument: it is something else; the text has `where` and the value.
+    """
+    if type(value) is not int or value < 0:
+        raise InvalidArgument(f"{where} must be a non-negative integer, got {_show(value)}")
+    if value > MAX_INT64:
+        raise InvalidArgument(f"{where} must be at most {MAX_INT64}, got {_show(value)}")
+    return value
+
+
+def _show(value: Any) -> str:
+    """A value as JSON, shortened: containers only by their kind."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

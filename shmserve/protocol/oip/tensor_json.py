@@ -1,0 +1,169 @@
+"""Tensor data as JSON arrays: to elements and into a tensor's bytes.
+
+The usual case, a flat array of the right type, is one typed msgspec decode and one
+numpy assignment. Nested numbers lose their inner brackets first and then go the same
+way; nested strings, NaN tokens and whatever is wrong take slower ones.
+Strict as the protocol is: integers only for integer types, true and false only for
+BOOL, strings only for BYTES; floating point types take integers, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from shmserve.config import Settings
+from shmserve.errors import InvalidArgument
+from shmserve.protocol.oip import strict_parser as oip_strict
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.dtypes import DATATYPES, Datatype
+
+_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_Decode = Callable[[Any], list[Any]]
+
+
+class _Kind(Struct, frozen=True):
+    """How the elements of one datatype look in JSON. Bounds are inclusive."""
+
+    flat: _Decode
+    types: tuple[type, ...]
+    what: str
+    low: int | None = None
+    high: int | None = None
+
+
+def _kind(datatype: Datatype) -> _Kind:
+    char = datatype.numpy.kind
+    element: Any
+    if char in "iu":
+        info = np.iinfo(datatype.numpy)
+        low, high = int(info.min), int(info.max)
+        # msgspec knows bounds of 64 signed bits only; numpy refuses what UINT64 cannot hold
+        element = Annotated[int, Meta(ge=low, le=min(high, (1 << 63) - 1))]
+        if datatype.name == "UINT64":
+            element = Annotated[int, Meta(ge=0)]
+        what = f"an integer from {low} to {high}"
+        return _Kind(msgspec.json.Decoder(list[element]).decode, (int,), what, low, high)
+    if char == "b":
+        return _Kind(msgspec.json.Decoder(list[bool]).decode, (bool,), "true or false")
+    if char == "f":
+        return _Kind(msgspec.json.Decoder(list[float]).decode, (float, int), "a number")
+    return _Kind(msgspec.json.Decoder(list[str]).decode, (str,), "a string")
+
+
+_KINDS = {d.name: _kind(d) for d in DATATYPES.values() if d.json_ok}
+
+
+class JsonTensor(Struct, frozen=True):
+    """Checked elements, ready to be written into a slot of `nbytes` bytes."""
+
+    elements: Sequence[Any]
+    datatype: Datatype
+    nbytes: int
+    where: str
+
+    def write(self, view: memoryview) -> None:
+        """Write the elements into `view`, which has exactly `nbytes` bytes.
+
+        Raises:
+            InvalidArgument: an integer that the datatype cannot hold.
+        """
+        if not self.elements:
+            return
+        if not self.datatype.itemsize:
+            bytes_codec.write(self.elements, view)
+            return
+        array = np.frombuffer(view, self.datatype.numpy)
+        try:
+            if self.datatype.name == "FP32":
+                with np.errstate(over="ignore"):  # too big for FP32 becomes Infinity
+                    array[:] = self.elements
+            else:
+                array[:] = np.array(self.elements, self.datatype.numpy)
+        except OverflowError:
+            raise InvalidArgument(
+                f"{self.where}.data: an element does not fit {self.datatype.name}"
+            ) from None
+
+
+def decode(
+    data: msgspec.Raw | list[Any], datatype: Datatype, count: int, where: str, limits: Settings
+) -> JsonTensor:
+    """The elements of an input's "data", checked against type and `count`.
+
+    Raises:
+        InvalidArgument: wrong JSON, a wrong element (its index is told), too few or many.
+    """
+    kind = _KINDS[datatype.name]
+    elements = _elements(data, kind, where, limits)
+    if len(elements) != count:
+        problem = "too few" if len(elements) < count else "too many"
+        raise InvalidArgument(
+            f"{where}.data has {len(elements)} elements, which is {problem}: its shape has {count}"
+        )
+    if datatype.itemsize:
+        return JsonTensor(elements, datatype, count * datatype.itemsize, where)
+    encoded = bytes_codec.to_bytes(elements)
+    return JsonTensor(encoded, datatype, bytes_codec.encoded_size(encoded), where)
+
+
+def _elements(
+    data: msgspec.Raw | list[Any], kind: _Kind, where: str, limits: Settings
+) -> list[Any]:
+    if isinstance(data, list):
+        return _checked(data, kind, where, limits)
+    try:
+        return kind.flat(data)
+    except _MALFORMED:
+        pass
+    text = bytes(memoryview(data))
+    if text[:1] == b"[" and str not in kind.types:
+        oip_strict.check_nesting(text, limits.max_json_nesting, 0)
+        try:
+            return kind.flat(b"[%b]" % text.translate(None, b"[]"))
+        except _MALFORMED:
+            pass  # empty lists, NaN, or an element that is wrong
+    document = oip_strict.loads(text, limits)
+    if not isinstance(document, list):
+        raise InvalidArgument(f"{where}.data must be an array, got {json.dumps(document)[:64]}")
+    return _checked(document, kind, where, limits)
+
+
+def _checked(data: list[Any], kind: _Kind, where: str, limits: Settings) -> list[Any]:
+    """Flatten nested lists and check the type of every element."""
+    elements = _flatten(data, limits.max_json_nesting)
+    allowed = kind.types
+    for index, element in enumerate(elements):
+        # By exact type: a bool is an int to Python, but not to JSON
+        good = type(element) in allowed
+        if good and kind.low is not None and kind.high is not None:
+            good = kind.low <= element <= kind.high
+        if not good:
+            raise InvalidArgument(
+                f"{where}.data[{index}] must be {kind.what}, got {json.dumps(element)[:64]}"
+            )
+    return elements
+
+
+def _flatten(data: list[Any], limit: int) -> list[Any]:
+    """All elements in order; iterative, each element is looked at once."""
+    flat: list[Any] = []
+    levels = [iter(data)]
+    while levels:
+        for item in levels[-1]:
+            if type(item) is list:
+                if len(levels) >= limit:
+                    raise InvalidArgument(
+                        f"JSON nesting depth exceeds maximum allowed limit ({limit})"
+                    )
+                levels.append(iter(item))
+                break
+            flat.append(item)
+        else:
+            levels.pop()
+    return flat

@@ -1,0 +1,1 @@
+"""The protobuf wire format without generated classes: ModelInfer's messages, tensors uncopied."""

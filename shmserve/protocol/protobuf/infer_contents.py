@@ -1,0 +1,233 @@
+"""Typed tensor contents (InferTensorContents): to the bytes of a tensor, in bulk.
+
+Packed fixed-size elements are the tensor's bytes already. Packed varints are decoded by
+numpy, a block at a time; an unpacked element is encoded as it would be in a packed
+field, so elements in any mixture of both are the pieces of one packed field.
+Stricter than Triton: an integer that does not fit its datatype is refused, not cut.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from shmserve.errors import InvalidArgument
+from shmserve.protocol.protobuf.wire import (
+    FIXED32,
+    FIXED64,
+    LEN,
+    MAX_VARINT,
+    VARINT,
+    Walk,
+    malformed,
+)
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.dtypes import DATATYPES
+
+_BLOCK = 1 << 18  # bytes of varints decoded at a time: what the temporary arrays come to
+_BYTES_FIELD = 8
+# Field number to the datatype of its elements
+_ELEMENTS = ("", "BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32", "FP64", "BYTES")
+_FIELDS = {name: number for number, name in enumerate(_ELEMENTS) if number}
+_FIELDS |= {"INT8": 2, "INT16": 2, "UINT8": 4, "UINT16": 4}
+_WIDTH = {6: 4, 7: 8}  # of an element on the wire; the others are varints
+_UNPACKED = {6: FIXED32, 7: FIXED64}
+_TAGS = {number << 3 | LEN: number for number in range(1, 9)}
+_TAGS |= {number << 3 | _UNPACKED.get(number, VARINT): number for number in range(1, 8)}
+
+_NONE = array("q")
+_Array = NDArray[Any]
+
+# Field number to start, stop, start, stop, … of its pieces; none is empty, save of BYTES
+Spans = dict[int, "array[int]"]
+
+
+def collect(walk: Walk, start: int, stop: int, spans: Spans) -> None:
+    """Add what an InferTensorContents holds to `spans`; several are merged, as protobuf does."""
+    data = walk.data
+    for tag, first, end in walk.fields(start, stop):
+        number = _TAGS.get(tag)
+        if number is None:
+            continue
+        if number != _BYTES_FIELD:
+            if first == end:
+                continue
+            width = _WIDTH.get(number)
+            if (end - first) % width if width else data[end - 1] >= 0x80:
+                raise malformed(f"{_ELEMENTS[number]} contents end within an element")
+        span = spans.get(number)
+        if span is None:
+            span = spans[number] = array("q")
+        span.append(first)
+        span.append(end)
+
+
+class Contents(Struct, frozen=True):
+    """The explicit data of input `name` of a request to `model`: `spans` of `data`.
+
+    Varints of more than ten bytes are found only when they are written.
+    """
+
+    data: bytes
+    spans: Spans
+    name: str
+    model: str
+
+    def nbytes(self, datatype: str, count: int) -> int:
+        """The size of the tensor: `count` elements of the datatype the request tells.
+
+        Raises:
+            InvalidArgument: elements of another datatype, more or less than `count`, or
+                a datatype that has no typed contents.
+        """
+        number = _FIELDS.get(datatype)
+        if number is None:
+            problem = "has no typed contents" if datatype in DATATYPES else "is unknown"
+            raise InvalidArgument(
+                f"explicit tensor data for {self._where()}: datatype '{datatype}' {problem}"
+            )
+        for other in self.spans:
+            if other != number:
+                raise InvalidArgument(
+                    f"unexpected explicit tensor data for {self._where()} of type"
+                    f" '{_ELEMENTS[other]}', expected datatype '{datatype}'"
+                )
+        found = self._count(number)
+        itemsize = DATATYPES[datatype].itemsize
+        if itemsize:
+            if found != count:
+                raise InvalidArgument(
+                    f"input byte size mismatch for input '{self.name}' for model"
+                    f" '{self.model}'. Expected {count * itemsize}, got {found * itemsize}"
+                )
+            return count * itemsize
+        if found != count:
+            raise InvalidArgument(
+                f"expected {count} string elements for inference input '{self.name}' for model"
+                f" '{self.model}', got {found}"
+            )
+        return bytes_codec.LENGTH_BYTES * count + self._size(number)
+
+    def write(self, view: memoryview, datatype: str) -> None:
+        """Write the elements into `view`, which has exactly the bytes that `nbytes` told.
+
+        Raises:
+            InvalidArgument: an integer that the datatype cannot hold, a malformed one.
+        """
+        if not self.spans:
+            return
+        number = _FIELDS[datatype]
+        pieces = self._pieces(number)
+        if number == _BYTES_FIELD:
+            bytes_codec.write(pieces, view)
+        elif number in _WIDTH:
+            position = 0
+            for piece in pieces:
+                view[position : position + len(piece)] = piece
+                position += len(piece)
+        else:
+            self._write_varints(_joined(pieces), view, datatype)
+
+    def _count(self, number: int) -> int:
+        if number == _BYTES_FIELD:
+            return len(self.spans.get(number, ())) // 2
+        width = _WIDTH.get(number)
+        if width:
+            return self._size(number) // width
+        return sum(_count_varints(piece) for piece in self._pieces(number))
+
+    def _size(self, number: int) -> int:
+        spans = self.spans.get(number, _NONE)
+        return sum(spans[1::2]) - sum(spans[::2])
+
+    def _pieces(self, number: int) -> Iterator[memoryview]:
+        spans = self.spans.get(number, _NONE)
+        view = memoryview(self.data)
+        for index in range(0, len(spans), 2):
+            yield view[spans[index] : spans[index + 1]]
+
+    def _write_varints(self, packed: memoryview, view: memoryview, datatype: str) -> None:
+        target = np.frombuffer(view, DATATYPES[datatype].numpy)
+        position = 0
+        for block in _varints(packed):
+            values = _narrowed(block, datatype)
+            part = target[position : position + len(values)]
+            part[:] = values
+            if part.dtype.itemsize < values.dtype.itemsize and part.dtype.kind != "b":
+                wrong = np.flatnonzero(part != values)
+                if wrong.size:
+                    index = int(wrong[0])
+                    raise InvalidArgument(
+                        f"explicit tensor data for {self._where()}: element {position + index}"
+                        f" does not fit {datatype}, got {values[index]}"
+                    )
+            position += len(values)
+
+    def _where(self) -> str:
+        return f"input tensor '{self.name}' for model '{self.model}'"
+
+
+def _joined(pieces: Iterator[memoryview]) -> memoryview:
+    """One packed field; it is copied only if it came in several."""
+    parts = list(pieces)
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+
+def _narrowed(values: _Array, datatype: str) -> _Array:
+    """Values of 64 bits as those of the wire's type: 32-bit ones drop their upper half."""
+    kind = DATATYPES[datatype].numpy.kind
+    if kind == "b":
+        return np.not_equal(values, 0)
+    size = 8 if datatype in ("INT64", "UINT64") else 4
+    return values.astype(f"u{size}", copy=False).view(f"{kind}{size}")
+
+
+def _count_varints(packed: memoryview) -> int:
+    array_ = np.frombuffer(packed, np.uint8)
+    return sum(
+        int(np.count_nonzero(array_[start : start + _BLOCK] < 0x80))
+        for start in range(0, len(array_), _BLOCK)
+    )
+
+
+def _varints(packed: memoryview) -> Iterator[_Array]:
+    """The values of packed varints, some at a time; the last byte ends a varint."""
+    data = np.frombuffer(packed, np.uint8)
+    position = 0
+    while position < len(data):
+        block = data[position : position + _BLOCK]
+        ends = np.flatnonzero(block < 0x80)
+        if not ends.size:
+            raise _overlong()
+        used = int(ends[-1]) + 1
+        position += used
+        if len(ends) == used:  # one byte each
+            yield block[:used]
+            continue
+        starts = np.empty_like(ends)
+        starts[0] = 0
+        np.add(ends[:-1], 1, out=starts[1:])
+        yield _decoded(block, starts, ends - starts)
+
+
+def _decoded(block: _Array, starts: _Array, more: _Array) -> _Array:
+    """Varints from their first bytes and how many bytes each has after that."""
+    longest = int(more.max())
+    if longest >= MAX_VARINT:
+        raise _overlong()
+    values: _Array = (block[starts] & 0x7F).astype(np.uint64)
+    rows = np.arange(len(starts))
+    for index in range(1, longest + 1):
+        rows = rows[more[rows] >= index]
+        byte = (block[starts[rows] + index] & 0x7F).astype(np.uint64)
+        values[rows] |= byte << np.uint64(7 * index)
+    return values
+
+
+def _overlong() -> InvalidArgument:
+    return malformed(f"a varint of more than {MAX_VARINT} bytes")

@@ -1,0 +1,93 @@
+"""Maps of InferParameter, which requests, tensors and responses have: both directions."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+from shmserve.errors import InvalidArgument
+from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.protobuf.wire import (
+    MASK64,
+    Walk,
+    encode_field,
+    encode_varint,
+    malformed,
+    signed64,
+)
+
+_DOUBLE = struct.Struct("<d")
+
+
+class Uint64(int):
+    """A parameter that came as uint64_param, which only some parameters may.
+
+    Of the others, the Python type tells: bool, int (int64_param), str and float.
+    """
+
+
+def add_parameter(
+    walk: Walk, start: int, stop: int, parameters: dict[str, Parameter], most: int
+) -> None:
+    """Add an entry of a parameters map; the last one with a key counts.
+
+    Raises:
+        InvalidArgument: a malformed entry, one without a value, or more than `most`.
+    """
+    key = ""
+    value: Parameter | None = None
+    for tag, first, end in walk.fields(start, stop):
+        if tag == 0x0A:
+            key = walk.text(first, end, "the key of a parameter")
+        elif tag == 0x12:
+            merged = _value(walk, first, end)
+            value = value if merged is None else merged
+        else:  # implementations disagree whether such an entry is there
+            raise malformed(f"a parameter's entry has the unknown field {tag >> 3}")
+    if value is None:
+        raise InvalidArgument(f"parameter '{key}' has no value of a known type")
+    parameters[key] = value
+    if len(parameters) > most:
+        raise InvalidArgument(f"there are more than {most} parameters (setting max_inputs)")
+
+
+def _value(walk: Walk, start: int, stop: int) -> Parameter | None:
+    """The value of an InferParameter; its last field counts."""
+    value: Parameter | None = None
+    for tag, first, end in walk.fields(start, stop):
+        if tag == 0x10:
+            value = signed64(walk.varint(first))
+        elif tag == 0x1A:
+            value = walk.text(first, end, "the value of a parameter")
+        elif tag == 0x08:
+            value = walk.varint(first) != 0
+        elif tag == 0x28:
+            value = Uint64(walk.varint(first))
+        elif tag == 0x21:
+            (value,) = _DOUBLE.unpack_from(walk.data, first)
+    return value
+
+
+def encode_parameters(tag: int, parameters: Mapping[str, Parameter]) -> bytes:
+    """The entries of a parameters map."""
+    return b"".join(
+        [
+            encode_field(
+                tag, encode_field(0x0A, key.encode()) + encode_field(0x12, _encoded(value))
+            )
+            for key, value in parameters.items()
+        ]
+    )
+
+
+def _encoded(value: Parameter) -> bytes:
+    """The one field of an InferParameter."""
+    if isinstance(value, bool):
+        return b"\x08\x01" if value else b"\x08\x00"
+    if isinstance(value, str):
+        return encode_field(0x1A, value.encode())
+    if isinstance(value, float):
+        return b"\x21" + _DOUBLE.pack(value)
+    if isinstance(value, Uint64) or value >= 1 << 63:
+        return b"\x28" + encode_varint(value)
+    return b"\x10" + encode_varint(value & MASK64)

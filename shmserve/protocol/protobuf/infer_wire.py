@@ -1,0 +1,250 @@
+"""ModelInferRequest and ModelInferResponse: bytes to values and back, tensors uncopied.
+
+Generated protobuf classes copy every tensor once more than needed, each way; for small
+messages they would do. proto/grpc_service.proto has the numbers used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from shmserve.config import Settings
+from shmserve.errors import InvalidArgument
+from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.protobuf.infer_contents import Contents, Spans, collect
+from shmserve.protocol.protobuf.infer_parameters import add_parameter, encode_parameters
+from shmserve.protocol.protobuf.wire import MASK64, Walk, encode_field, encode_varint, signed64
+
+REGION_PARAMETER = "shared_memory_region"
+MAX_RESPONSE_BYTES = (1 << 31) - 1  # what a gRPC message can have
+_DEFAULTS = Settings()
+_OutputRow = tuple[str, str, Sequence[int], Mapping[str, Parameter]]
+Part = bytes | memoryview
+
+
+class WireInput(Struct, frozen=True):
+    """An input as it came. `check_data` tells whether it has data in just one way."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: dict[str, Parameter]
+    contents: Contents | None
+    raw: memoryview | None  # a part of the message
+
+
+class WireOutput(Struct, frozen=True):
+    """A requested output as it came."""
+
+    name: str
+    parameters: dict[str, Parameter]
+
+
+class WireInferRequest(Struct, frozen=True):
+    """A request as it came; `raw_count` is the number of its raw_input_contents."""
+
+    model_name: str
+    model_version: str
+    id: str
+    parameters: dict[str, Parameter]
+    inputs: tuple[WireInput, ...]
+    outputs: tuple[WireOutput, ...]
+    raw_count: int
+
+
+def parse_request(data: bytes, limits: Settings = _DEFAULTS) -> WireInferRequest:
+    """A ModelInferRequest; its raw and typed contents stay where they are in `data`.
+
+    Raises:
+        InvalidArgument: malformed data, a parameter without a value, more inputs, outputs
+            or parameters than `max_inputs`, more fields than `max_fields`.
+    """
+    walk = Walk(data, limits.max_fields)
+    most = limits.max_inputs
+    model = version = request_id = ""
+    parameters: dict[str, Parameter] = {}
+    inputs: list[tuple[int, int]] = []
+    outputs: list[WireOutput] = []
+    raw: list[memoryview] = []
+    view = memoryview(data)
+    for tag, start, stop in walk.fields(0, len(data)):
+        if tag == 0x3A:
+            raw.append(view[start:stop])
+            _check_number(raw, "raw_input_contents", most)
+        elif tag == 0x2A:
+            inputs.append((start, stop))
+            _check_number(inputs, "inputs", most)
+        elif tag == 0x32:
+            outputs.append(_output(walk, start, stop, most))
+            _check_number(outputs, "outputs", most)
+        elif tag == 0x0A:
+            model = walk.text(start, stop, "model_name")
+        elif tag == 0x12:
+            version = walk.text(start, stop, "model_version")
+        elif tag == 0x1A:
+            request_id = walk.text(start, stop, "id")
+        elif tag == 0x22:
+            add_parameter(walk, start, stop, parameters, most)
+    # Only now the inputs, since the model's name and the raw parts may come after them
+    unused = iter(raw)
+    tensors = tuple([_input(walk, span, model, unused, most) for span in inputs])
+    return WireInferRequest(
+        model, version, request_id, parameters, tensors, tuple(outputs), len(raw)
+    )
+
+
+def check_data(request: WireInferRequest) -> None:
+    """Check that each input has data in one way, and that no raw_input_contents is left.
+
+    Apart from `parse_request`, since a model that does not exist is to be told first.
+
+    Raises:
+        InvalidArgument: it is not so.
+    """
+    model = request.model_name
+    used = 0
+    for source in request.inputs:
+        if REGION_PARAMETER in source.parameters:
+            if source.contents is not None:
+                raise InvalidArgument(
+                    "unexpected 'content' provided when using shared memory for input tensor"
+                    f" '{source.name}' for model '{model}'"
+                )
+            continue
+        used += 1
+        if source.contents is not None:
+            if request.raw_count:
+                raise InvalidArgument(
+                    "contents field must not be specified when using raw_input_contents for"
+                    f" '{source.name}' for model '{model}'"
+                )
+        elif source.raw is None:
+            raise InvalidArgument(
+                f"unable to find data for input tensor '{source.name}' for model '{model}' in"
+                " request."
+            )
+    if request.raw_count > used:
+        raise InvalidArgument(
+            f"raw_input_contents has {request.raw_count} entries, but only {used} inputs take"
+            f" their data from it for model '{model}'"
+        )
+
+
+def _check_number(items: Sequence[object], what: str, most: int) -> None:
+    if len(items) > most:
+        raise InvalidArgument(f"the request has more than {most} {what} (setting max_inputs)")
+
+
+def _input(
+    walk: Walk, span: tuple[int, int], model: str, unused: Iterable[memoryview], most: int
+) -> WireInput:
+    name = datatype = ""
+    shape: list[int] = []
+    parameters: dict[str, Parameter] = {}
+    spans: Spans | None = None
+    for tag, start, stop in walk.fields(*span):
+        if tag == 0x0A:
+            name = walk.text(start, stop, "inputs.name")
+        elif tag == 0x12:
+            datatype = walk.text(start, stop, "inputs.datatype")
+        elif tag == 0x1A:
+            shape += walk.int64s(start, stop)
+        elif tag == 0x18:
+            shape.append(signed64(walk.varint(start)))
+        elif tag == 0x22:
+            add_parameter(walk, start, stop, parameters, most)
+        elif tag == 0x2A:
+            spans = {} if spans is None else spans
+            collect(walk, start, stop, spans)
+    contents = None if spans is None else Contents(walk.data, spans, name, model)
+    raw = None if REGION_PARAMETER in parameters else next(iter(unused), None)
+    return WireInput(name, datatype, tuple(shape), parameters, contents, raw)
+
+
+def _output(walk: Walk, start: int, stop: int, most: int) -> WireOutput:
+    name = ""
+    parameters: dict[str, Parameter] = {}
+    for tag, first, end in walk.fields(start, stop):
+        if tag == 0x0A:
+            name = walk.text(first, end, "outputs.name")
+        elif tag == 0x12:
+            add_parameter(walk, first, end, parameters, most)
+    return WireOutput(name, parameters)
+
+
+def response_parts(
+    model_name: str,
+    model_version: str,
+    id: str,
+    parameters: Mapping[str, Parameter],
+    outputs: Iterable[_OutputRow],
+    raw: Iterable[Part],
+) -> list[Part]:
+    """A ModelInferResponse in parts, the members of `raw` among them as they are."""
+    head = [
+        _text(0x0A, model_name),
+        _text(0x12, model_version),
+        _text(0x1A, id),
+        encode_parameters(0x22, parameters),
+    ]
+    for name, datatype, shape, of_output in outputs:
+        dims = b"".join([encode_varint(dim & MASK64) for dim in shape])
+        body = _text(0x0A, name) + _text(0x12, datatype)
+        if dims:
+            body += encode_field(0x1A, dims)
+        head.append(encode_field(0x2A, body + encode_parameters(0x22, of_output)))
+    parts: list[Part] = [b"".join(head)]
+    for part in raw:
+        parts += (b"\x32" + encode_varint(_size(part)), part)
+    return parts
+
+
+def encode_response(
+    model_name: str,
+    model_version: str,
+    id: str,
+    parameters: Mapping[str, Parameter],
+    outputs: Iterable[_OutputRow],
+    raw: Iterable[Part],
+) -> bytes:
+    """A ModelInferResponse with one entry of `raw` for each output; copies each once.
+
+    Raises:
+        InvalidArgument: it is larger than a gRPC message can be.
+    """
+    return _joined(response_parts(model_name, model_version, id, parameters, outputs, raw))
+
+
+def encode_stream_response(error_message: str, response: bytes | list[Part] | None) -> bytes:
+    """A ModelStreamInferResponse; `response` as `response_parts` made it is copied once.
+
+    Raises:
+        InvalidArgument: it is larger than a gRPC message can be.
+    """
+    head = _text(0x0A, error_message)
+    if response is None:
+        return head
+    parts = response if isinstance(response, list) else [response]
+    head += b"\x12" + encode_varint(sum(map(_size, parts)))
+    return _joined([head, *parts])
+
+
+def _joined(parts: list[Part]) -> bytes:
+    size = sum(map(_size, parts))
+    if size > MAX_RESPONSE_BYTES:
+        raise InvalidArgument(
+            f"Response has byte size {size} which exceeds gRPC's byte size limit"
+            f" {MAX_RESPONSE_BYTES}."
+        )
+    return b"".join(parts)
+
+
+def _size(part: Part) -> int:
+    return part.nbytes if isinstance(part, memoryview) else len(part)
+
+
+def _text(tag: int, text: str) -> bytes:
+    """A string field; an empty one is left out."""
+    return encode_field(tag, text.encode()) if text else b""

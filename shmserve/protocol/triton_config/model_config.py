@@ -1,0 +1,276 @@
+"""config.pbtxt: text to a validated `ModelConfig`, and that to `ModelSpec`s.
+
+Nothing is ignored silently: a field that is not supported is refused by name
+(`shmserve.protocol.triton_config.field_table`), and so is a value that cannot be meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format, text_format
+from msgspec import Struct
+
+from shmserve._generated import model_config_pb2 as pb
+from shmserve.errors import ConfigError
+from shmserve.protocol.config_json import to_json
+from shmserve.protocol.triton_config.config_parts import (
+    VersionPolicy,
+    is_plain_file_name,
+    label_files,
+    tensors,
+    version_policy,
+)
+from shmserve.protocol.triton_config.field_table import refuse_unsupported, without_effect
+from shmserve.protocol.triton_config.instance_groups import InstanceGroup, instance_groups
+from shmserve.protocol.triton_config.warmup_samples import WarmupSample, warmup_samples
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+
+PYTHON = "python"
+ONNXRUNTIME = "onnxruntime"
+PYTORCH = "pytorch"
+GRPS = "grps"  # a GRPS project; its configuration is its own
+
+# The file a version's folder must hold unless default_model_filename says otherwise
+MODEL_FILES = {
+    PYTHON: "model.py",
+    ONNXRUNTIME: "model.onnx",
+    PYTORCH: "model.pt",
+    GRPS: "inference.yml",
+}
+# A model file may be a folder, which has ONNX models with external data
+MODEL_FILE_IN_FOLDER = "model.onnx"
+_PLATFORMS = {
+    "python": PYTHON,
+    "onnxruntime_onnx": ONNXRUNTIME,
+    "onnx_onnxv1": ONNXRUNTIME,
+    "pytorch_libtorch": PYTORCH,
+}
+_DEFAULT_PLATFORM = {
+    PYTHON: "",
+    ONNXRUNTIME: "onnxruntime_onnx",
+    PYTORCH: "pytorch_libtorch",
+    GRPS: "",
+}
+
+# Those whose models can tell their tensors, so that a configuration may be incomplete
+_COMPLETING = (PYTHON, ONNXRUNTIME)
+
+_GRAPH_LEVELS = (-1, 0, 1, 2)  # of onnxruntime: basic, all, extended, none
+
+# Parameters of Triton that would change what a model does; unknown ones are the model's own
+_REFUSED_PARAMETERS = {
+    "EXECUTION_ENV_PATH": "install what the model needs into the server's environment",
+}
+
+
+class ModelConfig(Struct, frozen=True):
+    """A validated configuration, common to all versions of a model.
+
+    `inputs` and `outputs` have the protocol's full shapes and may lack what the model itself
+    can tell; `label_files` maps outputs to files relative to the model's folder; `notes` are
+    hints of the file that have no effect; `json` is the normalised configuration.
+    """
+
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    label_files: dict[str, str]
+    instance_groups: tuple[InstanceGroup, ...]
+    version_policy: VersionPolicy
+    model_file: str
+    parameters: dict[str, str]
+    decoupled: bool
+    rerun: bool
+    json: str
+    warmup: tuple[WarmupSample, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def spec(self, version: str, labels: Mapping[str, tuple[str, ...]] | None = None) -> ModelSpec:
+        """What is published of one version; `labels` by output."""
+        labels = labels or {}
+        outputs = tuple(
+            TensorSpec(o.name, o.datatype, o.shape, o.optional, labels.get(o.name, ()))
+            for o in self.outputs
+        )
+        return ModelSpec(
+            name=self.name,
+            version=version,
+            platform=self.platform or self.backend,
+            backend=self.backend,
+            max_batch_size=self.max_batch_size,
+            inputs=self.inputs,
+            outputs=outputs,
+            decoupled=self.decoupled,
+            rerun=self.rerun,
+            parameters=dict(self.parameters),
+            config_json=self.json,
+        )
+
+
+def parse(text: str, model: str, backend: str = "") -> ModelConfig:
+    """Read the text of a config.pbtxt ("" where there is none).
+
+    Args:
+        text: protobuf text format.
+        model: the name of the model's folder.
+        backend: what the model's files suggest, for a text that names no backend.
+
+    Raises:
+        ConfigError: it names the field and what is wrong with it.
+    """
+    try:
+        message = text_format.Parse(text, pb.ModelConfig())
+    except text_format.ParseError as ex:
+        raise ConfigError(f"model '{model}': config.pbtxt: {_one_line(ex)}") from None
+    return _validated(message, model, backend, True)
+
+
+def parse_json(text: str, model: str, backend: str = "", partial: bool = True) -> ModelConfig:
+    """As `parse`, from the JSON form that the load request of the repository API carries.
+
+    `partial`: whether the model may still tell what is missing.
+    """
+    try:
+        message = json_format.Parse(text, pb.ModelConfig())
+    except json_format.ParseError as ex:
+        raise ConfigError(f"model '{model}': config: {_one_line(ex)}") from None
+    return _validated(message, model, backend, partial)
+
+
+def _one_line(ex: Exception) -> str:
+    return " ".join(str(ex).split())[:500]
+
+
+def _validated(message: Any, model: str, guess: str, partial: bool) -> ModelConfig:
+    refuse_unsupported(message, model)
+    if message.name and message.name != model:
+        raise ConfigError(f"model '{model}': name '{message.name}' must be the folder's name")
+    if message.max_batch_size < 0:
+        raise ConfigError(f"model '{model}': max_batch_size {message.max_batch_size} is negative")
+    backend = _backend(message, model, guess)
+    groups = instance_groups(message, model, backend)
+    parameters = _parameters(message, model, backend)
+    batched = message.max_batch_size > 0
+    partial = partial and backend in _COMPLETING
+    inputs = tensors(message.input, model, "input", batched, partial)
+    outputs = tensors(message.output, model, "output", batched, partial)
+    policy = version_policy(message, model)
+    model_file = message.default_model_filename or MODEL_FILES[backend]
+    if not is_plain_file_name(model_file):
+        raise ConfigError(
+            f"model '{model}': default_model_filename '{model_file}' is not a plain file name"
+        )
+    _check_hints(message, model, backend)
+    platform = message.platform or _DEFAULT_PLATFORM[backend]
+    _normalise(message, model, platform, backend, policy, groups, model_file)
+    return ModelConfig(
+        name=model,
+        platform=platform,
+        backend=backend,
+        max_batch_size=message.max_batch_size,
+        inputs=inputs,
+        outputs=outputs,
+        label_files=label_files(message, model),
+        instance_groups=groups,
+        version_policy=policy,
+        model_file=model_file,
+        parameters=parameters,
+        decoupled=message.model_transaction_policy.decoupled,
+        rerun=_rerun(parameters, model),
+        json=to_json(message),
+        warmup=warmup_samples(message, model, message.max_batch_size, partial),
+        notes=_notes(message, backend),
+    )
+
+
+def _check_hints(message: Any, model: str, backend: str) -> None:
+    """Values that cannot be meant, also where they would have no effect."""
+    for size in message.dynamic_batching.preferred_batch_size:
+        # 0 may still become what the model's file tells
+        if size < 1 or (message.max_batch_size and size > message.max_batch_size):
+            raise ConfigError(
+                f"model '{model}': dynamic_batching.preferred_batch_size {size} is not between 1 "
+                f"and max_batch_size {message.max_batch_size}"
+            )
+    level = message.optimization.graph.level
+    if backend == ONNXRUNTIME and level not in _GRAPH_LEVELS:
+        raise ConfigError(f"model '{model}': optimization.graph.level {level} is not -1, 0, 1 or 2")
+
+
+def _notes(message: Any, backend: str) -> tuple[str, ...]:
+    notes = without_effect(message)
+    if message.optimization.graph.level and backend != ONNXRUNTIME:
+        notes.append(f"optimization.graph.level: no effect (backend {backend} has no levels)")
+    return tuple(notes)
+
+
+def _backend(message: Any, model: str, guess: str) -> str:
+    known = ", ".join(MODEL_FILES)
+    if message.platform and message.platform not in _PLATFORMS:
+        hint = " (call the models one after the other)" if message.platform == "ensemble" else ""
+        raise ConfigError(f"model '{model}': platform '{message.platform}' is not supported{hint}")
+    if message.backend and message.backend not in MODEL_FILES:
+        raise ConfigError(
+            f"model '{model}': backend '{message.backend}' is not supported (supported: {known})"
+        )
+    of_platform = _PLATFORMS.get(message.platform, "")
+    if message.backend and of_platform and message.backend != of_platform:
+        raise ConfigError(
+            f"model '{model}': platform '{message.platform}' does not go with "
+            f"backend '{message.backend}'"
+        )
+    backend: str = message.backend or of_platform or guess
+    if not backend:
+        raise ConfigError(f"model '{model}': backend is missing (supported: {known})")
+    return backend
+
+
+def _parameters(message: Any, model: str, backend: str) -> dict[str, str]:
+    for name, hint in _REFUSED_PARAMETERS.items():
+        if backend == PYTHON and name in message.parameters:
+            raise ConfigError(f"model '{model}': parameters.{name} is not supported ({hint})")
+    found = {name: value.string_value for name, value in sorted(message.parameters.items())}
+    mode = found.get("client_shm_mode", "map")
+    if mode not in ("map", "copy", "off"):
+        raise ConfigError(
+            f"model '{model}': parameters.client_shm_mode is '{mode}', not map, copy or off"
+        )
+    _flag(found, "writable_inputs", model)
+    return found
+
+
+def _rerun(parameters: dict[str, str], model: str) -> bool:
+    return _flag(parameters, "rerun", model)
+
+
+def _flag(parameters: dict[str, str], name: str, model: str) -> bool:
+    value = parameters.get(name, "false")
+    if value not in ("true", "false"):
+        raise ConfigError(f"model '{model}': parameters.{name} is '{value}', not true or false")
+    return value == "true"
+
+
+def _normalise(
+    message: Any,
+    model: str,
+    platform: str,
+    backend: str,
+    policy: VersionPolicy,
+    groups: tuple[InstanceGroup, ...],
+    model_file: str,
+) -> None:
+    """Write what the server assumes into the message, for its JSON form."""
+    message.name, message.platform, message.backend = model, platform, backend
+    message.default_model_filename = model_file
+    if policy.kind == "latest":
+        message.version_policy.latest.num_versions = policy.count
+    message.model_transaction_policy.decoupled = message.model_transaction_policy.decoupled
+    del message.instance_group[:]
+    for group in groups:
+        kind = pb.ModelInstanceGroup.Kind.Value(group.kind)
+        message.instance_group.add(name=group.name, count=group.count, kind=kind, gpus=group.gpus)

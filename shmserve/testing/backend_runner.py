@@ -1,0 +1,199 @@
+"""Run a backend without an executor: requests over plain numpy memory.
+
+backend, spec = load(ModelFolder_or_directory)
+response = ask(backend, spec, INPUT0=np.zeros(4, np.float32))
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from shmserve import repository
+from shmserve.core.devices import ordinal_of
+from shmserve.cuda import runtime
+from shmserve.errors import Internal, ProtocolViolation, ShmserveError
+from shmserve.executor import backends
+from shmserve.executor.backend import CPU, Backend, Context, Output, Response, Responses
+from shmserve.executor.warmup import warm_up
+from shmserve.protocol.control.data_messages import Parameter
+from shmserve.tensor.dtypes import DATATYPES, from_numpy
+from shmserve.tensor.spec import ModelSpec
+
+
+class FakeInput:
+    """An input on read-only memory."""
+
+    device = CPU
+
+    def __init__(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        found = from_numpy(array.dtype)
+        assert found is not None
+        self.name = name
+        self.datatype = found.name
+        self.shape = tuple(array.shape)
+        if found.itemsize:
+            self.memory = array.copy()
+            self.memory.flags.writeable = False
+            self.buffer = self.memory.reshape(-1).view(np.uint8).data
+        else:
+            self.memory = array
+            self.buffer = memoryview(b"")
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return self.memory.view() if DATATYPES[self.datatype].itemsize else self.memory.copy()
+
+    def private(self) -> np.ndarray[Any, Any]:
+        return self.memory.copy()
+
+    def on_device(self) -> Any:
+        return runtime.cupy().asarray(self.memory)
+
+    private_on_device = on_device
+
+
+class FakeDeviceInput:
+    """An input in a GPU's memory: a CuPy array, as if it lay in a client's region."""
+
+    def __init__(self, name: str, array: Any) -> None:
+        found = from_numpy(array.dtype)
+        assert found is not None
+        self.name = name
+        self.datatype = found.name
+        self.shape = tuple(array.shape)
+        self.device = f"cuda:{array.device.id}"
+        self.memory = array
+
+    @property
+    def buffer(self) -> memoryview:
+        return memoryview(self.memory.tobytes())
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        host: np.ndarray[Any, Any] = self.memory.get()
+        host.flags.writeable = False
+        return host
+
+    def private(self) -> np.ndarray[Any, Any]:
+        host: np.ndarray[Any, Any] = self.memory.get()
+        return host
+
+    def on_device(self) -> Any:
+        return self.memory
+
+    def private_on_device(self) -> Any:
+        return self.memory.copy()
+
+
+class FakeResponses:
+    """Collects the answers of a decoupled model; `ended` is set with the last one."""
+
+    def __init__(self) -> None:
+        self.sent: list[Response] = []
+        self.errors: list[ShmserveError] = []  # the stream's own, not those of answers
+        self.ended = threading.Event()
+
+    def send(self, response: Response | None, final: bool = False) -> None:
+        if self.ended.is_set():
+            raise ProtocolViolation("FINISH of a stream that is CLOSED")
+        if response is not None:
+            self.sent.append(response)
+        if final:
+            self.ended.set()
+
+    def fail(self, error: ShmserveError) -> None:
+        if not self.ended.is_set():
+            self.errors.append(error)
+            self.ended.set()
+
+    def abandoned(self) -> None:
+        self.fail(Internal("abandoned"))
+
+
+class FakeRequest:
+    """A request whose offered outputs are ordinary arrays, kept in `offered`. `arrays` are its
+    inputs, numpy's or CuPy's."""
+
+    def __init__(
+        self,
+        requested: tuple[str, ...],
+        parameters: dict[str, Parameter] | None = None,
+        **arrays: Any,
+    ) -> None:
+        self.id = "request-1"
+        self.parameters: dict[str, Parameter] = parameters or {}
+        self.inputs: dict[str, Any] = {
+            name: FakeInput(name, array)
+            if isinstance(array, np.ndarray)
+            else FakeDeviceInput(name, array)
+            for name, array in arrays.items()
+        }
+        self.requested = requested
+        self.deadline_ns = 0
+        self.cancelled = False
+        self.responses: Responses | None = None
+        self.offered: dict[str, Any] = {}
+
+    def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        assert name not in self.offered or self.responses is not None, "offered twice"
+        made = self.offered[name] = np.full(shape, 77, DATATYPES[datatype].numpy)
+        return made
+
+    def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
+        self.offered[name] = runtime.cupy().empty(shape, DATATYPES[datatype].numpy)
+        return self.offered[name]
+
+
+def load(directory: str, device: str = CPU, auto: bool = False) -> tuple[Backend, ModelSpec]:
+    """Load the newest version of a model's folder as an executor of an instance on `device`
+    would; `auto` as in `Context`."""
+    folder = repository.read_folder(directory)
+    spec = folder.specs[-1]
+    context = Context(spec, folder.directory, f"{spec.name}/{spec.version}/0", device, auto)
+    ordinal = ordinal_of(device)
+    if ordinal is not None:
+        runtime.cupy().cuda.Device(ordinal).use()
+    backend, spec = backends.load(context)
+    warm_up(backend, spec, context)
+    return backend, spec
+
+
+def ask(
+    backend: Backend,
+    spec: ModelSpec,
+    requested: tuple[str, ...] = (),
+    parameters: dict[str, Parameter] | None = None,
+    **arrays: Any,
+) -> Response:
+    """Run one request; all outputs are requested unless told otherwise."""
+    names = requested or tuple(output.name for output in spec.outputs)
+    return backend.execute([FakeRequest(names, parameters, **arrays)])[0]
+
+
+def ask_stream(
+    backend: Backend,
+    spec: ModelSpec,
+    parameters: dict[str, Parameter] | None = None,
+    **arrays: Any,
+) -> FakeResponses:
+    """Run one request of a decoupled model; wait for `ended` before looking."""
+    names = tuple(output.name for output in spec.outputs)
+    request = FakeRequest(names, parameters, **arrays)
+    request.responses = responses = FakeResponses()
+    assert not backend.execute([request])
+    return responses
+
+
+def arrays(response: Response) -> dict[str, Any]:
+    """A good response's outputs by name; raises a failed one's error."""
+    if response.error is not None:
+        raise response.error
+    outputs: tuple[Output, ...] = response.outputs
+    return {output.name: output.array for output in outputs}
+
+
+def failure(response: Response) -> ShmserveError:
+    """The error of a response that must have one."""
+    assert response.error is not None
+    return response.error

@@ -1,0 +1,165 @@
+"""Who is at the other end of a client's connection, as the kernel says.
+
+A Unix socket tells uid and pid (SO_PEERCRED). Of a loopback TCP connection the kernel's
+socket table of this network namespace tells whose the client's socket is: asked through
+sock_diag, or read from /proc/net/tcp where that is not allowed. Everybody else is remote.
+
+Only a socket that a process holds counts (inode not 0): what is left of a closed connection
+is listed as root's. And ours must still be connected after the look, else the table may
+have told of a later user of the same port.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+
+from shmserve.core.regions.region_book import Caller
+
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_REQUEST = 1
+_NLMSG_ERROR = 2
+_HEADER = struct.Struct("=IHHII")
+# inet_diag_req_v2: family, protocol, ext, pad, states; ports big-endian, addresses, if, cookie
+_REQUEST = struct.Struct("=BBBxI")
+_ID = struct.Struct("!HH16s16s")
+_ID_END = struct.Struct("=III")
+_NO_COOKIE = 0xFFFFFFFF
+# inet_diag_msg: family, state, timer, retrans, id (48 bytes), expires, rqueue, wqueue, uid, inode
+_REPLY = struct.Struct("=BBBB48sIIIII")
+_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT = 1, 4, 5, 8
+_ITS_STATES = (_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2)  # FIN_WAIT: it has only ended sending
+_OUR_STATES = (_ESTABLISHED, _CLOSE_WAIT)
+_TIMEOUT_S = 1.0
+
+REMOTE = Caller()
+Found = tuple[int, int, int]  # state, uid, inode
+
+
+def caller_of(sock: socket.socket) -> Caller:
+    """The user (and process, if that is known) a connected socket leads to."""
+    try:
+        if sock.family == socket.AF_UNIX:
+            return _of_unix(sock)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            caller = of_addresses(sock.getpeername(), sock.getsockname())
+            state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+            return caller if state in _OUR_STATES else REMOTE
+    except OSError:
+        pass  # it is gone, so nobody it is
+    return REMOTE
+
+
+def of_addresses(client: tuple[object, ...], server: tuple[object, ...]) -> Caller:
+    """The user of the loopback TCP connection from `client` to `server`, as (host, port)."""
+    theirs, ours = _address(client), _address(server)
+    if theirs is None or ours is None or not theirs[0].is_loopback:
+        return REMOTE
+    found = _ask_kernel(theirs, ours)
+    if found is None:
+        found = _look_up(theirs, ours)
+    if found is None or found[0] not in _ITS_STATES or found[2] == 0:
+        return REMOTE
+    return Caller(found[1], socket=found[2])
+
+
+def started_at(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0: there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _of_unix(sock: socket.socket) -> Caller:
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, uid, _ = struct.unpack("3i", raw)
+    started = started_at(pid) if pid > 0 else 0
+    return Caller(uid, pid if started else 0, started)
+
+
+_Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def _address(given: tuple[object, ...]) -> tuple[_Ip, int] | None:
+    try:
+        ip = ipaddress.ip_address(str(given[0]).partition("%")[0])
+        port = int(str(given[1]))
+    except (ValueError, IndexError):
+        return None
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip, port) if 0 < port < 65536 else None
+
+
+def _families(ip: _Ip) -> tuple[int, ...]:
+    # An IPv4 connection's client may have an IPv6 socket with mapped addresses.
+    return (socket.AF_INET, socket.AF_INET6) if ip.version == 4 else (socket.AF_INET6,)
+
+
+def _packed(ip: _Ip, family: int) -> bytes:
+    if family == socket.AF_INET6 and ip.version == 4:
+        return b"\0" * 10 + b"\xff\xff" + ip.packed
+    return ip.packed
+
+
+def _ask_kernel(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> Found | None:
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as sock:
+            sock.settimeout(_TIMEOUT_S)
+            for family in _families(theirs[0]):
+                found = _ask_family(sock, family, theirs, ours)
+                if found is not None:
+                    return found
+    except OSError:
+        pass  # not allowed in this container, perhaps
+    return None
+
+
+def _ask_family(
+    sock: socket.socket, family: int, theirs: tuple[_Ip, int], ours: tuple[_Ip, int]
+) -> Found | None:
+    source, target = _packed(theirs[0], family), _packed(ours[0], family)
+    query = (
+        _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
+        + _ID.pack(theirs[1], ours[1], source, target)
+        + _ID_END.pack(0, _NO_COOKIE, _NO_COOKIE)
+    )
+    size = _HEADER.size + len(query)
+    sock.sendto(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + query, (0, 0))
+    reply = sock.recv(4096)
+    if _HEADER.unpack_from(reply)[1] != _SOCK_DIAG_BY_FAMILY:
+        return None  # NLMSG_ERROR: there is no such socket
+    _, state, _, _, identity, _, _, _, uid, inode = _REPLY.unpack_from(reply, _HEADER.size)
+    ports_and_addresses = _ID.unpack_from(identity)
+    wanted = (theirs[1], ours[1], source.ljust(16, b"\0"), target.ljust(16, b"\0"))
+    return (state, uid, inode) if ports_and_addresses == wanted else None
+
+
+def _look_up(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> Found | None:
+    """As `_ask_kernel`, from the table for people."""
+    for family in _families(theirs[0]):
+        path = "/proc/net/tcp" if family == socket.AF_INET else "/proc/net/tcp6"
+        wanted = [_shown(_packed(ip, family), port) for ip, port in (theirs, ours)]
+        try:
+            with open(path, encoding="ascii") as file:
+                for line in file:
+                    fields = line.split()
+                    if fields[1:3] == wanted:
+                        return int(fields[3], 16), int(fields[7]), int(fields[9])
+        except OSError:
+            continue
+    return None
+
+
+def _shown(address: bytes, port: int) -> str:
+    words = struct.unpack(f"={len(address) // 4}I", address)
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+
+
+def server_uid() -> int:
+    """The user the server runs as."""
+    return os.geteuid()

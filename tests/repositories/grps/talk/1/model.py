@@ -1,0 +1,12 @@
+"""Streams what it is told, word by word; all at once to who wants no stream."""
+
+from shmserve.grps import projects as grps
+
+
+class Model:
+    def infer(self, request):
+        text = request.http.data.decode() if request.http else request.grps.str_data
+        for word in text.split() if request.streaming else [text]:
+            if word == "raise":
+                raise ValueError("lost for words")
+            yield f"{word};" if request.http else grps.Message(str_data=word)

@@ -1,0 +1,116 @@
+"""Parts of the Python client that need no server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from shmserve.client import device_arrays as gpu
+from shmserve.client import tensors
+from shmserve.client.http_transport import Transport
+from shmserve.client.output_sizes import Model, Sizes
+from shmserve.client.tensors import Tensor
+from shmserve.tensor.dtypes import DATATYPES
+
+
+def test_needs_numpy_and_msgspec_only() -> None:
+    """The server's dependencies may all be missing."""
+    program = textwrap.dedent("""
+        import sys
+        class Missing:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in (
+                    "gunicorn", "falcon", "posix_ipc", "setproctitle", "google", "ml_dtypes",
+                    "onnxruntime", "cupy", "prometheus_client", "grpc",
+                ):
+                    raise ModuleNotFoundError(name)
+        sys.meta_path.insert(0, Missing())
+        import shmserve.client
+        from shmserve.client.tensors import Tensor, dtype_of
+        assert dtype_of("BF16") == "uint16"
+        assert Tensor("x", [1.5]).device is None
+        top = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
+        import json
+        print(json.dumps(sorted(n for n in top if not n.startswith("_"))))
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    # msgspec looks for typing_extensions, without needing it.
+    allowed = {"msgspec", "numpy", "shmserve", "typing_extensions"}
+    assert set(json.loads(done.stdout)) <= allowed
+
+
+class OnAGpu:
+    """What any library's array on a GPU has."""
+
+    def __dlpack__(self, **_: object) -> object:
+        raise AssertionError
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+def test_a_gpu_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ImportError, match=r"shmserve\[gpu\]"):
+        Tensor("x", OnAGpu())
+    with pytest.raises(ImportError, match=r"shmserve\[gpu\]"):
+        gpu.check(0)
+
+
+@pytest.mark.parametrize("datatype", [d for d in DATATYPES.values() if d.itemsize])
+def test_datatypes_are_the_servers(datatype) -> None:
+    assert tensors.dtype_of(datatype.name) == datatype.numpy
+    assert tensors.datatype_of(datatype.numpy, "x") == datatype.name
+    assert tensors.nbytes_of(datatype.name, (2, 3)) == 6 * datatype.itemsize
+
+
+def test_tensors_to_bytes_and_back() -> None:
+    for value in (
+        np.arange(12, dtype=np.float16).reshape(3, 4)[:, ::2],
+        np.array([1.5, -2], ml_dtypes.bfloat16),
+        np.array(7, np.int64),
+        np.zeros((0, 3), np.uint8),
+        np.array([[b"a", b""], ["ü".encode(), b"\0\xff"]], object),
+    ):
+        tensor = Tensor("x", value)
+        memory = np.empty(tensor.nbytes, np.uint8)
+        tensor.write(memory)
+        assert memory.tobytes() == bytes(tensor.data())
+        again = tensors.from_bytes(memory, tensor.datatype, tensor.shape, "x", "m")
+        assert again.dtype == value.dtype
+        assert np.array_equal(again, value)
+
+
+@pytest.mark.parametrize(
+    "value", [np.zeros(2, np.complex64), np.zeros(2, ">f4"), [object()], [None], ["\udc80"]]
+)
+def test_what_is_no_tensor(value) -> None:
+    with pytest.raises(ValueError, match="'x'"):
+        Tensor("x", value)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "https://a", "http://", "ftp://a/b"])
+def test_addresses(url: str) -> None:
+    with pytest.raises(ValueError, match="address"):
+        Transport(url, 1.0)
+
+
+def test_sizes_are_guessed_from_shapes_or_earlier_answers() -> None:
+    model = Model({"a": ("FP32", (2000,)), "b": ("FP32", (-1,)), "s": ("BYTES", (4,))})
+    sizes = Sizes()
+    assert sizes.expected("m", 1, model, "abs") == {"a": 8000, "b": None, "s": None}
+    answer = {"b": np.zeros(5000, np.uint8), "s": np.empty(4, object)}
+    sizes.learn("m", 1, answer)
+    assert sizes.expected("m", 1, model, "abs") == {"a": 8000, "b": 5000, "s": None}
+    assert sizes.expected("m", 2, model, "b") == {"b": None}
+    sizes.mistaken("m", ["b"])
+    assert sizes.expected("m", 1, model, "b") == {"b": None}

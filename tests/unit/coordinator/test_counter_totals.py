@@ -1,0 +1,284 @@
+"""The coordinator's sums over pages of processes that live, have ended, or outlived it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmserve.config import Settings
+from shmserve.coordinator.stats import admin_tables as shows
+from shmserve.coordinator.stats.counter_totals import Counters
+from shmserve.core.control.reconciler import Fleet
+from shmserve.core.memory.budget import Ledger
+from shmserve.core.regions.region_book import RegionBook
+from shmserve.core.stats.executor_counters import ExecutorCounters
+from shmserve.core.stats.request_counters import Reason, RequestCounters, nwords
+from shmserve.protocol.control.stats_messages import (
+    CounterPage,
+    DropPages,
+    ModelReport,
+    PageOwner,
+    Report,
+    StorePages,
+)
+from shmserve.shm.status_page import COUNTERS, DEPTH, SIZE
+from shmserve.transport.questions import close_all
+
+SUPERVISOR = "supervisor-1"
+
+
+class Page:
+    """A process's page, its process a real one that can be ended."""
+
+    def __init__(self, role: str, number: int) -> None:
+        self.process = subprocess.Popen(["sleep", "600"])
+        self.owner = PageOwner(f"{role}-{number}", role, self.process.pid)
+        self.nbytes = SIZE if role == "executor" else nwords(4) * 8
+        self.fd = os.memfd_create("page")
+        self.memory = bytearray(self.nbytes)
+        self.words = memoryview(self.memory).cast("Q")
+        if role == "executor":
+            self.owner = PageOwner(*self._key(role, number), "m", "1", "m/1/0")
+            self.runs = ExecutorCounters(self.words[COUNTERS:])
+        else:
+            self.requests = RequestCounters(self.words)
+        self.write()
+
+    def _key(self, role: str, number: int) -> tuple[str, str, int]:
+        return f"{role}-{number}", role, self.process.pid
+
+    def count(self, answered: int, failed: int = 0) -> None:
+        for _ in range(answered):
+            self.requests.succeeded(self.requests.row("m", "1"), 1000)
+        for _ in range(failed):
+            self.requests.failed(self.requests.row("m", "1"), Reason.MODEL, 1000)
+        self.write()
+
+    def write(self) -> None:
+        os.pwrite(self.fd, self.memory, 0)
+
+    def tell(self, counters: Counters, supervisor: str = SUPERVISOR) -> None:
+        message = CounterPage(self.nbytes, self.owner.model, self.owner.version)
+        counters.arrived(self.owner, message, [os.dup(self.fd)], supervisor)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.end()
+        os.close(self.fd)
+
+
+class World:
+    """Coordinators one after the other, and the supervisor's descriptors."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = str(run_dir)
+        self.stored: dict[PageOwner, int] = {}
+        self.pages: list[Page] = []
+        self.dropping = True
+        self.counters = self.another()
+
+    def send(self, process: str, message: object, fds: tuple[int, ...] = ()) -> None:
+        assert process == SUPERVISOR
+        if isinstance(message, StorePages):
+            for owner, fd in zip(message.owners, fds, strict=True):
+                self.stored[owner] = os.dup(fd)
+        elif isinstance(message, DropPages) and self.dropping:
+            close_all([self.stored.pop(owner) for owner in message.owners])
+
+    def another(self, epoch: str = "cafe0123") -> Counters:
+        """The next coordinator: it has the totals' file and what the supervisor keeps."""
+        self.counters = Counters(self.run_dir, epoch, self.send, 2)
+        if self.stored:
+            owners = tuple(self.stored)
+            fds = [os.dup(self.stored[owner]) for owner in owners]
+            self.counters.stored(SUPERVISOR, owners, fds, more=False)
+        return self.counters
+
+    def page(self, role: str, supervisor: str = SUPERVISOR) -> Page:
+        page = Page(role, len(self.pages))
+        self.pages.append(page)
+        page.tell(self.counters, supervisor)
+        return page
+
+    def end(self, page: Page) -> None:
+        page.end()
+        self.counters.gone(page.owner.process)
+
+    def tick(self) -> None:
+        self.counters.tick(SUPERVISOR, lambda model, version: True)
+
+    def report(self) -> Report:
+        fleet = Fleet(Ledger(1000, 0), 1.0, 1.0)
+        return self.counters.report(fleet, RegionBook(Settings(), 0), ())
+
+    def answered(self) -> int:
+        return sum(model.all_requests().succeeded for model in self.report().models)
+
+    def close(self) -> None:
+        self.counters.close()
+        close_all(self.stored.values())
+        for page in self.pages:
+            page.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    yield made
+    made.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_pages_of_all_processes_add_up(world: World) -> None:
+    for number in range(3):
+        world.page("http").count(number + 1, failed=1)
+    world.page("grpc").count(10)
+    (model,) = world.report().models
+    assert model.all_requests().succeeded == 16
+    assert {role: counts.succeeded for role, counts in model.requests.items()} == {
+        "http": 6,
+        "grpc": 10,
+    }
+    assert world.report().starts == {"http": 3, "grpc": 1}
+
+
+def test_an_executors_page_tells_of_its_queue(world: World) -> None:
+    page = world.page("executor")
+    page.words[DEPTH] = 7
+    page.runs.executed(1, 123, 1, 2, 3, 4)
+    page.write()
+    report = world.report()
+    assert [(p.owner.instance, p.depth) for p in report.processes] == [("m/1/0", 7)]
+    assert report.models[0].runs.stage_ns == [4, 1, 2, 3]
+
+
+def test_what_a_killed_process_counted_stays_and_its_page_goes(world: World) -> None:
+    page = world.page("http")
+    page.count(5)
+    world.end(page)
+    assert world.answered() == 5
+    world.tick()
+    assert world.answered() == 5
+    assert world.stored == {}
+    report = world.report()
+    assert (report.starts, report.ends, report.processes) == ({"http": 1}, {"http": 1}, ())
+
+
+def test_a_broken_link_is_no_end(world: World) -> None:
+    page = world.page("http")
+    world.counters.gone(page.owner.process)
+    world.tick()
+    page.count(2)
+    page.tell(world.counters)
+    page.count(1)
+    assert world.answered() == 3
+    assert world.report().starts == {"http": 1}
+
+
+def test_no_coordinators_death_loses_or_doubles_anything(world: World) -> None:
+    """At every moment the next coordinator says the same as the last one."""
+    lives, dies = world.page("http"), world.page("http")
+    lives.count(1)
+    dies.count(10)
+    world.counters.close()
+    world.another()  # neither has said hello yet
+    assert world.answered() == 11
+    lives.tell(world.counters)
+    dies.end()  # while it was away
+    world.tick()
+    assert world.answered() == 11
+    world.counters.close()
+    world.another()  # lives has not said hello
+    assert world.answered() == 11
+    lives.count(100)
+    lives.tell(world.counters)
+    assert world.answered() == 111
+    assert world.report().ends == {"http": 1}
+
+
+def test_a_page_that_was_added_up_is_not_added_again(world: World) -> None:
+    page = world.page("http")
+    page.count(4)
+    world.end(page)
+    world.dropping = False  # the coordinator dies between its file and its word to the supervisor
+    world.tick()
+    world.counters.close()
+    world.dropping = True
+    world.another()
+    world.tick()
+    assert world.answered() == 4
+    assert world.stored == {}
+
+
+def test_a_new_supervisor_is_given_all_pages(world: World) -> None:
+    page = world.page("http", supervisor="")
+    assert world.stored == {}
+    world.counters.store_all(SUPERVISOR)
+    assert list(world.stored) == [page.owner]
+
+
+def test_after_a_restart_reports_wait_for_the_pages_that_are_kept(tmp_path: Path) -> None:
+    counters = Counters(str(tmp_path), "cafe0123", lambda *_: None, 2, settle_until=10.0)
+    assert not counters.settled(9.0)
+    assert counters.settled(10.0)
+    counters.stored(SUPERVISOR, (), (), more=True)
+    assert not counters.settled(9.0)
+    counters.stored(SUPERVISOR, (), (), more=False)
+    assert counters.settled(9.0)
+
+
+def test_another_service_starts_at_zero(world: World) -> None:
+    page = world.page("http")
+    page.count(4)
+    world.end(page)
+    world.tick()
+    world.counters.close()
+    world.another("beef4567")
+    assert world.answered() == 0
+
+
+def test_a_page_that_is_cut_short_or_nonsense_is_left_out_and_counted(world: World) -> None:
+    short, nonsense, good = (world.page("http") for _ in range(3))
+    good.count(1)
+    os.ftruncate(short.fd, 100)
+    os.pwrite(nonsense.fd, b"\xff" * 8, 0)
+    assert world.answered() == 1
+    assert world.report().unreadable == 2
+    world.end(short)
+    world.tick()
+    assert world.answered() == 1
+
+
+def test_versions_that_are_served_no_more_are_bounded(world: World) -> None:
+    page = world.page("http")
+    for number in range(4):
+        page.requests.succeeded(page.requests.row(f"old{number}", "1"), 1)
+    page.write()
+    world.end(page)
+    world.counters.tick(SUPERVISOR, lambda model, version: model == "old0")
+    assert {m.model for m in world.report().models} == {"old0", "old2", "old3"}
+
+
+def test_rows_of_shmserve_show_stats() -> None:
+    model = ModelReport("m", "1")
+    model.runs.requests, model.runs.stage_ns = 2, [2_000_000, 4_000_000, 0, 0]
+    (row,) = shows.stats_rows(Report((model,), (), {}, {}))
+    assert (row["queue_ms"], row["compute_input_ms"], row["request_ms"]) == (1.0, 2.0, 0.0)
+    assert (row["model"], row["answered"], row["failed"]) == ("m", 0, 0)
+
+
+def test_reading_is_not_stopped_by_a_file_that_cannot_be_written(world: World) -> None:
+    page = world.page("http")
+    page.count(3)
+    world.counters._path = "/proc/nowhere/totals"
+    world.end(page)
+    world.tick()
+    assert world.answered() == 3

@@ -1,0 +1,96 @@
+"""What becomes of regions when the coordinator is replaced and the supervisor takes its time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmserve.config import Settings
+from shmserve.coordinator.regions.owners import Owners
+from shmserve.coordinator.regions.registrations import Regions
+from shmserve.core.control.reconciler import Fleet
+from shmserve.core.memory.budget import Ledger
+from shmserve.core.regions.region_book import Caller
+from shmserve.core.registry import Snapshot
+from shmserve.protocol.control.region_messages import NeedRegion, RegionGiven, RegisterRegion
+from tests.integration.region_client import Memory
+from tests.integration.test_client_socket import memfd
+
+UID = os.geteuid()
+
+
+class Desk:
+    """A coordinator's regions; what it says to executors."""
+
+    def __init__(self, run_dir: Path, previous: Snapshot | None = None) -> None:
+        owners = Owners(lambda *_: None, lambda _: None, True)
+        fleet = Fleet(Ledger(1000, 0), 60.0, 60.0)
+        self.given: list[RegionGiven] = []
+        self.regions = Regions(Settings(), str(run_dir), fleet, self._send, owners, lambda: 0)
+        if previous is not None:
+            self.regions.restore(previous, 0.0)
+
+    def _send(self, process: str, message: Any, fds: tuple[int, ...]) -> None:
+        if isinstance(message, RegionGiven):
+            assert len(fds) == (not message.error_code)
+            self.given.append(message)
+
+    def names(self) -> set[str]:
+        return {region.name for region in self.regions.book.regions.values()}
+
+    def turn(self, now: float) -> list[str]:
+        """Which regions were given to executors, or "" for none, by that time."""
+        self.regions.tick(now)
+        self.regions.settle(lambda: None, "")
+        given, self.given = self.given, []
+        return [message.region.name if message.region else "" for message in given]
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    fd = memfd()
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, fd: int) -> Iterator[Desk]:
+    """The successor of one that had two regions, and what an executor has asked it for."""
+    first = Desk(tmp_path)
+    with Memory(4096) as memory:
+        first.regions.system.register_sealed(Caller(UID), "sealed", 0, 64, os.dup(fd))
+        message = RegisterRegion(1, "named", memory.name, 0, 64, UID, 0, 0)
+        first.regions.handle("http-1", "http", message, 0.0)
+        book = first.regions.book
+        desk = Desk(tmp_path, Snapshot("e", 1, regions=book.regions, next_region=book.next_number))
+        for region in book.regions.values():
+            asked = NeedRegion(region.number, region.number)
+            desk.regions.handle("executor-1", "executor", asked, 0.0)
+        yield desk
+    first.regions.close()
+    desk.regions.close()
+
+
+def test_a_supervisor_that_is_late_costs_nobody_a_region(desk: Desk, fd: int) -> None:
+    assert desk.turn(1.0) == []
+    assert desk.turn(2.0) == ["named"], "it is found without a supervisor"
+    assert desk.turn(20.0) == []
+    assert desk.names() == {"named", "sealed"}
+    (number,) = [r.number for r in desk.regions.book.regions.values() if r.sealed]
+    assert desk.regions.stored([number], [os.dup(fd)], False, 21.0) == []
+    assert desk.turn(21.0) == ["sealed"]
+    assert desk.names() == {"named", "sealed"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_nobody_has_kept_is_lost(desk: Desk, there: bool) -> None:
+    if there:  # a supervisor, that has nothing
+        desk.regions.stored([], [], False, 0.5)
+    else:
+        assert desk.turn(2.0) == ["named"]
+    assert sorted(desk.turn(60.0)) == (["", "named"] if there else [""])
+    assert desk.names() == {"named"}

@@ -1,0 +1,366 @@
+"""Pipelines through real sockets and shared memory: what is copied, and what comes back."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shmserve import config
+from shmserve.core.registry import ModelEntry, ModelState, Snapshot
+from shmserve.core.scheduling import pipeline_wiring as joints
+from shmserve.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    Internal,
+    ModelFailure,
+    NotFound,
+    Unavailable,
+)
+from shmserve.executor.backend import Output, Request, Response
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+from tests.unit.dispatch.test_dispatch import into_offer, its_input, until
+from tests.unit.rig import SPEC, Model, Rig
+
+Array = np.ndarray[Any, Any]
+
+
+def spec(name: str, **changes: Any) -> ModelSpec:
+    """A model from IN to OUT."""
+    return msgspec.structs.replace(SPEC, name=name, **changes)
+
+
+def plus(number: int) -> Model:
+    """Adds a number, straight into the output slot."""
+
+    def model(request: Request) -> Response:
+        source = request.inputs["IN"].numpy()
+        target = request.offer("OUT", "FP32", source.shape)
+        np.add(source, number, out=target)
+        return Response((Output("OUT", "FP32", target),))
+
+    return model
+
+
+class Line:
+    """A rig whose models are the steps of one pipeline, "line"."""
+
+    def __init__(self, run_dir: Path, *models: Model, **settings: Any) -> None:
+        names = tuple("abcdef"[: len(models)])
+        self.rig = Rig(run_dir, grps_pipelines={"line": names}, **settings)
+        self.specs = {name: spec(name) for name in names}
+        self.entries = {
+            name: self.rig.serve(model, spec=self.specs[name])
+            for name, model in zip(names, models, strict=True)
+        }
+        self.publish(self.entries)
+
+    def publish(self, entries: dict[str, ModelEntry]) -> None:
+        models = {name: {"1": entry} for name, entry in entries.items()}
+        self.rig.writer.publish(Snapshot("cafe0123", 0, models=models, complete=True))
+
+    def call(self, timeout_s: float | None = None) -> Any:
+        entry = self.rig.dispatcher.ready_model("line")
+        return self.rig.dispatcher.call(entry, timeout_s)
+
+    def run(self, array: Array, timeout_s: float | None = None) -> tuple[Array, dict[str, Any]]:
+        """The answer and the receipt."""
+        with self.call(timeout_s) as call:
+            self.feed(call, array)
+            (output,) = call.execute().outputs
+            assert output.name == "OUT"
+            answer = np.frombuffer(bytes(output.view), np.float32).reshape(output.shape)
+            return answer, call.receipt.as_dict()
+
+    def feed(self, call: Any, array: Array) -> None:
+        reservation = call.reserve(array.nbytes)
+        reservation.view[:] = memoryview(array).cast("B")
+        call.add_input("IN", "FP32", array.shape, reservation)
+
+    def assert_nothing_held(self) -> None:
+        memory = self.rig.dispatcher.memory
+        until(lambda: memory.stats().slots == memory.stats().free, "input slots are held")
+        until(lambda: not memory.passed, "outputs are still passed on")
+        for peer in self.rig.dispatcher.peers.by_process.values():
+            peer.flush()
+        for executor in self.rig.executors:
+            until(lambda e=executor: not e.memory.rows("slots"), "output slots are held")
+
+
+@pytest.fixture
+def made() -> Iterator[list[Line]]:
+    lines: list[Line] = []
+    yield lines
+    for line in lines:
+        line.rig.close()
+
+
+@pytest.fixture
+def line(made: list[Line], tmp_path: Path) -> Any:
+    def make(*models: Model, **settings: Any) -> Line:
+        made.append(Line(tmp_path, *models, **settings))
+        return made[-1]
+
+    return make
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000, (1 << 20) + 3])
+def test_tensors_stay_in_the_slots_of_who_wrote_them(line: Any, size: int) -> None:
+    whole = line(plus(1), plus(10), plus(100))
+    array = np.arange(size, dtype=np.float32)
+    for _ in range(3):
+        answer, receipt = whole.run(array)
+        np.testing.assert_array_equal(answer, array + 111)
+        assert receipt["copied_bytes"] == {"in": 0, "batch": 0, "out": 0, "device": 0}
+        assert receipt["executor"] == "a/1/0, b/1/0, c/1/0"
+    whole.assert_nothing_held()
+
+
+@pytest.mark.parametrize(
+    "models", [(its_input, plus(1), its_input), (plus(1), its_input, its_input), (its_input,) * 3]
+)
+def test_outputs_that_are_inputs_are_passed_on_as_well(
+    line: Any, models: tuple[Model, ...]
+) -> None:
+    whole = line(*models)
+    array = np.arange(5000, dtype=np.float32)
+    added = 1 if its_input is not models[0] or its_input is not models[1] else 0
+    answer, receipt = whole.run(array)
+    np.testing.assert_array_equal(answer, array + added)
+    assert receipt["copied_bytes"]["out"] == 0
+    whole.assert_nothing_held()
+
+
+def test_many_threads_at_once(line: Any) -> None:
+    whole = line(plus(1), its_input, plus(10))
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        for i in range(30):
+            array = np.full((seed * 997 + i * 131) % 9000 + 1, seed * 100 + i, np.float32)
+            if not (whole.run(array)[0] == array + 11).all():
+                wrong.append((seed, i))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    whole.assert_nothing_held()
+
+
+def test_what_a_later_model_keeps_is_not_written_over(line: Any) -> None:
+    kept: list[Array] = []
+
+    def keeper(request: Request) -> Response:
+        kept.append(request.inputs["IN"].numpy()[1:])
+        return into_offer(request)
+
+    whole = line(plus(1), keeper)
+    whole.run(np.full(2000, 6, np.float32))
+    for value in range(5):
+        whole.run(np.full(2000, value, np.float32))
+        assert (kept[0] == 7).all()  # the first model wrote its later outputs elsewhere
+    memory = whole.rig.dispatcher.memory
+    assert memory.passed == 6
+
+    def let_go() -> bool:
+        kept.clear()
+        gc.collect()
+        whole.run(np.ones(1, np.float32))  # its answer tells
+        return memory.passed <= 2
+
+    until(let_go, "outputs that nobody looks at any more are held")
+
+
+def test_a_deadline_in_a_later_model_keeps_the_earlier_ones_output(line: Any) -> None:
+    gate = threading.Event()
+    seen: list[float] = []
+
+    def slow(request: Request) -> Response:
+        gate.wait(30)
+        seen.append(float(request.inputs["IN"].numpy()[-1]))
+        return into_offer(request)
+
+    whole = line(plus(1), slow)
+    with pytest.raises(DeadlineExceeded):
+        whole.run(np.full(5000, 3, np.float32), timeout_s=0.3)
+    memory = whole.rig.dispatcher.memory
+    assert memory.passed == 1  # the second executor may still read it
+    first = whole.entries["a"]
+    with whole.rig.dispatcher.call(first) as call:  # the first one goes on writing
+        whole.feed(call, np.zeros(5000, np.float32))
+        call.execute()
+    gate.set()
+    until(lambda: not memory.passed, "the late answer did not let go of the output")
+    assert seen == [4.0]
+    whole.assert_nothing_held()
+
+
+def _fails(request: Request) -> Response:
+    return Response(error=ModelFailure("no such luck"))
+
+
+@pytest.mark.parametrize("models", [(_fails, plus(1)), (plus(1), _fails)])
+def test_an_error_of_any_model_is_the_pipelines(line: Any, models: tuple[Model, ...]) -> None:
+    whole = line(*models)
+    with pytest.raises(ModelFailure, match="no such luck"):
+        whole.run(np.ones(5000, np.float32))
+    whole.assert_nothing_held()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_executors_death_gives_everything_back(line: Any, victim: int) -> None:
+    lines: list[Line] = []
+
+    def dies(request: Request) -> Response:
+        for connection in list(lines[0].rig.executors[victim].loop._connections.values()):
+            connection.channel._socket.shutdown(2)
+        return into_offer(request)
+
+    models = [plus(1), plus(1)]
+    models[victim] = dies
+    whole = line(*models)
+    lines.append(whole)
+    with pytest.raises(Unavailable, match=f"executor of model '{'ab'[victim]}' died"):
+        whole.run(np.ones(5000, np.float32))
+    memory = whole.rig.dispatcher.memory
+    assert memory.stats().slots == memory.stats().free
+    assert not memory.passed
+
+
+def test_the_first_executors_death_does_not_matter_to_the_second(line: Any) -> None:
+    lines: list[Line] = []
+
+    def survives(request: Request) -> Response:
+        lines[0].rig.executors[0].close()
+        return plus(1)(request)
+
+    whole = line(plus(1), survives)
+    lines.append(whole)
+    answer, _ = whole.run(np.ones(5000, np.float32))
+    assert (answer == 3).all()
+    assert not whole.rig.dispatcher.memory.passed
+    whole.rig.executors.pop(0)
+
+
+def test_segments_that_are_gone_are_forgotten_by_those_who_were_given_them(line: Any) -> None:
+    whole = line(plus(1), plus(1))
+    large = np.ones(1 << 19, np.float32)  # has a segment of its own
+    whole.run(large)
+    whole.assert_nothing_held()
+    first, second = whole.rig.executors
+    (frontend,) = second.loop._frontends.values()
+    before = set(frontend.segments._mappings)
+    assert before
+    first.memory.trim(0.0)
+    second.memory.trim(0.0)
+    for _ in range(2):  # the first answer tells the frontend, the next request the executor
+        whole.run(np.ones(3, np.float32))
+        gc.collect()
+    assert not before & set(frontend.segments._mappings)
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        whole = Line(tmp_path, plus(1), plus(1))
+        for size in (10, 5000, 2 << 20):
+            whole.run(np.ones(size, np.float32))
+        whole.rig.close()
+        del whole
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+
+
+def test_a_pipeline_is_a_model_to_frontends(line: Any) -> None:
+    whole = line(plus(1), plus(1))
+    dispatcher = whole.rig.dispatcher
+    entry = dispatcher.model("line")
+    assert entry.state is ModelState.READY
+    assert [t.name for t in entry.spec.inputs] == ["IN"]
+    assert [t.name for t in entry.spec.outputs] == ["OUT"]
+    assert entry.spec.platform == "pipeline"
+    assert msgspec.json.decode(entry.spec.config_json)["input"][0]["name"] == "IN"
+    with pytest.raises(NotFound):
+        dispatcher.model("line", "2")
+    loading = msgspec.structs.replace(whole.entries["b"], state=ModelState.LOADING)
+    whole.publish({**whole.entries, "b": loading})
+    assert dispatcher.model("line").reason == "model 'b' is not ready"
+    with pytest.raises(Unavailable):
+        dispatcher.ready_model("line")
+    whole.publish({"a": whole.entries["a"]})
+    with pytest.raises(NotFound, match=r"pipeline 'line'.*'b' is not found"):
+        dispatcher.model("line")
+
+
+def tensor(name: str, datatype: str = "FP32", *shape: int, optional: bool = False) -> TensorSpec:
+    return TensorSpec(name, datatype, shape or (-1,), optional)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "expected"),
+    [
+        ([tensor("x"), tensor("y")], [tensor("y")], [("y", "y")]),
+        ([tensor("x"), tensor("y")], [tensor("p"), tensor("q")], [("x", "p"), ("y", "q")]),
+        ([tensor("x")], [tensor("x"), tensor("o", optional=True)], [("x", "x")]),
+        ([tensor("x")], [tensor("o", optional=True), tensor("p")], [("x", "p")]),
+        ([tensor("x", "FP32", 2, -1)], [tensor("x", "FP32", -1, 3)], [("x", "x")]),
+        ([tensor("x"), tensor("y")], [tensor("p")], "neither by name nor by number"),
+        ([tensor("x", "INT8")], [tensor("x")], "'x' is INT8 and input 'x' is FP32"),
+        (
+            [tensor("x", "FP32", 2)],
+            [tensor("x", "FP32", 3)],
+            r"has shape \[2\] and input 'x' \[3\]",
+        ),
+        ([tensor("x", "FP32", 2, 2)], [tensor("x")], "has shape"),
+    ],
+)
+def test_how_models_fit(outputs: Any, inputs: Any, expected: Any) -> None:
+    giver, taker = spec("a", outputs=tuple(outputs)), spec("b", inputs=tuple(inputs))
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            joints.join("p", giver, taker)
+    else:
+        found = joints.join("p", giver, taker)
+        assert [(joint.output, joint.input.name) for joint in found] == expected
+
+
+def test_a_shape_that_only_shows_when_it_runs(line: Any) -> None:
+    def flat(request: Request) -> Response:
+        return Response((Output("OUT", "FP32", np.zeros((2, 2), np.float32)),))
+
+    whole = line(flat, plus(1))
+    with pytest.raises(Internal, match=r"'OUT' has shape \[2, 2\], but input 'IN' of 'b' takes"):
+        whole.run(np.ones(3, np.float32))
+    whole.assert_nothing_held()
+    taker = spec("b", inputs=(TensorSpec("IN", "FP32", (-1, 2)),), max_batch_size=4)
+    joint = joints.Joint("OUT", taker.inputs[0])
+    joints.check("p", joint, taker, (4, 2))
+    with pytest.raises(Internal, match="at most 4 in a batch"):
+        joints.check("p", joint, taker, (5, 2))
+
+
+def test_pipelines_in_the_settings(tmp_path: Path) -> None:
+    environ = {"SHMSERVE_GRPS_PIPELINES": "one = a, b/2 ; two=c"}
+    expected = {"one": ("a", "b/2"), "two": ("c",)}
+    assert config.load(environ).grps_pipelines == expected
+    for text in (
+        '[grps_pipelines]\none = ["a", "b/2"]\ntwo = ["c"]',
+        '[grps.pipelines]\none = ["a", "b/2"]\ntwo = ["c"]',
+    ):
+        (tmp_path / "s.toml").write_text(text)
+        found = config.load({"SHMSERVE_CONFIG": str(tmp_path / "s.toml")})
+        assert found.grps_pipelines == expected
+    for bad in ("a,b", "=a", "one="):
+        with pytest.raises(ConfigError, match=r"grps_pipelines"):
+            config.load({"SHMSERVE_GRPS_PIPELINES": bad})

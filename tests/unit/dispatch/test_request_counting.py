@@ -1,0 +1,304 @@
+"""What a frontend counts of requests that go through real sockets and shared memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmserve.core.control.runtime_settings import TraceSettings
+from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.core.stats import executor_counters, request_counters
+from shmserve.core.stats.counter_pages import read_gauges
+from shmserve.core.stats.request_counters import Reason, RequestCounts
+from shmserve.dispatch.request_counting import reason_of, reason_of_answer
+from shmserve.dispatch.tracing import Tracer
+from shmserve.errors import (
+    ArenaExhausted,
+    Cancelled,
+    DeadlineExceeded,
+    ExecutorLost,
+    InvalidArgument,
+    ModelFailure,
+    QueueFull,
+    ShmserveError,
+    Unavailable,
+)
+from shmserve.executor.backend import Output, Request, Response
+from shmserve.observe.logs import TRACES
+from shmserve.tensor.spec import ModelSpec
+from tests.unit.rig import SPEC, Rig
+
+ONES = np.ones(3, np.float32)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def answer(request: Request) -> Response:
+    return Response((Output("OUT", "FP32", request.inputs["IN"].numpy() + 1),))
+
+
+def fail(request: Request) -> Response:
+    raise ModelFailure("no")
+
+
+def refuse(request: Request) -> Response:
+    return Response((), error=InvalidArgument("the model's own idea of wrong"))
+
+
+class Gate:
+    """A model that answers once it is opened."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.open = self._event.set
+
+    def __call__(self, request: Request) -> Response:
+        assert self._event.wait(60)
+        return answer(request)
+
+
+def send(rig: Rig, entry: ModelEntry, timeout_s: float | None = None) -> None:
+    with rig.dispatcher.call(entry, timeout_s) as call:
+        reservation = call.reserve(ONES.nbytes)
+        reservation.view[:] = memoryview(ONES).cast("B")
+        call.receipt.copied_in += ONES.nbytes
+        call.add_input("IN", "FP32", ONES.shape, reservation)
+        call.execute()
+
+
+def counted(rig: Rig) -> RequestCounts:
+    rows = request_counters.read(rig.dispatcher.counting.page.words)
+    assert rows is not None
+    return rows.get(("m", "1"), RequestCounts())
+
+
+def ran(rig: Rig, index: int = 0) -> executor_counters.ExecutorCounts:
+    counts = executor_counters.read(rig.executors[index].status.counters)
+    assert counts is not None
+    return counts
+
+
+def failures(rig: Rig) -> dict[str, int]:
+    return {r.name: n for r in Reason if (n := counted(rig).failures[r])}
+
+
+def test_answered_requests_with_their_copies_on_both_sides(rig: Rig) -> None:
+    entry = rig.serve(answer)
+    before = time.time_ns() // 1_000_000
+    for _ in range(5):
+        send(rig, entry)
+    counts, runs = counted(rig), ran(rig)
+    assert (counts.succeeded, failures(rig)) == (5, {})
+    assert counts.copied == [60, 0, 60, 0]
+    assert sum(counts.buckets) == 5
+    assert (runs.requests, runs.executions, runs.inferences) == (5, 5, 5)
+    assert runs.batches.keys() == {1}
+    assert before <= runs.last_inference_ms <= time.time_ns() // 1_000_000
+    assert 0 < sum(runs.stage_ns) < counts.success_ns
+
+
+def test_elements_of_a_batch_are_inferences(rig: Rig) -> None:
+    spec = ModelSpec("m", "1", "python", "python", 8, SPEC.inputs, SPEC.outputs)
+    entry = rig.serve(answer, spec=spec)
+    send(rig, entry)
+    runs = ran(rig)
+    assert (runs.requests, runs.executions, runs.inferences) == (1, 1, 3)
+    assert list(runs.batches) == [3]
+
+
+@pytest.mark.parametrize(("model", "error"), [(fail, ModelFailure), (refuse, InvalidArgument)])
+def test_a_models_error_is_its_failure_whatever_it_says(rig: Rig, model: Any, error: Any) -> None:
+    entry = rig.serve(model)
+    with pytest.raises(error):
+        send(rig, entry)
+    counts = counted(rig)
+    assert failures(rig) == {"MODEL": 1}
+    assert counts.failed == 1
+    assert counts.fail_ns > 0
+    assert counts.copied[0] == 12
+    assert ran(rig).executions == 0
+
+
+def test_a_deadline_counts_once_although_the_answer_comes_late(rig: Rig) -> None:
+    gate = Gate()
+    entry = rig.serve(gate)
+    with pytest.raises(DeadlineExceeded):
+        send(rig, entry, 0.3)
+    gate.open()
+    send(rig, entry)
+    assert failures(rig) == {"DEADLINE": 1}
+    assert counted(rig).succeeded == 1
+    assert ran(rig).requests == 2  # the executor ran both; nobody waited for the first
+
+
+def test_a_full_queue_and_no_executor(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_queue=1)
+    try:
+        gate = Gate()
+        entry = rig.serve(gate)
+        first = threading.Thread(target=send, args=(rig, entry))
+        first.start()
+        while not rig.executors[0].status.busy_since:
+            time.sleep(0.001)
+        with pytest.raises(QueueFull):
+            send(rig, entry)
+        gate.open()
+        first.join()
+        none = ModelEntry(entry.spec, entry.state)
+        rig.writer.publish(Snapshot("cafe0123", 0, models={"m": {"1": none}}, complete=True))
+        with pytest.raises(Unavailable):
+            send(rig, none)
+        assert failures(rig) == {"QUEUE_FULL": 1, "NO_EXECUTOR": 1}
+        assert counted(rig).requests == 3
+    finally:
+        rig.close()
+
+
+def test_what_fails_outside_of_execute_counts_once(rig: Rig) -> None:
+    entry = rig.serve(answer)
+    rig.dispatcher.refused(entry, InvalidArgument("shape"))
+    with pytest.raises(InvalidArgument), rig.dispatcher.call(entry) as call:
+        raise InvalidArgument("body")
+    call = rig.dispatcher.call(entry)
+    call.failed(Cancelled("gone"))
+    call.failed(InvalidArgument("again"))
+    call.close()
+    counts = counted(rig)
+    assert failures(rig) == {"BAD_REQUEST": 2, "CANCELLED": 1}
+    assert (counts.requests, counts.failed) == (3, 1)
+
+
+def test_an_answer_that_cannot_be_written_is_no_success(rig: Rig) -> None:
+    entry = rig.serve(answer)
+    call = rig.dispatcher.call(entry)
+    call.add_input("IN", "FP32", ONES.shape, call.reserve(ONES.nbytes))
+    call.execute()
+    call.failed(InvalidArgument("FP16 has no JSON form"))
+    call.close()
+    assert failures(rig) == {"BAD_REQUEST": 1}
+    assert counted(rig).succeeded == 0
+
+
+def test_gauges_say_what_is_held(rig: Rig) -> None:
+    entry = rig.serve(answer)
+    send(rig, entry)
+    call = rig.dispatcher.call(entry)
+    call.reserve(1000)
+    rig.dispatcher._measure()
+    gauges = read_gauges(rig.dispatcher.counting.page.words)
+    assert (gauges.slots, gauges.slot_bytes) == (1, 1024)
+    assert gauges.arena_bytes == rig.dispatcher.memory.held_bytes
+    call.close()
+
+
+def test_the_page_goes_with_its_process_and_counting_never_fails(rig: Rig) -> None:
+    counting = rig.dispatcher.counting
+    fd = counting.page.reader_fd()
+    assert fd is not None
+    with pytest.raises(OSError):
+        os.pwrite(fd, b"x", 0)
+    os.close(fd)
+    entry = rig.serve(answer)
+    counting.close()
+    send(rig, entry)
+    assert counting.page.reader_fd() is None
+
+
+def test_what_is_copied_of_a_last_message_is_counted_as_well(rig: Rig) -> None:
+    entry = rig.serve(answer)
+    call = rig.dispatcher.call(entry)
+    call.add_input("IN", "FP32", ONES.shape, call.reserve(ONES.nbytes))
+    call.execute()
+    call.answered()
+    call.receipt.copied_out += 5
+    call.close()
+    assert counted(rig).copied == [0, 0, 12 + 5, 0]
+    assert counted(rig).succeeded == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (QueueFull("x"), Reason.QUEUE_FULL),
+        (ArenaExhausted("x"), Reason.NO_MEMORY),
+        (ExecutorLost("x"), Reason.EXECUTOR_DIED),
+        (Unavailable("x"), Reason.NO_EXECUTOR),
+        (ConnectionResetError(), Reason.CANCELLED),
+        (ModelFailure("x"), Reason.MODEL),
+        (ShmserveError("x"), Reason.INTERNAL),
+        (ZeroDivisionError(), Reason.INTERNAL),
+    ],
+)
+def test_reasons(error: BaseException, reason: Reason) -> None:
+    assert reason_of(error) is reason
+
+
+def test_reasons_of_answers() -> None:
+    assert reason_of_answer("INVALID_ARGUMENT") is Reason.MODEL
+    assert reason_of_answer("CANCELLED") is Reason.CANCELLED
+    assert reason_of_answer("RESOURCE_EXHAUSTED") is Reason.NO_MEMORY
+
+
+# ------------------------------------------------------------------------ traces
+
+
+def traced(entry: ModelEntry, **settings: int) -> ModelEntry:
+    made = TraceSettings(on=True, **settings)
+    return ModelEntry(entry.spec, entry.state, entry.instances, trace=made)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == TRACES]
+
+
+def test_one_of_so_many_requests_is_traced(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", TRACES)
+    entry = traced(rig.serve(answer), rate=3)
+    for _ in range(7):
+        send(rig, entry)
+    rig.dispatcher.tracer.flush(lambda model, wanted: wanted)
+    assert len(lines(caplog)) == 2
+    assert '"executor":"m/1/0"' in lines(caplog)[0]
+
+
+def test_a_limit_is_the_coordinators_word(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", TRACES)
+    tracer = Tracer("http-1", "http")
+    entry = ModelEntry(SPEC, "READY")
+    limited = TraceSettings(True, 1, 5)
+    for _ in range(4):
+        tracer.add(entry, limited, "", "", {})
+    asked: list[tuple[str, int]] = []
+
+    def take(model: str, wanted: int) -> int:
+        asked.append((model, wanted))
+        return 3
+
+    tracer.flush(take)
+    assert asked == [("m", 4)]
+    assert len(lines(caplog)) == 3
+    tracer.flush(take)
+    assert len(asked) == 1
+
+
+def test_times_of_a_trace_are_in_order(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    import json
+
+    caplog.set_level("INFO", TRACES)
+    send(rig, traced(rig.serve(answer), rate=1))
+    rig.dispatcher.tracer.flush(lambda model, wanted: wanted)
+    times = list(json.loads(lines(caplog)[0].removeprefix("trace "))["timestamps"].values())
+    assert times == sorted(times)
+    assert len(times) == 8

@@ -1,0 +1,331 @@
+"""Models that send by themselves, in both dialects."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmserve.errors import ConfigError, ShmserveError
+from shmserve.executor.backend import Response
+from shmserve.testing.backend_runner import (
+    FakeRequest,
+    FakeResponses,
+    arrays,
+    ask,
+    ask_stream,
+    load,
+)
+from shmserve.testing.backend_runner import failure as failure_of
+from shmserve.testing.model_files import X_TO_Y as CONFIG
+from shmserve.testing.model_files import Make, model_maker, native, triton
+
+X = np.arange(4, dtype=np.float32)
+DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }"
+FINAL = "pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+Y = "pb.InferenceResponse([pb.Tensor('Y', np.full(1, {}, np.float32))])"
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    return model_maker(tmp_path)
+
+
+def values(responses: FakeResponses) -> list[float]:
+    assert responses.ended.wait(30)
+    return [float(arrays(response)["Y"][0]) for response in responses.sent]
+
+
+def told(responses: FakeResponses) -> str:
+    """The error that ended a stream."""
+    assert responses.ended.wait(30)
+    (error,) = responses.errors
+    return error.message
+
+
+# ------------------------------------------------------ Triton dialect, decoupled
+
+LOOP = f"""
+for request in requests:
+    sender = request.get_response_sender()
+    assert sender is request.get_response_sender() and not sender.is_cancelled()
+    for i in range(3):
+        sender.send({Y.format("i")})
+    sender.send(flags={FINAL})
+return None
+"""
+THREAD = f"""
+def work(sender):
+    for i in range(3):
+        sender.send({Y.format("i")})
+    sender.send(response={Y.format("3")}, flags={FINAL})
+thread = __import__("threading").Thread(target=work, args=(requests[0].get_response_sender(),))
+thread.daemon = True
+thread.start()
+"""
+
+
+def test_responses_from_execute_and_from_threads(make: Make) -> None:
+    backend, spec = load(make(triton(LOOP), DECOUPLED))
+    assert values(ask_stream(backend, spec, X=X)) == [0, 1, 2]
+    backend, spec = load(make(triton(THREAD), DECOUPLED, "t"))
+    assert values(ask_stream(backend, spec, X=X)) == [0, 1, 2, 3]
+
+
+def test_execute_may_be_a_coroutine(make: Make) -> None:
+    code = f"""
+    import asyncio
+    import numpy as np
+    import triton_python_backend_utils as pb
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.both = None
+            self.count = 0
+        async def execute(self, requests):
+            self.both = self.both or asyncio.Event()
+            self.count += 1
+            if self.count == 2:
+                self.both.set()
+            sender = requests[0].get_response_sender()
+            await self.both.wait()  # until the other request has come, too
+            sender.send({Y.format("self.count")})
+            if requests[0].inputs()[0].as_numpy()[1] == 2:
+                raise ValueError("on purpose")
+            sender.send(flags={FINAL})
+    """
+    backend, spec = load(make(code, DECOUPLED))
+    first, second = (ask_stream(backend, spec, X=X * factor) for factor in (1, 2))
+    assert values(first) == [2]
+    assert told(second) == "on purpose"
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return []", "returned list, not None"),
+        ("return [pb.InferenceResponse([])]", "not None"),
+        ("raise ValueError('mine')", "mine"),
+        ("return None", "abandoned"),
+        ("requests[0].get_response_sender()", "abandoned"),
+        (f"requests[0].get_response_sender().send({Y.format(1)})", "abandoned"),
+        ("requests[0].get_response_sender().send()", "or the final flag"),
+        ("requests[0].get_response_sender().send(5)", "takes an InferenceResponse, got int"),
+        ("requests[0].get_response_sender().send(flags=7)", "no flags 7"),
+        ("pb.InferenceResponseSender()", "from a request"),
+    ],
+)
+def test_streams_that_do_not_end_well(make: Make, body: str, reason: str) -> None:
+    backend, spec = load(make(triton(body), DECOUPLED))
+    assert reason in told(ask_stream(backend, spec, X=X))
+
+
+def test_a_sender_in_a_cycle_is_found_by_the_collector(make: Make) -> None:
+    body = "box = [requests[0].get_response_sender()]\nbox.append(box)"
+    backend, spec = load(make(triton(body), DECOUPLED))
+    responses = ask_stream(backend, spec, X=X)
+    gc.collect()
+    assert told(responses) == "abandoned"
+
+
+def test_sending_after_the_final_flag_is_refused(make: Make) -> None:
+    body = f"""
+sender = requests[0].get_response_sender()
+sender.send(flags={FINAL})
+try:
+    sender.send({Y.format(1)})
+except pb.TritonModelException as ex:
+    assert "closed" in str(ex)
+    pb.Logger.log_info("refused")
+"""
+    backend, spec = load(make(triton(body), DECOUPLED))
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("shmserve.model")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        assert values(ask_stream(backend, spec, X=X)) == []
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    assert records == ["refused"]
+
+
+def test_bad_responses_and_errors_are_told_in_their_place(make: Make) -> None:
+    body = f"""
+sender = requests[0].get_response_sender()
+sender.send(pb.InferenceResponse([pb.Tensor('Y', np.zeros(1, np.float32))] * 2))
+sender.send(pb.InferenceResponse(error=pb.TritonError('gone', pb.TritonError.NOT_FOUND)))
+sender.send(pb.InferenceResponse([]))
+sender.send({Y.format(4)}, flags={FINAL})
+"""
+    backend, spec = load(make(triton(body), DECOUPLED))
+    responses = ask_stream(backend, spec, X=X)
+    assert responses.ended.wait(30)
+    wrong, error, empty, good = responses.sent
+    assert "twice" in failure_of(wrong).message
+    assert failure_of(error).message == "gone"
+    assert empty == Response()
+    assert arrays(good)["Y"].tolist() == [4]
+
+
+RESHAPED = """
+backend: "python" max_batch_size: 2 model_transaction_policy { decoupled: true }
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 2 ] } } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [] } } ]
+model_warmup [ { name: "w" batch_size: 1 inputs {
+  key: "X" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } } } ]
+"""
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_streams_are_reshaped_and_warmed_up(make: Make, cold: bool) -> None:
+    body = f"""
+sender = requests[0].get_response_sender()
+x = requests[0].inputs()[0].as_numpy()
+assert x.shape == (1, 2, 2), x.shape
+if {cold}:
+    sender.send(pb.InferenceResponse(error=pb.TritonError('too cold')))
+sender.send(pb.InferenceResponse([pb.Tensor('Y', x.sum((1, 2)))]))
+sender.send(flags={FINAL})
+"""
+    directory = make(triton(body), RESHAPED)
+    if cold:
+        with pytest.raises(ShmserveError, match="model_warmup 'w': too cold"):
+            load(directory)
+        return
+    backend, spec = load(directory)
+    responses = ask_stream(backend, spec, X=X[None])
+    assert responses.ended.wait(30)
+    assert [arrays(one)["Y"].tolist() for one in responses.sent] == [[[6.0]]]
+
+
+# -------------------------------------------------- Triton dialect, one response
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"s.send({Y.format(5)}, flags={FINAL})",
+        f"s.send({Y.format(5)})\ns.send(flags={FINAL})",
+        f"""
+import threading, time
+def work(sender):
+    time.sleep(0.1)
+    sender.send({Y.format(5)}, {FINAL})
+threading.Thread(target=work, args=(s,)).start()
+del s
+""",
+        f"s.send({Y.format(5)}, flags={FINAL})\nreturn [None]",
+    ],
+)
+def test_ordinary_models_may_send_their_response(make: Make, body: str) -> None:
+    backend, spec = load(make(triton("s = requests[0].get_response_sender()\n" + body)))
+    for _ in range(2):
+        assert arrays(ask(backend, spec, ("Y",), X=X))["Y"].tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (f"s.send({Y.format(5)})\ns.send({Y.format(6)})", "more than one response"),
+        (f"s.send(flags={FINAL})", "without a response"),
+        (f"s.send({Y.format(5)}, {FINAL})\ns.send(flags={FINAL})", "closed"),
+        ("return None", "let go of the request"),
+        ("return 5", "Expected a list in the execute return, got int"),
+    ],
+)
+def test_ordinary_models_send_exactly_one(make: Make, body: str, reason: str) -> None:
+    backend, spec = load(make(triton("s = requests[0].get_response_sender()\n" + body)))
+    assert reason in failure_of(ask(backend, spec, ("Y",), X=X)).message
+
+
+def test_an_ordinary_response_that_never_comes_is_given_up(make: Make) -> None:
+    backend, _ = load(make(triton("self.kept = requests[0].get_response_sender()")))
+    request = FakeRequest(("Y",), X=X)
+    request.deadline_ns = 1
+    (response,) = backend.execute([request])
+    assert "in time" in failure_of(response).message
+
+
+def test_an_ordinary_execute_cannot_be_a_coroutine(make: Make) -> None:
+    code = triton("return None").replace("def execute", "async def execute")
+    with pytest.raises(ConfigError, match="decoupled"):
+        load(make(code))
+
+
+# ------------------------------------------------------------- native dialect
+
+
+def test_a_generator_yields_answers(make: Make) -> None:
+    body = """
+    for i in range(2):
+        out = request.output("Y", (1,))
+        out[:] = i
+        yield
+    yield {"Y": np.full(1, 2, np.float32)}
+    """
+    backend, spec = load(make(native(body), DECOUPLED))
+    assert values(ask_stream(backend, spec, X=X)) == [0, 1, 2]
+
+
+def test_a_generator_is_closed_when_its_request_is_cancelled(make: Make) -> None:
+    body = """
+    try:
+        while True:
+            yield {"Y": np.ones(1, np.float32)}
+    finally:
+        request.parameters["closed"] = True
+    """
+    backend, _ = load(make(native(body), DECOUPLED))
+    request = FakeRequest(("Y",), {}, X=X)
+    request.responses = responses = FakeResponses()
+    request.cancelled = True
+    backend.execute([request])
+    assert responses.ended.is_set()
+    assert request.parameters == {"closed": True}
+    assert len(responses.sent) == 1
+
+
+def test_explicit_sends_from_a_thread(make: Make) -> None:
+    body = """
+    def work():
+        for i in range(3):
+            request.send({"Y": np.full(1, i, np.float32)})
+        request.finish()
+    __import__("threading").Thread(target=work).start()
+    """
+    backend, spec = load(make(native(body), DECOUPLED))
+    assert values(ask_stream(backend, spec, X=X)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return {'Y': request.input('X')}", "must yield"),
+        ("yield {'Y': request.input('X')}\nraise ValueError('mine')", "mine"),
+        ("return None", "abandoned"),
+        ("request.finish()\nrequest.send({})", "CLOSED"),
+    ],
+)
+def test_native_streams_that_do_not_end_well(make: Make, body: str, reason: str) -> None:
+    backend, spec = load(make(native(body), DECOUPLED))
+    if reason == "CLOSED":
+        assert values(ask_stream(backend, spec, X=X)) == []  # told to the model, and logged
+    else:
+        assert reason in told(ask_stream(backend, spec, X=X))
+
+
+def test_native_answers_are_checked_one_by_one(make: Make) -> None:
+    body = "yield {'Q': 1}\nyield 5\nyield {'Y': np.ones(1, np.float32)}"
+    backend, spec = load(make(native(body), DECOUPLED))
+    responses = ask_stream(backend, spec, X=X)
+    assert responses.ended.wait(30)
+    assert "unknown output" in failure_of(responses.sent[0]).message
+    assert "must return None or a dict" in failure_of(responses.sent[1]).message
+    assert responses.sent[2].error is None

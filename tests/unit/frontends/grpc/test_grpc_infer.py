@@ -1,0 +1,349 @@
+"""ModelInfer over a real channel: tensors, parameters, errors, receipts."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.core.regions.region_book import Caller
+from shmserve.core.registry import ModelState
+from shmserve.errors import Code, ModelFailure
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.dtypes import DATATYPES
+from shmserve.testing import fake_models
+from shmserve.testing.fake_dispatch import FakeDispatcher, FakeOutcome
+from tests.grpc_client import VALUES, Rig, put, request, tensor
+
+OUTPUT = pb.ModelInferRequest.InferRequestedOutputTensor
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+        assert all(call.closed == 1 for call in rig.dispatcher.calls)
+
+
+def values(answer: pb.ModelInferResponse, index: int = 0) -> list[float]:
+    return np.frombuffer(answer.raw_output_contents[index], np.float32).tolist()
+
+
+def test_raw_tensors_there_and_back(rig: Rig) -> None:
+    answer = rig.client.infer(request(id="7"))
+    assert (answer.model_name, answer.model_version, answer.id) == ("identity", "1", "7")
+    (output,) = answer.outputs
+    assert (output.name, output.datatype, list(output.shape)) == ("OUTPUT0", "FP32", [4])
+    assert not output.HasField("contents")
+    assert values(answer) == VALUES.tolist()
+    receipt = rig.dispatcher.calls[-1].receipt
+    assert (receipt.copied_in, receipt.copied_out) == (16, 16)
+
+
+@pytest.mark.parametrize("name", sorted(DATATYPES))
+def test_every_datatype_raw(name: str) -> None:
+    model = (fake_models.spec("m", name, (-1,)), fake_models.identity)
+    kind = DATATYPES[name]
+    data = np.arange(3).astype(kind.numpy).tobytes() if kind.itemsize else b""
+    data = data or bytes_codec.encode([b"a", b"", b"xyz"])
+    message = pb.ModelInferRequest(
+        model_name="m",
+        inputs=[tensor(np.zeros(3), datatype=name)],
+        raw_input_contents=[data],
+    )
+    with Rig(FakeDispatcher([model])) as rig:
+        answer = rig.client.infer(message)
+    assert answer.raw_output_contents == [data]
+    assert answer.outputs[0].datatype == name
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "elements"),
+    [
+        ("BOOL", "bool_contents", [True, False, True]),
+        ("INT8", "int_contents", [-1, 0, 5]),
+        ("INT16", "int_contents", [-300, 0, 5]),
+        ("INT32", "int_contents", [-70000, 0, 5]),
+        ("INT64", "int64_contents", [-(1 << 40), 0, 5]),
+        ("UINT8", "uint_contents", [255, 0, 5]),
+        ("UINT16", "uint_contents", [60000, 0, 5]),
+        ("UINT32", "uint_contents", [1 << 31, 0, 5]),
+        ("UINT64", "uint64_contents", [1 << 63, 0, 5]),
+        ("FP32", "fp32_contents", [1.5, -2, 0]),
+        ("FP64", "fp64_contents", [1.5, -2, 0]),
+        ("BYTES", "bytes_contents", [b"a", b"", b"xyz"]),
+    ],
+)
+def test_every_typed_contents(name: str, field: str, elements: list[Any]) -> None:
+    source = tensor(np.zeros(3), datatype=name)
+    getattr(source.contents, field).extend(elements)
+    model = (fake_models.spec("m", name, (-1,)), fake_models.identity)
+    with Rig(FakeDispatcher([model])) as rig:
+        answer = rig.client.infer(pb.ModelInferRequest(model_name="m", inputs=[source]))
+    kind = DATATYPES[name]
+    wanted = (
+        np.array(elements, kind.numpy).tobytes() if kind.itemsize else bytes_codec.encode(elements)
+    )
+    assert answer.raw_output_contents == [wanted]
+
+
+def test_requested_outputs_and_their_order(rig: Rig) -> None:
+    message = pb.ModelInferRequest(
+        model_name="add_sub",
+        inputs=[tensor(np.zeros(16), name, "INT32") for name in ("INPUT0", "INPUT1")],
+        outputs=[OUTPUT(name="OUTPUT1")],
+        raw_input_contents=[np.full(16, n, np.int32).tobytes() for n in (5, 2)],
+    )
+    answer = rig.client.infer(message)
+    assert [output.name for output in answer.outputs] == ["OUTPUT1"]
+    assert np.frombuffer(answer.raw_output_contents[0], np.int32).tolist() == [3] * 16
+    assert rig.dispatcher.calls[-1].request.requested == ("OUTPUT1",)
+
+
+def test_classification(rig: Rig) -> None:
+    message = request()
+    message.outputs.append(OUTPUT(name="OUTPUT0"))
+    message.outputs[0].parameters["classification"].int64_param = 2
+    answer = rig.client.infer(message)
+    (output,) = answer.outputs
+    assert (output.datatype, list(output.shape)) == ("BYTES", [2])
+    found = bytes_codec.decode(answer.raw_output_contents[0], 2, "", "")
+    assert found == [b"4.500000:3", b"3.000000:2"]
+
+
+def test_parameters_go_to_the_model_and_come_from_it() -> None:
+    def tell(given: Any) -> FakeOutcome:
+        outcome = fake_models.identity(given)
+        return FakeOutcome(outcome.outputs, {"seen": str(sorted(given.parameters)), "n": 3})
+
+    model = (fake_models.spec("identity", "FP32", (-1,)), tell)
+    with Rig(FakeDispatcher([model])) as rig:
+        answer = rig.client.infer(
+            request(
+                custom="x", half=0.5, flag=True, sequence_id="s", priority=np.uint64(3),
+                timeout=1000, binary_data_output=False, triton_enable_empty_final_response=True,
+            )
+        )  # fmt: skip
+        parameters = rig.dispatcher.calls[-1].request.parameters
+    assert parameters == {
+        "custom": "x",
+        "half": 0.5,
+        "flag": True,
+        "sequence_id": "s",
+        "priority": 3,
+        "timeout": 1000,
+    }
+    assert type(parameters["priority"]) is int  # what can be sent on
+    assert answer.parameters["n"].int64_param == 3
+    assert answer.parameters["seen"].string_param == str(sorted(parameters))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"triton_x": 1}, "are allowed: triton_enable_empty_final_response"),
+        ({"priority": "a"}, "'priority' parameter, expected int64_param or uint64_param"),
+        ({"priority": -1}, "'priority'"),
+        ({"timeout": np.uint64(5)}, "'timeout' parameter, expected int64_param"),
+        ({"timeout": True}, "'timeout'"),
+        ({"sequence_start": 1}, "'sequence_start' parameter, expected bool_param"),
+        ({"sequence_id": 1.5}, "'sequence_id' parameter, expected int64_param or string_param"),
+        ({"custom": np.uint64(1)}, "'custom' parameter"),
+        ({"triton_enable_empty_final_response": 1}, "expected bool_param"),
+    ],
+)
+def test_parameters_of_a_wrong_kind(rig: Rig, parameters: dict[str, Any], told: str) -> None:
+    code, details = rig.client.error("ModelInfer", request(**parameters))
+    assert code == "INVALID_ARGUMENT"
+    assert told in details
+
+
+def with_contents() -> pb.ModelInferRequest:
+    message = request()
+    message.inputs[0].contents.fp32_contents.extend(VALUES.tolist())
+    return message
+
+
+def without_data() -> pb.ModelInferRequest:
+    message = request()
+    del message.raw_input_contents[:]
+    return message
+
+
+def shaped(*shape: int) -> pb.ModelInferRequest:
+    message = request()
+    message.inputs[0].shape[:] = shape
+    return message
+
+
+def twice() -> pb.ModelInferRequest:
+    message = request()
+    message.inputs.append(message.inputs[0])
+    message.raw_input_contents.append(message.raw_input_contents[0])
+    return message
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "told"),
+    [
+        (b"\x0a\xff", "INVALID_ARGUMENT", ""),
+        (b"", "NOT_FOUND", "unknown model"),
+        (request(model="nosuch"), "NOT_FOUND", "Request for unknown model: 'nosuch'"),
+        (request(model="decoupled"), "UNIMPLEMENTED", "ModelInfer RPC doesn't support"),
+        (with_contents(), "INVALID_ARGUMENT", "contents field must not be specified"),
+        (without_data(), "INVALID_ARGUMENT", "unable to find data for input tensor 'INPUT0'"),
+        (shaped(-1), "INVALID_ARGUMENT", "inputs[0].shape"),
+        (shaped(3), "INVALID_ARGUMENT", "[request id: <id_unknown>] input byte size mismatch"),
+        (shaped(2, 2), "INVALID_ARGUMENT", "unexpected shape for input 'INPUT0'"),
+        (twice(), "INVALID_ARGUMENT", "input 'INPUT0' already exists"),
+    ],
+)
+def test_bad_requests(rig: Rig, message: Any, code: str, told: str) -> None:
+    found = rig.client.error("ModelInfer", message)
+    assert found[0] == code
+    assert told in found[1]
+
+
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [
+        ("2", "NOT_FOUND"),
+        ("abc", "INVALID_ARGUMENT"),
+        ("-1", "INVALID_ARGUMENT"),
+        ("0", "INVALID_ARGUMENT"),
+    ],
+)
+def test_versions(rig: Rig, version: str, code: str) -> None:
+    message = request()
+    message.model_version = version
+    assert rig.client.error("ModelInfer", message)[0] == code
+    message.model_version = "1"
+    assert rig.client.infer(message).model_version == "1"
+
+
+@pytest.mark.parametrize("where", ["inputs", "outputs"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"shared_memory_region": "r"},
+        {"shared_memory_byte_size": 16},
+        {"shared_memory_offset": 0},
+        {"shared_memory_region": 5, "shared_memory_byte_size": 16},
+        {"shared_memory_region": "r", "shared_memory_byte_size": "16"},
+        {"shared_memory_region": "r", "shared_memory_byte_size": -16},
+        {"shared_memory_region": "r", "shared_memory_byte_size": 16, "shared_memory_offset": 1.0},
+        {"shared_memory_region": "r", "shared_memory_byte_size": np.uint64(16)},
+    ],
+)
+def test_bad_windows_of_regions(rig: Rig, where: str, parameters: dict[str, Any]) -> None:
+    message = request()
+    message.outputs.append(OUTPUT(name="OUTPUT0"))
+    put(getattr(message, where)[0].parameters, parameters)
+    if where == "inputs" and "shared_memory_region" in parameters:
+        del message.raw_input_contents[:]
+    code, details = rig.client.error("ModelInfer", message)
+    assert code == "INVALID_ARGUMENT"
+    assert f"{where}[0].parameters" in details
+
+
+def test_regions_in_and_out(rig: Rig) -> None:
+    rig.dispatcher.regions.register(Caller(1000), "r", "/k", 0, 4096)
+    message = pb.ModelInferRequest(
+        model_name="identity",
+        inputs=[tensor(VALUES, shared_memory_region="r", shared_memory_byte_size=16)],
+        outputs=[OUTPUT(name="OUTPUT0")],
+    )
+    put(
+        message.outputs[0].parameters,
+        {"shared_memory_region": "r", "shared_memory_byte_size": 16, "shared_memory_offset": 64},
+    )
+    answer = rig.client.infer(message)
+    call = rig.dispatcher.calls[-1]
+    assert answer.raw_output_contents == [b""]  # one for each output all the same
+    assert list(answer.outputs[0].shape) == [4]
+    assert (call.receipt.copied_in, call.receipt.copied_out, call.reserved) == (0, 0, [])
+    assert [(place.name, place.at.offset) for place in call.places] == [("OUTPUT0", 64)]
+    with Rig(rig.dispatcher, uid=1001) as stranger:
+        assert stranger.client.error("ModelInfer", message)[0] == "NOT_FOUND"
+
+
+def test_a_receipt_for_those_who_ask(rig: Rig) -> None:
+    infer = rig.client.method("ModelInfer")
+    _, plain = infer.with_call(request())
+    assert "shmserve-receipt" not in dict(plain.trailing_metadata())
+    _, call = infer.with_call(request(), metadata=(("shmserve-receipt", "1"),))
+    told = json.loads(dict(call.trailing_metadata())["shmserve-receipt"])
+    assert told["copied_bytes"] == {"in": 16, "batch": 0, "out": 16, "device": 0}
+    assert all(told["ns"][stage] > 0 for stage in ("receive", "send"))
+
+
+def test_failures_of_models(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(kind: int) -> tuple[str, str]:
+        return rig.client.error("ModelInfer", request(np.float32([kind]), "failing"))
+
+    assert fail(1) == ("INTERNAL", "ValueError: boom raised")
+    assert fail(2) == ("INVALID_ARGUMENT", "boom returned")
+    assert rig.client.infer(request(np.float32([3]), "failing")).outputs == []
+    with caplog.at_level(logging.CRITICAL):
+        assert fail(5) == ("INTERNAL", "internal server error")  # a defect of ours
+
+
+def test_long_details_reach_the_client() -> None:
+    def fail(_: Any) -> FakeOutcome:
+        raise ModelFailure("ü" * 100_000, Code.INVALID_ARGUMENT)
+
+    with Rig(FakeDispatcher([(fake_models.spec("identity", "FP32", (-1,)), fail)])) as rig:
+        code, details = rig.client.error("ModelInfer", request())
+    assert code == "INVALID_ARGUMENT"  # and not: more trailing metadata than one may receive
+    assert details.startswith("üüü")
+    assert details.endswith("...")
+
+
+def test_models_that_are_not_ready_and_pools_that_are_full(rig: Rig) -> None:
+    spec = fake_models.spec("loading", "FP32", (-1,))
+    rig.dispatcher.put(spec, ModelState.LOADING)
+    assert rig.client.error("ModelInfer", request(model="loading"))[0] == "UNAVAILABLE"
+    rig.dispatcher.budget = 8
+    try:
+        assert rig.client.error("ModelInfer", request())[0] == "RESOURCE_EXHAUSTED"
+    finally:
+        rig.dispatcher.budget = None
+    assert rig.dispatcher.calls[-1].closed == 1
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_compressed_requests(rig: Rig, compression: grpc.Compression) -> None:
+    array = np.zeros(100_000, np.float32)
+    assert values(rig.client.infer(request(array), compression=compression)) == array.tolist()
+
+
+def test_compressed_answers() -> None:
+    array = np.zeros(100_000, np.float32)
+    with Rig(grpc_compression="gzip") as rig:
+        assert values(rig.client.infer(request(array))) == array.tolist()
+
+
+def test_messages_have_a_limit() -> None:
+    with Rig(grpc_max_message_bytes=1000) as rig:
+        code, details = rig.client.error("ModelInfer", request(np.zeros(1000, np.float32)))
+        assert code == "RESOURCE_EXHAUSTED"
+        assert "larger than max" in details
+        assert rig.client.infer().outputs
+
+
+def test_the_clients_deadline_is_the_calls() -> None:
+    dispatcher = fake_models.dispatcher()
+    given: list[float | None] = []
+    call = dispatcher.call
+    dispatcher.call = lambda entry, timeout_s=None, **more: given.append(timeout_s) or call(entry)
+    with Rig(dispatcher, request_timeout_s=20) as rig:
+        rig.client.infer(timeout=5)
+        rig.client.infer(timeout=500)
+    assert 0 < given[0] < 6  # gRPC rounds what it sends
+    assert given[1] == 20

@@ -1,0 +1,98 @@
+"""What the gRPC server bounds: calls, and how long it waits for clients."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from shmserve.testing import fake_models
+from shmserve.testing.running_server import WATCHDOG_S, wait_until
+from tests.grpc_client import Rig, Sender, request
+
+
+def held(rig: Rig, gate: threading.Event) -> Any:
+    """A model that waits for the gate."""
+
+    def wait(given: Any) -> Any:
+        assert gate.wait(WATCHDOG_S)
+        return fake_models.identity(given)
+
+    rig.dispatcher.functions["identity"] = wait
+
+
+def test_too_many_calls_are_refused_at_once_and_health_is_not() -> None:
+    gate = threading.Event()
+    with Rig(grpc_threads=2, grpc_max_calls=3) as rig:
+        held(rig, gate)
+        running = [rig.threads.submit(rig.client.infer) for _ in range(3)]
+        wait_until(lambda: rig.served.busy == 3, "two run and one waits")
+        code, details = rig.client.error("ModelInfer", request())
+        assert (code, "grpc_max_calls" in details) == ("RESOURCE_EXHAUSTED", True)
+        assert rig.client.call("ServerReady").ready
+        gate.set()
+        assert all(call.result(WATCHDOG_S).outputs for call in running)
+        wait_until(lambda: rig.served.busy == 0, "all are done")
+        assert rig.client.infer().outputs
+
+
+def test_a_cancelled_call_that_waits_for_a_thread_never_runs() -> None:
+    gate = threading.Event()
+    with Rig(grpc_threads=1) as rig:
+        held(rig, gate)
+        running = rig.threads.submit(rig.client.infer)
+        wait_until(lambda: rig.served.busy == 1, "one runs")
+        waiting = rig.client.method("ModelInfer").future(request())
+        wait_until(lambda: rig.served.busy == 2, "one waits")
+        waiting.cancel()
+        gate.set()
+        assert running.result(WATCHDOG_S).outputs
+        wait_until(lambda: rig.served.busy == 0, "nothing is left")
+        assert len(rig.dispatcher.calls) == 1
+
+
+def test_a_client_that_never_sends_its_message_is_given_up() -> None:
+    with Rig(grpc_threads=1, grpc_message_timeout_s=0.5) as rig:
+        sender = Sender()
+        infer = rig.client.channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+        silent = infer.future(iter(sender))
+        assert rig.client.infer().outputs  # although there is one thread only
+        assert silent.code() is grpc.StatusCode.CANCELLED
+        sender.close()
+
+
+def test_silent_clients_of_a_small_call_are_given_up_sooner() -> None:
+    with Rig(head_timeout_s=0.5) as rig:
+        sender = Sender()
+        metadata = rig.client.channel.stream_unary("/inference.GRPCInferenceService/ModelMetadata")
+        silent = [metadata.future(iter(sender)) for _ in range(20)]
+        assert {call.code() for call in silent} == {grpc.StatusCode.CANCELLED}
+        for _ in silent:
+            sender.close()
+
+
+def test_limits_of_requests_hold_within_streams_too() -> None:
+    with Rig(max_inputs=1) as rig:
+        double = request()
+        double.inputs.append(double.inputs[0])
+        (answer,) = rig.client.stream([double])
+        assert "max_inputs" in answer.error_message
+        assert "max_inputs" in rig.client.error("ModelInfer", double)[1]
+
+
+def test_a_client_that_does_not_take_its_answer_is_given_up() -> None:
+    with Rig(send_timeout_s=0.5, min_bytes_per_s=1 << 30) as rig:
+        sender = Sender()
+        # As a stream of answers: the client reads none before it is asked to.
+        infer = rig.client.channel.stream_stream("/inference.GRPCInferenceService/ModelInfer")
+        sender.send(request(np.zeros(16 << 20, np.float32)).SerializeToString())
+        call = infer(iter(sender), timeout=WATCHDOG_S)
+        wait_until(lambda: bool(rig.dispatcher.calls), "it runs")
+        wait_until(lambda: rig.served.busy == 0, "it is given up")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        sender.close()

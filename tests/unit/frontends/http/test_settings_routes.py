@@ -1,0 +1,312 @@
+"""Statistics, trace and log settings, and metrics over HTTP, on made-up numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import shmserve
+from shmserve.config import Settings
+from shmserve.core.registry import ModelState
+from shmserve.core.stats.counter_pages import Gauges
+from shmserve.core.stats.executor_counters import OTHER_SIZES
+from shmserve.core.stats.request_counters import OTHER, Reason
+from shmserve.protocol.control.stats_messages import (
+    GpuReport,
+    ModelReport,
+    PageOwner,
+    ProcessReport,
+    RegionsReport,
+    Report,
+)
+from tests.unit.http_client import INFER, Client, as_json, error_of
+
+
+def model_report() -> ModelReport:
+    model = ModelReport("identity", "1")
+    http = model.requests.setdefault("http", type(model.all_requests())())
+    http.succeeded, http.success_ns, http.fail_ns = 4, 8_000_000, 500
+    http.failures[Reason.BAD_REQUEST] = 3
+    http.failures[Reason.QUEUE_FULL] = 2
+    http.failures[Reason.MODEL] = 1
+    http.copied = [100, 0, 7, 0]
+    http.buckets[4], http.buckets[-1] = 3, 1
+    grpc = model.requests.setdefault("grpc", type(http)())
+    grpc.succeeded, grpc.success_ns = 1, 2_000_000
+    grpc.buckets[4] = 1
+    runs = model.runs
+    runs.last_inference_ms, runs.inferences, runs.executions, runs.requests = 1234567, 21, 5, 5
+    runs.stage_ns = [1000, 2000, 3000, 4000]
+    for buckets in runs.buckets:
+        buckets[0] = 5
+    runs.batches = {1: [1, 10, 20, 30], 4: [3, 1, 2, 3], OTHER_SIZES: [1, 0, 0, 0]}
+    runs.responses = {0: [1, 10, 1, 5, 1, 15, 0, 0, 0, 0, 0, 0]}
+    return model
+
+
+def report() -> Report:
+    executor = PageOwner("executor-1", "executor", 7, "identity", "1", "identity/1/0")
+    other = ModelReport(*OTHER)
+    other.requests["http"] = type(other.all_requests())(succeeded=1)
+    return Report(
+        (model_report(), other),
+        (
+            ProcessReport(executor, Gauges(2, 300, 4096), 3, 0),
+            ProcessReport(PageOwner("http-1", "http", 8), Gauges(1, 256, 8192, 5, 1)),
+        ),
+        {"http": 2, "executor": 4},
+        {"executor": 3},
+        10_000,
+        5000,
+        (RegionsReport("system", 2, 4096, 1),),
+        gpus=(
+            GpuReport("GPU-a", 0, "H200", 0.25, 1 << 30, 1 << 37, 41, 150.5, 700.0, 1234.5),
+            GpuReport("GPU-b", 3, "H200", memory_used=5),
+        ),
+    )
+
+
+@pytest.fixture
+def client() -> Client:
+    made = Client(Settings(metrics_triton_names=True))
+    made.dispatcher.server.numbers = report()
+    return made
+
+
+# ------------------------------------------------------------------------ statistics
+
+
+def test_statistics_in_tritons_shape(client: Client) -> None:
+    answers = [
+        client.get(path).json
+        for path in ("/v2/models/identity/stats", "/v2/models/identity/versions/1/stats")
+    ]
+    assert answers[0] == answers[1]
+    (stats,) = answers[0]["model_stats"]
+    assert (stats["name"], stats["version"], stats["last_inference"]) == ("identity", "1", 1234567)
+    assert (stats["inference_count"], stats["execution_count"]) == (21, 5)
+    assert stats["inference_stats"] == {
+        "success": {"count": 5, "ns": 10_000_000},
+        "fail": {"count": 3, "ns": 500},
+        "queue": {"count": 5, "ns": 1000},
+        "compute_input": {"count": 5, "ns": 2000},
+        "compute_infer": {"count": 5, "ns": 3000},
+        "compute_output": {"count": 5, "ns": 4000},
+        "cache_hit": {"count": 0, "ns": 0},
+        "cache_miss": {"count": 0, "ns": 0},
+    }
+    assert [row["batch_size"] for row in stats["batch_stats"]] == [1, 4]
+    assert stats["batch_stats"][1]["compute_infer"] == {"count": 3, "ns": 2}
+    assert stats["response_stats"]["0"]["success"] == {"count": 1, "ns": 15}
+    assert stats["memory_usage"] == [{"type": "CPU", "id": 0, "byte_size": 4096}]
+
+
+def test_statistics_of_all_models_also_of_those_never_asked(client: Client) -> None:
+    stats = {row["name"]: row for row in client.get("/v2/models/stats").json["model_stats"]}
+    assert stats.keys() == client.dispatcher.entries.keys()
+    assert stats["batched"]["inference_stats"]["success"] == {"count": 0, "ns": 0}
+    assert stats["batched"]["memory_usage"] == []
+
+
+def test_what_is_not_ready_has_no_statistics(client: Client) -> None:
+    for path in ("nobody/stats", "identity/versions/9/stats", "identity/versions/v1/stats"):
+        assert error_of(client.get(f"/v2/models/{path}"), 404)
+    spec = client.dispatcher.entries["batched"]["1"].spec
+    client.dispatcher.put(spec, ModelState.UNAVAILABLE)
+    assert client.get("/v2/models/batched/stats").status == 404
+    names = [row["name"] for row in client.get("/v2/models/stats").json["model_stats"]]
+    assert "batched" not in names
+    assert client.ask("POST", "/v2/models/identity/stats").status == 405
+
+
+def test_without_a_coordinator_numbers_are_a_503(client: Client) -> None:
+    client.dispatcher.server.numbers = None
+    for path in ("/v2/models/stats", "/metrics"):
+        assert "the coordinator did not answer" in error_of(client.get(path), 503)
+
+
+# -------------------------------------------------------------------- what is counted
+
+
+def test_every_request_for_a_known_model_is_accounted_for(client: Client) -> None:
+    good = {"inputs": [as_json([1.0])]}
+    assert client.infer(good).status == 200
+    (call,) = client.dispatcher.calls
+    assert call.outcomes == ["answered"]
+    assert client.ask("POST", INFER, b"{").status == 400
+    assert client.dispatcher.refusals == [("identity", "InvalidArgument")]
+    assert client.infer(good, "/v2/models/nobody/infer").status == 404
+    assert len(client.dispatcher.refusals) == 1
+
+
+def test_a_body_that_is_wrong_fails_its_call(client: Client) -> None:
+    body = b'{"inputs":[{"name":"INPUT0","shape":[1],"datatype":"FP32","data":["x"]}]}'
+    assert client.ask("POST", INFER, body).status == 400
+    (call,) = client.dispatcher.calls
+    assert (call.outcomes, call.closed) == (["InvalidArgument"], 1)
+
+
+# ------------------------------------------------------------------------ settings
+
+
+def test_settings_over_http(client: Client) -> None:
+    path = "/v2/models/identity/trace/setting"
+    changed = client.ask("POST", path, b'{"trace_rate":"7","trace_level":["TIMESTAMPS"]}')
+    assert changed.json == client.get(path).json
+    assert (changed.json["trace_rate"], changed.json["trace_level"]) == ("7", ["TIMESTAMPS"])
+    assert client.get("/v2/trace/setting").json["trace_rate"] == "1000"
+    assert client.ask("POST", path).json == changed.json
+    logs = client.ask("POST", "/v2/logging", b'{"log_verbose_level":2}')
+    assert logs.json["log_verbose_level"] == client.get("/v2/logging").json["log_verbose_level"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v2/logging", b'{"log_file":"x"}', 501),
+        ("/v2/logging", b"[]", 400),
+        ("/v2/logging", b"{", 400),
+        ("/v2/logging", b'{"log_info":1}', 400),
+        ("/v2/trace/setting", b'{"trace_file":"x"}', 501),
+        ("/v2/models/nobody/trace/setting", b'{"trace_rate":"1"}', 400),
+        ("/v2/models/identity/versions/1/trace/setting", b"{}", 404),
+        ("/v2/trace/setting", b'{"trace_rate":"' + b"1" * 100_000 + b'"}', 413),
+    ],
+)
+def test_settings_that_are_refused(client: Client, path: str, body: bytes, status: int) -> None:
+    assert error_of(client.ask("POST", path, body), status)
+
+
+# ------------------------------------------------------------------------- metrics
+
+
+def samples(client: Client) -> dict[str, dict[tuple[str, ...], float]]:
+    """By name; label values in the order of their names."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    for family in text_string_to_metric_families(answer.body.decode()):
+        assert family.documentation
+        for sample in family.samples:
+            # The parser appends _total to Triton's counters, too.
+            labels = tuple(value for _, value in sorted(sample.labels.items()))
+            assert labels not in found.setdefault(sample.name, {}), f"twice: {sample}"
+            found[sample.name][labels] = sample.value
+    return found
+
+
+def test_metrics_say_what_was_counted(client: Client) -> None:
+    told = samples(client)
+    requests = told["shmserve_requests_total"]
+    assert requests["identity", "http", "1"] == 10
+    assert requests["identity", "grpc", "1"] == 1
+    assert requests["(other)", "http", ""] == 1
+    failures = told["shmserve_request_failures_total"]
+    assert failures["identity", "http", "queue_full", "1"] == 2
+    assert len(failures) == 3 * len(Reason)
+    assert told["shmserve_copied_bytes_total"]["identity", "in", "1"] == 100
+    assert told["shmserve_model_executions_total"]["identity", "1"] == 5
+    assert told["shmserve_queue_depth"]["identity/1/0", "identity", "1"] == 3
+    assert told["shmserve_connections"] == {("http",): 5}
+    assert told["shmserve_slots"] == {("executor",): 2, ("http",): 1}
+    assert told["shmserve_arena_bytes"] == {("executor",): 4096, ("http",): 8192}
+    assert told["shmserve_process_starts_total"] == {("executor",): 4, ("http",): 2}
+    assert told["shmserve_process_ends_total"] == {("executor",): 3}
+    assert told["shmserve_pool_bytes"] == {(): 10_000}
+    assert told["shmserve_pool_used_bytes"] == {(): 5000}
+    assert told["shmserve_regions"] == {("system",): 2}
+    assert told["shmserve_regions_quarantined"] == {("system",): 1}
+    assert told["shmserve_models"]["READY",] == len(client.dispatcher.entries)
+    assert told["shmserve_build_info"] == {(shmserve.__version__,): 1}
+
+
+GPU_VALUES = {  # of the first GPU, with Triton's name as the parser reads it
+    "shmserve_gpu_utilization_ratio": ("nv_gpu_utilization", 0.25),
+    "shmserve_gpu_memory_used_bytes": ("nv_gpu_memory_used_bytes", 1 << 30),
+    "shmserve_gpu_memory_total_bytes": ("nv_gpu_memory_total_bytes", 1 << 37),
+    "shmserve_gpu_temperature_celsius": ("", 41),
+    "shmserve_gpu_power_watts": ("nv_gpu_power_usage", 150.5),
+    "shmserve_gpu_power_limit_watts": ("nv_gpu_power_limit", 700),
+    "shmserve_gpu_energy_joules_total": ("nv_energy_consumption_total", 1234.5),
+}
+
+
+def test_gpus_are_told_with_what_they_have(client: Client) -> None:
+    told = samples(client)
+    first, second = ("0", "GPU-a", "H200"), ("3", "GPU-b", "H200")
+    for name, (of_triton, value) in GPU_VALUES.items():
+        wanted = {first: value}
+        if name == "shmserve_gpu_memory_used_bytes":
+            wanted[second] = 5
+        assert told[name] == wanted, name
+        if of_triton:
+            assert told[of_triton] == {labels[1:2]: found for labels, found in wanted.items()}
+    plain = Client()
+    assert not re.search(rb"(nv|shmserve)_(gpu|energy)", plain.get("/metrics").body)
+
+
+def test_histograms_rise_to_their_count(client: Client) -> None:
+    told = samples(client)
+    for name, labels in (
+        ("shmserve_request_duration_seconds", ("identity", "1")),
+        ("shmserve_stage_duration_seconds", ("identity", "queue", "1")),
+        ("shmserve_batch_size", ("identity", "1")),
+    ):
+        buckets = {
+            math.inf if key[0] == "+Inf" else float(key[0]): value
+            for key, value in told[f"{name}_bucket"].items()
+            if key[1:] == labels
+        }
+        values = [buckets[bound] for bound in sorted(buckets)]
+        assert values == sorted(values)
+        assert values[-1] == told[f"{name}_count"][labels] == 5
+    assert told["shmserve_request_duration_seconds_sum"]["identity", "1"] == pytest.approx(0.01)
+    assert told["shmserve_stage_duration_seconds_sum"]["identity", "queue", "1"] == 1e-6
+    assert told["shmserve_batch_size_bucket"]["4", "identity", "1"] == 4
+    assert told["shmserve_batch_size_sum"]["identity", "1"] == 21
+
+
+def test_names_that_tritons_dashboards_ask_for(client: Client) -> None:
+    told = samples(client)
+    key = ("identity", "1")
+    assert told["nv_inference_request_success_total"][key] == 5
+    assert told["nv_inference_count_total"][key] == 21
+    assert told["nv_inference_exec_count_total"][key] == 5
+    assert told["nv_inference_request_duration_us_total"][key] == 10_000
+    assert told["nv_inference_compute_output_duration_us_total"][key] == 4
+    failures = told["nv_inference_request_failure_total"]
+    assert failures["identity", "REJECTED", "1"] == 2
+    assert failures["identity", "BACKEND", "1"] == 1
+    assert failures["identity", "OTHER", "1"] == 0
+    plain = Client()
+    assert b"nv_inference" not in plain.get("/metrics").body
+
+
+def test_names_and_labels_follow_the_conventions(client: Client) -> None:
+    text = client.get("/metrics").body.decode()
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    for name, kind in types.items():
+        if name.startswith("shmserve_"):
+            assert (kind == "counter") == name.endswith("_total"), name
+            assert not re.search(r"_(ms|us|ns|kb|mb)\b", name), name
+    assert set(re.findall(r"^(\w+?)(?:_bucket|_count|_sum)?[{ ]", text, re.MULTILINE)) - {"#"}
+
+
+def _own(text: bytes) -> bytes:
+    """Without Triton's names, which break the conventions."""
+    lines = [line for line in text.splitlines(keepends=True) if b"nv_inference" not in line]
+    return b"".join(lines)
+
+
+def test_metrics_can_be_switched_off() -> None:
+    assert Client(Settings(metrics=False)).get("/metrics").status == 404
+
+
+def test_label_values_are_escaped(client: Client) -> None:
+    numbers: Any = Report((ModelReport('a"b\\c\nd', "1"),), (), {}, {})
+    client.dispatcher.server.numbers = numbers
+    assert samples(client)["nv_inference_count_total"] == {('a"b\\c\nd', "1"): 0}

@@ -1,0 +1,213 @@
+"""Responses of the connection worker, without sockets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from shmserve.frontends.http.buffers import BufferBody
+from shmserve.frontends.http.server.response import FramingError, Response
+
+
+class Wire:
+    def __init__(self, lasting: bool = True) -> None:
+        self.sends: list[bytes] = []
+        self._lasting = lasting
+
+    def send(self, buffers: Sequence[bytes | memoryview], nbytes: int) -> None:
+        self.sends.append(b"".join(buffers))
+        assert len(self.sends[-1]) == nbytes
+
+    def lasting(self) -> bool:
+        return self._lasting
+
+    @property
+    def head(self) -> list[str]:
+        return b"".join(self.sends).split(b"\r\n\r\n", 1)[0].decode("latin-1").split("\r\n")
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.sends).split(b"\r\n\r\n", 1)[1]
+
+
+def respond(wire: Wire, method: str = "GET", version: tuple[int, int] = (1, 1)) -> Response:
+    return Response(wire, method, version, keep_alive=True)
+
+
+def test_whole_body_goes_out_with_its_head() -> None:
+    wire = Wire()
+    response = respond(wire)
+    response.start_response("200 OK", [("X-A", "1")])
+    response.send(BufferBody([b"ab", memoryview(bytearray(8)).cast("d")]))
+    assert len(wire.sends) == 1
+    assert wire.body == b"ab" + bytes(8)
+    assert {"HTTP/1.1 200 OK", "Server: shmserve", "X-A: 1", "Content-Length: 10"} <= set(wire.head)
+    assert response.sent == 10
+    assert response.keep_alive
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("X", "a\r\nY: b"), ("X", "a\nb"), ("X", "\0"), ("X y", "a"), ("X:", "a"), ("", "a")],
+)
+def test_header_injection_is_refused(name: str, value: str) -> None:
+    for _ in range(2):  # the second time could come from the cache
+        wire = Wire()
+        response = respond(wire)
+        response.start_response("200 OK", [(name, value)])
+        with pytest.raises(ValueError):
+            response.send([b""])
+        assert not wire.sends
+        assert not response.begun
+
+
+@pytest.mark.parametrize("status", ["200\r\nX: y", "20", "OK", "200 \n"])
+def test_malformed_status_is_refused(status: str) -> None:
+    response = respond(Wire())
+    response.start_response(status, [])
+    with pytest.raises(ValueError):
+        response.send([])
+
+
+def test_content_length_must_be_a_number() -> None:
+    response = respond(Wire())
+    response.start_response("200 OK", [("Content-Length", "+3")])
+    with pytest.raises(ValueError):
+        response.send([b"abc"])
+
+
+def test_hop_by_hop_fields_are_dropped_and_close_is_heard() -> None:
+    wire = Wire()
+    response = respond(wire)
+    fields = [("Connection", "close"), ("Transfer-Encoding", "chunked"), ("Upgrade", "x")]
+    response.start_response("200 OK", fields)
+    response.send([b"abc"])
+    assert "Connection: close" in wire.head
+    assert not response.keep_alive
+    assert not any(line.startswith(("Transfer", "Upgrade")) for line in wire.head)
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "length"),
+    [
+        ("HEAD", "200 OK", "Content-Length: 3"),
+        ("GET", "204 No Content", None),
+        ("GET", "304 Not Modified", "Content-Length: 3"),
+    ],
+)
+def test_answers_without_body(method: str, status: str, length: str | None) -> None:
+    wire = Wire()
+    response = respond(wire, method)
+    response.start_response(status, [("Content-Length", "3")])
+    response.send([b"abc"])
+    assert wire.body == b""
+    assert (length in wire.head) if length else not any("Length" in line for line in wire.head)
+
+
+def test_stream_is_flushed_piece_by_piece_in_chunks() -> None:
+    wire = Wire()
+    response = respond(wire)
+    response.start_response("200 OK", [])
+    response.send(piece for piece in (b"a", b"", b"bc"))
+    assert wire.body == b"1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"
+    assert len(wire.sends) == 3
+    assert response.keep_alive
+
+
+def test_stream_of_known_length_is_not_chunked() -> None:
+    wire = Wire()
+    response = respond(wire)
+    response.start_response("200 OK", [("Content-Length", "3")])
+    response.send(iter([b"a", b"bc"]))
+    assert wire.body == b"abc"
+
+
+def test_empty_stream_has_length_zero() -> None:
+    wire = Wire()
+    response = respond(wire)
+    response.start_response("200 OK", [])
+    response.send(iter([]))
+    assert "Content-Length: 0" in wire.head
+
+
+def test_stream_to_http_1_0_ends_with_the_connection() -> None:
+    wire = Wire()
+    response = respond(wire, version=(1, 0))
+    response.start_response("200 OK", [])
+    response.send(iter([b"abc"]))
+    assert wire.body == b"abc"
+    assert not response.keep_alive
+
+
+def test_generator_may_start_the_response_late() -> None:
+    wire = Wire()
+    response = respond(wire)
+
+    def application():  # type: ignore[no-untyped-def]
+        response.start_response("201 Created", [])
+        yield b"x"
+
+    response.send(application())
+    assert wire.head[0] == "HTTP/1.1 201 Created"
+
+
+def test_write_callable() -> None:
+    wire = Wire()
+    response = respond(wire)
+    write = response.start_response("200 OK", [("Content-Length", "4")])
+    write(b"ab")
+    response.send([b"cd"])
+    assert wire.body == b"abcd"
+
+
+def test_wrong_lengths() -> None:
+    response = respond(Wire())
+    response.start_response("200 OK", [("Content-Length", "2")])
+    with pytest.raises(FramingError):
+        response.send([b"abc"])
+    assert not response.begun
+    response = respond(Wire())
+    response.start_response("200 OK", [("Content-Length", "2")])
+    with pytest.raises(FramingError):
+        response.send([b"a"])
+    assert not response.keep_alive
+
+
+def test_starting_twice_needs_an_exception() -> None:
+    response = respond(Wire())
+    response.start_response("200 OK", [])
+    with pytest.raises(AssertionError):
+        response.start_response("200 OK", [])
+    try:
+        raise KeyError("first")
+    except KeyError:
+        response.start_response("500 Oops", [], sys.exc_info())  # type: ignore[arg-type]
+        response.send([b""])
+        with pytest.raises(KeyError):
+            response.start_response("500 Oops", [], sys.exc_info())  # type: ignore[arg-type]
+
+
+def test_not_starting_is_an_error() -> None:
+    with pytest.raises(AssertionError):
+        respond(Wire()).send([b"abc"])
+
+
+def test_last_answer_of_a_stopping_worker_says_so() -> None:
+    wire = Wire(lasting=False)
+    response = respond(wire)
+    response.start_response("200 OK", [])
+    response.send([b""])
+    assert "Connection: close" in wire.head
+    assert not response.keep_alive
+
+
+def test_buffer_body_closes_once_and_iterates_bytes() -> None:
+    closed: list[int] = []
+    body = BufferBody([b"a", memoryview(b"b")], lambda: closed.append(1))
+    assert list(body) == [b"a", b"b"]
+    body.close()
+    body.close()
+    assert closed == [1]
+    BufferBody([]).close()

@@ -1,0 +1,134 @@
+"""Frontend processes as the supervisor keeps them, with stand-ins that only hold their lock."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmserve.supervisor.children import Child
+from shmserve.supervisor.frontends import Frontends
+from shmserve.testing.running_server import wait_until
+from shmserve.transport import rundir
+from shmserve.transport.processes import pidfd_open
+
+STAND_IN = """
+import os, sys, time
+from shmserve.transport import rundir
+number = sys.argv[sys.argv.index("--number") + 1]
+if os.path.exists("fail"):
+    sys.exit(1)
+if not rundir.lock(".", f"web-{number}").acquire():
+    sys.exit(0)
+while os.path.exists("."):
+    time.sleep(0.05)
+"""
+
+
+class Keeper:
+    """`Frontends` with somebody who watches for ends, as the supervisor does."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        master = pidfd_open(os.getpid())
+        assert master is not None
+        self.master = master
+        command = [sys.executable, "-c", STAND_IN]
+        self.frontends = Frontends(str(folder), "web", command, count, master)
+        self.now = time.monotonic()
+
+    def turn(self) -> list[Child]:
+        for child in self.frontends.children:
+            poll = select.poll()
+            poll.register(child.pidfd, select.POLLIN)
+            if poll.poll(0):
+                assert self.frontends.ended(child, self.now)
+        return self.frontends.turn(self.now)
+
+    def pids(self) -> dict[str, int]:
+        return {child.name: child.pid for child in self.frontends.children}
+
+    def close(self) -> None:
+        self.frontends.halt()
+        for child in self.frontends.children:
+            child.kill()
+            child.reap()
+        os.close(self.master)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    return tmp_path
+
+
+@pytest.fixture
+def keeper(folder: Path) -> Iterator[Keeper]:
+    keeper = Keeper(folder, 2)
+    yield keeper
+    keeper.close()
+
+
+def holds(folder: Path, number: int) -> int | None:
+    return rundir.lock(str(folder), f"web-{number}").holder()
+
+
+def test_as_many_as_there_should_be_and_killed_ones_again_at_once(
+    keeper: Keeper, folder: Path
+) -> None:
+    assert len(keeper.turn()) == 2
+    assert keeper.turn() == []
+    before = keeper.pids()
+    wait_until(lambda: holds(folder, 0) == before["web 0"], "the first has its lock")
+    os.kill(before["web 0"], signal.SIGKILL)
+    new: list[Child] = []
+    wait_until(lambda: bool(new.extend(keeper.turn()) or new), "another")
+    after = keeper.pids()
+    assert after["web 1"] == before["web 1"]
+    assert after["web 0"] != before["web 0"]
+
+
+def test_one_that_cannot_start_is_not_tried_again_and_again(keeper: Keeper, folder: Path) -> None:
+    (folder / "fail").touch()
+    keeper.turn()
+    wait_until(lambda: not keeper.turn() and not keeper.pids(), "both have ended")
+    due = keeper.frontends.next_due()
+    assert due is not None
+    pauses = []
+    for _ in range(4):
+        due = keeper.frontends.next_due()
+        assert due is not None
+        pauses.append(due - keeper.now)
+        keeper.now = due
+        wait_until(lambda: bool(keeper.turn()), "another try")
+        wait_until(lambda: not keeper.turn() and not keeper.pids(), "its end")
+    assert pauses == sorted(pauses)
+    assert pauses[0] > 0
+    assert pauses[-1] > pauses[0]
+
+
+def test_a_successor_adopts(keeper: Keeper, folder: Path) -> None:
+    keeper.turn()
+    pids = keeper.pids()
+    wait_until(lambda: {holds(folder, 0), holds(folder, 1)} == set(pids.values()), "their locks")
+    successor = Keeper(folder, 2)
+    try:
+        assert len(successor.turn()) == 2
+        assert successor.pids() == pids
+        os.kill(pids["web 1"], signal.SIGKILL)  # not its child
+        wait_until(lambda: bool(successor.turn()), "another")
+        assert successor.pids()["web 0"] == pids["web 0"]
+    finally:
+        successor.close()
+
+
+def test_none_are_started_after_a_halt(keeper: Keeper) -> None:
+    keeper.frontends.halt()
+    assert keeper.turn() == []
+    assert keeper.frontends.next_due() is None

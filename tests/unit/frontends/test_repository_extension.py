@@ -1,0 +1,266 @@
+"""The model repository extension without processes: checks, index, restrictions, forwarding."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from shmserve.config import Settings, load
+from shmserve.core.registry import ModelState
+from shmserve.errors import ConfigError, InvalidArgument, NotFound, PermissionDenied, Unavailable
+from shmserve.frontends.http import guard
+from shmserve.frontends.http.routes.header_parameters import compiled, forwarded
+from shmserve.frontends.oip.repository import IndexRow, Repository
+from shmserve.frontends.oip.restricted_apis import Restricted, check_settings
+from shmserve.testing import fake_models
+from shmserve.testing.fake_dispatch import FakeDispatcher
+from tests.unit.http_client import INFER, Client, as_json
+
+EXPLICIT = Settings(model_control="explicit", max_override_files=2, max_override_bytes=100)
+
+
+@pytest.fixture
+def dispatcher() -> FakeDispatcher:
+    return fake_models.dispatcher()
+
+
+@pytest.fixture
+def repository(dispatcher: FakeDispatcher) -> Repository:
+    return Repository(dispatcher, EXPLICIT)
+
+
+# --------------------------------------------------------------------------- load, unload
+
+
+def test_a_load_is_passed_on(repository: Repository, dispatcher: FakeDispatcher) -> None:
+    repository.load("m", {})
+    repository.load("m", {"config": "{}", "file:1/a b.bin": b"x"})
+    repository.unload("m", True)
+    assert dispatcher.models.loads == [("m", None, {}), ("m", "{}", {"1/a b.bin": b"x"})]
+    assert dispatcher.models.unloads == ["m"]
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "../m", "a..b", ".git", "x" * 256, "a\0b", "$(x)"])
+def test_a_name_that_leads_elsewhere_is_refused(repository: Repository, name: str) -> None:
+    for act in (lambda: repository.load(name, {}), lambda: repository.unload(name)):
+        with pytest.raises(InvalidArgument, match="path traversal"):
+            act()
+
+
+@pytest.mark.parametrize("name", ["", "  ", "\t"])
+def test_a_name_must_be_given(repository: Repository, name: str) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be empty"):
+        repository.load(name, {})
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("", "/etc/x", "../x", "1/../../x", "1//x", "1/.", "1/", "a\\b", "a\0"),
+        *("1/" + "x" * 256, "/".join("abcdefghi")),
+    ],
+)
+def test_a_file_stays_inside_the_model(repository: Repository, path: str) -> None:
+    with pytest.raises(InvalidArgument, match="must be relative and stay inside"):
+        repository.load("m", {"config": "{}", f"file:{path}": b""})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"file:1/x": b""}, "'config' is missing"),
+        ({"config": 3}, "'config' must be a string"),
+        ({"config": "{}", "file:1/x": "text"}, "must be the file's content"),
+        ({"foo": "x"}, "unexpected parameter 'foo'"),
+        ({"config": "{}", **{f"file:{n}": b"" for n in range(3)}}, "more than 2 files"),
+        ({"config": "{}", "file:1/x": b"x" * 101}, "more than 100 bytes"),
+        ({"config": "x" * (1 << 20) + "x"}, "'config' has more than"),
+    ],
+)
+def test_overrides_are_checked(
+    repository: Repository, dispatcher: FakeDispatcher, parameters: Any, text: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        repository.load("m", parameters)
+    assert dispatcher.models.loads == []
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_without_explicit_control_nothing_is_loaded(dispatcher: FakeDispatcher, mode: Any) -> None:
+    repository = Repository(dispatcher, Settings(model_control=mode))
+    with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
+        repository.load("m", {})
+    with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
+        repository.unload("m")
+
+
+# ------------------------------------------------------------------------------- index
+
+
+def test_the_index_has_every_state(repository: Repository, dispatcher: FakeDispatcher) -> None:
+    spec = dispatcher.entries["identity"]["1"].spec
+    dispatcher.entries = {}
+    dispatcher.put(spec, ModelState.READY)
+    dispatcher.refused_models = {"identity/2": "no weights", "worse": "line 3"}
+    dispatcher.models.in_repository = ["identity", "never", "worse"]
+    assert repository.index() == [
+        IndexRow("identity", "1", "READY"),
+        IndexRow("identity", "2", "UNAVAILABLE", "no weights"),
+        IndexRow("never"),
+        IndexRow("worse", "", "UNAVAILABLE", "line 3"),
+    ]
+    assert repository.index(ready_only=True) == [IndexRow("identity", "1", "READY")]
+
+
+def test_over_http() -> None:
+    client = Client(EXPLICIT)
+    dispatcher = client.dispatcher
+    assert {row["state"] for row in client.ask("POST", "/v2/repository/index", b"").json} == {
+        "READY"
+    }
+    assert client.ask("POST", "/v2/repository/index", b'{"ready": 1}').status == 400
+    assert client.ask("POST", "/v2/repository/index", b"[]").status == 400
+    assert client.ask("POST", "/v2/repository/other/index", b"").status == 501
+    assert client.ask("POST", "/v2/repository/other/models/m/load", b"").status == 501
+    assert client.ask("POST", "/v2/repository/models/m/load", b'{"parameters": []}').status == 400
+    document = {"parameters": {"config": "{}", "file:1/x": base64.b64encode(b"\0\1").decode()}}
+    assert (
+        client.ask("POST", "/v2/repository/models/m/load", json.dumps(document).encode()).status
+        == 200
+    )
+    assert dispatcher.models.loads == [("m", "{}", {"1/x": b"\0\1"})]
+    document["parameters"]["file:1/x"] = "%%%"
+    assert (
+        client.ask("POST", "/v2/repository/models/m/load", json.dumps(document).encode()).status
+        == 400
+    )
+    document["parameters"]["file:1/x"] = "A" * (8 << 20)
+    assert (
+        client.ask("POST", "/v2/repository/models/m/load", json.dumps(document).encode()).status
+        == 413
+    )
+    wrong = b'{"parameters": {"unload_dependents": 1}}'
+    assert client.ask("POST", "/v2/repository/models/m/unload", wrong).status == 400
+    right = b'{"parameters": {"unload_dependents": true}}'
+    assert client.ask("POST", "/v2/repository/models/m/unload", right).status == 200
+    dispatcher.models.refusal = NotFound("failed to load 'm'")
+    assert client.ask("POST", "/v2/repository/models/m/load", b"").json == {
+        "error": "failed to load 'm'"
+    }
+
+
+# -------------------------------------------------------------------------- restrictions
+
+
+RULES = ("model-repository, shared-memory:x-admin=s=cret", "health:x-probe=p")
+
+
+def test_a_category_wants_its_header() -> None:
+    restricted = Restricted(RULES)
+    restricted.check("inference", {})
+    restricted.check("shared-memory", {"x-admin": "s=cret"})
+    for headers in ({}, {"x-admin": "s"}, {"x-admin": "s=cret "}, {"x-probe": "s=cret"}):
+        with pytest.raises(PermissionDenied, match="restricted, expecting header 'x-admin'"):
+            restricted.check("model-repository", headers)
+    assert not Restricted(())
+
+
+def test_over_grpc_the_header_has_a_prefix_and_the_answer_is_unavailable() -> None:
+    restricted = Restricted(("inference:Key=v",), grpc=True)
+    restricted.check("inference", {"triton-grpc-protocol-key": "v"})
+    with pytest.raises(Unavailable, match="This protocol is restricted, expecting header"):
+        restricted.check("inference", {"key": "v"})
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [
+        (("health",), "item 1 is not"),
+        (("health:secret",), "item 1 is not"),
+        (("health:=secret",), "item 1 is not"),
+        (("health:key=",), "item 1 is not"),
+        (("healthy:key=secret",), "no category 'healthy'"),
+        (("health:a=secret", "health:b=secret"), "'health' is there twice"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused_without_their_secret(rules: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        Restricted(rules)
+    assert "secret" not in caught.value.message
+
+
+def test_rules_come_from_the_environment_separated_by_semicolons() -> None:
+    settings = load({"SHMSERVE_HTTP_RESTRICTED_API": "health,metadata:a=b; trace:c=d,e"})
+    assert settings.http_restricted_api == ("health,metadata:a=b", "trace:c=d,e")
+
+
+@pytest.mark.parametrize(
+    ("template", "category"),
+    [
+        ("/v2", "metadata"),
+        ("/v2/models/{name}", "metadata"),
+        ("/v2/models/{name}/versions/{version}", "metadata"),
+        ("/v2/health/live", "health"),
+        ("/v2/models/{name}/ready", "health"),
+        ("/v2/models/{name}/versions/{version}/infer", "inference"),
+        ("/v2/models/{name}/generate_stream", "inference"),
+        ("/v2/models/{name}/config", "model-config"),
+        ("/v2/models/stats", "statistics"),
+        ("/v2/models/{name}/trace/setting", "trace"),
+        ("/v2/logging", "logging"),
+        ("/v2/repository/index", "model-repository"),
+        ("/v2/repository/models/{name}/load", "model-repository"),
+        ("/v2/cudasharedmemory/region/{name}/register", "shared-memory"),
+    ],
+)
+def test_every_route_has_a_category(template: str, category: str) -> None:
+    assert guard.category(template) == category
+
+
+def test_restrictions_over_http() -> None:
+    settings = Settings(model_control="explicit", http_restricted_api=RULES)
+    client = Client(settings)
+    refused = client.ask("POST", "/v2/repository/index", b"")
+    assert (refused.status, refused.json) == (
+        403,
+        {"error": "This API is restricted, expecting header 'x-admin'"},
+    )
+    assert client.ask("POST", "/v2/repository/index", b"", {"X-Admin": "s=cret"}).status == 200
+    assert client.get("/v2/health/live").status == 403
+    assert client.get("/v2/models/identity").status == 200
+
+
+# ----------------------------------------------------------------------------- forwarding
+
+
+def test_headers_become_parameters() -> None:
+    client = Client(Settings(http_header_forward_pattern="^x-user|TRACE"))
+    body = json.dumps(
+        {
+            "inputs": [as_json([1])],
+            "parameters": {"x-user": "forged", "own": 1},
+        }
+    ).encode()
+    answer = client.ask("POST", INFER, body, {"X-User": "me", "Trace-Id": "7", "Other": "no"})
+    assert answer.status == 200, answer.body
+    request = client.dispatcher.calls[-1].request
+    assert request is not None
+    assert request.parameters == {"x-user": "me", "own": 1, "trace-id": "7"}
+
+
+@pytest.mark.parametrize("key", ["HTTP_PRIORITY", "HTTP_TRITON_X", "HTTP_SEQUENCE_ID"])
+def test_reserved_parameters_are_not_forwarded(key: str) -> None:
+    pattern = compiled(".*")
+    assert pattern is not None
+    with pytest.raises(InvalidArgument, match="reserved for Triton usage"):
+        forwarded(pattern, {key: "1"})
+
+
+def test_a_pattern_must_be_one() -> None:
+    assert compiled("") is None
+    check_settings(Settings(http_header_forward_pattern="^x-"))
+    with pytest.raises(ConfigError, match="http_header_forward_pattern"):
+        check_settings(Settings(http_header_forward_pattern="("))

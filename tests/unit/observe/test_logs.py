@@ -1,0 +1,78 @@
+"""What is logged, and how, can be changed while a process runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+PROGRAM = """
+import json, logging, sys
+from shmserve.core.control.runtime_settings import LogSettings
+from shmserve.observe import logs
+
+gunicorn = logging.getLogger("gunicorn.error")
+gunicorn.propagate = False
+handler = logging.StreamHandler()
+handler.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] %(message)s", "[%Y]"))
+gunicorn.addHandler(handler)
+
+def all_levels(mark):
+    for name in ("shmserve.x", "gunicorn.error"):
+        for level in ("debug", "info", "warning", "error"):
+            getattr(logging.getLogger(name), level)("%s %s", mark, level)
+    logging.getLogger(logs.TRACES).info("%s trace", mark)
+
+told = json.loads(sys.argv[1])
+if told.get("early"):
+    logs.apply(LogSettings(info=False))
+logs.setup("me 100%", told["level"])
+all_levels("first")
+if "then" in told:
+    logs.apply(LogSettings(**told["then"]))
+    all_levels("then")
+"""
+
+
+def run(**told: object) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(told)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stderr.splitlines()
+
+
+def levels(lines: list[str], mark: str) -> list[str]:
+    return [line.rpartition(f"{mark} ")[2] for line in lines if f"{mark} " in line]
+
+
+def test_the_setting_says_what_is_logged_at_first() -> None:
+    assert levels(run(level="info"), "first") == [*["info", "warning", "error"] * 2, "trace"]
+    assert levels(run(level="error"), "first") == ["error", "error", "trace"]
+    assert levels(run(level="debug"), "first")[0] == "debug"
+
+
+def test_a_change_holds_at_once_for_gunicorns_logger_too() -> None:
+    lines = run(level="info", then={"info": False, "verbose": 1})
+    assert levels(lines, "then") == [*["debug", "warning", "error"] * 2, "trace"]
+    lines = run(level="info", then={"error": False, "warning": False})
+    assert levels(lines, "then") == ["info", "info", "trace"]
+
+
+def test_the_format_changes_the_timestamps() -> None:
+    lines = [line for line in run(level="info", then={"format": "ISO8601"}) if "then" in line]
+    for line in lines:
+        stamp = line.split()[0]
+        assert (stamp[10], stamp[-1], len(stamp)) == ("T", "Z", 24)
+    assert "INFO me 100% shmserve.x: then info" in lines[0]
+    first = run(level="info")
+    assert "T" not in first[0].split()[0]
+    assert any(line.startswith("[2") for line in first)
+
+
+def test_what_the_coordinator_said_before_the_setup_stays() -> None:
+    lines = run(level="info", early=True)
+    assert levels(lines, "first")[:2] == ["warning", "error"]

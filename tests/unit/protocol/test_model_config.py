@@ -1,0 +1,324 @@
+"""config.pbtxt: what is read, what is refused, and the JSON form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shmserve.errors import ConfigError
+from shmserve.protocol import config_json
+from shmserve.protocol.triton_config.field_table import HINTS, NO_EFFECT, SUPPORTED, schema_paths
+from shmserve.protocol.triton_config.model_config import VersionPolicy, parse, parse_json
+from shmserve.tensor.spec import TensorSpec
+
+BASE = """
+backend: "python"
+input [ { name: "A" data_type: TYPE_FP32 dims: [ -1, 4 ] } ]
+output [ { name: "B" data_type: TYPE_STRING dims: [ 2 ] } ]
+"""
+
+
+def test_reads_a_whole_configuration() -> None:
+    config = parse(
+        BASE
+        + """
+        name: "m"
+        max_batch_size: 8
+        instance_group [ { count: 2 kind: KIND_CPU name: "g" }, { kind: KIND_AUTO } ]
+        version_policy { specific { versions: [ 3, 1 ] } }
+        default_model_filename: "other.py"
+        parameters { key: "rerun" value { string_value: "true" } }
+        parameters { key: "depth" value { string_value: "5" } }
+        model_transaction_policy { decoupled: true }
+        """,
+        "m",
+    )
+    assert config.inputs == (TensorSpec("A", "FP32", (-1, -1, 4)),)
+    assert config.outputs == (TensorSpec("B", "BYTES", (-1, 2)),)
+    assert [group.count for group in config.instance_groups] == [2, 1]
+    assert config.version_policy.select([1, 2]) == (1, 3)
+    assert config.model_file == "other.py"
+    spec = config.spec("3", {"B": ("x", "y")})
+    assert (spec.name, spec.version, spec.platform, spec.backend) == ("m", "3", "python", "python")
+    assert spec.rerun
+    assert spec.decoupled
+    assert spec.parameters == {"rerun": "true", "depth": "5"}
+    assert spec.outputs[0].labels == ("x", "y")
+
+
+def test_shape_has_no_batch_dimension_without_batching() -> None:
+    assert parse(BASE, "m").inputs[0].shape == (-1, 4)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(p.parent.name for p in Path("workers").glob("*/config.pbtxt"))
+)
+def test_shipped_workers_are_readable(name: str) -> None:
+    config = parse(Path(f"workers/{name}/config.pbtxt").read_text(), name)
+    assert config.rerun is not config.decoupled  # what was half answered is not run again
+    assert config.max_batch_size == 0
+
+
+def test_versions_by_policy() -> None:
+    assert VersionPolicy().select([2, 10, 1]) == (10,)
+    assert VersionPolicy("latest", count=2).select([2, 10, 1]) == (2, 10)
+    assert VersionPolicy("latest", count=9).select([2, 1]) == (1, 2)
+    assert VersionPolicy("all").select([2, 10, 1]) == (1, 2, 10)
+    assert VersionPolicy("specific", versions=(4,)).select([1]) == (4,)
+    assert (
+        parse(BASE + "version_policy { latest { num_versions: 3 } }", "m").version_policy.count == 3
+    )
+    assert parse(BASE + "version_policy { all {} }", "m").version_policy.kind == "all"
+
+
+REFUSED = {
+    "ensemble_scheduling": "ensemble_scheduling { step [ { model_name: 'x' } ] }",
+    "sequence_batching": "sequence_batching { max_sequence_idle_microseconds: 5 }",
+    "response_cache.enable": "response_cache { enable: true }",
+    "optimization.execution_accelerators": "optimization { execution_accelerators { } }",
+    "dynamic_batching.priority_levels": "dynamic_batching { priority_levels: 2 }",
+    "dynamic_batching.default_priority_level": "dynamic_batching { default_priority_level: 2 }",
+    "dynamic_batching.priority_queue_policy": "dynamic_batching { priority_queue_policy { key: 1 "
+    "value {} } }",
+    "dynamic_batching.default_queue_policy.max_queue_size": "dynamic_batching { "
+    "default_queue_policy { max_queue_size: 3 } }",
+    "model_repository_agents.agents": "model_repository_agents { agents [ { name: 'a' } ] }",
+    "batch_input": "batch_input [ { kind: BATCH_ELEMENT_COUNT } ]",
+    "batch_output": "batch_output [ { target_name: 'x' } ]",
+    "input.is_shape_tensor": "input [ { name: 'C' is_shape_tensor: true } ]",
+    "input.allow_ragged_batch": "input [ { name: 'C' allow_ragged_batch: true } ]",
+    "instance_group.rate_limiter.priority": "instance_group [ { rate_limiter { priority: 1 } } ]",
+    "instance_group.host_policy": "instance_group [ { host_policy: 'h' } ]",
+    "instance_group.passive": "instance_group [ { passive: true } ]",
+    "instance_group.profile": "instance_group [ { profile: ['p'] } ]",
+    "instance_group.secondary_devices": "instance_group [ { secondary_devices [ {} ] } ]",
+    "cc_model_filenames": "cc_model_filenames { key: '7.5' value: 'x' }",
+    "model_operations.op_library_filename": "model_operations { op_library_filename: ['x.so'] }",
+    "runtime": "runtime: 'x'",
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_unsupported_fields_are_refused_by_name(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model 'm': {field} is not supported"):
+        parse(BASE + REFUSED[field], "m")
+
+
+def test_what_is_refused_has_a_hint_or_is_a_part_of_what_has() -> None:
+    paths = set(schema_paths())
+    assert paths >= SUPPORTED | set(NO_EFFECT) | set(HINTS)
+    assert not SUPPORTED & set(NO_EFFECT)
+    assert not (SUPPORTED | set(NO_EFFECT)) & set(HINTS)
+    assert {path.partition(".")[0] for path in HINTS | NO_EFFECT} | SUPPORTED >= {
+        path for path in paths if "." not in path
+    }
+
+
+HINTED = """
+max_batch_size: 8
+dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 %s }
+optimization { graph { level: 1 } priority: PRIORITY_MAX cuda { graphs: true }
+  input_pinned_memory { enable: true } output_pinned_memory { enable: true }
+  gather_kernel_buffer_threshold: 2 eager_batching: true }
+metric_tags { key: "a" value: "b" }
+model_metrics { metric_control [ { metric_identifier { family: "x" } } ] }
+input [ { name: "I" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] format: FORMAT_NCHW } ]
+"""
+
+
+def test_hints_are_accepted_and_told() -> None:
+    config = parse(BASE + HINTED % "preserve_ordering: true default_queue_policy {}", "m")
+    told = " ".join(config.notes)
+    for path in NO_EFFECT:
+        assert f"{path}" in told, path
+    assert "optimization.graph.level" in told  # a Python model has none
+    assert json.loads(config.json)["input"][1]["format"] == "FORMAT_NCHW"
+    assert json.loads(config.json)["dynamic_batching"]["preferred_batch_size"] == [4, 8]
+    assert parse("backend: 'onnxruntime' optimization { graph { level: 1 } }", "m").notes == ()
+    assert parse(BASE, "m").notes == ()
+
+
+def test_explicit_defaults_are_not_refused() -> None:
+    parse(
+        BASE
+        + """response_cache { enable: false } optimization {} runtime: ""
+        input [ { name: "C" data_type: TYPE_BOOL dims: [1] format: FORMAT_NONE
+                  allow_ragged_batch: false optional: true } ]""",
+        "m",
+    )
+
+
+BAD = [
+    ("name: 'other'", "must be the folder's name"),
+    ("max_batch_size: -1", "max_batch_size -1 is negative"),
+    ("platform: 'tensorrt_plan'", "platform 'tensorrt_plan' is not supported"),
+    ("platform: 'onnxruntime_onnx'", "does not go with backend 'python'"),
+    ("input [ { name: 'A' data_type: TYPE_FP32 dims: [1] } ]", "input 'A' is given twice"),
+    ("output [ { name: 'B' data_type: TYPE_FP32 dims: [1] } ]", "output 'B' is given twice"),
+    ("input [ { data_type: TYPE_FP32 dims: [1] } ]", "an input has no name"),
+    ("input [ { name: 'C' data_type: 99 dims: [1] } ]", "data_type|99"),
+    ("input [ { name: 'C' data_type: TYPE_FP32 dims: [2] format: FORMAT_NHWC } ]", "needs 3 dims"),
+    ("input [ { name: 'C' data_type: TYPE_FP32 reshape { shape: [] } } ]", "reshape needs dims"),
+    (
+        "input [ { name: 'C' data_type: TYPE_FP32 dims: [2] reshape { shape: [3] } } ]",
+        r"input 'C': reshape \[3\] has other elements than dims \[2\]",
+    ),
+    (
+        "input [ { name: 'C' data_type: TYPE_FP32 dims: [2, -1, 3] reshape { shape: [-1, 6] } } ]",
+        r"reshape \[-1, 6\] has other elements",
+    ),
+    (
+        "max_batch_size: 8 dynamic_batching { preferred_batch_size: 9 }",
+        "preferred_batch_size 9 is not between 1 and max_batch_size 8",
+    ),
+    ("dynamic_batching { preferred_batch_size: 0 }", "preferred_batch_size 0 is not between 1"),
+    ("model_warmup { name: 'w' }", "model_warmup 'w': it has no inputs"),
+    ("max_batch_size: 1 model_warmup { batch_size: 2 }", "'0': batch_size 2 is more than 1"),
+    ("model_warmup { name: 'w' count: 99999 }", "count 99999 is more than"),
+    (
+        "model_warmup { inputs { key: 'A' value { data_type: TYPE_FP32 dims: -1 } } }",
+        "model_warmup '0': input 'A': dims of a sample must be positive",
+    ),
+    (
+        "model_warmup { inputs { key: 'A' value { data_type: TYPE_FP32 dims: 2 } } }",
+        "one of zero_data, random_data, input_data_file is needed",
+    ),
+    (
+        "model_warmup { inputs { key: 'A' value { data_type: TYPE_FP32 dims: 2 "
+        "input_data_file: '../x' } } }",
+        "not a file inside",
+    ),
+    ("parameters { key: 'writable_inputs' value { string_value: '1' } }", "writable_inputs is '1'"),
+    ("input [ { name: 'C' data_type: TYPE_FP32 dims: [0] } ]", "dims has 0"),
+    ("input [ { name: 'C' data_type: TYPE_FP32 dims: [-2] } ]", "dims has -2"),
+    (
+        "output [ { name: 'C' data_type: TYPE_FP32 dims: [1] label_filename: '../x' } ]",
+        "label_file",
+    ),
+    ("output [ { name: 'C' data_type: TYPE_FP32 dims: [1] label_filename: '/etc/x' } ]", "label_f"),
+    ("output [ { name: 'C' data_type: TYPE_FP32 dims: [1] label_filename: 'a//b' } ]", "label_f"),
+    ("default_model_filename: '../model.py'", "not a plain file name"),
+    ("default_model_filename: '..'", "not a plain file name"),
+    ("default_model_filename: 'a/b'", "not a plain file name"),
+    ("default_model_filename: 'a\\000b'", "not a plain file name"),
+    ("instance_group [ { count: -1 } ]", "count -1 is negative"),
+    ("instance_group [ { count: 100000 } ]", "more than 256"),
+    ("instance_group [ { kind: KIND_GPU gpus: [0, 1] count: 129 } ]", "more than 256"),
+    ("instance_group [ { kind: KIND_CPU gpus: [0] } ]", "gpus does not go with kind KIND_CPU"),
+    ("instance_group [ { kind: KIND_MODEL gpus: [0] } ]", "gpus does not go with kind KIND_MODEL"),
+    ("version_policy { specific {} }", "distinct positive"),
+    ("version_policy { specific { versions: [0] } }", "distinct positive"),
+    ("version_policy { specific { versions: [2, 2] } }", "distinct positive"),
+    ("parameters { key: 'rerun' value { string_value: 'yes' } }", "rerun is 'yes'"),
+    ("parameters { key: 'EXECUTION_ENV_PATH' value { string_value: 'x' } }", "EXECUTION_ENV_PATH"),
+    ("no_such_field: 1", "no_such_field"),
+    ("input [", "config.pbtxt"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), BAD)
+def test_bad_values_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        parse(BASE + text, "m")
+    assert "\n" not in caught.value.message
+
+
+def test_backend_by_name_platform_or_files() -> None:
+    assert parse("platform: 'onnxruntime_onnx'", "m").backend == "onnxruntime"
+    assert parse("", "m", "onnxruntime").spec("1").platform == "onnxruntime_onnx"
+    assert parse("backend: 'onnxruntime'", "m", "python").model_file == "model.onnx"
+    with pytest.raises(ConfigError, match="backend is missing"):
+        parse("", "m")
+    assert parse("platform: 'pytorch_libtorch'", "m").backend == "pytorch"
+    with pytest.raises(ConfigError, match=r"backend 'vllm' is not supported \(supported: python"):
+        parse("backend: 'vllm'", "m")
+    with pytest.raises(ConfigError, match=r"platform 'ensemble' is not supported \(call the"):
+        parse("platform: 'ensemble'", "m")
+
+
+def test_missing_parts_are_for_models_that_can_tell_them() -> None:
+    half = "input [ { name: 'A' data_type: TYPE_FP32 } ] output [ { name: 'B' dims: [1] } ]"
+    for backend in ("python", "onnxruntime"):
+        config = parse(f"backend: '{backend}' {half}", "m")
+        assert (config.inputs, config.outputs) == ((), ())
+    with pytest.raises(ConfigError, match="input 'A': dims is missing"):
+        parse(f"backend: 'pytorch' {half}", "m")
+    with pytest.raises(ConfigError, match="input 'A': dims is missing"):
+        parse_json(config.json, "m", partial=False)
+
+
+def test_model_kind_is_for_python_only() -> None:
+    group = "instance_group [ { kind: KIND_MODEL } ]"
+    assert parse(BASE + group, "m").instance_groups[0].kind == "KIND_MODEL"
+    with pytest.raises(ConfigError, match="KIND_MODEL is not supported by backend 'onnxruntime'"):
+        parse("backend: 'onnxruntime'" + group, "m")
+
+
+def test_json_form_is_complete_ordered_and_numeric() -> None:
+    found = json.loads(parse(BASE, "m").json)
+    assert list(found)[:6] == [
+        "name",
+        "platform",
+        "backend",
+        "runtime",
+        "version_policy",
+        "max_batch_size",
+    ]
+    assert found["version_policy"] == {"latest": {"num_versions": 1}}
+    assert found["input"][0] == {
+        "name": "A",
+        "data_type": "TYPE_FP32",
+        "format": "FORMAT_NONE",
+        "dims": [-1, 4],
+        "is_shape_tensor": False,
+        "allow_ragged_batch": False,
+        "optional": False,
+        "is_non_linear_format_io": False,
+    }
+    assert found["instance_group"][0]["kind"] == "KIND_AUTO"
+    assert found["instance_group"][0]["count"] == 1
+    assert found["default_model_filename"] == "model.py"
+    assert found["model_transaction_policy"] == {"decoupled": False}
+    assert found["parameters"] == {}
+    versions = parse(BASE + "version_policy { specific { versions: [7] } }", "m").json
+    assert json.loads(versions)["version_policy"] == {"specific": {"versions": [7]}}
+    parameters = parse(BASE + "parameters { key: 'a' value { string_value: 'b' } }", "m").json
+    assert json.loads(parameters)["parameters"] == {"a": {"string_value": "b"}}
+
+
+def test_json_form_is_read_back() -> None:
+    groups = " instance_group [ { kind: KIND_GPU gpus: [1, 0] }, { count: 2 } ]"
+    config = parse(BASE + "max_batch_size: 3" + groups, "m")
+    assert parse_json(config.json, "m") == config
+    with pytest.raises(ConfigError, match="nonsense"):
+        parse_json('{"nonsense": 1}', "m")
+    with pytest.raises(ConfigError, match="config"):
+        parse_json("{", "m")
+    with pytest.raises(ConfigError, match="sequence_batching is not supported"):
+        parse_json('{"backend": "python", "sequence_batching": {}}', "m")
+
+
+def test_completed_json_keeps_what_was_told() -> None:
+    config = parse("backend: 'onnxruntime' max_batch_size: 2", "m")
+    spec = config.spec("1")
+    complete = type(spec)(
+        **{
+            **{name: getattr(spec, name) for name in spec.__struct_fields__},
+            "inputs": (TensorSpec("X", "FP16", (-1, 3)),),
+            "outputs": (TensorSpec("Y", "BYTES", (-1,)),),
+        }
+    )
+    found = json.loads(config_json.completed(complete))
+    assert found["input"][0]["dims"] == [3]
+    assert found["input"][0]["data_type"] == "TYPE_FP16"
+    assert found["output"][0] == {
+        "name": "Y",
+        "data_type": "TYPE_STRING",
+        "dims": [],
+        "label_filename": "",
+        "is_shape_tensor": False,
+        "is_non_linear_format_io": False,
+    }
+    assert parse_json(json.dumps({**found, "output": []}), "m").inputs[0].shape == (-1, 3)

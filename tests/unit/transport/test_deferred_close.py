@@ -1,0 +1,32 @@
+"""Descriptors of strangers, closed by a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from shmserve.testing.running_server import wait_until
+from shmserve.transport import deferred_close as closer
+from shmserve.transport.deferred_close import Closer
+
+
+def test_closes() -> None:
+    it = Closer()
+    read, write = os.pipe()
+    it.close([write, 1 << 20])
+    assert os.read(read, 1) == b"", "EOF: the other end is closed"
+    it.close([read])
+    assert not it.stuck
+
+
+def test_one_that_waits_for_ever_stops_the_intake(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(closer, "os", SimpleNamespace(close=lambda fd: may_end.wait(60)))
+    it = Closer()
+    it.close(range(1000, 1020))
+    wait_until(lambda: it.stuck, "it is stuck", 10)
+    may_end.set()
+    wait_until(lambda: not it.stuck, "it goes on", 10)

@@ -1,0 +1,163 @@
+"""Questions over a link: answers with fds, coordinators that die in between."""
+
+import os
+import threading
+
+import pytest
+
+from shmserve.errors import Unavailable
+from shmserve.protocol import messages
+from shmserve.protocol.control.link_messages import AskStats, LoadFailed
+from shmserve.protocol.control.region_messages import (
+    NeedRegion,
+    RegionGiven,
+    StoredRegions,
+    StoreRegions,
+    UnregisterRegions,
+)
+from shmserve.testing.running_server import wait_until
+from shmserve.transport.link import Link
+from tests.unit.transport.test_link import Coordinator
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    coordinator = Coordinator(str(tmp_path))
+    yield coordinator
+    coordinator.close()
+
+
+@pytest.fixture
+def link(tmp_path, coordinator):
+    stored = []
+    link = Link(
+        str(tmp_path),
+        "executor",
+        "executor-1-aa",
+        on_trim=lambda nbytes: None,
+        on_stats=lambda what: {},
+        held_bytes=lambda: 0,
+        on_fds=lambda message, fds: stored.append((message, fds)),
+    )
+    link.stored = stored
+    link.start()
+    coordinator.accept()
+    wait_until(lambda: link.connected, "the link")
+    yield link
+    link.close()
+
+
+def asked(link, results):
+    def run():
+        results.append(link.ask(lambda ticket, _: NeedRegion(ticket, 5), 10.0))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_an_answer_brings_its_fd(link, coordinator):
+    results = []
+    thread = asked(link, results)
+    question = coordinator.receive()
+    read, write = os.pipe()
+    coordinator.channel.send(messages.encode(RegionGiven(question.ticket)), [write])
+    thread.join(10)
+    [(answer, [fd])] = results
+    assert answer == RegionGiven(question.ticket)
+    os.write(fd, b"x")
+    assert os.read(read, 1) == b"x"
+    for end in (fd, read, write):
+        os.close(end)
+
+
+def test_questions_are_asked_again(link, coordinator):
+    results = []
+
+    def make(ticket, again):
+        return UnregisterRegions(ticket, "again" if again else "first", 0)
+
+    thread = threading.Thread(target=lambda: results.append(link.ask(make, 10.0)))
+    thread.start()
+    assert coordinator.receive().name == "first"
+    coordinator.channel.close()
+    coordinator.accept()
+    question = coordinator.receive()
+    assert question.name == "again"
+    coordinator.send(messages.RegionAnswer(question.ticket))
+    thread.join(10)
+    assert results[0][0].error_code == ""
+
+
+def test_late_answers_leave_nothing_open(link, coordinator):
+    with pytest.raises(Unavailable, match="did not answer within"):
+        link.ask(lambda ticket, _: NeedRegion(ticket, 5), 0.05)
+    question = coordinator.receive()
+    read, write = os.pipe()
+    coordinator.channel.send(messages.encode(RegionGiven(question.ticket)), [write])
+    coordinator.send(AskStats(1, "x"))
+    coordinator.receive()
+    assert nobody_else_has(read, write)
+
+
+def test_fds_go_both_ways(link, coordinator):
+    read, write = os.pipe()
+    link.send(StoredRegions((7,)), [write])
+    data, [fd] = coordinator.channel.receive(10.0)
+    assert messages.decode_to_coordinator(data) == StoredRegions((7,))
+    coordinator.channel.send(messages.encode(StoreRegions((8,))), [fd])
+    wait_until(lambda: link.stored, "the fd")
+    message, [back] = link.stored[0]
+    assert message == StoreRegions((8,))
+    for end in (read, write, fd, back):
+        os.close(end)
+
+
+def test_fds_for_a_dead_coordinator_are_closed(link, coordinator):
+    coordinator.go_away()
+    wait_until(lambda: not link.connected, "the end")
+    read, write = os.pipe()
+    link.send(StoredRegions((7,)), [write])
+    assert nobody_else_has(read, write)
+
+
+def test_what_one_coordinator_was_not_told_of_fds_is_not_told_to_the_next(tmp_path, coordinator):
+    read, write = os.pipe()
+
+    def hand_over(message):
+        if welcomes:
+            link.send(LoadFailed("m/1/0", "of the second"))
+        else:
+            coordinator.channel.close()  # it dies before it hears any of it
+            link.send(StoredRegions((7,), True), [write])
+            link.send(StoredRegions((), False))
+        welcomes.append(message)
+
+    welcomes = []
+    link = Link(
+        str(tmp_path),
+        "supervisor",
+        "supervisor-1-aa",
+        on_trim=lambda nbytes: None,
+        on_stats=lambda what: {},
+        held_bytes=lambda: 0,
+        on_message=hand_over,
+    )
+    link.start()
+    coordinator.accept()
+    coordinator.accept()
+    assert coordinator.receive() == LoadFailed("m/1/0", "of the second")
+    assert nobody_else_has(read, write)
+    link.close()
+
+
+def nobody_else_has(read, write):
+    """Whether these were the only descriptors of a pipe's ends; they are closed."""
+    os.close(write)
+    os.set_blocking(read, False)
+    try:
+        return os.read(read, 1) == b""
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(read)
