@@ -29,16 +29,29 @@ GPU_TESTS ?= tests/cuda tests/torch
 PYTEST_GPU ?=
 BENCH_GPU ?=
 
-.PHONY: serve test test-torch test-gpu lint proto proto-check bench bench-gpu wheels gpu-site drill \
+# What of tests/needs.py `make test` may count on: a test that wants more is not run where it is
+# missing, one that wants some of this fails.
+REQUIRE ?=
+# What `make coverage` measures, child processes included. Not everything: a process that is traced takes
+# twice as long, and there are thousands.
+COVERAGE_TESTS ?= tests/unit tests/integration/test_service.py tests/integration/test_grpc.py
+
+.PHONY: serve test coverage test-torch test-gpu lint proto proto-check bench bench-gpu wheels gpu-site drill \
 	reload-drill soak rounds clean
 
 serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
 
-test: $(DEV_DEPS)  ## set up and pass the tests
+test: $(DEV_DEPS)  ## set up and pass the tests; REQUIRE=browser,curl: none may be left out for want of one
 	@# They start processes by the thousand, which may be told not to keep what they compile.
 	$(BIN)/python -m compileall -q shmserve
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --require='$(REQUIRE)'
+
+coverage: $(DEV_DEPS)  ## run COVERAGE_TESTS; fail if they run less of shmserve than pyproject.toml says
+	rm -rf .coverage
+	$(BIN)/coverage run -m pytest -q --require='$(REQUIRE)' $(COVERAGE_TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the pytorch backend
 	$(BIN)/python -m pytest -m 'torch and not gpu' tests/torch
@@ -51,7 +64,7 @@ test-gpu: $(GPU_DEPS)  ## pass the tests of CUDA on the machine's GPU; PYTEST_GP
 		-W default -o faulthandler_timeout=120 --durations=10 -m 'gpu or not torch' \
 		$(PYTEST_GPU) $(GPU_TESTS)
 
-lint: $(DEV_DEPS)  ## ruff, mypy strict, import layers
+lint: $(DEV_DEPS)  ## ruff, mypy strict (the tests' helpers, too), import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -117,4 +130,4 @@ $(VENV)/.gpu: $(DEV_DEPS) $(TORCH_DEPS)
 	@touch $@
 
 clean:  ## remove what the targets above have made
-	rm -rf $(VENV) .gpu-site wheels bench/build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .coverage .gpu-site wheels bench/build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

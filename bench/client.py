@@ -42,10 +42,10 @@ def tritonclient_caller(stack, address, x, protocol="http"):
     stack.callback(client.close)
 
     def call():
-        given = triton.InferInput("INPUT0", list(x.shape), "FP32")
-        given.set_data_from_numpy(x)  # binary over HTTP, too
-        wanted = triton.InferRequestedOutput("OUTPUT0")
-        return client.infer("identity", [given], outputs=[wanted]).as_numpy("OUTPUT0")
+        tensor = triton.InferInput("INPUT0", list(x.shape), "FP32")
+        tensor.set_data_from_numpy(x)  # binary over HTTP, too
+        output = triton.InferRequestedOutput("OUTPUT0")
+        return client.infer("identity", [tensor], outputs=[output]).as_numpy("OUTPUT0")
 
     return call
 
@@ -64,14 +64,14 @@ def tritonclient_shm_caller(stack, address, x):
         stack.callback(shm.destroy_shared_memory_region, handles[-1])
         client.register_system_shared_memory(name, key, x.nbytes)
         stack.callback(client.unregister_system_shared_memory, name)
-    given = triton.InferInput("INPUT0", list(x.shape), "FP32")
-    given.set_shared_memory("bench-in", x.nbytes)
-    wanted = triton.InferRequestedOutput("OUTPUT0")
-    wanted.set_shared_memory("bench-out", x.nbytes)
+    tensor = triton.InferInput("INPUT0", list(x.shape), "FP32")
+    tensor.set_shared_memory("bench-in", x.nbytes)
+    output = triton.InferRequestedOutput("OUTPUT0")
+    output.set_shared_memory("bench-out", x.nbytes)
 
     def call():
         shm.set_shared_memory_region(handles[0], [x])
-        client.infer("identity", [given], outputs=[wanted])
+        client.infer("identity", [tensor], outputs=[output])
         return shm.get_contents_as_numpy(handles[1], np.float32, list(x.shape))
 
     return call
@@ -108,17 +108,17 @@ def measure(contestants, x, rounds):
     for call in contestants.values():
         for _ in range(3):
             assert np.array_equal(call(), x)
-    taken = {name: [] for name in contestants}
+    times = {name: [] for name in contestants}
     for number in range(rounds):
         order = list(contestants.items())
         for name, call in order if number % 2 else reversed(order):
             begin = time.perf_counter()
             y = call()
-            taken[name].append(time.perf_counter() - begin)
+            times[name].append(time.perf_counter() - begin)
             assert y[0] == x[0]
             assert y[-1] == x[-1]
             del y
-    return taken
+    return times
 
 
 def main():
@@ -130,12 +130,12 @@ def main():
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         server = stack.enter_context(RunningServer(environ={"TMPDIR": directory}))
-        taken = measure(callers(stack, server, x), x, options.rounds)
-    base = statistics.median(taken["triton"])
+        times = measure(callers(stack, server, x), x, options.rounds)
+    base = statistics.median(times["triton"])
     print(f"{options.bytes} bytes, {options.rounds} rounds, {os.cpu_count()} CPUs,", end=" ")
     print(f"load {os.getloadavg()[0]:.1f}")
     print("            median ms   10 %   90 %   of triton")
-    for name, seconds in taken.items():
+    for name, seconds in times.items():
         low, *_, high = statistics.quantiles(seconds, n=10)
         middle = statistics.median(seconds)
         print(

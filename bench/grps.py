@@ -86,7 +86,7 @@ def start_flask(stack: ExitStack) -> int:
 def start_server(stack: ExitStack) -> tuple[int, str]:
     repository = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     shutil.copytree(ROOT / "workers" / "identity", repository / "identity")
-    echo = ROOT / "tests" / "grps_repository" / "your_model"
+    echo = ROOT / "tests" / "repositories" / "grps_project" / "your_model"
     shutil.copytree(echo, repository / "your_model")
     bind = f"127.0.0.1:{free_port()}"
     server = stack.enter_context(RunningServer(repository, grpc_bind=bind, http_workers=1))
@@ -96,7 +96,7 @@ def start_server(stack: ExitStack) -> tuple[int, str]:
 def grpc_caller(stack: ExitStack, address: str, model: str, values: np.ndarray) -> Call:
     import grpc
 
-    from shmserve.grps.protocol import message_wire as grps_wire
+    from shmserve.grps.protocol import message_wire
     from shmserve.grps.protocol.message import GenericTensor, GrpsMessage
 
     channel = stack.enter_context(
@@ -104,10 +104,10 @@ def grpc_caller(stack: ExitStack, address: str, model: str, values: np.ndarray) 
     )
     method = channel.unary_unary("/grps.protos.v1.GrpsService/Predict")
     tensor = GenericTensor.of("INPUT0", values)
-    data = grps_wire.encode(GrpsMessage(model=model, gtensors=[tensor]))
+    data = message_wire.encode(GrpsMessage(model=model, gtensors=[tensor]))
 
     def call() -> object:
-        answer = grps_wire.parse(method(data, timeout=60))
+        answer = message_wire.parse(method(data, timeout=60))
         assert np.array_equal(answer.tensor().array, values)
         return answer
 
@@ -123,14 +123,14 @@ def http_caller(port: int, model: str, body: bytes, values: np.ndarray) -> Call:
 
 def measure_tensors(callers: dict[str, Call], rounds: int) -> dict[str, float]:
     """Median seconds of a call."""
-    taken: dict[str, list[float]] = {name: [] for name in callers}
+    times: dict[str, list[float]] = {name: [] for name in callers}
     for number in range(rounds):
         names = list(callers) if number % 2 == 0 else list(callers)[::-1]
         for name in names:
             begun = time.perf_counter()
             callers[name]()
-            taken[name].append(time.perf_counter() - begun)
-    return {name: statistics.median(times) for name, times in taken.items()}
+            times[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def rate(port: int, model: str, clients: int, seconds: float) -> float:

@@ -62,37 +62,37 @@ class Caller:
         """How long one request takes."""
         count = nbytes // 4
         place = {"shared_memory_byte_size": nbytes}
-        given = {"name": "IN", "datatype": "FP32", "shape": [count]}
-        given["parameters"] = {"shared_memory_region": "in", **place}
-        wanted = {"name": "OUT", "parameters": {"shared_memory_region": "out", **place}}
-        body = json.dumps({"inputs": [given], "outputs": [wanted]})
+        source = {"name": "IN", "datatype": "FP32", "shape": [count]}
+        source["parameters"] = {"shared_memory_region": "in", **place}
+        target = {"name": "OUT", "parameters": {"shared_memory_region": "out", **place}}
+        body = json.dumps({"inputs": [source], "outputs": [target]})
         begin = time.perf_counter()
         receipt = self._post(f"/v2/models/{model}/infer", body)
-        taken = time.perf_counter() - begin
+        elapsed = time.perf_counter() - begin
         assert not any(json.loads(receipt)["copied_bytes"].values()), receipt
-        return taken
+        return elapsed
 
 
 def in_turn(rounds, contestants):
     """Seconds by name, after two calls of each that do not count."""
     for call in contestants.values():
         call(), call()
-    taken = {name: [] for name in contestants}
+    times = {name: [] for name in contestants}
     for number in range(rounds):
         order = list(contestants.items())
         for name, call in order if number % 2 else reversed(order):
-            taken[name].append(call())
-    return taken
+            times[name].append(call())
+    return times
 
 
-def table(taken, base):
-    of = statistics.median(taken[base])
-    for name, seconds in taken.items():
+def table(times, base):
+    base_s = statistics.median(times[base])
+    for name, seconds in times.items():
         low, *_, high = statistics.quantiles(seconds, n=10)
         middle = statistics.median(seconds)
         print(
             f"{name!s:>10} {middle * 1e6:10.0f} us ({low * 1e6:.0f} .. {high * 1e6:.0f})"
-            f" {middle / of:6.2f}"
+            f" {middle / base_s:6.2f}"
         )
 
 

@@ -52,12 +52,12 @@ def start_rivals(stack):
 def contestants(stack):
     """(address, method) by name."""
     rivals = start_rivals(stack)
-    found = {"pickle": (rivals, "/bench/Pickle"), "empty": (rivals, "/bench/Empty")}
+    servers = {"pickle": (rivals, "/bench/Pickle"), "empty": (rivals, "/bench/Empty")}
     for name, processes in (("shmserve", 1), ("shmserve-2", 2)):
         environ = {"SHMSERVE_GRPC_PROCESSES": str(processes)}
         server = stack.enter_context(RunningServer(environ=environ))
-        found[name] = (server.grpc_address, MODEL_INFER)
-    return found
+        servers[name] = (server.grpc_address, MODEL_INFER)
+    return servers
 
 
 def fire(target, nbytes, callers, seconds):
@@ -86,9 +86,9 @@ def summary(rounds, base):
 def report(results):
     print(f"{'bytes':>9} {'callers':>7} {'server':11} {'per s':>9} {'(rounds)':>22}"
           f" {'p50 us':>10} {'per s':>7} {'p50':>7}  of empty / of pickle; copied")  # fmt: skip
-    for (nbytes, callers), found in results.items():
-        base = found.get("empty", found.get("pickle"))
-        for name, rounds in found.items():
+    for (nbytes, callers), servers in results.items():
+        base = servers.get("empty", servers.get("pickle"))
+        for name, rounds in servers.items():
             print(
                 f"{nbytes:9} {callers:7} {name:11}",
                 summary(rounds, None if rounds is base else base),
@@ -104,24 +104,26 @@ def main():
     parser.add_argument("--output", help="a file for every round's numbers (JSON)")
     options = parser.parse_args()
     results = {}
-    told = machine()
+    description = machine()
     with contextlib.ExitStack() as stack:
         targets = contestants(stack)
         for number in range(options.rounds):
             for nbytes, callers, names in CASES:
                 if nbytes > options.largest:
                     continue
-                found = results.setdefault((nbytes, callers), {name: [] for name in names})
+                servers = results.setdefault((nbytes, callers), {name: [] for name in names})
                 for name in names if number % 2 else reversed(names):
-                    found[name].append(fire(targets[name], nbytes, callers, options.duration))
-    print(json.dumps(told), f"load after {os.getloadavg()[0]:.1f}")
+                    servers[name].append(fire(targets[name], nbytes, callers, options.duration))
+    print(json.dumps(description), f"load after {os.getloadavg()[0]:.1f}")
     report(results)
     if options.output:
         rows = [
-            {"bytes": nbytes, "callers": callers, "servers": found}
-            for (nbytes, callers), found in results.items()
+            {"bytes": nbytes, "callers": callers, "servers": servers}
+            for (nbytes, callers), servers in results.items()
         ]
-        Path(options.output).write_text(json.dumps({"machine": told, "cases": rows}, indent=1))
+        Path(options.output).write_text(
+            json.dumps({"machine": description, "cases": rows}, indent=1)
+        )
 
 
 if __name__ == "__main__":

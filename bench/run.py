@@ -114,25 +114,25 @@ def probe(case, server, directory):
     if case["bytes"] * case["connections"] * 8 > available_bytes():
         return "not enough memory for a fair run"
     request, tensor = load.write_request(directory, case["model"], case["bytes"])
-    told = load.fire(server.address, request, tensor, 1, 0, 0, 1)
-    return told["first_error"] if told["errors"] else ""
+    outcome = load.fire(server.address, request, tensor, 1, 0, 0, 1)
+    return outcome["first_error"] if outcome["errors"] else ""
 
 
 def measure(options, directory):
-    found = list(cases(options))
+    planned = list(cases(options))
     floors = {name: [] for name in FLOORS}
     servers = {}
     try:
-        for name in dict.fromkeys(case["server"] for case in found):
+        for name in dict.fromkeys(case["server"] for case in planned):
             print(f"starting {name}", file=sys.stderr)
             servers[name] = Server(name, options.workers, directory)
-        for case in found:
+        for case in planned:
             case["refused"] = probe(case, servers[case["server"]], directory)
         for number in range(options.rounds):
             for name, floor in FLOORS.items():
                 floors[name].append(floor())
             # Neighbours in time are the servers of one scenario; who goes first rotates.
-            ordered = found[:]
+            ordered = planned[:]
             if number % 2:
                 ordered.reverse()
             for case in ordered:
@@ -142,7 +142,7 @@ def measure(options, directory):
     finally:
         for server in servers.values():
             server.stop()
-    return floors, found
+    return floors, planned
 
 
 def measure_one(case, server, options, directory):
@@ -151,18 +151,18 @@ def measure_one(case, server, options, directory):
     duration = max(options.duration, 2.0 * case["bytes"] / (64 * MIB))
     warmup = min(1.0, duration / 4)
     connections = case["connections"]
-    told = load.fire(server.address, request, tensor, connections, warmup, duration)
-    case["rounds"].append(told)
-    if told["errors"]:
+    outcome = load.fire(server.address, request, tensor, connections, warmup, duration)
+    case["rounds"].append(outcome)
+    if outcome["errors"]:
         where = f"{case['server']} {case['model']} {case['bytes']} x{connections}"
-        print(f"errors: {where}: {told['first_error']}", file=sys.stderr)
+        print(f"errors: {where}: {outcome['first_error']}", file=sys.stderr)
 
 
 def summarise(case):
-    good = [told for told in case["rounds"] if told["requests"] and not told["errors"]]
+    good = [outcome for outcome in case["rounds"] if outcome["requests"] and not outcome["errors"]]
     case["failed_rounds"] = len(case["rounds"]) - len(good)
     for key in ("per_s", "p50_us", "p90_us", "p99_us"):
-        values = [told[key] for told in good]
+        values = [outcome[key] for outcome in good]
         if values:
             case[key] = {
                 "median": statistics.median(values),
@@ -176,8 +176,8 @@ def main(arguments=None):
     load.build()
     started = time.time()
     with tempfile.TemporaryDirectory(prefix="bench-requests-") as directory:
-        floors, found = measure(options, Path(directory))
-    for case in found:
+        floors, measured = measure(options, Path(directory))
+    for case in measured:
         summarise(case)
     result = {
         "machine": machine(),
@@ -188,7 +188,7 @@ def main(arguments=None):
             name: {"median": statistics.median(v), "min": min(v), "max": max(v)}
             for name, v in floors.items()
         },
-        "cases": found,
+        "cases": measured,
     }
     output = Path(options.output)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def main(arguments=None):
     print(report.table(result))
     if options.plot:
         report.plot(result, output.with_suffix(".svg"))
-    broken = [case for case in found if case.get("failed_rounds")]
+    broken = [case for case in measured if case.get("failed_rounds")]
     return 1 if broken else 0
 
 

@@ -29,8 +29,8 @@ def read_generated(data):
     message = pb.ModelInferRequest.FromString(data)
     (tensor,) = message.inputs
     names = message.model_name, message.model_version, message.id, dict(message.parameters)
-    found = tensor.name, tensor.datatype, tuple(tensor.shape), dict(tensor.parameters)
-    return names, found, list(message.outputs), memoryview(message.raw_input_contents[0])
+    entry = tensor.name, tensor.datatype, tuple(tensor.shape), dict(tensor.parameters)
+    return names, entry, list(message.outputs), memoryview(message.raw_input_contents[0])
 
 
 def write_generated(view, size):
@@ -41,7 +41,7 @@ def write_generated(view, size):
 
 
 def write_walk(view, size):
-    rows = [("OUTPUT0", "FP32", (1, size // 4), {})]
+    rows = [("OUTPUT0", "FP32", (1, size // 4))]
     return encode_response("identity", "1", "1", {}, rows, [view])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shmserve.core.control import lifecycle
 from shmserve.core.memory import slots
-from shmserve.core.scheduling import stream_flow as streams
+from shmserve.core.scheduling import stream_flow
 from shmserve.protocol.triton_config.field_table import HINTS, NO_EFFECT, SUPPORTED, schema_paths
 
 FOLDER = Path(__file__).parent
@@ -36,7 +36,7 @@ def instance_edges() -> list[tuple[str, str, str]]:
 def stream_edges() -> list[tuple[str, str, str]]:
     return [
         (state.value, event.value.lower(), target.value)
-        for state, row in streams.TRANSITIONS.items()
+        for state, row in stream_flow.TRANSITIONS.items()
         for event, target in row.items()
         if state is not target
     ]

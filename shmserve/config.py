@@ -3,6 +3,8 @@
 The file is named by `SHMSERVE_CONFIG`; every key ``a_b`` is also the environment
 variable ``SHMSERVE_A_B``, which wins. A table is a prefix: ``[client_shm] mode``
 is ``client_shm_mode``. Unknown keys are errors. Nothing else reads the environment.
+
+Extensions have settings of their own: the key ``x_a_b`` is `a_b` of the extension ``x``.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
 
+from shmserve import extensions
 from shmserve.errors import ConfigError
 
 PREFIX = "SHMSERVE_"
@@ -24,7 +27,27 @@ _NOT_SETTINGS = {CONFIG_VARIABLE}
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
+Origin = Annotated[str, Meta(pattern="^[a-z][a-z0-9+.-]*://[^/ ]+$")]  # https://host[:port]
+From = Literal["owner", "local", "anyone"]  # the server's user and root, any user of the host, all
 MIB = 1 << 20
+
+
+class ExtensionSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of an extension: a subclass, whose fields all have defaults, is what an extension of
+    the group `extensions.SETTINGS` is. Its name there is what their names begin with.
+
+    It is read in every process, the HTTP workers' parent among them, which must stay small: the
+    module of such a class imports nothing beyond this one.
+
+    `FLAGS`: names of boolean fields that clients may change while the service runs. What they are
+    then is in the registry, which all processes see (`core.registry.Snapshot.flags`, by the
+    setting's whole name), and is changed with the message `SetFlag`.
+    """
+
+    FLAGS: ClassVar[tuple[str, ...]] = ()
+
+
+Own = TypeVar("Own", bound=ExtensionSettings)
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,15 +62,16 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_override_bytes: NonNegative = 64 * MIB  # files sent along with a request to load a model
     max_override_files: NonNegative = 64
     server_name: str = "shmserve"
-    # Models that run one after the other under one name. SHMSERVE_GRPS_PIPELINES has them as
+    # Models that run one after the other under one name. SHMSERVE_PIPELINES has them as
     # "name=model,model;other=model,model"
-    grps_pipelines: dict[str, Annotated[tuple[str, ...], Meta(min_length=1)]] = {}
+    pipelines: dict[str, Annotated[tuple[str, ...], Meta(min_length=1)]] = {}
 
     # Where it listens
     http_bind: tuple[str, ...] = ("127.0.0.1:8000",)
     http_workers: Positive = 2
     grpc_bind: tuple[str, ...] = ("127.0.0.1:8001",)
     grpc_processes: NonNegative = 1  # 0: no gRPC
+    grpc_server: Literal["grpcio", "http2"] = "grpcio"  # the engine below the rpcs
     grpc_socket_mode: Annotated[str, Meta(pattern="^[0-7]{3,4}$")] = "0600"  # of Unix sockets
     grpc_tls_cert: str = ""  # PEM files; both or none
     grpc_tls_key: str = ""
@@ -112,11 +136,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     client_shm_max_region_bytes: Positive = 1 << 40  # one region
     client_shm_max_total_bytes: Positive = 1 << 42  # all regions of one owner
 
-    # GRPS
-    grps_online: bool = False  # whether it is online before anybody says so
-    grps_default_model: str = ""  # name-version; default: the only model there is
-
-    # Who may call what
+    # Who may do what: docs/security.md. Hosts without port; "*" is any host. Default: where all
+    # addresses are loopback or Unix sockets, localhost's names, loopback addresses and the host's
+    # own name; where others are bound (or fd://, whose address is not known), any.
+    allowed_hosts: tuple[str, ...] = ()  # requests must name one of these in Host
+    allowed_origins: tuple[Origin, ...] = ()  # pages elsewhere that may do what programs may
+    state_changes_from: From = "anyone"  # load and unload by name, logs, traces, GRPS online
+    model_files_from: From = "owner"  # load what comes with the request: it is code, run as us
     http_restricted_api: tuple[str, ...] = ()  # <category>[,<category>]:<header>=<value>
     grpc_restricted_protocol: tuple[str, ...] = ()
     http_header_forward_pattern: str = ""  # request headers that become request parameters
@@ -128,15 +154,28 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     dashboard: bool = True  # GET / shows people what happens, from a history that is kept for it
     max_counted_models: Positive = 128  # model versions a frontend counts apart; then "(other)"
 
+    extensions: dict[str, Any] = {}  # not a key: what `extension` gives, by name
+
+    def extension(self, name: str, kind: type[Own]) -> Own:
+        """The settings of an extension, which are of this `kind`."""
+        own = self.extensions.get(name)
+        return own if isinstance(own, kind) else kind()
+
+    def flags(self) -> dict[str, bool]:
+        """Flags of extensions by the names of their settings, as they are at the start."""
+        return {
+            f"{name}_{flag}": getattr(own, flag)
+            for name, own in self.extensions.items()
+            for flag in own.FLAGS
+        }
+
 
 _LISTS = {
-    "model_repository",
-    "load_models",
-    "http_bind",
-    "grpc_bind",
-    "client_shm_allowed_uids",
+    *("model_repository", "load_models", "http_bind", "grpc_bind", "client_shm_allowed_uids"),
+    *("allowed_hosts", "allowed_origins"),
 }
-_TABLES = {"grps_pipelines"}  # settings that are tables themselves: name -> list
+_FORMER = {"grps_pipelines": "pipelines"}  # names that settings had once: they are still taken
+_TABLES = {"pipelines"}  # settings that are tables themselves: name -> list
 _SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
 
 
@@ -148,18 +187,53 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     """
     environ = os.environ if environ is None else environ
     values = _from_file(environ.get(CONFIG_VARIABLE, ""))
-    fields = set(Settings.__struct_fields__)
+    extensions.check()
+    own = _of_extensions()
     for variable, text in environ.items():
         if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS:
             continue
-        key = variable.removeprefix(PREFIX).lower()
-        if key not in fields:
+        key = _current(variable.removeprefix(PREFIX).lower())
+        if key not in own and key not in Settings.__struct_fields__:
             raise ConfigError(f"unknown setting {variable} in the environment")
         values[key] = _items(key, text)
+    if "extensions" in values:
+        raise ConfigError("unknown setting extensions")
+    given: dict[str, dict[str, Any]] = {name: {} for name, _ in own.values()}
+    for key in own.keys() & values.keys():
+        name, field = own[key]
+        given[name][field] = values.pop(key)
     try:
-        return msgspec.convert(values, Settings, strict=False)
+        settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as ex:
         raise ConfigError(f"bad setting: {ex}") from None
+    of_extensions = {name: _extension(name, fields) for name, fields in given.items()}
+    return msgspec.structs.replace(settings, extensions=of_extensions)
+
+
+def _of_extensions() -> dict[str, tuple[str, str]]:
+    """Keys of extensions: the extension, and its field."""
+    return {
+        f"{name}_{field}": (name, field)
+        for name, kind in extensions.load_all(extensions.SETTINGS).items()
+        for field in kind.__struct_fields__
+    }
+
+
+def _extension(name: str, fields: dict[str, Any]) -> ExtensionSettings:
+    kind: type[ExtensionSettings] = extensions.load(extensions.SETTINGS, name)
+    for field in msgspec.structs.fields(kind):
+        text = fields.get(field.name)
+        if isinstance(text, str) and get_origin(field.type) is tuple:
+            fields[field.name] = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as ex:
+        raise ConfigError(f"bad setting: {str(ex).replace('`$.', f'`$.{name}_')}") from None
+
+
+def _current(key: str) -> str:
+    """The name of a setting today."""
+    return _FORMER.get(key, key)
 
 
 def _items(key: str, text: str) -> str | list[str] | dict[str, list[str]]:
@@ -194,10 +268,10 @@ def _from_file(path: str) -> dict[str, Any]:
         raise ConfigError(f"the file named by {CONFIG_VARIABLE} is not TOML: {ex}") from ex
     values: dict[str, Any] = {}
     for key, value in document.items():
-        if isinstance(value, dict) and key not in _TABLES:
-            values.update({f"{key}_{inner}": item for inner, item in value.items()})
+        if isinstance(value, dict) and _current(key) not in _TABLES:
+            values.update({_current(f"{key}_{inner}"): item for inner, item in value.items()})
         else:
-            values[key] = value
+            values[_current(key)] = value
     for key, value in values.items():
         if isinstance(value, str):
             values[key] = _items(key, value)

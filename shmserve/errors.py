@@ -161,6 +161,10 @@ class ProtocolViolation(ShmserveError):
     """A peer process sent something its protocol forbids; its channel is closed."""
 
 
+class UnreadableMessage(ProtocolViolation):
+    """Bytes that do not decode to what is expected there; the message says why."""
+
+
 class StaleDescriptor(ProtocolViolation):
     """A descriptor names a slot whose generation has moved on."""
 
@@ -171,20 +175,16 @@ class PeerDied(ShmserveError):
     code = Code.UNAVAILABLE
 
 
+_BY_CODE: dict[Code, type[ShmserveError]] = {
+    kind.code: kind
+    for kind in (
+        *(InvalidArgument, NotFound, AlreadyExists, PermissionDenied),
+        *(Unavailable, Unimplemented, ResourceExhausted, DeadlineExceeded),
+    )
+}
+
+
 def from_code(code: Code, message: str) -> ShmserveError:
     """The error a code stands for, e.g. one that came over a channel."""
-    if code in (Code.INTERNAL, Code.UNKNOWN, Code.CANCELLED):
-        return ModelFailure(message, code)
-    for kind in (
-        InvalidArgument,
-        NotFound,
-        AlreadyExists,
-        PermissionDenied,
-        Unavailable,
-        Unimplemented,
-        ResourceExhausted,
-        DeadlineExceeded,
-    ):
-        if kind.code is code:
-            return kind(message)
-    return Internal(message)
+    kind = _BY_CODE.get(code)
+    return ModelFailure(message, code) if kind is None else kind(message)

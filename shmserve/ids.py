@@ -1,11 +1,10 @@
-"""Identifiers: epochs, process ids, instance names, request numbers.
+"""Identifiers: epochs, process ids, instance names.
 
 Randomness enters through arguments so that the pure layers stay deterministic.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Callable
@@ -28,26 +27,16 @@ def instance_name(model: str, version: str, index: int) -> str:
     return f"{model}/{version}/{index}"
 
 
-def reborn(instance: str, incarnation: int) -> str:
-    """An instance's name in a later incarnation of its model, e.g. ``digits/1/0@7``."""
-    return f"{instance}@{incarnation}" if incarnation > 1 else instance
+def reborn(instance: str, revision: int) -> str:
+    """An instance's name in a later revision of its model, e.g. ``digits/1/0@7``."""
+    return f"{instance}@{revision}" if revision > 1 else instance
 
 
 def instance_index(instance: str) -> int:
-    """Which of its version's instances one is, in any incarnation."""
+    """Which of its version's instances one is, in any revision."""
     return int(instance.rpartition("/")[2].partition("@")[0])
 
 
 def is_model_name(name: str) -> bool:
     """Whether a name can be a folder of a model repository and nothing else."""
     return _MODEL_NAME.fullmatch(name) is not None and ".." not in name
-
-
-class RequestNumbers:
-    """Numbers for requests on channels: monotonic for the life of the process."""
-
-    def __init__(self) -> None:
-        self._count = itertools.count(1)
-
-    def next(self) -> int:
-        return next(self._count)

@@ -3,21 +3,98 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
+import hypothesis
 import pytest
 
 from shmserve.observe import logs
-from shmserve.testing.running_server import RunningServer
+from shmserve.testing.running_server import STARTED, RunningServer, remove_folders, segments_left
+from tests.needs import NEEDS
 
 HERE = Path(__file__).parent
+
+# A slow example is a busy machine's: no test asserts a maximum time.
+hypothesis.settings.register_profile("shmserve", deadline=None)
+hypothesis.settings.load_profile("shmserve")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--real-cuda", action="store_true", help="use the machine's CUDA devices, not the fake"
     )
+    parser.addoption(
+        "--require",
+        default="",
+        metavar="NEED,NEED",
+        help=f"fail tests that want one of these, where it is missing: {', '.join(NEEDS)}",
+    )
+
+
+def required(config: pytest.Config) -> set[str]:
+    """What ``--require`` names."""
+    return {name.strip() for name in config.getoption("--require").split(",") if name.strip()}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if unknown := required(config) - NEEDS.keys():
+        raise pytest.UsageError(f"--require: nothing is called {', '.join(sorted(unknown))}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture: they may need the same."""
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            if NEEDS[name].met():
+                continue
+            missing = f"{name} is missing: {NEEDS[name].get}"
+            if name in required(item.config):
+                pytest.fail(missing, pytrace=False)
+            pytest.skip(f"not run, {missing}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure comes with what its servers have logged: the files go with them."""
+    report = yield
+    if report.failed:
+        report.sections += [
+            (f"log of {s.run_dir}", s.log()[-4000:]) for s in STARTED if s.log_path.exists()
+        ]
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Temporary files of the session and its servers have a folder, without any of ours at its end.
+
+    Those of pytest's fixtures are elsewhere: the last ones are kept to be looked at. What libraries
+    leave (onnxruntime does) has names of theirs.
+    """
+    tmp_path_factory.getbasetemp()
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        os.chmod(folder, 0o755)  # tests are other users, too
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+        remove_folders()
+        left = [name for name in os.listdir(folder) if name.startswith(("shmserve", "tmp"))]
+        left += _left_in_memory()
+    if not request.session.testsfailed:  # a failure's traceback keeps what it would have closed
+        assert left == []
+
+
+def _left_in_memory() -> list[str]:
+    """Names in /dev/shm of this session's servers, and of its own: they have its pid."""
+    own = [name for name in os.listdir("/dev/shm") if str(os.getpid()) in name.split("-")]
+    return segments_left() + own
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +105,7 @@ def _log_settings_end_with_the_test() -> Iterator[None]:
     yield
     root.setLevel(level)
     for handler in root.handlers:
-        handler.removeFilter(logs._chosen)
+        handler.removeFilter(logs._filter)
 
 
 def _serve(server: RunningServer) -> Iterator[RunningServer]:
@@ -46,12 +123,12 @@ def server() -> Iterator[RunningServer]:
 @pytest.fixture(scope="session")
 def conformance_server() -> Iterator[RunningServer]:
     """A server with the models of the recorded cases, which are of a host without GPUs."""
-    repository = HERE / "conformance" / "models"
-    settings = {"model_control": "explicit", "load_models": "*", "http_workers": 2}
+    repository = HERE / "repositories" / "conformance"
+    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "*", "http_workers": 2}
     yield from _serve(RunningServer(repository, {"CUDA_VISIBLE_DEVICES": ""}, **settings))
 
 
 @pytest.fixture
 def own_server() -> Iterator[RunningServer]:
     """A server of the test's own, to be treated badly; must leave nothing all the same."""
-    yield from _serve(RunningServer(HERE / "models", grpc_processes=0))
+    yield from _serve(RunningServer(HERE / "repositories" / "basic", grpc_processes=0))

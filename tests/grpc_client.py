@@ -14,6 +14,8 @@ from google.protobuf.message_factory import GetMessageClass
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.core.regions.region_book import Caller
+from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.grpc.server import SERVICE, GrpcServer
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
@@ -120,22 +122,25 @@ class Sender:
             yield item
 
 
-class OneCaller:
-    """In place of `Callers`: everybody is the same."""
+class OneCaller(Callers):
+    """Everybody is the same."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
 
-    def of(self, context: grpc.ServicerContext) -> Caller:
+    def of(self, context: RpcContext) -> Caller:
         return self.caller
 
 
 class Rig:
     """The real gRPC server over the fake dispatcher, and a client."""
 
+    engine = "grpcio"
+
     def __init__(
         self, dispatcher: FakeDispatcher | None = None, uid: int = 1000, **settings: Any
     ) -> None:
+        settings.setdefault("grpc_server", self.engine)
         self.dispatcher = dispatcher or fake_models.dispatcher()
         self.served = GrpcServer(self.dispatcher, Settings(**settings), OneCaller(Caller(uid)))
         self.target = f"127.0.0.1:{self.served.server.add_insecure_port('127.0.0.1:0')}"

@@ -50,14 +50,14 @@ def gpu():
 
 
 def parts(options):
-    """What measures each part, on a server; `found`: the results so far."""
+    """What measures each part, on a server; `results`: those so far."""
     quick = options.quick
     tiny = quick and FAKE
     large = 1 * MIB if tiny else 64 * MIB
     sizes = (64 * KIB, 1 * MIB) if tiny else tuple(n * MIB for n in (1, 16, 64, 256))
 
-    def overlapping(server, found):
-        rows = found.get("copies", {}).get("rows", {})
+    def overlapping(server, results):
+        rows = results.get("copies", {}).get("rows", {})
         row = rows.get("own segment, system region")
         copy_s = 0.0 if FAKE or row is None else row["ms"]["p50"] / 1e3
         return overlap.measure(server, large, 0.3 if quick else 4.0, 2 if quick else 5, copy_s)
@@ -75,9 +75,9 @@ def parts(options):
     }
 
 
-def measure(options, told, write):
-    """Put results into `told`, by part; one that fails has its error as its problem."""
-    found, server = told.setdefault("parts", {}), None
+def measure(options, document, write):
+    """Put results into `document`, by part; one that fails has its error as its problem."""
+    results, server = document.setdefault("parts", {}), None
     with contextlib.ExitStack() as stack:
         for name, part in parts(options).items():
             if name not in options.only:
@@ -88,35 +88,37 @@ def measure(options, told, write):
                 if server is None and name != "copies":
                     server = RunningServer(HERE / "models", http_workers=2)
                     stack.enter_context(server)
-                found[name] = part(server, found)
+                results[name] = part(server, results)
             except Exception as ex:
                 traceback.print_exc()
-                found[name] = {"problems": [f"{type(ex).__name__}: {ex}"[:2000]]}
-            found[name]["took_s"] = round(time.monotonic() - begin, 1)
+                results[name] = {"problems": [f"{type(ex).__name__}: {ex}"[:2000]]}
+            results[name]["took_s"] = round(time.monotonic() - begin, 1)
             write()
-            show({name: found[name]})
+            show({name: results[name]})
     if server is not None and (left := server.leaks()):
-        found["left"] = {"problems": left}
+        results["left"] = {"problems": left}
         write()
 
 
 def main():
     options = parse()
-    told = {"method": bench.gpu.__doc__, "machine": machine(), "gpu": gpu(), "commit": commit()}
-    told["date"] = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    told["options"] = {"quick": options.quick, "only": options.only}
-    show({name: told[name] for name in ("machine", "gpu", "commit", "date", "options")})
+    document = {"method": bench.gpu.__doc__, "machine": machine(), "gpu": gpu(), "commit": commit()}
+    document["date"] = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    document["options"] = {"quick": options.quick, "only": options.only}
+    show({name: document[name] for name in ("machine", "gpu", "commit", "date", "options")})
     output = Path(options.output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    measure(options, told, lambda: output.write_text(json.dumps(told, indent=1) + "\n"))
-    problems = {name: part["problems"] for name, part in told["parts"].items() if part["problems"]}
+    measure(options, document, lambda: output.write_text(json.dumps(document, indent=1) + "\n"))
+    problems = {
+        name: part["problems"] for name, part in document["parts"].items() if part["problems"]
+    }
     print(f"problems: {json.dumps(problems) if problems else 'none'}", flush=True)
     return 1 if problems else 0
 
 
-def show(told, depth=0):
+def show(results, depth=0):
     """Nested results, a line for each object that holds no other but short ones."""
-    for name, value in told.items():
+    for name, value in results.items():
         text = json.dumps(value)
         if isinstance(value, dict) and len(text) > 200:
             print(f"{'  ' * depth}{name}:")

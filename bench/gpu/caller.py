@@ -68,8 +68,8 @@ class Caller:
 
     def register(self, name, memory):
         """Device memory, until it is unregistered."""
-        told = {"b64": base64.b64encode(memory.handle).decode()}
-        document = {"raw_handle": told, "device_id": 0, "byte_size": memory.nbytes}
+        handle = {"b64": base64.b64encode(memory.handle).decode()}
+        document = {"raw_handle": handle, "device_id": 0, "byte_size": memory.nbytes}
         self.post(f"/v2/cudasharedmemory/region/{name}/register", document)
 
     def unregister(self, name):
@@ -91,31 +91,31 @@ class Caller:
         """How long a request takes whose tensors lie in regions; `target`: None, the answer has
         the output."""
         place = {"shared_memory_byte_size": nbytes}
-        given = {"name": "IN", "datatype": "FP32", "shape": [nbytes // 4]}
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [nbytes // 4]}
         document = {
-            "inputs": [{**given, "parameters": {"shared_memory_region": source, **place}}],
+            "inputs": [{**tensor, "parameters": {"shared_memory_region": source, **place}}],
             "parameters": parameters,
         }
         if target is not None:
-            told = {"shared_memory_region": target, **place}
-            document["outputs"] = [{"name": "OUT", "parameters": told}]
+            region = {"shared_memory_region": target, **place}
+            document["outputs"] = [{"name": "OUT", "parameters": region}]
         begin = time.perf_counter()
         self.post(f"/v2/models/{model}/infer", document)
         return time.perf_counter() - begin
 
     def seconds_binary(self, model, array):
         """How long a request takes whose tensors lie in the bodies; checked for having 1 added."""
-        given = {"name": "IN", "datatype": "FP32", "shape": [len(array)]}
-        given["parameters"] = {"binary_data_size": array.nbytes}
-        head = {"inputs": [given], "parameters": {"binary_data_output": True}}
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [len(array)]}
+        tensor["parameters"] = {"binary_data_size": array.nbytes}
+        head = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
         text = json.dumps(head).encode()
         headers = {"Inference-Header-Content-Length": str(len(text))}
         body = text + array.tobytes()
         begin = time.perf_counter()
         answer = self.post(f"/v2/models/{model}/infer", body, headers)
-        taken = time.perf_counter() - begin
+        elapsed = time.perf_counter() - begin
         check(np.frombuffer(answer[-array.nbytes :], np.float32), array)
-        return taken
+        return elapsed
 
 
 class GrpcCaller:
@@ -132,9 +132,9 @@ class GrpcCaller:
         method = self._channel.unary_unary(RPC + name)
         begin = time.perf_counter()
         answer, done = method.with_call(encoded, metadata=((RECEIPT, "1"),), timeout=TIMEOUT_S)
-        taken = time.perf_counter() - begin
+        elapsed = time.perf_counter() - begin
         self.receipt = json.loads(dict(done.trailing_metadata()).get(RECEIPT, "{}"))
-        return answer, taken
+        return answer, elapsed
 
     def register(self, name, memory):
         """As `Caller.register`."""
@@ -149,24 +149,24 @@ class GrpcCaller:
     def seconds(self, model, source, target, nbytes):
         """As `Caller.seconds`."""
         message = pb.ModelInferRequest(model_name=model)
-        given = message.inputs.add(name="IN", datatype="FP32", shape=[nbytes // 4])
-        for tensor, region in ((given, source), (message.outputs.add(name="OUT"), target)):
-            tensor.parameters["shared_memory_region"].string_param = region
-            tensor.parameters["shared_memory_byte_size"].int64_param = nbytes
+        tensor = message.inputs.add(name="IN", datatype="FP32", shape=[nbytes // 4])
+        for entry, region in ((tensor, source), (message.outputs.add(name="OUT"), target)):
+            entry.parameters["shared_memory_region"].string_param = region
+            entry.parameters["shared_memory_byte_size"].int64_param = nbytes
         return self.call("ModelInfer", message)[1]
 
     def seconds_binary(self, model, array):
         """As `Caller.seconds_binary`, with the tensors in the messages."""
         message = pb.ModelInferRequest(model_name=model, raw_input_contents=[array.tobytes()])
         message.inputs.add(name="IN", datatype="FP32", shape=[len(array)])
-        answer, taken = self.call("ModelInfer", message)
+        answer, elapsed = self.call("ModelInfer", message)
         (raw,) = pb.ModelInferResponse.FromString(answer).raw_output_contents
         check(np.frombuffer(raw, np.float32), array)
-        return taken
+        return elapsed
 
 
-def check(found, array):
-    if not np.array_equal(found, array + 1):
+def check(result, array):
+    if not np.array_equal(result, array + 1):
         raise RuntimeError("a wrong answer")
 
 

@@ -117,11 +117,11 @@ def measure(nbytes, rounds):
         }
     for name, (mode, seconds) in pinning.items():
         rows[name] |= {"pinning": mode, "pinned_in_ms": milliseconds(seconds)}
-    found = [rows[name]["rate_to_bare"] for name in ("segment of a frontend", "own segment, out")]
+    ratios = [rows[name]["rate_to_bare"] for name in ("segment of a frontend", "own segment, out")]
     return {
         "bytes": nbytes,
         "rows": rows,
         "aim": AIM,
-        "aim_met": NO_TIMING if FAKE else min(found) >= AIM,
+        "aim_met": NO_TIMING if FAKE else min(ratios) >= AIM,
         "problems": [] if right else ["wrong bytes"],
     }

@@ -22,39 +22,41 @@ WATCHDOG_S = 60
 
 
 def measure(server, nbytes, rounds):
-    told = {"bytes": nbytes, "rounds": rounds, "back_after_ms": [], "problems": []}
+    results = {"bytes": nbytes, "rounds": rounds, "back_after_ms": [], "problems": []}
     with contextlib.ExitStack() as stack:
         caller = Caller(stack, server)
         memory = DeviceMemory(stack, 1 * MIB)
         caller.register("other", memory)
         stack.callback(caller.unregister, "other")
-        _die(server, nbytes, told)  # what the first one leaves behind is there for good
-        told["back_after_ms"].clear()
+        _die(server, nbytes, results)  # what the first one leaves behind is there for good
+        results["back_after_ms"].clear()
         before = free_bytes()
-        with _busy(caller, memory, told):
+        with _busy(caller, memory, results):
             for _ in range(rounds):
-                _die(server, nbytes, told, before)
-        told["free_bytes"] = [before, free_bytes()]
+                _die(server, nbytes, results, before)
+        results["free_bytes"] = [before, free_bytes()]
     if FAKE:
-        told["back_after_ms"] = NO_TIMING
-    return told
+        results["back_after_ms"] = NO_TIMING
+    return results
 
 
-def _die(server, nbytes, told, before=None):
+def _die(server, nbytes, results, before=None):
     """Start a client, kill it, wait until the server has let go of its memory."""
     command = [sys.executable, "-m", "bench.gpu.deaths", str(server.http_port), str(nbytes)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as it:
-        if it.stdout.readline() != b"registered\n":
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    ) as process:
+        if process.stdout.readline() != b"registered\n":
             raise RuntimeError("the client that is to be killed did not start")
-        it.kill()
-        it.wait()
+        process.kill()
+        process.wait()
     begin = time.perf_counter()
     while _registered(server) or (before is not None and before - free_bytes() > MAY_KEEP):
         if time.perf_counter() > begin + WATCHDOG_S:
-            told["problems"].append(f"memory of a dead client is held after {WATCHDOG_S} s")
+            results["problems"].append(f"memory of a dead client is held after {WATCHDOG_S} s")
             return
         time.sleep(0.005)
-    told["back_after_ms"].append(round((time.perf_counter() - begin) * 1e3, 1))
+    results["back_after_ms"].append(round((time.perf_counter() - begin) * 1e3, 1))
 
 
 def _registered(server):
@@ -62,7 +64,7 @@ def _registered(server):
 
 
 @contextlib.contextmanager
-def _busy(caller, memory, told):
+def _busy(caller, memory, results):
     """Somebody else's requests meanwhile; each must be answered."""
     stop = threading.Event()
     count = 0
@@ -75,7 +77,7 @@ def _busy(caller, memory, told):
                 caller.seconds("add_one", "other", "other", memory.nbytes)
                 count += 1
         except Exception as ex:
-            told["problems"].append(f"another client: {ex}")
+            results["problems"].append(f"another client: {ex}")
 
     thread = threading.Thread(target=loop)
     thread.start()
@@ -84,9 +86,9 @@ def _busy(caller, memory, told):
     finally:
         stop.set()
         thread.join()
-    told["requests_of_another_client"] = count
+    results["requests_of_another_client"] = count
     if not memory.holds(count):
-        told["problems"].append("another client got wrong numbers")
+        results["problems"].append("another client got wrong numbers")
 
 
 def client(port, nbytes):

@@ -27,20 +27,20 @@ def measure(server, nbytes, seconds, rounds, copy_s):
             for count in (1, 2) if number % 2 else (2, 1):
                 rates[count].append(_throughput(calls[:count], seconds))
         (copied,) = {caller.receipt["copied_bytes"]["device"] for caller in callers}
-    told = {str(count): _told(found) for count, found in rates.items()}
+    shown = {str(count): _rounded(values) for count, values in rates.items()}
     return {
         "bytes": nbytes,
         "passes": passes,
         "copy_ms": NO_TIMING if FAKE else round(copy_s * 1e3, 3),
         "compute_ms": NO_TIMING if FAKE else round(passes * pass_s * 1e3, 3),
         "device_bytes_a_request": copied,
-        "requests_per_s_by_callers": told,
+        "requests_per_s_by_callers": shown,
         "two_to_one": ratio(rates[2], rates[1]),
         "problems": [],
     }
 
 
-def _told(rates):
+def _rounded(rates):
     return NO_TIMING if FAKE else [round(rate, 1) for rate in rates]
 
 

@@ -46,11 +46,11 @@ def _by_place(http, grpc, nbytes, count, problems):
 
     def ask(name, caller, call):
         def once():
-            taken = call()
+            elapsed = call()
             receipts[name] = caller.receipt["copied_bytes"]
             if name == "CUDA region" and receipts[name] != NOTHING:
                 problems.append(f"{size_name(nbytes)}, region to region: {receipts[name]}")
-            return taken
+            return elapsed
 
         return once
 
@@ -63,13 +63,13 @@ def _by_place(http, grpc, nbytes, count, problems):
         "ModelInfer": ask("ModelInfer", grpc, lambda: grpc.seconds_binary("add_one", array)),
         "binary HTTP": ask("binary HTTP", http, lambda: http.seconds_binary("add_one", array)),
     }
-    taken = in_turn(count, calls)
+    times = in_turn(count, calls)
     return {
         name: {
             "ms": summary(seconds),
-            "to_cuda_region": ratio(seconds, taken["CUDA region"]),
+            "to_cuda_region": ratio(seconds, times["CUDA region"]),
             "copied_bytes": receipts[name],
             "rounds": count,
         }
-        for name, seconds in taken.items()
+        for name, seconds in times.items()
     }

@@ -19,7 +19,7 @@ def free_bytes():
 
 def measure(server, rounds, limit_s):
     """`limit_s`: no more rounds are begun over a protocol after so many seconds."""
-    told = {"bytes": NBYTES, "problems": []}
+    results = {"bytes": NBYTES, "problems": []}
     with both(server) as (stack, callers):
         for protocol, caller in callers.items():
             memory = DeviceMemory(stack, NBYTES)
@@ -27,17 +27,19 @@ def measure(server, rounds, limit_s):
             before, begin = free_bytes(), time.perf_counter()
             done = _rounds(caller, memory, protocol, rounds, limit_s)
             seconds, after = time.perf_counter() - begin, free_bytes()
-            told[protocol] = {
+            results[protocol] = {
                 "rounds": done,
                 "rounds_per_s": NO_TIMING if FAKE else round(done / seconds, 1),
                 "free_bytes": [before, after],
                 "lost_bytes": before - after,
             }
             if not memory.holds(begun + done):
-                told["problems"].append(f"{protocol}: a round did not add")
+                results["problems"].append(f"{protocol}: a round did not add")
             if before - after > MAY_KEEP:
-                told["problems"].append(f"{protocol}: {before - after} bytes of the GPU are gone")
-    return told
+                results["problems"].append(
+                    f"{protocol}: {before - after} bytes of the GPU are gone"
+                )
+    return results
 
 
 def _rounds(caller, memory, protocol, rounds, limit_s):

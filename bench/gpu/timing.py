@@ -14,8 +14,8 @@ def summary(seconds):
     if FAKE:
         return NO_TIMING
     low, *_, high = statistics.quantiles(seconds, n=10)
-    told = {"p50": statistics.median(seconds), "p10": low, "p90": high}
-    return {name: milliseconds(value) for name, value in told.items()}
+    quantiles = {"p50": statistics.median(seconds), "p10": low, "p90": high}
+    return {name: milliseconds(value) for name, value in quantiles.items()}
 
 
 def milliseconds(seconds):

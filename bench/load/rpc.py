@@ -25,9 +25,9 @@ RECEIPT = (("shmserve-receipt", "1"),)
 def encoded(nbytes):
     """A request of `nbytes` bytes for `identity`."""
     tensor = np.random.default_rng(1).random(nbytes // 4, dtype=np.float32).tobytes()
-    asked = pb.ModelInferRequest(model_name="identity", raw_input_contents=[tensor])
-    asked.inputs.add(name="INPUT0", datatype="FP32", shape=[nbytes // 4])
-    return asked.SerializeToString(), tensor
+    request = pb.ModelInferRequest(model_name="identity", raw_input_contents=[tensor])
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=[nbytes // 4])
+    return request.SerializeToString(), tensor
 
 
 def checked(call, request, tensor):
@@ -40,13 +40,13 @@ def checked(call, request, tensor):
     return json.loads(trailing.get("shmserve-receipt", "null"))
 
 
-def run(call, request, until, taken):
+def run(call, request, until, times):
     while True:
         begin = time.perf_counter()
         if begin >= until:
             return
         call(request, timeout=120)
-        taken.append(time.perf_counter() - begin)
+        times.append(time.perf_counter() - begin)
 
 
 def main(address, method, nbytes, callers, seconds):
@@ -54,12 +54,12 @@ def main(address, method, nbytes, callers, seconds):
     channels = [grpc.insecure_channel(address, OPTIONS) for _ in range(int(callers))]
     calls = [channel.unary_unary(method) for channel in channels]
     receipts = [checked(call, request, tensor) for call in calls for _ in range(3)]
-    taken = [[] for _ in calls]
+    times = [[] for _ in calls]
     begin = time.perf_counter()
     until = begin + float(seconds)
     threads = [
         threading.Thread(target=run, args=(call, request, until, own))
-        for call, own in zip(calls, taken, strict=True)
+        for call, own in zip(calls, times, strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -68,15 +68,15 @@ def main(address, method, nbytes, callers, seconds):
     wall = time.perf_counter() - begin
     for channel in channels:
         channel.close()
-    times = np.array([second for own in taken for second in own])
-    told = {
-        "requests": len(times),
-        "per_s": len(times) / wall,
-        "p50_us": float(np.median(times) * 1e6),
-        "p99_us": float(np.quantile(times, 0.99) * 1e6),
+    latencies = np.array([second for own in times for second in own])
+    report = {
+        "requests": len(latencies),
+        "per_s": len(latencies) / wall,
+        "p50_us": float(np.median(latencies) * 1e6),
+        "p99_us": float(np.quantile(latencies, 0.99) * 1e6),
         "copied": receipts[-1] and receipts[-1]["copied_bytes"],
     }
-    print(json.dumps(told))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import json
 
 import falcon
 
-from shmserve.frontends.http.buffers import BufferBody
+from shmserve.frontends.http.server.response import BufferBody
 
 HEADER = "HTTP_INFERENCE_HEADER_CONTENT_LENGTH"
 

@@ -7,12 +7,12 @@ import os
 from shmserve import config
 from shmserve.cli import try_load
 from shmserve.config import Settings
-from shmserve.coordinator import pool_sizing as limits
-from shmserve.coordinator.models import desired_models as wanted
+from shmserve.coordinator import pool_sizing
+from shmserve.coordinator.models import desired_models
 from shmserve.errors import ConfigError
 from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.protocol.triton_config import model_config
-from shmserve.tensor.spec import ModelSpec
+from shmserve.repository import folder_reader
 
 
 def run(settings: Settings, load: bool = False) -> int:
@@ -26,17 +26,11 @@ def run(settings: Settings, load: bool = False) -> int:
     return check(settings, scan, load)
 
 
-def notes(spec: ModelSpec) -> tuple[str, ...]:
-    """Hints of a model's configuration that have no effect."""
-    return model_config.parse_json(spec.config_json, spec.name, spec.backend).notes
-
-
-def check(settings: Settings, scan: wanted.Scanner, load: bool = False) -> int:
+def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) -> int:
     """Print the findings; returns the exit status."""
     print(f"ok    settings (run directory {config.run_dir(settings)})")
     problems = 0
-    size, free = limits.shm_space()
-    pool, advice = limits.pool_size(settings.pool_bytes, size, free, limits.cgroup_limit())
+    pool, advice = pool_sizing.host_pool(settings.pool_bytes)
     print(f"warn  memory: {advice}" if advice else f"ok    memory: pool of {pool >> 20} MiB")
     for path in settings.model_repository:
         if not os.path.isdir(path):
@@ -46,12 +40,12 @@ def check(settings: Settings, scan: wanted.Scanner, load: bool = False) -> int:
         return 1
     try:
         check_settings(settings)
-        found = wanted.choose(settings, scan)
+        desired = desired_models.choose(settings, scan)
     except ConfigError as ex:
         print(f"FAIL  {ex.message}")
         return 1
-    problems = len(found.failures)
-    for spec, instances in found.versions:
+    problems = len(desired.failures)
+    for spec, instances in desired.versions:
         reason = try_load.problem(instances[0], settings.load_timeout_s) if load else ""
         if reason:
             problems += 1
@@ -59,8 +53,8 @@ def check(settings: Settings, scan: wanted.Scanner, load: bool = False) -> int:
             continue
         count = f"{len(instances)} instance{'' if len(instances) == 1 else 's'}"
         print(f"ok    model {spec.name} version {spec.version}: {spec.backend}, {count}")
-        for note in notes(spec):
+        for note in model_config.of_spec(spec, folder_reader.kinds()).notes:
             print(f"note  model {spec.name} version {spec.version}: {note}")
-    for name, reason in sorted(found.failures.items()):
+    for name, reason in sorted(desired.failures.items()):
         print(f"FAIL  model {name}: {reason}")
     return 1 if problems else 0

@@ -16,7 +16,7 @@ import msgspec
 from shmserve.cli import gpu_findings
 from shmserve.cli.findings import Finding, Level
 from shmserve.config import Settings
-from shmserve.coordinator import pool_sizing as limits
+from shmserve.coordinator import pool_sizing
 from shmserve.observe import gpus
 
 _PYTHON = (3, 11)
@@ -25,12 +25,12 @@ _KERNEL = (5, 14)  # populating and advising shared memory without touching it
 
 def run(settings: Settings, gpu: bool, as_json: bool) -> int:
     """Look, try and print; returns the exit status. `gpu`: this host must have working GPUs."""
-    found = list(findings(settings, gpu))
+    results = list(findings(settings, gpu))
     if as_json:
-        print(msgspec.json.encode(found).decode())
+        print(msgspec.json.encode(results).decode())
     else:
-        print("\n".join(finding.line() for finding in found))
-    return 1 if any(finding.level == "FAIL" for finding in found) else 0
+        print("\n".join(finding.line() for finding in results))
+    return 1 if any(finding.level == "FAIL" for finding in results) else 0
 
 
 def findings(settings: Settings, gpu: bool) -> Iterator[Finding]:
@@ -54,10 +54,9 @@ def _version(subject: str, text: str, needed: tuple[int, int]) -> Finding:
 
 def _memory(settings: Settings) -> Finding:
     """The pool as `shmserve check` has it."""
-    size, free = limits.shm_space()
-    pool, advice = limits.pool_size(settings.pool_bytes, size, free, limits.cgroup_limit())
-    text = f"{size >> 20} MiB, pool of {pool >> 20} MiB"
-    return Finding("warn" if advice else "ok", limits.SHM, text, advice)
+    pool, advice = pool_sizing.host_pool(settings.pool_bytes)
+    text = f"{pool_sizing.shm_space()[0] >> 20} MiB, pool of {pool >> 20} MiB"
+    return Finding("warn" if advice else "ok", pool_sizing.SHM, text, advice)
 
 
 def _locked_memory(has_devices: bool) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata, util
 from typing import Any
 
@@ -16,7 +17,9 @@ from shmserve.core.devices import Gpu
 from shmserve.cuda.doctor import CudaFacts, DeviceFacts, LibraryFacts
 from shmserve.observe import gpus, nvml
 
+Environ = Mapping[str, str]
 _EXTRA = "pip install 'shmserve[gpu]'"
+_DRIVER = "for GPUs install the driver, 525 or newer"
 _FILES = ("nvidiactl", "nvidia-uvm")
 _NVRTC = "if NVRTC is missing: pip install 'cupy-cuda12x[ctk]'"
 _CUBLAS = "models that need cuBLAS cannot run: pip install 'cupy-cuda12x[ctk]'"
@@ -47,12 +50,7 @@ def _driver(lacking: Level, present: Sequence[Gpu]) -> Finding:
         return Finding("ok", "NVIDIA driver", version)
     if present:
         return Finding("ok", "NVIDIA driver", "there, its version is not known")
-    return Finding(
-        lacking,
-        "NVIDIA driver",
-        "none is loaded, models run on the CPU",
-        "for GPUs install the driver, 525 or newer",
-    )
+    return Finding(lacking, "NVIDIA driver", "none is loaded, models run on the CPU", _DRIVER)
 
 
 def _device_files(lacking: Level) -> Iterator[Finding]:
@@ -71,12 +69,12 @@ def _device_files(lacking: Level) -> Iterator[Finding]:
 def _present(present: Sequence[Gpu]) -> Iterator[Finding]:
     library = nvml.bindings()
     for index, gpu in enumerate(present):
-        told = library and nvml.bounded(lambda at=index: _told(library, at))  # type: ignore[misc]
+        description = library and nvml.bounded(partial(_description, library, index))
         mig = f", MIG mode with {len(gpu.parts)} devices" if gpu.mig else ""
-        yield Finding("ok", f"GPU {index}", (told or "its name is not known") + mig)
+        yield Finding("ok", f"GPU {index}", (description or "its name is not known") + mig)
 
 
-def _told(library: Any, index: int) -> str:
+def _description(library: Any, index: int) -> str:
     handle = library.nvmlDeviceGetHandleByIndex(index)
     memory = library.nvmlDeviceGetMemoryInfo(handle).total
     return f"{library.nvmlDeviceGetName(handle)}, {memory >> 20} MiB"
@@ -87,8 +85,8 @@ def _visible(lacking: Level, present: Sequence[Gpu]) -> Iterator[Finding]:
     setting = os.environ.get(numbering.VARIABLE)
     tokens = gpus.visible_devices()
     parts = [part for gpu in present for part in gpu.parts]
-    told = "not set" if setting is None else f"'{setting}'"
-    text = f"{told}, devices that a server sees: {len(tokens)}"
+    value = "not set" if setting is None else f"'{setting}'"
+    text = f"{value}, devices that a server sees: {len(tokens)}"
     if not tokens:
         yield Finding(lacking, numbering.VARIABLE, text, "name devices that are there")
     elif len(parts) > 1 and not (setting or "").startswith("MIG-"):
@@ -126,7 +124,7 @@ def _cupy(lacking: Level, tokens: Sequence[str]) -> Iterator[Finding]:
         yield from _trials(lacking, environ, first, count)
 
 
-def _views(tokens: Sequence[str]) -> Iterator[tuple[Mapping[str, str], int, int]]:
+def _views(tokens: Sequence[str]) -> Iterator[tuple[Environ, int, int]]:
     """Environments that show every device, with the first one's number and how many they show."""
     if not tokens or not tokens[0].startswith("MIG-"):
         yield os.environ, 0, len(tokens)
@@ -135,9 +133,7 @@ def _views(tokens: Sequence[str]) -> Iterator[tuple[Mapping[str, str], int, int]
         yield {**os.environ, numbering.VARIABLE: token}, ordinal, 1
 
 
-def _trials(
-    lacking: Level, environ: Mapping[str, str], first: int, count: int
-) -> Iterator[Finding]:
+def _trials(lacking: Level, environ: Environ, first: int, count: int) -> Iterator[Finding]:
     try:
         with Trial("devices", environ) as trial:
             facts = trial.result(CudaFacts)
@@ -175,11 +171,8 @@ def _dotted(version: int) -> str:
 
 
 def _device(lacking: Level, subject: str, device: DeviceFacts, sharing: str) -> Iterator[Finding]:
-    yield Finding(
-        "ok",
-        subject,
-        f"{device.name}, {device.nbytes >> 20} MiB, compute capability {device.capability}",
-    )
+    text = f"{device.name}, {device.nbytes >> 20} MiB, compute capability {device.capability}"
+    yield Finding("ok", subject, text)
     slower: Level = "note" if lacking == "note" else "warn"
     limit = "copies are slower; raise the limit of locked memory"
     yield _tried(lacking, subject, "compile and run kernels", device.kernel, _NVRTC)
@@ -189,18 +182,18 @@ def _device(lacking: Level, subject: str, device: DeviceFacts, sharing: str) -> 
     yield _tried(slower, subject, "pin memory of frontends", device.pin_foreign, _STAGED)
 
 
-def _tried(level: Level, subject: str, what: str, error: str, todo: str) -> Finding:
+def _tried(level: Level, subject: str, action: str, error: str, todo: str) -> Finding:
     if error:
-        return Finding(level, subject, f"cannot {what}: {error}", todo)
-    return Finding("ok", subject, f"can {what}")
+        return Finding(level, subject, f"cannot {action}: {error}", todo)
+    return Finding("ok", subject, f"can {action}")
 
 
-def _shared(environ: Mapping[str, str], count: int) -> list[str]:
+def _shared(environ: Environ, count: int) -> list[str]:
     """For each device why another process cannot use its memory; empty: it can."""
     try:
         with Trial("export", environ) as exporter:
-            given = msgspec.json.encode(exporter.result(list[str]))
-            with Trial("open", environ, given) as opener:
+            handles = msgspec.json.encode(exporter.result(list[str]))
+            with Trial("open", environ, handles) as opener:
                 return opener.result(list[str])
     except TrialFailed as ex:
         return [str(ex)] * count

@@ -10,28 +10,28 @@ import msgspec
 
 from shmserve import config, ids
 from shmserve.config import Settings
-from shmserve.errors import DeadlineExceeded, Internal, PeerDied, Unavailable
-from shmserve.protocol import messages
+from shmserve.errors import DeadlineExceeded, Internal, PeerDied, ProtocolViolation, Unavailable
+from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Hello, Show, Shown
 from shmserve.transport import rundir
-from shmserve.transport.channel import Channel
+from shmserve.transport.channel import Channel, close_all
 
 _WAIT_S = 3.0
 
 Row = dict[str, Any]
 
 
-def run(settings: Settings, what: str, *, as_json: bool) -> int:
+def run(settings: Settings, name: str, *, as_json: bool) -> int:
     """Ask and print; returns the exit status."""
-    rows = ask(config.run_dir(settings), what)
+    rows = ask(config.run_dir(settings), name)
     if as_json:
         print(msgspec.json.encode(rows).decode())
     else:
-        print(table(rows) if rows else f"no {what}")
+        print(table(rows) if rows else f"no {name}")
     return 0
 
 
-def ask(run_dir: str, what: str) -> list[Row]:
+def ask(run_dir: str, name: str) -> list[Row]:
     """The rows of a table, from the coordinator.
 
     Raises:
@@ -44,9 +44,9 @@ def ask(run_dir: str, what: str) -> list[Row]:
     try:
         process = ids.new_process_id("cli", os.getpid())
         channel.send(messages.encode(Hello(messages.VERSION, "cli", process, os.getpid())))
-        channel.send(messages.encode(Show(1, what)))
+        channel.send(messages.encode(Show(1, name)))
         return _receive(channel)
-    except (PeerDied, DeadlineExceeded):
+    except (PeerDied, DeadlineExceeded, ProtocolViolation):
         raise Unavailable("the server does not answer") from None
     finally:
         channel.close()
@@ -57,8 +57,7 @@ def _receive(channel: Channel) -> list[Row]:
     deadline = time.monotonic() + _WAIT_S
     while True:
         data, fds = channel.receive(max(0.01, deadline - time.monotonic()))
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         message = messages.decode_from_coordinator(data)
         if not isinstance(message, Shown):
             continue
@@ -72,14 +71,10 @@ def _receive(channel: Channel) -> list[Row]:
 def table(rows: list[Row]) -> str:
     """Aligned columns: numbers to the right, in the order the keys first appear."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[_text(row.get(column, "")) for column in columns] for row in rows]
-    widths = [
-        max(len(column), *(len(line[i]) for line in cells)) for i, column in enumerate(columns)
-    ]
-    numeric = [
-        all(isinstance(row.get(column, 0), int | float) for row in rows) for column in columns
-    ]
-    lines = [columns, *cells]
+    lines = [columns]
+    lines += [[str(row.get(key, "")).replace("\n", " ") for key in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    numeric = [all(isinstance(row.get(key, 0), int | float) for row in rows) for key in columns]
     return "\n".join(
         "  ".join(
             text.rjust(width) if right else text.ljust(width)
@@ -87,7 +82,3 @@ def table(rows: list[Row]) -> str:
         ).rstrip()
         for line in lines
     )
-
-
-def _text(value: Any) -> str:
-    return str(value).replace("\n", " ")

@@ -34,19 +34,19 @@ class Trial:
     and nobody must wait for it.
     """
 
-    def __init__(self, part: str, environ: Mapping[str, str], given: bytes = b"") -> None:
-        """`given`: what it reads; without it its standard input ends when it is to end."""
+    def __init__(self, part: str, environ: Mapping[str, str], input_bytes: bytes = b"") -> None:
+        """`input_bytes`: what it reads; without it its standard input ends when it is to end."""
         self._files = contextlib.ExitStack()
         self._output, self._errors, source = (
             self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (closed with us)
             for _ in range(3)
         )
-        source.write(given)
+        source.write(input_bytes)
         source.seek(0)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "shmserve.cuda.doctor", part],
             env=dict(environ),
-            stdin=source if given else subprocess.PIPE,
+            stdin=source if input_bytes else subprocess.PIPE,
             stdout=self._output,
             stderr=self._errors,
         )
@@ -64,8 +64,8 @@ class Trial:
             if line.endswith(b"\n"):
                 return msgspec.json.decode(line, type=kind)
             if ended is not None:
-                told = _content(self._errors).decode(errors="replace").rstrip()
-                last = told.rpartition("\n")[2] or "nothing was said"
+                errors = _content(self._errors).decode(errors="replace").rstrip()
+                last = errors.rpartition("\n")[2] or "nothing was said"
                 raise TrialFailed(f"a trial ended with {describe_status(ended)}: {last}")
             if time.monotonic() > deadline:
                 raise TrialFailed(f"a trial gave no answer within {DEADLINE_S:g} s")

@@ -14,7 +14,7 @@ import sys
 import msgspec
 
 from shmserve.errors import ShmserveError
-from shmserve.protocol import messages
+from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.transport.processes import describe_status
 
@@ -39,8 +39,7 @@ def problem(instance: Instance, timeout_s: float) -> str:
 
 
 def main() -> int:
-    """Load what is on the standard input."""
-    from shmserve.executor import model_loading as loading
+    from shmserve.executor import model_loading
     from shmserve.executor.backends.model_errors import from_load, sanitised
     from shmserve.executor.devices import Devices
     from shmserve.observe import logs
@@ -51,7 +50,7 @@ def main() -> int:
     try:
         try:
             devices = Devices.of(instance.device, Mappings())
-            backend, _ = loading.load(instance, devices)
+            backend, _ = model_loading.load(instance, devices)
             backend.close()
         except Exception as ex:
             raise from_load(ex, logging.getLogger(__name__), instance.name) from ex

@@ -7,22 +7,21 @@ import math
 import os
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, overload
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from shmserve.client import device_arrays as gpu
-from shmserve.client.attempt import Exchange, signature
+from shmserve.client import device_arrays
+from shmserve.client.attempt import RequestAttempt
 from shmserve.client.errors import InferenceError
 from shmserve.client.http_transport import Reply, Transport
-from shmserve.client.memory.block_pool import Memory
-from shmserve.client.memory.shared_memory import Memories
-from shmserve.client.output_sizes import Model, Sizes
+from shmserve.client.memory.block_pool import BlockPool
+from shmserve.client.memory.shared_memory import SharedMemoryPools
+from shmserve.client.output_sizes import ModelOutputs, OutputSizes
 from shmserve.client.result import Result
-from shmserve.client.tensors import Tensor
+from shmserve.client.tensors import ClientTensor
 
 Array = np.ndarray[Any, Any]
 
@@ -64,7 +63,7 @@ class _Call(Struct, frozen=True):
 
     model: str
     version: str
-    inputs: Sequence[Tensor]
+    inputs: Sequence[ClientTensor]
     outputs: tuple[str, ...]
     parameters: Mapping[str, Any] | None
     request_id: str
@@ -77,25 +76,20 @@ class Client:
     """A connection to one server. Thread-safe; not to be used across a fork."""
 
     def __init__(
-        self,
-        url: str,
-        control: str | None,
-        max_bytes: int,
-        max_device_bytes: int,
-        timeout: float,
+        self, url: str, control: str | None, max_bytes: int, max_device_bytes: int, timeout: float
     ) -> None:
         self._pid = os.getpid()
         self._transport = Transport(url, timeout)
-        self._models: dict[tuple[str, str], Model] = {}
+        self._models: dict[tuple[str, str], ModelOutputs] = {}
         self._barred: dict[str, set[str]] = {}  # kinds of memory that a model does not take
-        self._sizes = Sizes()
+        self._sizes = OutputSizes()
         self._transport.request("GET", "/v2/health/live")
-        self._memories = Memories(self._transport, control, max_bytes, max_device_bytes)
+        self._pools = SharedMemoryPools(self._transport, control, max_bytes, max_device_bytes)
 
     @property
     def shared_memory(self) -> bool:
         """Whether tensors go through shared memory; else they travel over HTTP."""
-        return self._memories.host is not None
+        return self._pools.host is not None
 
     def device_memory(self, device: int = 0) -> bool:
         """Whether arrays of a GPU stay there; else they are copied to the host and back.
@@ -105,7 +99,7 @@ class Client:
             ValueError: there is no such GPU.
         """
         self._check(device)
-        return self._memories.on(device) is not None
+        return self._pools.on(device) is not None
 
     @overload
     def empty(self, shape: int | Sequence[int], dtype: Any = ...) -> Array: ...
@@ -132,19 +126,21 @@ class Client:
         """
         self._check(device)
         dims = (shape,) if isinstance(shape, int) else tuple(shape)
-        kind = np.dtype(dtype)
-        if kind.hasobject or kind.itemsize == 0:
-            raise ValueError(f"arrays of {kind} cannot lie in shared memory")
-        nbytes = math.prod(dims) * kind.itemsize
-        memory = self._memories.on(device)
-        block = memory.acquire(nbytes) if memory is not None and nbytes else None
-        if block is None or memory is None:
-            return np.empty(dims, kind) if device is None else gpu.empty(dims, kind, device)
-        array = memory.array(block, 0, nbytes)
-        memory.release(block)  # the array has a lease of its own
+        dtype = np.dtype(dtype)
+        if dtype.hasobject or dtype.itemsize == 0:
+            raise ValueError(f"arrays of {dtype} cannot lie in shared memory")
+        nbytes = math.prod(dims) * dtype.itemsize
+        pool = self._pools.on(device)
+        block = pool.acquire(nbytes) if pool is not None and nbytes else None
+        if block is None or pool is None:
+            if device is None:
+                return np.empty(dims, dtype)
+            return device_arrays.empty(dims, dtype, device)
+        array = pool.array(block, 0, nbytes)
+        pool.release(block)  # the array has a lease of its own
         if device is not None:  # an earlier user's kernels may still be at work on it
-            gpu.synchronize(device)
-        return array.view(kind).reshape(dims)
+            device_arrays.synchronize(device)
+        return array.view(dtype).reshape(dims)
 
     def infer(
         self,
@@ -180,7 +176,7 @@ class Client:
             ImportError: a GPU is meant, and CuPy is not installed.
         """
         self._check(device)
-        tensors = [Tensor(name, value) for name, value in inputs.items()]
+        tensors = [ClientTensor(name, value) for name, value in inputs.items()]
         described = self._model(model, version)
         names = tuple(described.outputs) if outputs is None else tuple(outputs)
         call = _Call(
@@ -191,7 +187,7 @@ class Client:
     def close(self) -> None:
         """Unregister all memory and end the connections; results stay readable."""
         ours = os.getpid() == self._pid  # a forked child must not undo its parent's doing
-        self._memories.close(unregister=ours)
+        self._pools.close(unregister=ours)
         self._transport.close()
 
     def __del__(self) -> None:
@@ -201,58 +197,52 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -------------------------------------------------------------------- inside
-
-    def _run(self, call: _Call, described: Model) -> Result:
+    def _run(self, call: _Call, described: ModelOutputs) -> Result:
         """Try, and try again where the reason of a refusal was our memory."""
-        key, shapes = (call.model, call.version), signature(call.inputs)
+        key = (call.model, call.version)
+        shapes = tuple(sorted(tensor.signature for tensor in call.inputs))
         barred = set(self._barred.get(call.model, ()))
 
-        def memory_of(device: int | None) -> Memory | None:
+        def pool_of(device: int | None) -> BlockPool | None:
             kind = _HOST if device is None else _GPU
-            return self._memories.on(device) if kind not in barred else None
+            return self._pools.on(device) if kind not in barred else None
 
         for repeat in range(_REPEATS + 1):
             sizes = self._sizes.expected(key, shapes, described, call.outputs)
-            exchange = Exchange(memory_of, call.inputs, sizes, call.device)
+            attempt = RequestAttempt(pool_of, call.inputs, sizes, call.device)
             try:
-                reply = self._send(exchange, call)
+                reply = self._send(attempt, call)
                 if reply.status == 200:
-                    result = exchange.result(reply, call.model)
+                    result = attempt.result(reply, call.model)
                     self._sizes.learn(key, shapes, result)
                     return result
             finally:
-                exchange.close()
-            ours = reply.status in _REFUSED and exchange.is_blamed(reply.error)
+                attempt.close()
+            ours = reply.status in _REFUSED and attempt.is_blamed(reply.error)
             if not ours or repeat == _REPEATS:
                 break
             if "should be at least" in reply.error:  # an output is larger than expected
                 self._sizes.mistaken(key, call.outputs)
-            elif repeat or not self._found_again(reply):
-                barred |= self._bar(call.model, exchange, reply.error)
+            elif repeat or reply.status != 404 or not self._pools.register_again():
+                barred |= self._bar(call.model, attempt, reply.error)
         if 400 <= reply.status < 500:  # perhaps for what we remember of the model
             self._models.pop(key, None)
         raise InferenceError(reply.status, reply.error)
 
-    def _bar(self, model: str, exchange: Exchange, reason: str) -> set[str]:
+    def _bar(self, model: str, attempt: RequestAttempt, reason: str) -> set[str]:
         """Which memory to try without; what the model itself does not take is remembered."""
-        if exchange.on_gpu and "CUDA" in reason:
+        if attempt.on_gpu and "CUDA" in reason:
             self._barred.setdefault(model, set()).add(_GPU)
             return {_GPU}
         if "takes no client shared memory" in reason:
             self._barred[model] = {_HOST, _GPU}
         return {_HOST, _GPU}
 
-    def _send(self, exchange: Exchange, call: _Call) -> Reply:
-        headers, body = exchange.request(call.parameters, call.request_id)
+    def _send(self, attempt: RequestAttempt, call: _Call) -> Reply:
+        headers, body = attempt.request(call.parameters, call.request_id)
         if call.receipt:
             headers["shmserve-receipt"] = "1"
         path = _path(call.model, call.version) + "/infer"
@@ -263,27 +253,23 @@ class Client:
             return reply
         finally:
             if not ended:
-                exchange.taint()
+                attempt.taint()
 
-    def _found_again(self, reply: Reply) -> bool:
-        """After a restart of the server: whether it knows our regions now."""
-        return reply.status == 404 and self._memories.register_again()
-
-    def _model(self, model: str, version: str) -> Model:
-        found = self._models.get((model, version))
-        if found is None:
+    def _model(self, model: str, version: str) -> ModelOutputs:
+        described = self._models.get((model, version))
+        if described is None:
             reply = self._transport.request("GET", _path(model, version))
             if reply.status != 200:
                 raise InferenceError(reply.status, reply.error)
-            found = Model.of(msgspec.json.decode(reply.body.data))
-            self._models[model, version] = found
-        return found
+            described = ModelOutputs.from_metadata(msgspec.json.decode(reply.body.data))
+            self._models[model, version] = described
+        return described
 
     def _check(self, device: int | None = None) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("a client cannot be used across a fork: connect in the child")
         if device is not None:
-            gpu.check(device)
+            device_arrays.check(device)
 
 
 def _path(model: str, version: str) -> str:

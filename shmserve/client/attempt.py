@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from shmserve.client import device_arrays as gpu
-from shmserve.client import tensors
+from shmserve.client import device_arrays, tensors
 from shmserve.client.errors import InferenceError
 from shmserve.client.http_transport import Reply
-from shmserve.client.memory.block_pool import Block, Memory
+from shmserve.client.memory.block_pool import Block, BlockPool
 from shmserve.client.result import Result
-from shmserve.client.tensors import Tensor
+from shmserve.client.tensors import ClientTensor
+from shmserve.errors import UnreadableMessage
+from shmserve.protocol.decoding import json_decoder
 
-Array = np.ndarray[Any, Any]
-MemoryOf = Callable[[int | None], Memory | None]
+PoolOf = Callable[[int | None], BlockPool | None]
+Copy = tuple[ClientTensor, Any]  # and the window that it goes to
 HEADER_LENGTH = "Inference-Header-Content-Length"
+_decode = json_decoder()
 _ALIGNMENT = 256  # what GPUs and vector instructions like best
 
 
-class _Window(NamedTuple):
-    """Where an output is to go."""
+class _Place(NamedTuple):
+    """Where a tensor lies: from `offset` of a block of a pool."""
 
-    memory: Memory
+    pool: BlockPool
     block: Block
-    nbytes: int
+    offset: int
+
+    def window(self, nbytes: int) -> dict[str, Any]:
+        """The parameters that name it to the server."""
+        return {
+            "shared_memory_region": self.block.name,
+            "shared_memory_offset": self.offset,
+            "shared_memory_byte_size": nbytes,
+        }
 
 
-class Exchange:
+class RequestAttempt:
     """Holds leases on the blocks of a request until `close`.
 
     Attributes:
@@ -40,23 +50,23 @@ class Exchange:
 
     def __init__(
         self,
-        memory_of: MemoryOf,
-        inputs: Sequence[Tensor],
+        pool_of: PoolOf,
+        inputs: Sequence[ClientTensor],
         outputs: Mapping[str, int | None],
         device: int | None,
     ) -> None:
         """Everything that goes into memory is there when this returns.
 
         Args:
-            memory_of: that of a GPU or, None, of the host; None: it is not to be used.
+            pool_of: the memory of a GPU or, None, of the host; None: it is not to be used.
             outputs: names, with the bytes that fit into memory; None: over HTTP.
             device: the GPU whose memory results shall be in; None: the host's.
         """
-        self._memory_of = memory_of
+        self._pool_of = pool_of
         self._device = device
-        self._held: list[tuple[Memory, Block]] = []
-        self._windows: dict[str, _Window] = {}
-        self._places: dict[str, tuple[Block, int]] = {}
+        self._held: list[tuple[BlockPool, Block]] = []
+        self._places: dict[str, _Place] = {}  # of inputs
+        self._windows: dict[str, tuple[_Place, int]] = {}  # of outputs, with their bytes
         self._inputs = inputs
         self._outputs = outputs
         self._gpus = {tensor.device for tensor in inputs if tensor.device is not None}
@@ -70,37 +80,37 @@ class Exchange:
             raise
         self.shared = bool(self._places or self._windows)
 
-    def _place_inputs(self) -> list[tuple[Tensor, Any]]:
+    def _place_inputs(self) -> list[Copy]:
         """Those in memory that the server knows stay where they are; for the others there is
         one block each on the host and on each GPU. Which are to be copied, and where to."""
-        elsewhere: dict[int | None, list[Tensor]] = {}
+        elsewhere: dict[int | None, list[ClientTensor]] = {}
         for tensor in self._inputs:
-            memory = self._memory_of(tensor.device) if tensor.payload is None else None
-            found = memory.find(tensor.array) if memory is not None else None
-            if found is not None:
-                self._places[tensor.name] = found
+            pool = self._pool_of(tensor.device) if tensor.payload is None else None
+            location = pool.find(tensor.array) if pool is not None else None
+            if pool is not None and location is not None:
+                self._places[tensor.name] = _Place(pool, *location)
                 self.on_gpu |= tensor.device is not None
             elif tensor.nbytes:
                 elsewhere.setdefault(tensor.device, []).append(tensor)
         on_host = elsewhere.pop(None, [])
         copies = []
-        for device, some in elsewhere.items():
-            windows = self._reserved(device, some)
+        for device, tensors_there in elsewhere.items():
+            windows = self._reserve(device, tensors_there)
             copies += windows
-            on_host += [] if windows else some
-        return copies + self._reserved(None, on_host)
+            on_host += [] if windows else tensors_there
+        return copies + self._reserve(None, on_host)
 
-    def _reserved(self, device: int | None, tensors: list[Tensor]) -> list[tuple[Tensor, Any]]:
+    def _reserve(self, device: int | None, tensors: list[ClientTensor]) -> list[Copy]:
         """Windows for all of these in one block; none at all if there is no room."""
-        memory = self._memory_of(device) if tensors else None
-        block = memory.acquire(sum(map(_aligned, tensors))) if memory is not None else None
-        if memory is None or block is None:
+        pool = self._pool_of(device) if tensors else None
+        block = pool.acquire(sum(map(_aligned, tensors))) if pool is not None else None
+        if pool is None or block is None:
             return []
-        self._held.append((memory, block))
+        self._held.append((pool, block))
         self.on_gpu |= device is not None
         windows, offset = [], 0
         for tensor in tensors:
-            self._places[tensor.name] = block, offset
+            self._places[tensor.name] = _Place(pool, block, offset)
             windows.append((tensor, block.window(offset, tensor.nbytes)[0]))
             offset += _aligned(tensor)
         return windows
@@ -109,18 +119,18 @@ class Exchange:
         """A block each: one that the caller keeps must not keep the others."""
         for name, nbytes in self._outputs.items():
             for device in dict.fromkeys((self._device, None)):
-                memory = self._memory_of(device) if nbytes else None
-                block = memory.acquire(nbytes) if memory is not None and nbytes else None
-                if memory is None or block is None or not nbytes:
+                pool = self._pool_of(device) if nbytes else None
+                block = pool.acquire(nbytes) if pool is not None and nbytes else None
+                if pool is None or block is None or not nbytes:
                     continue
-                self._held.append((memory, block))
-                self._windows[name] = _Window(memory, block, nbytes)
+                self._held.append((pool, block))
+                self._windows[name] = _Place(pool, block, 0), nbytes
                 if device is not None:
                     self.on_gpu = True
                     self._gpus.add(device)
                 break
 
-    def _fill(self, copies: list[tuple[Tensor, Any]]) -> None:
+    def _fill(self, copies: list[Copy]) -> None:
         """Copy. What was begun on a GPU ends first: the arrays may only be about to be made,
         and an earlier user's kernels may still be at work on our blocks."""
         self._await_gpus()
@@ -131,14 +141,13 @@ class Exchange:
 
     def _await_gpus(self) -> None:
         for device in self._gpus:
-            gpu.synchronize(device)
+            device_arrays.synchronize(device)
 
     # ------------------------------------------------------------------- request
 
     def request(
         self, parameters: Mapping[str, Any] | None, request_id: str
     ) -> tuple[dict[str, str], list[bytes | memoryview]]:
-        """Headers and body."""
         body: list[bytes | memoryview] = []
         described = []
         for tensor in self._inputs:
@@ -147,7 +156,7 @@ class Exchange:
                 where: dict[str, Any] = {"binary_data_size": tensor.nbytes}
                 body.append(tensor.data())
             else:
-                where = _window(*place, tensor.nbytes)
+                where = place.window(tensor.nbytes)
             described.append(
                 {
                     "name": tensor.name,
@@ -157,13 +166,9 @@ class Exchange:
                 }
             )
         wanted = [
-            {
-                "name": name,
-                "parameters": _window(window.block, 0, window.nbytes)
-                if (window := self._windows.get(name))
-                else {"binary_data": True},
-            }
+            {"name": name, "parameters": place.window(nbytes) if place else {"binary_data": True}}
             for name in self._outputs
+            for place, nbytes in [self._windows.get(name, (None, 0))]
         ]
         document: dict[str, Any] = {"inputs": described, "outputs": wanted}
         if request_id:
@@ -183,12 +188,12 @@ class Exchange:
         """
         try:
             return self._result(reply, model)
-        except (ValueError, KeyError, TypeError, msgspec.DecodeError) as ex:
+        except (ValueError, KeyError, TypeError, UnreadableMessage) as ex:
             raise InferenceError(0, f"the server's response is malformed: {ex}") from ex
 
     def _result(self, reply: Reply, model: str) -> Result:
         length = int(reply.headers.get(HEADER_LENGTH.lower(), len(reply.body)))
-        document = msgspec.json.decode(reply.body[:length].data)
+        document = _decode(reply.body[:length].data)
         arrays = {}
         position = length
         for output in document["outputs"]:
@@ -202,7 +207,7 @@ class Exchange:
             array = tensors.from_bytes(data, output["datatype"], shape, name, model)
             arrays[name] = self._arrived(array)
         receipt = reply.headers.get("shmserve-receipt")
-        return Result(arrays, document, msgspec.json.decode(receipt) if receipt else None)
+        return Result(arrays, document, _decode(receipt.encode()) if receipt else None)
 
     def _arrived(self, array: Any) -> Any:
         """On the device that was asked for; numpy's arrays aligned."""
@@ -211,21 +216,21 @@ class Exchange:
         array = array if array.flags.aligned else array.copy()
         if self._device is None or array.dtype.hasobject:
             return array
-        return gpu.to_device(array, self._device)
+        return device_arrays.to_device(array, self._device)
 
     def _elsewhere(self, output: dict[str, Any], name: str, shape: tuple[int, ...]) -> Any:
         """The bytes of an output that is not in the body: in its window, or there are none."""
-        window = self._windows.get(name)
+        place, size = self._windows.get(name, (None, 0))
         nbytes = tensors.nbytes_of(output["datatype"], shape)
-        if window is None or "data" in output:
+        if place is None or "data" in output:
             if output.get("data"):
                 raise ValueError(f"output '{name}' has data in JSON")
             return np.empty(0, np.uint8)
-        if nbytes is None or nbytes > window.nbytes:
+        if nbytes is None or nbytes > size:
             raise ValueError(f"output '{name}' is larger than its memory")
         if not nbytes:
             return np.empty(0, np.uint8)
-        return window.memory.array(window.block, 0, nbytes)
+        return place.pool.array(place.block, 0, nbytes)
 
     # ---------------------------------------------------------------------- life
 
@@ -235,28 +240,17 @@ class Exchange:
 
     def taint(self) -> None:
         """Nobody knows whether the server is done with these blocks."""
-        for block in [block for _, block in self._held] + [b for b, _ in self._places.values()]:
-            block.tainted = True
+        for pool, block in self._held:
+            pool.taint([block])
+        for place in self._places.values():
+            place.pool.taint([place.block])
 
     def close(self) -> None:
         """End the leases of the request; results have their own."""
         held, self._held = self._held, []
-        for memory, block in held:
-            memory.release(block)
+        for pool, block in held:
+            pool.release(block)
 
 
-def _aligned(tensor: Tensor) -> int:
+def _aligned(tensor: ClientTensor) -> int:
     return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _window(block: Block, offset: int, nbytes: int) -> dict[str, Any]:
-    return {
-        "shared_memory_region": block.name,
-        "shared_memory_offset": offset,
-        "shared_memory_byte_size": nbytes,
-    }
-
-
-def signature(inputs: Iterable[Tensor]) -> tuple[Any, ...]:
-    """What the sizes of a model's outputs usually depend on."""
-    return tuple(sorted(tensor.signature for tensor in inputs))

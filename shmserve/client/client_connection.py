@@ -6,34 +6,28 @@ asked again, which is harmless: to register the same memory twice is no error.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Sequence
 
-import msgspec
-
-from shmserve.errors import Code, DeadlineExceeded, PeerDied, ShmserveError, from_code
-from shmserve.protocol.control import client_messages as wire
-from shmserve.protocol.control.client_messages import (
-    ClientHello,
-    Failed,
-    FromServer,
-    Ok,
-    RegisterMemfd,
-    ServerHello,
-    ToServer,
-    Unregister,
+from shmserve.errors import (
+    Code,
+    DeadlineExceeded,
+    PeerDied,
+    ShmserveError,
+    UnreadableMessage,
+    from_code,
 )
-from shmserve.transport.channel import Channel
+from shmserve.protocol.control import client_messages as wire
+from shmserve.transport.channel import Channel, close_all
 
 _ANSWER_S = 5.0
 _RETRY_S = 3.0  # a restarted coordinator is back by then
 _PAUSE_S = 0.05
 
 
-class Control:
-    """Thread-safe."""
+class ControlConnection:
+    """The connection, and what is asked over it. Thread-safe."""
 
     def __init__(self, path: str) -> None:
         """Connect.
@@ -52,12 +46,12 @@ class Control:
         Raises:
             ShmserveError: it was refused, or nobody is there.
         """
-        self._ask(RegisterMemfd(name, 0, byte_size), [fd])
+        self._ask(wire.RegisterMemfd(name, 0, byte_size), [fd])
 
     def unregister(self, names: Sequence[str]) -> None:
         """Remove regions; raises as `register`."""
         for start in range(0, len(names), 512):
-            self._ask(Unregister(tuple(names[start : start + 512])))
+            self._ask(wire.Unregister(tuple(names[start : start + 512])))
 
     def close(self) -> None:
         """End the connection; what was registered stays until its process ends."""
@@ -66,14 +60,14 @@ class Control:
                 self._channel.close()
                 self._channel = None
 
-    def _ask(self, message: ToServer, fds: Sequence[int] = ()) -> None:
+    def _ask(self, message: wire.ToServer, fds: Sequence[int] = ()) -> None:
         with self._lock:
             until = time.monotonic() + self._patience_s
             while True:
                 try:
                     if self._channel is None:
                         self._channel = self._connect()
-                    reply = _exchange(self._channel, message, fds)
+                    reply = _converse(self._channel, message, fds)
                     self._patience_s = _RETRY_S
                     break
                 except (PeerDied, DeadlineExceeded):
@@ -84,31 +78,30 @@ class Control:
                         self._patience_s = 0.0
                         raise
                     time.sleep(_PAUSE_S)
-        if isinstance(reply, Failed):
+        if isinstance(reply, wire.Failed):
             raise from_code(Code(reply.code), reply.text)
-        if not isinstance(reply, Ok):
+        if not isinstance(reply, wire.Ok):
             raise PeerDied("the server gave no proper reply")
 
     def _connect(self) -> Channel:
         channel = Channel.connect(self._path, _ANSWER_S)
         try:
-            hello = _exchange(channel, ClientHello(wire.VERSION))
+            hello = _converse(channel, wire.ClientHello(wire.VERSION))
         except ShmserveError:
             channel.close()
             raise
-        if not isinstance(hello, ServerHello) or hello.version != wire.VERSION:
+        if not isinstance(hello, wire.ServerHello) or hello.version != wire.VERSION:
             channel.close()
             raise PeerDied("the server speaks another version")
         return channel
 
 
-def _exchange(channel: Channel, message: ToServer, fds: Sequence[int] = ()) -> FromServer:
+def _converse(channel: Channel, message: wire.ToServer, fds: Sequence[int] = ()) -> wire.FromServer:
     channel.send(wire.encode(message), fds)
     data, received = channel.receive(_ANSWER_S)
-    for fd in received:  # none is due
-        os.close(fd)
+    close_all(received)  # none is due
     try:
-        reply: FromServer = wire.decode_from_server(data)
-    except msgspec.DecodeError:
+        reply: wire.FromServer = wire.decode_from_server(data)
+    except UnreadableMessage:
         raise PeerDied("the server's reply is malformed") from None
     return reply

@@ -31,12 +31,7 @@ def cupy() -> Any:
 
 
 def check(device: int) -> None:
-    """Make sure that a device is there.
-
-    Raises:
-        ImportError: as `cupy`.
-        ValueError: CUDA shows this process no such device.
-    """
+    """Raises ValueError if CUDA shows this process no such device; else as `cupy`."""
     cuda = cupy().cuda.runtime
     try:
         count = int(cuda.getDeviceCount())
@@ -101,9 +96,9 @@ def to_host(array: Any, target: Array | None = None) -> Array:
 
 def to_device(array: Array, device: int) -> Any:
     """A copy of a row-major array on a device, complete for whatever stream uses it."""
-    made = empty(array.shape, array.dtype, device)
-    if made.nbytes:
-        with made.device:
-            made.set(array)
+    copied = empty(array.shape, array.dtype, device)
+    if copied.nbytes:
+        with copied.device:
+            copied.set(array)
             cupy().cuda.get_current_stream().synchronize()
-    return made
+    return copied

@@ -10,14 +10,16 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
 from shmserve.client.errors import InferenceError
+from shmserve.errors import UnreadableMessage
+from shmserve.protocol.decoding import json_decoder
 
 Array = np.ndarray[Any, Any]
 _MAX_IDLE = 16
+_decode = json_decoder()
 
 
 class Reply(Struct, frozen=True):
@@ -31,8 +33,8 @@ class Reply(Struct, frozen=True):
     def error(self) -> str:
         """What an error response says."""
         try:
-            return str(msgspec.json.decode(self.body.data)["error"])
-        except (msgspec.DecodeError, KeyError, TypeError):
+            return str(_decode(self.body.data)["error"])
+        except (UnreadableMessage, KeyError, TypeError):
             return f"the server answered with status {self.status}"
 
 
@@ -106,17 +108,14 @@ class Transport:
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
+            if connection is None and self.unix_path:
+                return _UnixConnection(self.unix_path, timeout_s)
             if connection is None:
-                return self._new(timeout_s)
+                return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
             if _usable(connection):
                 connection.sock.settimeout(timeout_s)
                 return connection
             connection.close()
-
-    def _new(self, timeout_s: float) -> http.client.HTTPConnection:
-        if self.unix_path:
-            return _UnixConnection(self.unix_path, timeout_s)
-        return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
 
     def _keep(self, connection: http.client.HTTPConnection, ends: bool) -> None:
         with self._lock:

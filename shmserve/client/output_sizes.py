@@ -14,17 +14,17 @@ _MANY = 1024
 _SMALL = 4096  # below this a response body carries it as fast
 
 
-class Model(Struct, frozen=True):
+class ModelOutputs(Struct, frozen=True):
     """A model as its metadata describes it: outputs with datatype and shape."""
 
     outputs: dict[str, tuple[str, tuple[int, ...]]]
 
     @classmethod
-    def of(cls, metadata: Any) -> Model:
+    def from_metadata(cls, metadata: Any) -> ModelOutputs:
         return cls({o["name"]: (o["datatype"], tuple(o["shape"])) for o in metadata["outputs"]})
 
 
-class Sizes:
+class OutputSizes:
     """Static shapes tell; else the sizes of an earlier answer to inputs of the same shapes.
     Outputs that turned out larger once are not guessed again. Thread-safe."""
 
@@ -34,22 +34,21 @@ class Sizes:
         self._unsure: set[tuple[Hashable, str]] = set()
 
     def expected(
-        self, key: Hashable, shapes: Hashable, model: Model, names: Iterable[str]
+        self, key: Hashable, shapes: Hashable, model: ModelOutputs, names: Iterable[str]
     ) -> dict[str, int | None]:
         """Bytes by output; None: unknown, or not worth shared memory."""
         with self._lock:
             seen = self._seen.get((key, shapes), {})
-            found: dict[str, int | None] = {}
+            sizes: dict[str, int | None] = {}
             for name in names:
                 datatype, shape = model.outputs.get(name, (tensors.BYTES, ()))
                 size = tensors.nbytes_of(datatype, shape)
                 size = seen.get(name) if size is None else size
                 small = size is None or size < _SMALL
-                found[name] = None if small or (key, name) in self._unsure else size
-            return found
+                sizes[name] = None if small or (key, name) in self._unsure else size
+            return sizes
 
     def learn(self, key: Hashable, shapes: Hashable, arrays: Mapping[str, Any]) -> None:
-        """Remember an answer's sizes."""
         sizes = {name: a.nbytes for name, a in arrays.items() if a.dtype.kind != "O"}
         with self._lock:
             if len(self._seen) >= _MANY:

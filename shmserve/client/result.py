@@ -19,10 +19,7 @@ class Result(Mapping[str, Any]):
     """
 
     def __init__(
-        self,
-        arrays: dict[str, Any],
-        document: dict[str, Any],
-        receipt: dict[str, Any] | None,
+        self, arrays: dict[str, Any], document: dict[str, Any], receipt: dict[str, Any] | None
     ) -> None:
         self._arrays = arrays
         self.model = str(document.get("model_name", ""))

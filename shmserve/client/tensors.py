@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shmserve.client import device_arrays as gpu
+from shmserve.client import device_arrays
 from shmserve.errors import ShmserveError
 from shmserve.tensor import bytes_codec
 
@@ -25,7 +25,7 @@ _BY_NAME: dict[str, np.dtype[Any]] = {
 _BY_DTYPE = {dtype: name for name, dtype in _BY_NAME.items()}
 
 
-class Tensor:
+class ClientTensor:
     """An array on its way: `payload` has the bytes of BYTES elements, else `array` has, which
     is numpy's, or CuPy's on the GPU `device`."""
 
@@ -50,30 +50,30 @@ class Tensor:
 
     def write(self, target: Any) -> None:
         """Copy the bytes to memory of exactly their size, of the host or, if they lie there
-        (then `gpu.synchronize` tells when it is done), of their GPU."""
+        (then `device_arrays.synchronize` tells when it is done), of their GPU."""
         if self.payload is not None:
             target[:] = np.frombuffer(self.payload, np.uint8)
         elif self.device is None:
             np.copyto(target.view(self.array.dtype).reshape(self.shape), self.array)
         elif isinstance(target, np.ndarray):
-            gpu.to_host(self.array, target)
+            device_arrays.to_host(self.array, target)
         else:
-            gpu.copy(self.array, target)
+            device_arrays.copy(self.array, target)
 
     def data(self) -> memoryview:
         """The bytes, for a body."""
         if self.payload is not None:
             return memoryview(self.payload)
-        array = self.array if self.device is None else gpu.to_host(self.array)
+        array = self.array if self.device is None else device_arrays.to_host(self.array)
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _array(name: str, value: Any) -> tuple[Any, int | None]:
     """As an array, and the GPU it is on."""
-    if not gpu.is_on_gpu(value):
+    if not device_arrays.is_on_gpu(value):
         return np.asarray(value), None
     try:
-        array = gpu.as_cupy(value)
+        array = device_arrays.as_cupy(value)
     except ValueError as ex:
         raise ValueError(f"input '{name}': {ex}") from None
     return array, int(array.device.id)
@@ -85,9 +85,9 @@ def datatype_of(dtype: np.dtype[Any], name: str) -> str:
     Raises:
         ValueError: it has none.
     """
-    found = _BY_DTYPE.get(dtype)
-    if found is not None:
-        return found
+    datatype = _BY_DTYPE.get(dtype)
+    if datatype is not None:
+        return datatype
     if dtype.kind in "SUO":
         return BYTES
     if dtype.name == "bfloat16":

@@ -1,0 +1,1 @@
+"""The process that alone writes the registry: models, regions, budget, settings, statistics."""

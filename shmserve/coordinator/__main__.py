@@ -8,7 +8,8 @@ import sys
 from setproctitle import setproctitle
 
 from shmserve import config, repository
-from shmserve.coordinator.service import Coordinator
+from shmserve.coordinator import service
+from shmserve.coordinator.assembly import Launch
 from shmserve.observe import logs
 
 
@@ -21,14 +22,9 @@ def main() -> int:
     settings = config.load()
     setproctitle("shmserve: coordinator")
     logs.setup("coordinator", settings.log_level)
-    return Coordinator(
-        settings,
-        config.run_dir(settings),
-        arguments.process_id,
-        arguments.epoch,
-        arguments.master_fd,
-        repository,
-    ).run()
+    run_dir = config.run_dir(settings)
+    launch = Launch(settings, run_dir, arguments.process_id, arguments.epoch, arguments.master_fd)
+    return service.run(launch, repository)
 
 
 if __name__ == "__main__":

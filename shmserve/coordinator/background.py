@@ -16,19 +16,19 @@ _log = logging.getLogger(__name__)
 
 _MOST = 4096
 
+Done = Callable[[Any], None]
+
 
 class Background:
-    """See the module. `wake` is called from its thread when something is done."""
+    """The thread and its jobs. `wake` is called from its thread when something is done."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._jobs: queue.Queue[tuple[Callable[[], Any], Callable[[Any], None]]] = queue.Queue(
-            _MOST
-        )
-        self._done: queue.SimpleQueue[tuple[Callable[[Any], None], Any]] = queue.SimpleQueue()
+        self._jobs: queue.Queue[tuple[Callable[[], Any], Done]] = queue.Queue(_MOST)
+        self._done: queue.SimpleQueue[tuple[Done, Any]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
+    def submit(self, work: Callable[[], Any], done: Done) -> bool:
         """Do `work`, then call `done` with its result in `settle`; False: too much is waiting."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="background", daemon=True)

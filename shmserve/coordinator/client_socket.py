@@ -1,7 +1,7 @@
 """The client socket: local programs pass sealed memory instead of naming objects.
 
-Who may what is decided as for everybody (`core.regions`): SO_PEERCRED says who calls. The
-peers are strangers, so: one request per connection and turn, no reading while a reply is
+Who may what is decided as for everybody (`core.regions.region_book`): SO_PEERCRED says who
+calls. The peers are strangers, so: one request per connection and turn, no reading while a reply is
 unsent, bounds on connections, deadlines on hello and replies, and one that sends nonsense
 is closed, alone. Replies leave after what they acknowledge was published (`settle`).
 """
@@ -17,30 +17,23 @@ import stat
 import time
 from collections import Counter
 
-import msgspec
-
 from shmserve.config import Settings
-from shmserve.coordinator.regions.registrations import Regions
+from shmserve.coordinator.regions.registrations import RegionRegistrations
 from shmserve.core.regions.region_book import Caller, visible
 from shmserve.core.registry import SYSTEM
-from shmserve.errors import Code, InvalidArgument, ProtocolViolation, ShmserveError
-from shmserve.protocol.control import client_messages as wire
-from shmserve.protocol.control.client_messages import (
-    ClientHello,
-    Failed,
-    FromServer,
-    Ok,
-    RegionInfo,
-    RegisterMemfd,
-    ServerHello,
-    Status,
-    ToServer,
-    Unregister,
+from shmserve.errors import (
+    Code,
+    InvalidArgument,
+    PeerDied,
+    ProtocolViolation,
+    ShmserveError,
+    TooLarge,
 )
+from shmserve.protocol.control import client_messages as wire
 from shmserve.shm import client_object
-from shmserve.transport import peer_credentials as peers
-from shmserve.transport.channel import listen, received_fds
-from shmserve.transport.deferred_close import Closer
+from shmserve.transport import peer_credentials
+from shmserve.transport.channel import Channel, listen
+from shmserve.transport.deferred_close import DeferredClose
 
 _log = logging.getLogger(__name__)
 
@@ -52,42 +45,42 @@ _PAGE = 128  # regions in one reply
 _ANCILLARY = socket.CMSG_SPACE(2 * 4)  # one descriptor too many is told; more are not taken
 
 
-class Connection:
+class ClientConnection:
     """One program's connection. `reply` is what it has not been sent yet."""
 
-    def __init__(self, sock: socket.socket, now: float) -> None:
-        sock.setblocking(False)
+    def __init__(self, sock: socket.socket, channel: Channel, now: float) -> None:
         self.sock = sock
-        self.caller = peers.caller_of(sock)
+        self.channel = channel
+        self.caller = peer_credentials.caller_of(sock)
         self.greeted = False
         self.ending = False  # once the reply is sent
         self.reply = b""
         self.deadline = now + _PATIENCE_S
 
 
-class ClientDoor:
-    """See the module. The selector's data is the door for its listener, a `Connection` else."""
+class ClientSocket:
+    """The selector's data is this for its listener, a `ClientConnection` else."""
 
     def __init__(
         self,
         settings: Settings,
         run_dir: str,
-        regions: Regions,
+        regions: RegionRegistrations,
         selector: selectors.BaseSelector,
     ) -> None:
         self._settings = settings
         self._regions = regions
         self._selector = selector
         self._path = settings.client_socket or os.path.join(run_dir, wire.SOCKET_NAME)
-        self._connections: set[Connection] = set()
+        self._connections: set[ClientConnection] = set()
         self._per_user: Counter[int] = Counter()
-        self._unsent: list[Connection] = []
+        self._unsent: list[ClientConnection] = []
         self._buffer = memoryview(bytearray(_MAX_MESSAGE))
-        self._closer = Closer()
+        self._closer = DeferredClose()
         self._listening = False
 
     def open(self) -> None:
-        """Begin to listen. A path that cannot be used costs this door, not the service."""
+        """Begin to listen. A path that cannot be used costs this socket, not the service."""
         if self._settings.client_shm_mode == "off":
             return
         try:
@@ -116,7 +109,8 @@ class ClientDoor:
             if ex.errno in (errno.EMFILE, errno.ENFILE):
                 _log.error("no descriptors left for client connections")
             return
-        connection = Connection(sock, time.monotonic())
+        channel = Channel(sock, self._buffer, self._closer.close)
+        connection = ClientConnection(sock, channel, time.monotonic())
         uid = connection.caller.uid
         if len(self._connections) >= _MAX_CONNECTIONS or self._per_user[uid] >= _MAX_PER_USER:
             _log.warning("too many client connections uid=%d", uid)
@@ -126,7 +120,7 @@ class ClientDoor:
         self._per_user[uid] += 1
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
-    def ready(self, connection: Connection, events: int) -> None:
+    def ready(self, connection: ClientConnection, events: int) -> None:
         """A connection can be read, or written if a reply waits."""
         if connection.reply:
             if events & selectors.EVENT_WRITE:
@@ -136,13 +130,11 @@ class ClientDoor:
             received = self._receive(connection)
             if received is not None:
                 self._handle(connection, *received)
-        except EOFError:
+        except PeerDied:
             self._end(connection)
-        except (ProtocolViolation, msgspec.DecodeError) as ex:
-            _log.info(
-                "client closed uid=%d pid=%d reason=%s",
-                connection.caller.uid, connection.caller.pid, ex,
-            )  # fmt: skip
+        except ProtocolViolation as ex:
+            caller = connection.caller
+            _log.info("client closed uid=%d pid=%d reason=%s", caller.uid, caller.pid, ex)
             self._end(connection)
 
     def settle(self, now: float) -> None:
@@ -156,60 +148,51 @@ class ClientDoor:
             if (connection.reply or not connection.greeted) and now >= connection.deadline:
                 self._end(connection)
 
-    # --------------------------------------------------------------------- inside
-
-    def _receive(self, connection: Connection) -> tuple[ToServer, list[int]] | None:
+    def _receive(self, connection: ClientConnection) -> tuple[wire.ToServer, list[int]] | None:
         space = 0 if self._closer.stuck else _ANCILLARY
-        try:
-            size, ancillary, flags, _ = connection.sock.recvmsg_into(
-                [self._buffer], space, socket.MSG_CMSG_CLOEXEC
-            )
-        except BlockingIOError:
+        received = connection.channel.receive_within(0.0, space)
+        if received is None:
             return None
-        except OSError:
-            raise EOFError from None
-        fds = received_fds(ancillary) if ancillary else []
+        data, fds = received
         try:
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise ProtocolViolation("a message was too long or carried too many descriptors")
-            if size == 0:
-                raise EOFError
-            message: ToServer = wire.decode_to_server(self._buffer[:size])
+            message: wire.ToServer = wire.decode_to_server(data)
         except BaseException:
             self._closer.close(fds)
             raise
         return message, fds
 
-    def _handle(self, connection: Connection, message: ToServer, fds: list[int]) -> None:
-        reply: FromServer
-        if isinstance(message, RegisterMemfd) and connection.greeted:
+    def _handle(self, connection: ClientConnection, message: wire.ToServer, fds: list[int]) -> None:
+        reply: wire.FromServer
+        if isinstance(message, wire.RegisterMemfd) and connection.greeted:
             reply = self._register(connection.caller, message, fds)
         else:
             self._closer.close(fds)
-            if isinstance(message, ClientHello) == connection.greeted:
+            if isinstance(message, wire.ClientHello) == connection.greeted:
                 raise ProtocolViolation(f"{type(message).__name__} out of turn")
-            if isinstance(message, ClientHello):
+            if isinstance(message, wire.ClientHello):
                 connection.greeted = True
                 connection.ending = message.version != wire.VERSION
-                reply = ServerHello(wire.VERSION)
-            elif isinstance(message, Unregister):
+                reply = wire.ServerHello(wire.VERSION)
+            elif isinstance(message, wire.Unregister):
                 reply = self._unregister(connection.caller, message)
-            elif isinstance(message, Status):
+            elif isinstance(message, wire.ListRegions):
                 reply = self._status(connection.caller, message)
             else:
                 raise ProtocolViolation("a registration before the hello")
         connection.reply = wire.encode(reply)
         self._unsent.append(connection)
 
-    def _register(self, caller: Caller, message: RegisterMemfd, fds: list[int]) -> FromServer:
-        if len(fds) != 1 or not client_object.is_sealed_memory(fds[0]):
+    def _register(
+        self, caller: Caller, message: wire.RegisterMemfd, fds: list[int]
+    ) -> wire.FromServer:
+        refusal = ""
+        if len(fds) != 1:
+            refusal = "exactly one descriptor must come with a registration"
+        elif not client_object.is_sealed_memory(fds[0]):
+            refusal = "the descriptor must be a memfd sealed with F_SEAL_SHRINK and F_SEAL_GROW"
+        if refusal:
             self._closer.close(fds)
-            text = (
-                "exactly one descriptor must come with a registration"
-                if len(fds) != 1
-                else "the descriptor must be a memfd sealed with F_SEAL_SHRINK and F_SEAL_GROW"
-            )
-            return Failed(Code.INVALID_ARGUMENT, text)
+            return wire.Failed(Code.INVALID_ARGUMENT, refusal)
         try:
             try:
                 client_object.check_sealed(fds[0], message.name)
@@ -220,35 +203,31 @@ class ClientDoor:
                 caller, message.name, message.offset, message.byte_size, fds[0]
             )
         except ShmserveError as ex:
-            return Failed(ex.code, ex.message)
-        return Ok()
+            return wire.Failed(ex.code, ex.message)
+        return wire.Ok()
 
-    def _unregister(self, caller: Caller, message: Unregister) -> FromServer:
+    def _unregister(self, caller: Caller, message: wire.Unregister) -> wire.FromServer:
         book, now = self._regions.book, time.monotonic()
         if message.names:
             for name in filter(None, message.names):
                 self._regions.forget(book.unregister(caller, name), now)
         elif caller.pid:
             self._regions.process_ended(caller.pid, caller.started, now)
-        return Ok()
+        return wire.Ok()
 
-    def _status(self, caller: Caller, message: Status) -> FromServer:
-        everything = self._regions.book.regions
-        found = [
-            region
-            for region in visible(everything, caller, self._settings, os.geteuid(), SYSTEM)
-            if region.name > message.after
-        ]
-        page = tuple(RegionInfo(r.name, r.key, r.offset, r.byte_size) for r in found[:_PAGE])
-        return Ok(page, more=len(found) > _PAGE)
+    def _status(self, caller: Caller, message: wire.ListRegions) -> wire.FromServer:
+        book = self._regions.book.regions
+        own = visible(book, caller, self._settings, os.geteuid(), SYSTEM)
+        regions = [region for region in own if region.name > message.after]
+        page = tuple(wire.RegionInfo(r.name, r.key, r.offset, r.byte_size) for r in regions[:_PAGE])
+        return wire.Ok(page, more=len(regions) > _PAGE)
 
-    def _send(self, connection: Connection) -> None:
+    def _send(self, connection: ClientConnection) -> None:
         try:
-            connection.sock.send(connection.reply)
-        except BlockingIOError:
-            self._watch(connection, selectors.EVENT_WRITE)
-            return
-        except OSError:
+            if not connection.channel.send(connection.reply, wait=False):
+                self._watch(connection, selectors.EVENT_WRITE)
+                return
+        except (PeerDied, TooLarge):
             self._end(connection)
             return
         connection.reply = b""
@@ -257,17 +236,17 @@ class ClientDoor:
         else:
             self._watch(connection, selectors.EVENT_READ)
 
-    def _watch(self, connection: Connection, events: int) -> None:
+    def _watch(self, connection: ClientConnection, events: int) -> None:
         if self._selector.get_key(connection.sock).events != events:
             self._selector.modify(connection.sock, events, connection)
 
-    def _end(self, connection: Connection) -> None:
+    def _end(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
         self._per_user[connection.caller.uid] -= 1
         if not self._per_user[connection.caller.uid]:
             del self._per_user[connection.caller.uid]
         self._selector.unregister(connection.sock)
-        connection.sock.close()
+        connection.channel.close()
 
 
 def _listen(path: str, for_everybody: bool) -> socket.socket:

@@ -6,33 +6,37 @@ next hello. A peer that sends what the protocol forbids is closed as well, alone
 
 from __future__ import annotations
 
-import array
+import logging
 import os
 import socket
-import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from shmserve.errors import PeerDied, ProtocolViolation
-from shmserve.protocol import messages
-from shmserve.protocol.messages import FromCoordinator
-from shmserve.transport.channel import ANCILLARY, MAX_MESSAGE, received_fds
+from shmserve.errors import ProtocolViolation
+from shmserve.protocol.control import messages
+from shmserve.protocol.control.messages import FromCoordinator
+from shmserve.transport.channel import MAX_MESSAGE, Channel, close_all
+
+_log = logging.getLogger(__name__)
 
 _MAX_QUEUED = 1024  # messages a peer may leave unread beyond its socket's buffer
 _BURST = 64  # messages taken from one peer before others get their turn
 
 
-class Peer:
+class ProcessConnection:
     """One connection. `process` and `role` are set by its hello."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
+    def __init__(self, sock: socket.socket, buffer: memoryview | None = None) -> None:
         self.sock = sock
-        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        self.pid, self.uid, _ = struct.unpack("3i", raw)
+        self._channel = Channel(sock, buffer)
+        self.pid, self.uid = self._channel.peer_pid, self._channel.peer_uid
         self.process = ""
         self.role = ""
         self._queue: deque[tuple[bytes, list[int]]] = deque()
+
+    def greeted(self, process: str, role: str) -> None:
+        """Its hello says who it is; nobody any more, once another connection is that process's."""
+        self.process, self.role = process, role
 
     @property
     def backlogged(self) -> bool:
@@ -61,21 +65,12 @@ class Peer:
         """
         while self._queue:
             data, fds = self._queue[0]
-            try:
-                if fds:
-                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-                    self.sock.sendmsg([data], [rights])
-                else:
-                    self.sock.send(data)
-            except BlockingIOError:
+            if not self._channel.send(data, fds, wait=False):
                 return
-            except OSError as ex:
-                raise PeerDied(f"the peer is gone: {ex.strerror}") from ex
             self._queue.popleft()
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
 
-    def receive(self, buffer: memoryview) -> Iterator[tuple[memoryview, list[int]]]:
+    def receive(self) -> Iterator[tuple[memoryview, list[int]]]:
         """The messages that are there, each valid until the next, with fds to be closed.
 
         Raises:
@@ -83,41 +78,29 @@ class Peer:
             ProtocolViolation: a message that is too long.
         """
         for _ in range(_BURST):
-            try:
-                size, ancillary, flags, _ = self.sock.recvmsg_into(
-                    [buffer], ANCILLARY, socket.MSG_CMSG_CLOEXEC
-                )
-            except BlockingIOError:
+            received = self._channel.receive_within(0.0)
+            if received is None:
                 return
-            except ConnectionResetError:  # it left messages unread; told once, before its own
-                continue
-            except OSError as ex:
-                raise PeerDied(f"the peer is gone: {ex.strerror}") from ex
-            fds = received_fds(ancillary) if ancillary else []
-            if size == 0 or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                for fd in fds:
-                    os.close(fd)
-                if size == 0:
-                    raise PeerDied("the peer has closed its link")
-                raise ProtocolViolation("a message was too long or carried too many fds")
-            yield buffer[:size], fds
+            yield received
 
     def close(self) -> None:
-        self.sock.close()
+        self._channel.close()
         while self._queue:
-            for fd in self._queue.popleft()[1]:
-                os.close(fd)
+            close_all(self._queue.popleft()[1])
 
 
-def accept(listener: socket.socket, refused: Callable[[int], None]) -> Peer | None:
-    """The next connection of this user's or root's process; others are closed at once."""
+def accept(listener: socket.socket, buffer: memoryview) -> ProcessConnection | None:
+    """The next connection of this user's or root's process; others are closed at once.
+
+    All of them receive into `buffer`.
+    """
     try:
         sock, _ = listener.accept()
     except (BlockingIOError, ConnectionAbortedError):
         return None
-    peer = Peer(sock)
-    if peer.uid not in (0, os.geteuid()):
-        peer.close()
-        refused(peer.uid)
+    connection = ProcessConnection(sock, buffer)
+    if connection.uid not in (0, os.geteuid()):
+        connection.close()
+        _log.warning("refused a peer of another user %d", connection.uid)
         return None
-    return peer
+    return connection

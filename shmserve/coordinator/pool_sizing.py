@@ -76,6 +76,11 @@ def pool_size(wanted: int, size: int, free: int, memory: int | None) -> tuple[in
     return pool, ""
 
 
+def host_pool(wanted: int) -> tuple[int, str]:
+    """`pool_size` of this process's host and cgroup."""
+    return pool_size(wanted, *shm_space(), cgroup_limit())
+
+
 def arena_size(pool: int, processes: int, wanted: int) -> tuple[int, str]:
     """(bytes of each process's first segment, one sentence on what to change, or "").
 

@@ -7,6 +7,7 @@ that there is (the selector's) has a deadline of at most a second.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import signal
@@ -14,29 +15,21 @@ import socket
 import time
 
 from shmserve.config import Settings
-from shmserve.coordinator import pool_sizing as limits
+from shmserve.coordinator import assembly, pool_sizing
+from shmserve.coordinator.assembly import Launch, Outside
 from shmserve.coordinator.background import Background
-from shmserve.coordinator.client_socket import ClientDoor, Connection
-from shmserve.coordinator.connections import Peer
-from shmserve.coordinator.desk import Desk
+from shmserve.coordinator.checkpoint import Checkpoint, CheckpointFile
+from shmserve.coordinator.client_socket import ClientConnection, ClientSocket
+from shmserve.coordinator.connections import ProcessConnection
 from shmserve.coordinator.links import Links
-from shmserve.coordinator.models import desired_models as wanted
-from shmserve.coordinator.models.model_control import ModelControl
-from shmserve.coordinator.models.supervisor_sync import Orders
-from shmserve.coordinator.plan import Plan, PlanFile
-from shmserve.coordinator.regions.owners import Owners, Process
-from shmserve.coordinator.regions.registrations import Regions
-from shmserve.coordinator.runtime_settings import TuningDesk
-from shmserve.coordinator.stats.counter_totals import SETTLE_S, Counters
-from shmserve.coordinator.stats.introspection import Information
-from shmserve.coordinator.stats.monitoring import Monitoring
-from shmserve.core.control.reconciler import Fleet
-from shmserve.core.control.runtime_settings import initial_log
-from shmserve.core.memory.budget import Ledger
+from shmserve.coordinator.message_router import MessageRouter
+from shmserve.coordinator.models import desired_models
+from shmserve.coordinator.models.desired_models import DesiredModels, Library
+from shmserve.coordinator.models.repository_jobs import RepositoryJobs
+from shmserve.coordinator.regions.owners import Owners
 from shmserve.errors import ConfigError
-from shmserve.observe import gpus
 from shmserve.observe.gpu_use import GpuUse
-from shmserve.protocol import messages
+from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Welcome
 from shmserve.shm import segment
 from shmserve.shm.registry_page import RegistryWriter
@@ -50,215 +43,141 @@ _LOCK_WAIT_S = 2.0
 _TICK_S = 1.0
 _SOON_S = 0.05
 _AFTER_MASTER_S = 4.0  # with the master gone: for requests to end, if nobody stops us earlier
-_LEDGER_SETTLE_S = 0.2  # after a restart: holders say what they hold before more is granted
 
 
-class Coordinator:
-    """One life of the coordinator. `run` returns its exit status."""
+def run(launch: Launch, library: Library) -> int:
+    """One life of the coordinator; its exit status."""
+    lock = rundir.lock(launch.run_dir, "coordinator")
+    if not _acquire(lock):
+        _log.error("another coordinator runs pid=%s", lock.holder())
+        return 1
+    wake = WakeUp()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: wake.stop())
+    raise_fd_limit()  # a region is a descriptor
+    writer = RegistryWriter(launch.run_dir, launch.epoch)
+    try:
+        CoordinatorLoop(launch, library, writer, wake).run()
+    finally:
+        writer.close()
+        wake.close()
+        segment.sweep()  # of processes killed at birth of a segment
+        lock.release()
+    return 0
 
-    def __init__(
-        self,
-        settings: Settings,
-        run_dir: str,
-        process: str,
-        epoch: str,
-        master_fd: int,
-        library: wanted.Library,
-    ) -> None:
-        self._settings = settings
-        self._run_dir = run_dir
-        self._process = process
-        self._epoch = epoch
-        self._master_fd = master_fd
-        self._library = library
-        self._selector = selectors.DefaultSelector()
-        self._links = Links(self._selector, self._welcome, lambda: self._desk)
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._stop_at: float | None = None
-        self._desk: Desk
-        self._background: Background
-        self._door: ClientDoor | None = None
-        self._gpus = GpuUse()
 
-    def run(self) -> int:
-        lock = rundir.lock(self._run_dir, "coordinator")
-        if not _acquire(lock):
-            _log.error("another coordinator runs pid=%s", lock.holder())
-            return 1
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.stop())
-        raise_fd_limit()  # a region is a descriptor
-        writer = RegistryWriter(self._run_dir, self._epoch)
-        try:
-            self._start(writer)
-            while self._stop_at is None or time.monotonic() < self._stop_at:
-                self._turn()
-        finally:
-            self._close()
-            writer.close()
-            segment.sweep()  # of processes killed at birth of a segment
-            lock.release()
-        return 0
+class WakeUp:
+    """Ends the selector's wait: from signal handlers and other threads. `fd` is readable then."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.stopping = False
+
+    def __call__(self) -> None:
+        os.eventfd_write(self.fd, 1)
 
     def stop(self) -> None:
-        """End the loop; safe in a signal handler."""
-        self._stop_at = 0.0
-        os.eventfd_write(self._wake_fd, 1)
+        """End the loop, too; safe in a signal handler."""
+        self.stopping = True
+        self()
 
-    # --------------------------------------------------------------------- start
+    def close(self) -> None:
+        os.close(self.fd)
 
-    def _start(self, writer: RegistryWriter) -> None:
-        now = time.monotonic()
+
+class CoordinatorLoop:
+    """The parts of one life, and the loop that gives them events and time."""
+
+    def __init__(
+        self, launch: Launch, library: Library, writer: RegistryWriter, wake: WakeUp
+    ) -> None:
+        settings, run_dir = launch.settings, launch.run_dir
+        self._wake = wake
+        self._master_fd = launch.master_fd
+        self._stop_at = math.inf
         again = writer.previous is not None
         if not again:
             swept = segment.sweep()
             if swept:
                 _log.info("removed what earlier services left segments=%d", swept)
-        plan_file = PlanFile(self._run_dir, self._epoch)
-        plan = plan_file.read()
-        marks = {} if plan else self._survey()
-        chosen = wanted.Wanted() if plan else wanted.choose(self._settings, self._library.scan)
-        pool = self._pool_bytes()
-        self._arena_bytes = self._arena_size(pool, _instances(plan, chosen))
-        ledger = Ledger(pool, self._arena_bytes, now + _LEDGER_SETTLE_S if again else 0.0)
-        fleet = self._fleet(ledger)
+        file = CheckpointFile(run_dir, launch.epoch)
+        checkpoint = file.read()
+        fingerprints = {} if checkpoint else _survey(settings, library)
+        desired = DesiredModels() if checkpoint else desired_models.choose(settings, library.scan)
+        pool_bytes = _advised(*pool_sizing.host_pool(settings.pool_bytes))
+        processes = settings.http_workers + _instances(checkpoint, desired)
+        arena_bytes = _advised(*pool_sizing.arena_size(pool_bytes, processes, settings.arena_bytes))
+        self._selector = selectors.DefaultSelector()
+        welcome = Welcome(messages.VERSION, launch.epoch, arena_bytes)
+        self._links = Links(self._selector, welcome)
+        self._background = Background(wake)
+        self._gpus = GpuUse()
         owners = Owners(
-            self._watch_owner, self._unwatch_owner, self._settings.client_shm_reap_dead_owners
+            lambda pidfd, process: self._selector.register(pidfd, selectors.EVENT_READ, process),
+            self._selector.unregister,
+            settings.client_shm_reap_dead_owners,
         )
-        regions = Regions(self._settings, self._run_dir, fleet, self._links.send, owners, _gpus)
-        information = self._information(fleet, regions, now, again)
-        tuning = TuningDesk(initial_log(self._settings.log_level), self._links.send)
-        orders = Orders(fleet, self._links.send)
-        self._background = Background(lambda: os.eventfd_write(self._wake_fd, 1))
-        self._desk = Desk(
-            fleet,
-            writer,
-            self._epoch,
-            self._links.send,
-            regions,
-            information,
-            tuning,
-            orders,
-            plan_file,
-            self._settings.grps_online,
-        )
-        self._desk.control = ModelControl(
-            self._settings,
-            self._run_dir,
-            fleet,
-            self._library,
-            self._background,
-            orders,
-            self._links.send,
-            self._desk.perform,
-        )
-        listener = listen(os.path.join(self._run_dir, rundir.COORDINATOR_SOCKET))
+        jobs = RepositoryJobs(library, settings.model_repository, run_dir, self._background)
+        jobs.tried.update(checkpoint.tried if checkpoint else fingerprints)
+        send = self._links.send
+        outside = Outside(writer, file, owners, jobs, self._gpus, send)
+        parts = assembly.assemble(launch, outside, pool_bytes, arena_bytes)
+        self._regions, self._introspection = parts.regions, parts.introspection
+        self._router = MessageRouter(parts, send)
+        self._client_socket = ClientSocket(settings, run_dir, parts.regions, self._selector)
+        listener = listen(os.path.join(run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
-        if plan is not None:
-            self._desk.resume(plan, self._settings.load_timeout_s, now)
+        if checkpoint is not None:
+            assembly.resume(parts, checkpoint, writer.previous, settings.load_timeout_s)
         else:
             if not again:
-                writer.publish(fleet.snapshot(self._epoch))
-            self._desk.begin(chosen, marks, now)
-        self._door = ClientDoor(self._settings, self._run_dir, regions, self._selector)
-        self._door.open()
+                writer.publish(parts.reconciler.snapshot(launch.epoch))
+            assembly.begin(parts, desired, fingerprints)
+        self._client_socket.open()
         self._gpus.start()
         self._selector.register(listener, selectors.EVENT_READ, None)
-        self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
+        self._selector.register(wake.fd, selectors.EVENT_READ, None)
         self._selector.register(self._master_fd, selectors.EVENT_READ, None)
-        _log.info("ready epoch=%s again=%s pool_bytes=%d", self._epoch, again, ledger.pool_bytes)
+        _log.info("ready epoch=%s again=%s pool_bytes=%d", launch.epoch, again, pool_bytes)
 
-    def _fleet(self, ledger: Ledger) -> Fleet:
-        settings = self._settings
-        return Fleet(
-            ledger, settings.execute_timeout_s, settings.load_timeout_s, settings.load_attempts
-        )
-
-    def _survey(self) -> dict[str, str]:
+    def run(self) -> None:
+        """Until the supervisor or the master's end stops it."""
         try:
-            return self._library.survey(self._settings.model_repository)
-        except ConfigError:  # scanning it will say so
-            return {}
-
-    def _information(self, fleet: Fleet, regions: Regions, now: float, again: bool) -> Information:
-        settings, most = self._settings, self._settings.max_counted_models
-        settled_at = now + SETTLE_S if again else 0.0
-        counters = Counters(self._run_dir, self._epoch, self._links.send, most, settled_at)
-        own = (self._process, os.getpid(), now)
-        information = Information(fleet, regions, counters, self._gpus, self._links.send, own)
-        if settings.dashboard:
-            information.monitoring = Monitoring(
-                counters,
-                fleet,
-                regions.book,
-                self._gpus,
-                self._links.send,
-                self._epoch,
-                most,
-                again,
-                now,
-            )
-        return information
-
-    def _pool_bytes(self) -> int:
-        size, free = limits.shm_space()
-        wanted_bytes = self._settings.pool_bytes
-        pool, advice = limits.pool_size(wanted_bytes, size, free, limits.cgroup_limit())
-        if advice:
-            _log.warning("%s", advice)
-        return pool
-
-    def _arena_size(self, pool: int, instances: int) -> int:
-        processes = self._settings.http_workers + instances
-        size, advice = limits.arena_size(pool, processes, self._settings.arena_bytes)
-        if advice:
-            _log.warning("%s", advice)
-        return size
-
-    # ---------------------------------------------------------------------- loop
+            while not self._wake.stopping and time.monotonic() < self._stop_at:
+                self._turn()
+        finally:
+            self._close()
 
     def _turn(self) -> None:
-        """Wait for events, handle them, then do what is due."""
-        patience = _SOON_S if self._desk.urgent else _TICK_S
-        until_due = max(0.0, self._desk.due - time.monotonic())
+        patience = _SOON_S if self._router.urgent else _TICK_S
+        until_due = max(0.0, self._introspection.due - time.monotonic())
         for key, ready in self._selector.select(min(patience, until_due)):
-            if isinstance(key.data, Peer):
-                self._links.ready(key.data, ready)
+            if isinstance(key.data, ProcessConnection):
+                self._links.ready(key.data, ready, self._router)
             elif key.fd == self._master_fd:
                 self._master_ended()
-            elif key.fd == self._wake_fd:
-                os.eventfd_read(self._wake_fd)
-            elif isinstance(key.data, Connection) and self._door is not None:
-                self._door.ready(key.data, ready)
+            elif key.fd == self._wake.fd:
+                os.eventfd_read(self._wake.fd)
+            elif isinstance(key.data, ClientConnection):
+                self._client_socket.ready(key.data, ready)
             elif isinstance(key.data, tuple):
                 pid, started = key.data
-                self._desk.regions.process_ended(pid, started, time.monotonic())
+                self._regions.process_ended(pid, started, time.monotonic())
             elif isinstance(key.fileobj, socket.socket):
-                if isinstance(key.data, ClientDoor):
+                if isinstance(key.data, ClientSocket):
                     key.data.accept(key.fileobj)
                 else:
                     self._links.accept(key.fileobj)
         self._background.settle()
-        self._desk.tick(time.monotonic())
-        if self._door is not None:
-            self._door.settle(time.monotonic())
-        self._links.bury()
-
-    def _welcome(self) -> Welcome:
-        return Welcome(messages.VERSION, self._epoch, self._arena_bytes)
-
-    def _watch_owner(self, pidfd: int, process: Process) -> None:
-        self._selector.register(pidfd, selectors.EVENT_READ, process)
-
-    def _unwatch_owner(self, pidfd: int) -> None:
-        self._selector.unregister(pidfd)
+        self._router.tick(time.monotonic())
+        self._client_socket.settle(time.monotonic())
+        self._links.bury(self._router)
 
     def _master_ended(self) -> None:
         """Stop with it: soon by ourselves, earlier if the supervisor says so."""
         self._selector.unregister(self._master_fd)
-        self._desk.drain("the gunicorn master is gone")
-        if self._stop_at is None:
-            self._stop_at = time.monotonic() + _AFTER_MASTER_S
+        self._router.drain("the gunicorn master is gone")
+        self._stop_at = min(self._stop_at, time.monotonic() + _AFTER_MASTER_S)
 
     def _close(self) -> None:
         self._gpus.stop()
@@ -266,32 +185,40 @@ class Coordinator:
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self._selector.close()
-        if self._door is not None:
-            self._door.close()
-        os.close(self._wake_fd)
+        self._client_socket.close()
 
 
-def _instances(plan: Plan | None, chosen: wanted.Wanted) -> int:
+def _instances(checkpoint: Checkpoint | None, desired: DesiredModels) -> int:
     """How many executors there will be."""
-    if plan is None:
-        return sum(len(instances) for _, instances in chosen.versions)
-    serving = [model.serving for model in plan.models if model.serving is not None]
-    return sum(len(v.instances) for incarnation in serving for v in incarnation.versions)
+    if checkpoint is None:
+        return sum(len(instances) for _, instances in desired.versions)
+    serving = [model.serving for model in checkpoint.models if model.serving is not None]
+    return sum(len(v.instances) for revision in serving for v in revision.versions)
 
 
-def _gpus() -> int:
-    return len(gpus.visible_devices())
+def _survey(settings: Settings, library: Library) -> dict[str, str]:
+    try:
+        return library.survey(settings.model_repository)
+    except ConfigError:  # scanning it will say so
+        return {}
+
+
+def _advised(size: int, advice: str) -> int:
+    if advice:
+        _log.warning("%s", advice)
+    return size
 
 
 def _acquire(lock: FileLock) -> bool:
     """Take the lock, waiting a little for a predecessor that is just ending."""
     deadline = time.monotonic() + _LOCK_WAIT_S
     while not lock.acquire():
-        found = lock.holder_pidfd()
+        holder = lock.holder_pidfd()
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        if found is not None:
-            has_ended(found[1], left)
-            os.close(found[1])
+        if holder is not None:
+            _, pidfd = holder
+            has_ended(pidfd, left)
+            os.close(pidfd)
     return True

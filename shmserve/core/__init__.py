@@ -1,0 +1,1 @@
+"""What the processes decide and count, as plain objects: no system call, no thread, no clock."""

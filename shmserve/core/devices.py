@@ -39,7 +39,6 @@ class Choice(NamedTuple):
 
 
 def device_name(ordinal: int) -> str:
-    """What the device is called: "cuda:K"."""
     return f"cuda:{ordinal}"
 
 
@@ -152,8 +151,8 @@ def _whole(token: str, present: Sequence[Gpu]) -> int:
     """The index of a whole device; -1: there is no such, or it could be several."""
     if not token.startswith(_WHOLE):
         return int(token) if int(token) < len(present) else -1
-    found = [index for index, gpu in enumerate(present) if gpu.uuid.startswith(token)]
-    return found[0] if len(found) == 1 else -1
+    matches = [index for index, gpu in enumerate(present) if gpu.uuid.startswith(token)]
+    return matches[0] if len(matches) == 1 else -1
 
 
 def _has_part(name: str, present: Sequence[Gpu]) -> bool:

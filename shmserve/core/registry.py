@@ -7,10 +7,12 @@ a new one with a higher `generation`. How it is published: `shmserve.shm.registr
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 
 from msgspec import Struct
 
-from shmserve.core.control.runtime_settings import TraceSettings, Tuning
+from shmserve.core.control.runtime_settings import RuntimeSettings, TraceSettings
+from shmserve.errors import NotFound, Unavailable
 from shmserve.tensor.spec import ModelSpec
 
 
@@ -99,15 +101,16 @@ class Region(Struct, frozen=True):
         return self.offset + self.byte_size
 
 
-class Snapshot(Struct, frozen=True):
+class Snapshot(Struct, frozen=True, dict=True):
     """All of it at one generation.
 
     `models`: name -> version -> entry. `failed` and `refused`: what could not even be
     described (model, or model/version) and why, at start and by a later request to load it;
     only the former keeps the server from being ready. `draining`: the service is about to
-    stop. `regions`: by `core.regions.region_key`; `next_region`: the number the next one gets.
+    stop. `regions`: by `core.regions.region_book.region_key`; `next_region`: the number the next
+    one gets.
     `tuning`: what clients have set; None: nobody has said yet.
-    `grps_online`: whether GRPS's load balancers should send requests here.
+    `flags`: what clients may change of extensions, by the names of their settings.
     """
 
     epoch: str
@@ -118,19 +121,62 @@ class Snapshot(Struct, frozen=True):
     draining: bool = False
     regions: dict[str, Region] = {}
     next_region: int = 1
-    tuning: Tuning | None = None
+    tuning: RuntimeSettings | None = None
     refused: dict[str, str] = {}
-    grps_online: bool = False
+    flags: dict[str, bool] = {}
+
+    @cached_property
+    def ready_entries(self) -> dict[tuple[str, str], ModelEntry]:
+        """What can be used, by name and version; without a version the newest of a name."""
+        entries = {
+            (name, version): entry
+            for name, versions in self.models.items()
+            for version, entry in versions.items()
+        }
+        entries |= {(name, ""): entry for name in self.models if (entry := self.newest(name))}
+        return {key: entry for key, entry in entries.items() if entry.state is ModelState.READY}
 
     def newest(self, name: str) -> ModelEntry | None:
         """The newest READY version, else the newest of any state, else None."""
         versions = self.models.get(name)
         if not versions:
             return None
-        if len(versions) == 1:  # nearly always, and on every request
-            return next(iter(versions.values()))
         ordered = sorted(versions.values(), key=lambda entry: int(entry.spec.version), reverse=True)
         return next((e for e in ordered if e.state is ModelState.READY), ordered[0])
+
+    def model(self, name: str, version: str = "") -> ModelEntry:
+        """The entry of a model, in any state; without a version the newest that is ready.
+
+        Raises:
+            NotFound: no such model, or no such version of it.
+        """
+        entry = self.models.get(name, {}).get(version) if version else self.newest(name)
+        if entry is None:
+            which = f" version {version}" if version and self.models.get(name) else ""
+            raise NotFound(f"Request for unknown model: '{name}'{which} is not found")
+        return entry
+
+    def latest(self, entry: ModelEntry) -> ModelEntry:
+        """The same version as it is in this snapshot, or `entry` while that may still be served."""
+        found = self.models.get(entry.spec.name, {}).get(entry.spec.version)
+        if found is entry or found is None or not found.instances:
+            return entry
+        return found if found.spec.takes_the_same(entry.spec) else entry
+
+    def refreshed(self, entry: ModelEntry) -> ModelEntry:
+        """The same version as it is in this snapshot.
+
+        Raises:
+            NotFound, Unavailable: it is served no more, or as something that takes other
+                requests than `entry`.
+        """
+        spec = entry.spec
+        current = require_ready(self.model(spec.name, spec.version), spec.version)
+        if not current.spec.takes_the_same(spec):
+            raise Unavailable(
+                f"model '{spec.name}' has been replaced by one with other inputs or outputs"
+            )
+        return current
 
     @property
     def ready(self) -> bool:
@@ -146,3 +192,21 @@ class Snapshot(Struct, frozen=True):
             for versions in self.models.values()
             for entry in versions.values()
         )
+
+
+def require_ready(entry: ModelEntry, version: str) -> ModelEntry:
+    """The entry itself, which was asked for by this version (empty: by none).
+
+    Raises:
+        NotFound: no version of the model can be used.
+        Unavailable: the version is not ready (now).
+    """
+    if entry.state is not ModelState.READY:
+        name = entry.spec.name
+        if not version and entry.state is not ModelState.LOADING:
+            raise NotFound(f"Request for unknown model: '{name}' has no available versions")
+        raise Unavailable(
+            f"Request for unknown model: '{name}' version {entry.spec.version} "
+            "is not at ready state"
+        )
+    return entry

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shmserve.cuda import runtime
-from shmserve.cuda.pins import Mappings, Pins
+from shmserve.cuda.pins import MappingsApi, Pins
 from shmserve.errors import ConfigError, ShmserveError
 
 _log = logging.getLogger(__name__)
@@ -26,8 +26,10 @@ _DEFAULT_STREAM = 0
 
 
 class Device:
-    """See the module. Every method makes it the calling thread's device for its time only, and
-    raises what CUDA says as one of our errors. Any thread.
+    """A device in use: its streams, its memory, copies to and from it. Any thread.
+
+    Every method makes it the calling thread's device for its time only, and raises what CUDA
+    says as one of our errors.
 
     Attributes:
         ordinal: among the devices this process sees.
@@ -36,7 +38,7 @@ class Device:
         lost: why the process can do nothing more on it; empty: it can.
     """
 
-    def __init__(self, ordinal: int, mappings: Mappings) -> None:
+    def __init__(self, ordinal: int, mappings: MappingsApi) -> None:
         """Choose the device for the calling thread, and begin to use it.
 
         `mappings`: the shared memory that it may be asked to copy from and to.
@@ -61,9 +63,8 @@ class Device:
                 )
             )
         except self._runtime.CUDARuntimeError as ex:
-            raise ConfigError(
-                f"CUDA device {ordinal} cannot be used: {runtime.text_of(ex)}"
-            ) from None
+            why = runtime.text_of(ex)
+            raise ConfigError(f"CUDA device {ordinal} cannot be used: {why}") from None
         name = properties["name"]
         self.name: str = name.decode() if isinstance(name, bytes) else str(name)
         self.pins = Pins(self._runtime, self.here, mappings, read_only)
@@ -108,7 +109,7 @@ class Device:
         except ShmserveError:
             raise
         except Exception as ex:  # also of a kernel's launch, or of making it
-            raise self.told(ex) from None
+            raise self.failure(ex) from None
 
     @contextlib.contextmanager
     def _on(self, stream: Any) -> Iterator[None]:
@@ -121,7 +122,7 @@ class Device:
         finally:
             before.use()
 
-    def told(self, ex: Exception) -> ShmserveError:
+    def failure(self, ex: Exception) -> ShmserveError:
         """The error to raise for one of CuPy's; what it means for the device is noted."""
         error = runtime.error_of(ex, self.ordinal)
         known = runtime.is_cuda_error(ex) or runtime.is_out_of_memory(ex)

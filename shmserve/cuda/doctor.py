@@ -25,7 +25,7 @@ _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable, cudaHostRegisterReadOn
 _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 
 
-class DeviceFacts(Struct):
+class DeviceFacts(Struct, frozen=True):
     """One device, in the order this process sees them. Errors are empty where a trial went well.
 
     `kernel`: a kernel was compiled and run; `matrices`: cuBLAS multiplied some; `pin_writable`,
@@ -43,7 +43,7 @@ class DeviceFacts(Struct):
     peers: tuple[int, ...] = ()
 
 
-class CudaFacts(Struct):
+class CudaFacts(Struct, frozen=True):
     """CuPy and the driver. Versions as CUDA counts them, 12080 for 12.8; 0: no driver."""
 
     cupy: str = ""
@@ -53,7 +53,7 @@ class CudaFacts(Struct):
     devices: tuple[DeviceFacts, ...] = ()
 
 
-class LibraryFacts(Struct):
+class LibraryFacts(Struct, frozen=True):
     """torch or onnxruntime. `cuda`: what it says of CUDA; `usable`: it can compute on devices."""
 
     version: str
@@ -68,26 +68,26 @@ def devices() -> CudaFacts:
     except Exception as ex:
         return CudaFacts(error=f"it cannot be imported: {_line(ex)}")
     cuda = cupy.cuda.runtime
-    facts = CudaFacts(cupy.__version__, cuda.runtimeGetVersion(), cuda.driverGetVersion())
+    versions = cupy.__version__, cuda.runtimeGetVersion(), cuda.driverGetVersion()
     try:
         count = cuda.getDeviceCount()
-        facts.devices = tuple(_device(cupy, ordinal, count) for ordinal in range(count))
+        tried = tuple(_device(cupy, ordinal, count) for ordinal in range(count))
     except Exception as ex:
-        facts.error = _line(ex)
-    return facts
+        return CudaFacts(*versions, error=_line(ex))
+    return CudaFacts(*versions, devices=tried)
 
 
 def _device(cupy: Any, ordinal: int, count: int) -> DeviceFacts:
     cuda = cupy.cuda.runtime
     cuda.setDevice(ordinal)
-    told = cuda.getDeviceProperties(ordinal)
+    properties = cuda.getDeviceProperties(ordinal)
     own = foreign = _PORTABLE, mmap.PROT_READ | mmap.PROT_WRITE
     if cuda.deviceGetAttribute(cuda.cudaDevAttrHostRegisterReadOnlySupported, ordinal):
         foreign = _PORTABLE | _READ_ONLY, mmap.PROT_READ
     return DeviceFacts(
-        told["name"].decode(),
-        told["totalGlobalMem"],
-        f"{told['major']}.{told['minor']}",
+        properties["name"].decode(),
+        properties["totalGlobalMem"],
+        f"{properties['major']}.{properties['minor']}",
         _tried(partial(_kernel, cupy)),
         _tried(partial(_matrices, cupy)),
         _tried(partial(_pinned, cuda, *own)),
@@ -97,8 +97,8 @@ def _device(cupy: Any, ordinal: int, count: int) -> DeviceFacts:
 
 
 def _kernel(cupy: Any) -> None:
-    found = (cupy.arange(4, dtype=cupy.int32) + cupy.arange(4, dtype=cupy.int32)).get()
-    _compare(found.tolist(), [0, 2, 4, 6])
+    total = (cupy.arange(4, dtype=cupy.int32) + cupy.arange(4, dtype=cupy.int32)).get()
+    _compare(total.tolist(), [0, 2, 4, 6])
 
 
 def _matrices(cupy: Any) -> None:
@@ -146,7 +146,7 @@ def open_handles() -> list[str]:
 
     cuda = cupy.cuda.runtime
     handles = msgspec.json.decode(sys.stdin.buffer.read(), type=list[str])
-    return [_tried(partial(_opened, cuda, *one)) for one in enumerate(handles)]
+    return [_tried(partial(_opened, cuda, *numbered)) for numbered in enumerate(handles)]
 
 
 def _opened(cuda: Any, ordinal: int, handle: str) -> None:
@@ -154,14 +154,13 @@ def _opened(cuda: Any, ordinal: int, handle: str) -> None:
     memory = cuda.ipcOpenMemHandle(bytes.fromhex(handle), _LAZY_PEER_ACCESS)
     expected = _text(ordinal)
     _compare(_read(cuda, memory, len(expected)), expected)
-    told = bytes_behind(memory)
-    if told < _BYTES:
-        raise ValueError(f"the driver says that {_BYTES} bytes of another process are {told}")
+    nbytes = bytes_behind(memory)
+    if nbytes < _BYTES:
+        raise ValueError(f"the driver says that {_BYTES} bytes of another process are {nbytes}")
     cuda.ipcCloseMemHandle(memory)
 
 
 def torch() -> LibraryFacts:
-    """What torch can do."""
     import torch
 
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
@@ -196,8 +195,8 @@ def _read(cuda: Any, memory: int, nbytes: int) -> bytes:
     return target.raw
 
 
-def _compare(found: object, expected: object) -> None:
-    if found != expected:
+def _compare(values: object, expected: object) -> None:
+    if values != expected:
         raise ValueError("other values came back than were written")
 
 
@@ -210,7 +209,6 @@ def _tried(trial: Callable[[], None]) -> str:
 
 
 def _line(ex: Exception) -> str:
-    """What went wrong, in one line."""
     text = " ".join(str(ex).split())[:300]
     known = type(ex).__name__ in ("CUDARuntimeError", "ValueError")
     return text if known else f"{type(ex).__name__}: {text}"

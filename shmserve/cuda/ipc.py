@@ -13,26 +13,26 @@ import logging
 import threading
 import weakref
 
+from msgspec import Struct
+
 from shmserve.cuda import runtime
 from shmserve.cuda.device import Device
 from shmserve.errors import Internal, InvalidArgument
 
 _log = logging.getLogger(__name__)
 
-HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 
 
-class Imported:
+class Imported(Struct, eq=False, weakref=True):
     """Memory of another process: `nbytes` from `address`, on device `ordinal`.
 
     Whatever is used of it keeps this object.
     """
 
-    def __init__(self, address: int, nbytes: int, ordinal: int) -> None:
-        self.address = address
-        self.nbytes = nbytes
-        self.ordinal = ordinal
+    address: int
+    nbytes: int
+    ordinal: int
 
 
 class Handles:
@@ -51,11 +51,11 @@ class Handles:
             ShmserveError: the device has failed, or has no memory left.
         """
         with self._lock:
-            found = self._open.get(handle)
-            if found is None:
-                found = self._opened(handle, name)
-                self._open[handle] = found
-            return found
+            imported = self._open.get(handle)
+            if imported is None:
+                imported = self._opened(handle, name)
+                self._open[handle] = imported
+            return imported
 
     def __len__(self) -> int:
         return len(self._open)
@@ -67,7 +67,7 @@ class Handles:
                 address = int(cuda.ipcOpenMemHandle(handle, _LAZY_PEER_ACCESS))
         except cuda.CUDARuntimeError as ex:
             if runtime.is_out_of_memory(ex):
-                raise self._device.told(ex) from None
+                raise self._device.failure(ex) from None
             self._device.check()  # a client's handle may have any error, a lost device, too
             _log.warning("a handle of region %r cannot be opened: %s", name, runtime.text_of(ex))
             raise InvalidArgument(
@@ -78,9 +78,7 @@ class Handles:
         try:
             with self._device.working():
                 imported = Imported(
-                    address,
-                    bytes_behind(address),
-                    int(cuda.pointerGetAttributes(address).device),
+                    address, bytes_behind(address), int(cuda.pointerGetAttributes(address).device)
                 )
         except BaseException:
             _close(self._device, address)

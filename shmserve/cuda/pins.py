@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from shmserve.cuda.runtime import text_of
 
 _log = logging.getLogger(__name__)
@@ -21,14 +23,14 @@ _WORTH_IT = 64 * 1024  # bytes; smaller copies the driver makes itself as quickl
 _PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable, cudaHostRegisterReadOnly
 
 
-class Again(Protocol):
-    """See `shm.segment.WritableMapping`."""
+class MappedAgain(Protocol):
+    """What this needs of `shm.segment.WritableMapping`."""
 
     address: int
 
 
-class Mapped(Protocol):
-    """See `shm.mappings.Mapped`."""
+class PinnableMapping(Protocol):
+    """What this needs of `shm.mappings.Mapped`."""
 
     @property
     def address(self) -> int: ...
@@ -37,29 +39,24 @@ class Mapped(Protocol):
     @property
     def writable(self) -> bool: ...
     @property
-    def again(self) -> Callable[[], Again] | None: ...
+    def again(self) -> Callable[[], MappedAgain] | None: ...
 
 
-class Mappings(Protocol):
+class MappingsApi(Protocol):
     """What this needs of `shm.mappings.Mappings`."""
 
-    pinned_writable: bool
+    def listen(self, listener: Callable[[Any], None], pins_writable_only: bool = False) -> None: ...
 
-    def listen(self, listener: Callable[[Any], None]) -> None: ...
-
-    def find(self, address: int, nbytes: int) -> Mapped | None: ...
+    def find(self, address: int, nbytes: int) -> PinnableMapping | None: ...
 
 
-class _Pin:
+class _Pin(Struct):
     """A mapping that is registered: at `address`, which is its own or that of it mapped `again`.
     `used`: when a copy was last begun."""
 
-    __slots__ = ("address", "again", "used")
-
-    def __init__(self, address: int, again: Again | None) -> None:
-        self.address = address
-        self.again = again
-        self.used = 0.0
+    address: int
+    again: MappedAgain | None
+    used: float = 0.0
 
 
 class Pins:
@@ -69,11 +66,7 @@ class Pins:
     """
 
     def __init__(
-        self,
-        runtime: Any,
-        current: Callable[[], Any],
-        mappings: Mappings,
-        read_only: bool,
+        self, runtime: Any, current: Callable[[], Any], mappings: MappingsApi, read_only: bool
     ) -> None:
         """`read_only`: the driver registers memory that this process may not write to. If it
         does not, such memory is mapped once more for it, where that can be."""
@@ -84,19 +77,18 @@ class Pins:
         self._lock = threading.Lock()
         self._pinned: dict[int, _Pin] = {}  # by address
         self._refused: set[int] = set()  # addresses of those that the driver does not take
-        self._told: set[bool] = set()  # kinds (writable or not) of which one was refused
+        self._warned: set[bool] = set()  # kinds (writable or not) of which one was refused
         self.nbytes = 0
-        mappings.pinned_writable = not read_only
-        mappings.listen(self._unpin)
+        mappings.listen(self._unpin, pins_writable_only=not read_only)
 
     @contextlib.contextmanager
     def pinned(self, address: int, nbytes: int) -> Iterator[int]:
         """Begin a copy from or to these bytes in here: the mapping that they lie in stays
         registered until the copy is over, if it can be. The address to copy from or to."""
         with self._lock:
-            found = self._pin(address, nbytes)
-            if found:
-                yield found
+            registered = self._pin(address, nbytes)
+            if registered:
+                yield registered
                 return
         yield address
 
@@ -116,20 +108,20 @@ class Pins:
         """Where the bytes are registered; 0: they are not."""
         if nbytes < _WORTH_IT:
             return 0
-        found = self._mappings.find(address, nbytes)
-        if found is None or found.address in self._refused:
+        mapping = self._mappings.find(address, nbytes)
+        if mapping is None or mapping.address in self._refused:
             return 0
-        pin = self._pinned.get(found.address)
+        pin = self._pinned.get(mapping.address)
         if pin is None:
-            pin = self._register(found)
+            pin = self._register(mapping)
             if pin is None:
                 return 0
-            self._pinned[found.address] = pin
-            self.nbytes += found.size
+            self._pinned[mapping.address] = pin
+            self.nbytes += mapping.size
         pin.used = time.monotonic()
-        return pin.address + address - found.address
+        return pin.address + address - mapping.address
 
-    def _unpin(self, mapped: Mapped) -> None:
+    def _unpin(self, mapped: PinnableMapping) -> None:
         with self._lock:
             self._refused.discard(mapped.address)
             pin = self._pinned.pop(mapped.address, None)
@@ -144,7 +136,7 @@ class Pins:
             except self._runtime.CUDARuntimeError as ex:
                 _log.warning("shared memory was not unpinned: %s", text_of(ex))
 
-    def _register(self, mapped: Mapped) -> _Pin | None:
+    def _register(self, mapped: PinnableMapping) -> _Pin | None:
         flags = _PORTABLE if mapped.writable or not self._read_only else _PORTABLE | _READ_ONLY
         try:
             with self._current():
@@ -155,13 +147,13 @@ class Pins:
                 self._runtime.hostRegister(pin.address, mapped.size, flags)
         except (OSError, self._runtime.CUDARuntimeError) as ex:
             self._refused.add(mapped.address)
-            if mapped.writable not in self._told:
-                self._told.add(mapped.writable)
-                self._tell(mapped.writable, text_of(ex))
+            if mapped.writable not in self._warned:
+                self._warned.add(mapped.writable)
+                self._warn(mapped.writable, text_of(ex))
             return None
         return pin
 
-    def _tell(self, writable: bool, why: str) -> None:
+    def _warn(self, writable: bool, why: str) -> None:
         _log.warning(
             "%s cannot be pinned, so copies to and from the GPU are slower: %s (see `shmserve"
             " doctor`; locked memory is limited by LimitMEMLOCK or ulimit -l)",

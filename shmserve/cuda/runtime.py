@@ -39,7 +39,6 @@ def is_cuda_error(ex: BaseException) -> bool:
 
 
 def is_out_of_memory(ex: BaseException) -> bool:
-    """Whether a device has no memory left."""
     if type(ex).__name__ == "OutOfMemoryError":
         return True
     return is_cuda_error(ex) and getattr(ex, "status", 0) == _OUT_OF_MEMORY
@@ -74,5 +73,4 @@ def free_unused() -> None:
 
 
 def no_memory(ordinal: int, purpose: str) -> ShmserveError:
-    """A device has no memory left for this "request" or "model"."""
     return DeviceMemoryExhausted(f"CUDA device {ordinal} has no memory left for this {purpose}")

@@ -2,7 +2,16 @@
 
 from shmserve.dispatch.call import Call
 from shmserve.dispatch.dispatcher import Dispatcher
-from shmserve.dispatch.outcome import Outcome, OutputTensor, Reservation
+from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions
+from shmserve.dispatch.pipeline import open_dispatcher
 from shmserve.dispatch.receipt import Receipt
 
-__all__ = ["Call", "Dispatcher", "Outcome", "OutputTensor", "Receipt", "Reservation"]
+__all__ = [
+    "Call",
+    "Dispatcher",
+    "Outcome",
+    "OutputTensor",
+    "Receipt",
+    "RunOptions",
+    "open_dispatcher",
+]

@@ -2,66 +2,80 @@
 
 Life: `reserve` and `add_input` per tensor, `execute` or `stream` once, `close` after the
 last byte of the answer was sent. `close` gives every slot back on every path; a call that
-was abandoned leaves that to the `Abandoned` keeper, because the executor may still read.
+was abandoned leaves that to the orphaned requests, because the executor may still read.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING
 
-from shmserve.core.memory.slots import SlotState
+from msgspec import Struct
+
+from shmserve.config import Settings
+from shmserve.core.memory.slots import Slot, SlotState
 from shmserve.core.registry import ModelEntry
-from shmserve.dispatch.account import Account
-from shmserve.dispatch.cancellation import Cancellation
-from shmserve.dispatch.exchange import Exchange
-from shmserve.dispatch.executor_pool import RELEASE_AT_ONCE, Peer
-from shmserve.dispatch.forwarded_outputs import AnySlot, Passed
-from shmserve.dispatch.outcome import Outcome, OutputTensor, Reservation
+from shmserve.dispatch.attempt import Attempt, Cancellation
+from shmserve.dispatch.executor_pool import ExecutorPool
+from shmserve.dispatch.load_balancer import LoadBalancer
+from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions
 from shmserve.dispatch.receipt import Receipt
-from shmserve.errors import Cancelled, Code, ProtocolViolation, StaleDescriptor, from_code
+from shmserve.dispatch.request_counting import Account, RequestCounting
+from shmserve.dispatch.tracing import Tracer
+from shmserve.errors import (
+    Cancelled,
+    Code,
+    ProtocolViolation,
+    QueueFull,
+    StaleDescriptor,
+    from_code,
+)
 from shmserve.protocol.control.data_messages import (
     Answer,
     Descriptor,
     Execute,
-    OutputPlace,
-    Parameter,
     RegionRef,
     WireTensor,
 )
-
-if TYPE_CHECKING:
-    from shmserve.dispatch.dispatcher import Dispatcher
+from shmserve.shm.arena import ArenaMemory
 
 _EMPTY = memoryview(b"")
+_ACKNOWLEDGE_BYTES = 64 * 1024  # of a stream's outputs, that are given back at the latest
+_NO_ANSWER = Answer(0)
+
+
+class DataPlane(Struct, frozen=True):
+    """What all calls of a process have in common. `next_number`: of requests, never the same."""
+
+    memory: ArenaMemory
+    executors: LoadBalancer
+    counting: RequestCounting
+    tracer: Tracer
+    settings: Settings
+    next_number: Callable[[], int]
 
 
 class Call:
     """One request. A context manager; not for use by two threads, but for `cancel`."""
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        entry: ModelEntry,
-        timeout_s: float,
-        cancellable: bool = False,
+        self, plane: DataPlane, entry: ModelEntry, options: RunOptions, cancellable: bool = False
     ) -> None:
         self.receipt = Receipt()
-        self.account = Account(dispatcher.counting, dispatcher.tracer, entry, self.receipt)
+        self.account = Account(plane.counting, plane.tracer, entry, self.receipt)
         self.entry = entry
-        self._dispatcher = dispatcher
-        self._memory = dispatcher.memory
-        self._deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
-        self._timeout_s = timeout_s
-        self._slots: list[AnySlot] = []  # of the inputs that lie in slots, in their order
-        self._answered: tuple[WireTensor, ...] = ()
+        self._plane = plane
+        self._memory = plane.memory
+        self._options = options
+        self._timeout_s = options.timeout_s or plane.settings.request_timeout_s
+        self._deadline_ns = time.monotonic_ns() + int(self._timeout_s * 1e9)
+        self._slots: list[Slot] = []  # of the inputs that lie in slots, in their order
         self._inputs: list[WireTensor] = []
-        self._retained: tuple[int, ...] = ()
+        self._answer = _NO_ANSWER  # the latest
         self._held: list[tuple[int, int]] = []  # output slots
         self._held_bytes = 0
-        self._peer: Peer | None = None
-        self._exchange: Exchange | None = None
+        self._pool: ExecutorPool | None = None  # who answered
+        self._attempt: Attempt | None = None
         self._cancellation = Cancellation() if cancellable else None
 
     def cancel(self) -> None:
@@ -70,22 +84,19 @@ class Call:
         assert self._cancellation is not None, "the call was not made cancellable"
         self._cancellation.cancel()
 
-    def reserve(self, nbytes: int) -> Reservation:
-        """Room for a tensor of `nbytes` bytes in this process's arena.
+    def reserve(self, nbytes: int) -> Slot:
+        """Room for a tensor in this process's arena: the slot's `view`.
 
         Raises:
             ArenaExhausted: the pool is used up.
         """
         slot = self._memory.reserve(nbytes)
         self._slots.append(slot)
-        return Reservation(slot, self._memory.view(slot))
+        return slot
 
-    def add_input(
-        self, name: str, datatype: str, shape: tuple[int, ...], reservation: Reservation
-    ) -> None:
-        """The reservation is written: seal it as an input. Inputs keep this order."""
-        self._memory.seal(reservation.slot)
-        at = self._memory.descriptor(reservation.slot)
+    def add_input(self, name: str, datatype: str, shape: tuple[int, ...], slot: Slot) -> None:
+        """The slot is written: seal it as an input. Inputs keep this order."""
+        at = self._memory.seal_and_lease(slot)
         self._inputs.append(WireTensor(name, datatype, shape, at))
 
     def add_region_input(
@@ -94,63 +105,28 @@ class Call:
         """An input that lies in client memory. Inputs keep this order."""
         self._inputs.append(WireTensor(name, datatype, shape, at))
 
-    def add_passed_input(
-        self, name: str, datatype: str, shape: tuple[int, ...], passed: Passed
-    ) -> None:
-        """An input that another executor has written. Inputs keep this order."""
-        self._slots.append(passed)
-        self._inputs.append(WireTensor(name, datatype, shape, self._memory.descriptor(passed)))
-
-    def pass_on(self, name: str) -> Passed:
-        """Have an output of the latest answer as an input of another call, where it is.
-
-        It stays there until that call is done, whenever this one is closed.
-        """
-        tensor = next(tensor for tensor in self._answered if tensor.name == name)
-        at, peer = tensor.at, self._peer
-        assert peer is not None
-        assert isinstance(at, Descriptor)
-        if tensor.alias >= 0:
-            self._output(tensor)  # that it lies within the input it names
-            return self._memory.pass_slot(self._slots[tensor.alias], at.offset, at.nbytes)
-        lease, nbytes = (at.slot, at.generation), at.nbytes
-        passed = self._memory.pass_on(
-            peer.segments.mapping(at), at, lambda: peer.release([lease], nbytes)
-        )
-        self._held.remove(lease)
-        self._held_bytes -= nbytes
-        return passed
-
-    def execute(
-        self,
-        request_id: str = "",
-        outputs: tuple[str, ...] = (),
-        parameters: dict[str, Parameter] | None = None,
-        on_wait: Callable[[], bool] | None = None,
-        places: tuple[OutputPlace, ...] = (),
-    ) -> Outcome:
+    def execute(self) -> Outcome:
         """Run it and wait for the answer.
-
-        `on_wait` is called about once a second meanwhile; when it returns False nobody
-        wants the answer any more.
 
         Raises:
             ModelFailure: the model's own error.
             Unavailable, QueueFull: no executor could run it.
             DeadlineExceeded, Cancelled: it was abandoned.
         """
-        exchange = self._begin(request_id, outputs, parameters, on_wait, places, 0)
         try:
-            answer = self._accept(exchange.first())
+            answer = self._begin(0).first()
+            self._accept(answer)
+            if answer.refused:
+                raise QueueFull(answer.error)
             if answer.error_code:
                 self.account.refused(answer.error_code)
                 raise from_code(Code(answer.error_code), answer.error)
-            outputs_there = tuple([self._output(tensor) for tensor in answer.outputs])
+            outputs = tuple([self._output(tensor) for tensor in answer.outputs])
         except BaseException as ex:
             self.account.failed(ex)
             raise
         self.account.succeeded = True
-        return Outcome(outputs_there, answer.parameters)
+        return Outcome(outputs, answer.parameters)
 
     def answered(self) -> None:
         """The answer is about to be sent, and its receipt complete: statistics have it now."""
@@ -160,19 +136,14 @@ class Call:
         """Something else than `execute` keeps the request from being answered."""
         self.account.failed(error)
 
-    def stream(
-        self,
-        request_id: str = "",
-        outputs: tuple[str, ...] = (),
-        parameters: dict[str, Parameter] | None = None,
-        on_wait: Callable[[], bool] | None = None,
-        places: tuple[OutputPlace, ...] = (),
-    ) -> Iterator[Outcome]:
-        """Run it and yield every answer; `frontends.oip.seam.Call.stream` has the contract."""
-        answers = self._answers(request_id, outputs, parameters, on_wait, places)
+    def stream(self) -> Iterator[Outcome]:
+        """Run it and yield every answer; `InferenceCall.stream` (frontends) has the contract."""
+        answers = self._answers()
         try:
             for answer in answers:
-                if answer.final and answer.error_code:
+                if answer.refused:
+                    self.account.failed(QueueFull(answer.error))
+                elif answer.final and answer.error_code:
                     self.account.refused(answer.error_code)
                 elif answer.final:
                     self.account.succeeded = True
@@ -187,84 +158,72 @@ class Call:
         finally:
             answers.close()
 
-    def _answers(
-        self,
-        request_id: str,
-        outputs: tuple[str, ...],
-        parameters: dict[str, Parameter] | None,
-        on_wait: Callable[[], bool] | None,
-        places: tuple[OutputPlace, ...],
-    ) -> Generator[Answer]:
-        settings = self._dispatcher.settings
+    def _answers(self) -> Generator[Answer]:
+        settings = self._plane.settings
         credit = settings.stream_credit if self.entry.spec.decoupled else 0
         ends_ns = time.monotonic_ns() + int(settings.stream_timeout_s * 1e9)
-        exchange = self._begin(request_id, outputs, parameters, on_wait, places, credit)
-        answer = self._accept(exchange.first())
+        attempt = self._begin(credit)
+        answer = attempt.first()
         owed = 0  # answers consumed and not acknowledged
         try:
             while True:
+                self._accept(answer)
                 yield answer
                 if answer.final:
                     return
                 owed += 1
-                if 2 * owed >= credit or self._held_bytes >= RELEASE_AT_ONCE:
-                    exchange.acknowledge(owed, self._take_held())
-                    owed = 0
-                exchange.deadline_ns = time.monotonic_ns() + int(self._timeout_s * 1e9)
-                if settings.stream_timeout_s and ends_ns < exchange.deadline_ns:
-                    exchange.deadline_ns = ends_ns
-                    exchange.overdue = "the stream took longer than stream_timeout_s"
-                answer = self._accept(exchange.next())
+                if 2 * owed >= credit or self._held_bytes >= _ACKNOWLEDGE_BYTES:
+                    attempt.acknowledge(owed, tuple(self._held))
+                    self._held, self._held_bytes, owed = [], 0, 0
+                attempt.deadline_ns = time.monotonic_ns() + int(self._timeout_s * 1e9)
+                if settings.stream_timeout_s and ends_ns < attempt.deadline_ns:
+                    attempt.deadline_ns = ends_ns
+                    attempt.overdue = "the stream took longer than stream_timeout_s"
+                answer = attempt.next()
         finally:
-            exchange.leave()
+            attempt.leave()
 
-    def _begin(
-        self,
-        request_id: str,
-        outputs: tuple[str, ...],
-        parameters: dict[str, Parameter] | None,
-        on_wait: Callable[[], bool] | None,
-        places: tuple[OutputPlace, ...],
-        credit: int,
-    ) -> Exchange:
+    def _begin(self, credit: int) -> Attempt:
+        options, plane, account = self._options, self._plane, self.account
+        account.request_id = options.request_id
+        account.sent_ns = time.monotonic_ns()
         message = Execute(
-            self._dispatcher.numbers.next(),
-            request_id,
+            plane.next_number(),
+            options.request_id,
             tuple(self._inputs),
-            outputs,
-            parameters or {},
-            self.account.sent(request_id),
+            options.outputs,
+            options.parameters,
+            account.sent_ns,
             self._deadline_ns,
-            places=places,
+            places=options.places,
             credit=credit,
         )
-        for slot in self._slots:
-            self._memory.lease(slot)
-        self._exchange = Exchange(
-            self._dispatcher, self.entry, message, self._timeout_s, on_wait, self._cancellation
+        overdue = f"model '{self.entry.spec.name}' gave no answer within {self._timeout_s:g} s"
+        self._attempt = Attempt(
+            plane.executors, self.entry, message, overdue, options.on_wait, self._cancellation
         )
-        return self._exchange
+        return self._attempt
 
-    def _accept(self, answer: Answer) -> Answer:
-        assert self._exchange is not None
-        assert self._exchange.peer is not None
-        self._peer = self._exchange.peer
-        self._retained = answer.retained
-        self._answered = answer.outputs
+    def _accept(self, answer: Answer) -> None:
+        """An answer has come: hold its outputs, and count what it cost."""
+        assert self._attempt is not None
+        assert self._attempt.pool is not None
+        self._answer = answer
+        self._pool = self._attempt.pool
         for tensor in answer.outputs:
-            if tensor.alias < 0 and isinstance(tensor.at, Descriptor):
-                self._held.append((tensor.at.slot, tensor.at.generation))
-                self._held_bytes += tensor.at.nbytes
+            at = tensor.at
+            if tensor.alias < 0 and isinstance(at, Descriptor):
+                self._held.append((at.slot, at.generation))
+                self._held_bytes += at.nbytes
         receipt, timing, copied = self.receipt, answer.timing, answer.copied
         self.account.timing = timing
-        receipt.executor = self._peer.instance.name
+        receipt.executor = self._pool.instance.name
         receipt.queue_ns += timing.queue
         receipt.compute_ns += timing.input + timing.infer + timing.output
         receipt.copied_batch += copied.batch
         receipt.copied_out += copied.out
         receipt.copied_device += copied.device
         receipt.copied_in += copied.inputs
-        return answer
 
     def _outcome(self, answer: Answer) -> Outcome:
         error = from_code(Code(answer.error_code), answer.error) if answer.error_code else None
@@ -276,28 +235,25 @@ class Call:
         if isinstance(at, RegionRef):
             return OutputTensor(tensor.name, tensor.datatype, tensor.shape, _EMPTY)
         if tensor.alias < 0:
-            assert self._peer is not None
-            view = self._peer.segments.view(at)
+            assert self._pool is not None
+            view = self._pool.segments.view(at)
         else:  # bytes of our own input, named relative to its start
             if tensor.alias >= len(self._slots) or at.offset < 0 or at.nbytes < 0:
                 raise ProtocolViolation("an output aliases an input that is not there")
-            own = self._memory.view(self._slots[tensor.alias]).toreadonly()
+            own = self._slots[tensor.alias].view.toreadonly()
             view = own[at.offset : at.offset + at.nbytes]
             if len(view) != at.nbytes:
                 raise ProtocolViolation("an output reaches outside of the input it aliases")
         return OutputTensor(tensor.name, tensor.datatype, tensor.shape, view)
 
-    def _take_held(self) -> tuple[tuple[int, int], ...]:
-        held, self._held, self._held_bytes = tuple(self._held), [], 0
-        return held
-
     def close(self) -> None:
         """Give every slot back. Idempotent; views of outputs are void afterwards."""
         slots, self._slots = self._slots, []
-        exchange = self._exchange
-        if exchange is not None:
-            exchange.leave()
-            if exchange.abandoned:
+        attempt, retained = self._attempt, self._answer.retained
+        if attempt is not None:
+            if attempt.unfinished is not None:
+                attempt.leave()
+            if attempt.abandoned:
                 slots = []
         if self._cancellation is not None:
             self._cancellation.close()
@@ -305,20 +261,20 @@ class Call:
         for index, slot in enumerate(slots):
             if slot.state is not SlotState.LEASED:
                 self._memory.reclaim(slot)
-            elif index in self._retained:
+            elif index in retained:
                 kept.append((slot.number, slot.generation))
             else:
                 try:
                     self._memory.release(slot.number, slot.generation)
                 except StaleDescriptor:
                     continue
-        if self._peer is not None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
             if kept:
-                self._peer.retain(kept)
+                pool.retain(kept)
             if self._held:
-                nbytes = self._held_bytes
-                self._peer.release(list(self._take_held()), nbytes)
-            self._peer = None
+                pool.release(self._held, self._held_bytes)
+                self._held, self._held_bytes = [], 0
         self.account.close()
 
     def __enter__(self) -> Call:

@@ -1,21 +1,26 @@
-"""One executor process as a frontend sees it: its lanes, its memory, what it holds of ours.
+"""One executor process as a frontend sees it: its connections, its memory, what it holds of ours.
 
-A *lane* is a data channel with at most one request in flight, taken from this pool
-as a database connection is. Everything a peer holds comes back when it dies.
+A connection is a data channel with at most one request in flight, taken from this pool as a
+database connection is. Everything an executor holds comes back when it dies.
 """
 
 from __future__ import annotations
 
-import os
 import select
 import threading
 
 import msgspec
-from msgspec import DecodeError
 
 from shmserve.core.registry import LiveInstance
-from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, StaleDescriptor, TooLarge
-from shmserve.protocol import messages
+from shmserve.errors import (
+    PeerDied,
+    ProtocolViolation,
+    QueueFull,
+    StaleDescriptor,
+    TooLarge,
+    UnreadableMessage,
+)
+from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import (
     Answer,
     Descriptor,
@@ -27,13 +32,15 @@ from shmserve.protocol.control.data_messages import (
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.peer_segments import PeerSegments
 from shmserve.shm.status_page import StatusView
-from shmserve.transport.channel import Channel
+from shmserve.transport.channel import Channel, close_all
 
 _CONNECT_TIMEOUT_S = 2.0
-RELEASE_AT_ONCE = 64 * 1024  # bytes; smaller outputs are released with the next request
+_RELEASE_AT_ONCE = 1 << 20  # bytes; less is released with the next request, or within a second
+_MANY_RELEASES = 256  # the same for their number
+_MOST_RELEASES = 1024  # in one message
 
 
-class Lane:
+class ExecutorConnection:
     """A channel, which of our segments were already offered on it, and as of when (`drops`)."""
 
     __slots__ = ("channel", "drops", "known")
@@ -44,8 +51,14 @@ class Lane:
         self.drops = 0
 
 
-class Peer:
-    """One life of one executor."""
+class ExecutorPool:
+    """One life of one executor. For any thread.
+
+    Args:
+        process: what this process is called.
+        limit: requests that may be with the executor at a time.
+        keep: the descriptors of its segments are needed, to pass them on to other executors.
+    """
 
     def __init__(
         self,
@@ -57,17 +70,18 @@ class Peer:
         keep: bool = False,
     ) -> None:
         self.instance = instance
-        self.segments = PeerSegments(keep)  # keep: to pass them on to other executors
+        self.segments = PeerSegments(keep)
         self.in_flight = 0
         self._path = path
         self._process = process
         self._memory = memory
         self._limit = limit
-        self._idle: list[Lane] = []
-        self._pending: list[tuple[int, int]] = []  # output slots to release, small ones
+        self._idle: list[ExecutorConnection] = []
+        self._pending: list[tuple[int, int]] = []  # output slots to release
+        self._pending_bytes = 0
         self._retained: set[tuple[int, int]] = set()  # our slots that its model still holds
         self._let_go: set[tuple[int, int]] = set()  # freed before we knew them as retained
-        self._control: Lane | None = None  # for releases that cannot wait for a request
+        self._control: ExecutorConnection | None = None  # for what finds no request to ride on
         self._status: StatusView | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -78,8 +92,8 @@ class Peer:
         depth = self._status.depth if self._status is not None else 0
         return max(depth, self.in_flight)
 
-    def acquire(self) -> Lane:
-        """A lane for one request; give it back with `give`, or `discard` it.
+    def acquire(self) -> ExecutorConnection:
+        """A connection for one request; give it back with `give`, or `discard` it.
 
         Raises:
             QueueFull: `max_queue` requests of this frontend are with it already.
@@ -95,13 +109,13 @@ class Peer:
                 return self._idle.pop()
         try:
             return self._connect()
-        except PeerDied:
+        except BaseException:
             with self._lock:
                 self.in_flight -= 1
             raise
 
-    def _connect(self) -> Lane:
-        """A new lane. The executor's hello comes ahead of its first answer: a model that
+    def _connect(self) -> ExecutorConnection:
+        """A new connection. The executor's hello comes ahead of its first answer: a model that
         runs for long would keep us waiting for it beyond any deadline."""
         channel = Channel.connect(self._path, _CONNECT_TIMEOUT_S)
         try:
@@ -109,19 +123,53 @@ class Peer:
         except PeerDied:
             channel.close()
             raise
-        return Lane(channel)
+        return ExecutorConnection(channel)
+
+    def send(self, connection: ExecutorConnection, request: Execute) -> None:
+        """Send a request, with fds of our segments that the executor does not know yet, and
+        with what it is to release.
+
+        Raises:
+            PeerDied: it was not taken.
+            TooLarge: its names and parameters are too long to pass on; nothing was sent.
+        """
+        memory, known = self._memory, connection.known
+        needed = {t.at.segment for t in request.inputs if isinstance(t.at, Descriptor)}
+        offers, fds = memory.offers(needed, known) if not needed <= known else ([], [])
+        release: list[tuple[int, int]] = []
+        if self._pending:
+            with self._lock:
+                release = self._take_pending()
+        dropped: tuple[int, ...] = ()
+        if connection.drops != memory.drops:
+            connection.drops = memory.drops
+            dropped = memory.dropped(known)
+        if offers or release or dropped:
+            request = msgspec.structs.replace(
+                request, release=tuple(release), offers=tuple(offers), dropped=dropped
+            )
+        try:
+            connection.channel.send(messages.encode(request), fds)
+        except TooLarge:
+            with self._lock:
+                self._pending += release
+            raise
+        finally:
+            if fds:
+                close_all(fds)
 
     def take(self, data: memoryview, fds: list[int]) -> Answer | None:
-        """Read a message of a lane: an answer, or None if it was only the hello.
+        """Read a message: the answer to a request, or None if it was the hello, or only news
+        of slots.
 
         Raises:
             ProtocolViolation: anything else.
         """
         try:
             message: messages.ToFrontend = messages.decode_to_frontend(data)
-        except DecodeError as ex:
-            _close(fds)
-            raise ProtocolViolation("an answer that cannot be read") from ex
+        except UnreadableMessage:
+            close_all(fds)
+            raise
         if isinstance(message, ExecutorHello):
             self._welcome(message, fds)
             return None
@@ -131,7 +179,7 @@ class Peer:
             self.segments.drop(message.dropped)
         if message.freed:
             self._freed(message.freed)
-        return message
+        return message if message.request else None
 
     def _welcome(self, hello: ExecutorHello, fds: list[int]) -> None:
         try:
@@ -142,71 +190,84 @@ class Peer:
         except OSError as ex:
             raise ProtocolViolation("the executor's status page cannot be mapped") from ex
         finally:
-            _close(fds)
+            close_all(fds)
 
-    def give(self, lane: Lane) -> None:
-        """A lane whose request was answered comes back."""
+    def give(self, connection: ExecutorConnection) -> None:
+        """A connection whose request was answered comes back."""
         with self._lock:
             self.in_flight -= 1
             if not self._closed:
-                self._idle.append(lane)
+                self._idle.append(connection)
                 return
-        lane.channel.close()
+        connection.channel.close()
 
-    def discard(self, lane: Lane) -> None:
-        """A lane that is of no use any more."""
+    def discard(self, connection: ExecutorConnection) -> None:
+        """A connection that is of no use any more."""
         with self._lock:
             self.in_flight -= 1
-        lane.channel.close()
+        connection.channel.close()
 
     def release(self, slots: list[tuple[int, int]], nbytes: int) -> None:
-        """We are done with output slots of `nbytes` bytes in total."""
+        """We are done with output slots of `nbytes` bytes in total. Never waits: the executor
+        is told with the next request, or, if it is much, on an idle connection now."""
         with self._lock:
-            self._pending.extend(slots)
-            if nbytes < RELEASE_AT_ONCE and len(self._pending) < 256:
+            self._pending += slots
+            self._pending_bytes += nbytes
+            many = len(self._pending) >= _MANY_RELEASES
+            if not (many or self._pending_bytes >= _RELEASE_AT_ONCE) or not self._idle:
                 return
-        self.flush()
-
-    def take_pending(self) -> tuple[tuple[int, int], ...]:
-        """Releases to send along with a request."""
-        if not self._pending:
-            return ()
+            connection = self._idle.pop()
+        try:
+            self._send_pending(connection.channel)
+        except PeerDied:  # which gives everything back; it is noticed with the next request
+            connection.channel.close()
+            return
         with self._lock:
-            slots, self._pending = self._pending, []
-        return tuple(slots)
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.channel.close()
+
+    def _take_pending(self) -> list[tuple[int, int]]:
+        """As many releases as go into one message. With the lock held."""
+        slots, self._pending = self._pending[:_MOST_RELEASES], self._pending[_MOST_RELEASES:]
+        self._pending_bytes = 0
+        return slots
+
+    def _send_pending(self, channel: Channel) -> None:
+        """Send what is to be released as far as the executor has room for it; raises PeerDied."""
+        while True:
+            with self._lock:
+                slots = self._take_pending()
+            if not channel.send(messages.encode(Release(tuple(slots))), wait=False):
+                with self._lock:
+                    self._pending += slots
+                return
+            if not self._pending:
+                return
 
     def flush(self) -> None:
-        """Send releases that found no request to ride on, and hear which of our slots its
-        model has let go of. A dead peer needs none."""
+        """Send releases that found no request to ride on, and hear which of our slots its model
+        has let go of. A dead executor needs none. For the maintenance thread, since it may wait
+        for a connection to be made, but never with the lock that admits requests."""
         with self._lock:
             if self._closed or not (self._pending or self._retained):
                 return
-            slots, self._pending = self._pending, []
-            try:
-                if self._control is None:
-                    self._control = self._connect()
-                channel = self._control.channel
-                for start in range(0, max(len(slots), 1), 1024):
-                    part = tuple(slots[start : start + 1024])
-                    channel.send(messages.encode(Release(part)))
-                freed = self._told(channel)
-            except (PeerDied, ProtocolViolation):
-                return  # its death gives everything back
-        self._freed(freed)
-
-    def _told(self, channel: Channel) -> tuple[tuple[int, int], ...]:
-        """What came on the control lane since: the hello, and answers to nothing but `freed`."""
-        freed: list[tuple[int, int]] = []
-        while (received := channel.receive_now()) is not None:
-            data, fds = received
-            _close(fds)
-            try:
-                message: messages.ToFrontend = messages.decode_to_frontend(data)
-            except DecodeError as ex:
-                raise ProtocolViolation("an answer that cannot be read") from ex
-            if isinstance(message, Answer):
-                freed += message.freed
-        return tuple(freed)
+            control, self._control = self._control, None  # nobody closes it meanwhile
+        try:
+            control = control or self._connect()
+            self._send_pending(control.channel)
+            while (received := control.channel.receive_within()) is not None:
+                self.take(*received)
+        except (PeerDied, ProtocolViolation):  # its death gives everything back
+            if control is not None:
+                control.channel.close()
+            return
+        with self._lock:
+            if not self._closed and self._control is None:
+                self._control = control
+                return
+        control.channel.close()
 
     def retain(self, slots: list[tuple[int, int]]) -> None:
         """The executor's model still holds these slots of ours."""
@@ -218,7 +279,7 @@ class Peer:
 
     def _freed(self, slots: tuple[tuple[int, int], ...]) -> None:
         """The model has let go of retained slots, or of some we shall hear of presently: it
-        may do so at any time, and other lanes may bring the news first."""
+        may do so at any time, and other connections may bring the news first."""
         with self._lock:
             mine = [slot for slot in slots if slot in self._retained]
             self._retained.difference_update(mine)
@@ -233,17 +294,17 @@ class Peer:
                 continue
 
     def close(self) -> None:
-        """It is gone or not wanted any more: close idle lanes, take back what it held."""
+        """It is gone or not wanted any more: close idle connections, take back what it held."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            lanes, self._idle = self._idle, []
+            connections, self._idle = self._idle, []
             if self._control is not None:
-                lanes.append(self._control)
+                connections.append(self._control)
             retained, self._retained = list(self._retained), set()
-        for lane in lanes:
-            lane.channel.close()
+        for connection in connections:
+            connection.channel.close()
         self._give_back(retained)
 
     @property
@@ -256,40 +317,9 @@ class Peer:
         with self._lock:
             if self.in_flight or not self._retained:
                 return not self.in_flight
-            lanes = [*self._idle, *([self._control] if self._control is not None else [])]
+            control = [self._control] if self._control is not None else []
+            connections = [*self._idle, *control]
             poll = select.poll()
-            for lane in lanes:
-                poll.register(lane.channel.fileno(), 0)
-            return not lanes or any(events & select.POLLHUP for _, events in poll.poll(0))
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-def wire_execute(peer: Peer, lane: Lane, memory: ArenaMemory, request: Execute) -> None:
-    """Send a request on a lane, with fds of segments the peer does not know yet.
-
-    Raises:
-        PeerDied: it was not taken.
-        TooLarge: its names and parameters are too long to pass on; nothing was sent.
-    """
-    needed = {t.at.segment for t in request.inputs if isinstance(t.at, Descriptor)}
-    offers, fds = memory.offers(needed, lane.known) if needed - lane.known else ((), [])
-    pending = peer.take_pending()
-    dropped: tuple[int, ...] = ()
-    if lane.drops != memory.drops:
-        lane.drops = memory.drops
-        dropped = memory.dropped(lane.known)
-    if offers or pending or dropped:
-        request = msgspec.structs.replace(
-            request, release=pending, offers=tuple(offers), dropped=dropped
-        )
-    try:
-        lane.channel.send(messages.encode(request), fds)
-    except TooLarge:
-        peer.release(list(pending), 0)
-        raise
-    finally:
-        _close(fds)
+            for connection in connections:
+                poll.register(connection.channel.fileno(), 0)
+            return not connections or any(events & select.POLLHUP for _, events in poll.poll(0))

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from shmserve.core.memory.slots import Slot, SlotState
+from shmserve.core.memory.slots import NO_BYTES, Slot, SlotState
 from shmserve.errors import StaleDescriptor
 from shmserve.protocol.control.data_messages import Descriptor, SegmentOffer
 from shmserve.shm.arena import ArenaMemory
@@ -24,13 +24,18 @@ from shmserve.shm.segment import Mapping
 _FIRST_NUMBER = 1 << 40  # of segments that are not ours; our own never get there
 
 
-class Passed:
-    """Bytes of another process (or of a slot of ours) that are an input once more."""
+class ForwardedOutput(Slot):
+    """Bytes of another process (or of a slot of ours) that are an input once more.
 
-    __slots__ = (
-        "_let_go", "_mapping", "generation", "leases", "nbytes", "number", "offset", "segment",
-        "state", "view",
-    )  # fmt: skip
+    Args:
+        number: negative, since it is in no arena of ours.
+        segment: ours, or the number that a foreign one has here.
+        let_go: gives back what keeps the bytes.
+        mapping: the foreign segment, which lives as long as this: its descriptor may have to
+            be sent.
+    """
+
+    __slots__ = ("_let_go", "mapping")
 
     def __init__(
         self,
@@ -41,60 +46,56 @@ class Passed:
         let_go: Callable[[], None],
         mapping: Mapping | None,
     ) -> None:
-        self.number = number
-        self.generation = 0
+        super().__init__(number)
         self.segment = segment
         self.offset = offset
-        self.nbytes = len(view)
+        self.size = self.nbytes = len(view)
         self.view = view
         self.state = SlotState.SEALED
-        self.leases = 0
+        self.mapping = mapping
         self._let_go = let_go
-        self._mapping = mapping  # lives as long as we do: its descriptor may have to be sent
 
     def end(self) -> None:
         """Nobody reads it any more: its owner may have it back."""
         self.state = SlotState.FREE
-        self.view = memoryview(b"")
-        self._mapping = None
+        self.view = NO_BYTES
+        self.mapping = None
         self._let_go()
 
 
-AnySlot = Slot | Passed
-
-
-class RelayMemory(ArenaMemory):
+class ForwardingMemory(ArenaMemory):
     """An arena that also passes on what others have written."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._passed: dict[int, Passed] = {}
+        self._forwarded: dict[int, ForwardedOutput] = {}
         self._numbers = itertools.count(1)
         self._foreign: weakref.WeakValueDictionary[int, Mapping] = weakref.WeakValueDictionary()
         self._foreign_numbers = itertools.count(_FIRST_NUMBER)
         self._number_of: weakref.WeakKeyDictionary[Mapping, int] = weakref.WeakKeyDictionary()
-        self._relay_lock = threading.Lock()
+        self._forwarding = threading.Lock()
 
     # ------------------------------------------------------------ passing on
 
-    def pass_on(self, mapping: Mapping, at: Descriptor, let_go: Callable[[], None]) -> Passed:
+    def pass_on(
+        self, mapping: Mapping, at: Descriptor, let_go: Callable[[], None]
+    ) -> ForwardedOutput:
         """An output in the segment of an executor; `let_go` gives its lease back."""
         view = mapping.view[at.offset : at.offset + at.nbytes]
         segment = self._segment_number(mapping)
         return self._add(segment, at.offset, view, let_go, mapping)
 
-    def pass_slot(self, slot: AnySlot, offset: int, nbytes: int) -> Passed:
+    def pass_slot(self, slot: Slot, offset: int, nbytes: int) -> ForwardedOutput:
         """A part of an input (ours, or one that was passed on) that is one once more."""
-        view = self.view(slot).toreadonly()[offset : offset + nbytes]
+        view = slot.view.toreadonly()[offset : offset + nbytes]
         self.lease(slot)
         number, generation = slot.number, slot.generation
-        mapping = slot._mapping if isinstance(slot, Passed) else None
         return self._add(
             slot.segment,
             slot.offset + offset,
             view,
             lambda: self.release(number, generation),
-            mapping,
+            slot.mapping if isinstance(slot, ForwardedOutput) else None,
         )
 
     def _add(
@@ -104,15 +105,15 @@ class RelayMemory(ArenaMemory):
         view: memoryview,
         let_go: Callable[[], None],
         mapping: Mapping | None,
-    ) -> Passed:
-        with self._relay_lock:
+    ) -> ForwardedOutput:
+        with self._forwarding:
             number = -next(self._numbers)
-            passed = Passed(number, segment, offset, view, let_go, mapping)
-            self._passed[number] = passed
-        return passed
+            output = ForwardedOutput(number, segment, offset, view, let_go, mapping)
+            self._forwarded[number] = output
+        return output
 
     def _segment_number(self, mapping: Mapping) -> int:
-        with self._relay_lock:
+        with self._forwarding:
             number = self._number_of.get(mapping)
             if number is None:
                 number = next(self._foreign_numbers)
@@ -122,23 +123,15 @@ class RelayMemory(ArenaMemory):
         return number
 
     def _mapping_gone(self) -> None:
-        self.drops += 1  # so that every lane looks what it still knows
+        self.drops += 1  # so that every connection looks what it still knows
 
     # ------------------------------------------- what calls do with any slot
 
-    def view(self, slot: AnySlot) -> memoryview:
-        return slot.view if isinstance(slot, Passed) else super().view(slot)
-
-    def descriptor(self, slot: AnySlot) -> Descriptor:
-        if isinstance(slot, Passed):
-            return Descriptor(slot.segment, slot.number, 0, slot.offset, slot.nbytes)
-        return super().descriptor(slot)
-
-    def lease(self, slot: AnySlot) -> None:
-        if not isinstance(slot, Passed):
+    def lease(self, slot: Slot) -> None:
+        if slot.number >= 0:
             super().lease(slot)
             return
-        with self._relay_lock:
+        with self._forwarding:
             if slot.state is SlotState.FREE:
                 raise StaleDescriptor("an output was passed on after its end")
             slot.state = SlotState.LEASED
@@ -148,24 +141,15 @@ class RelayMemory(ArenaMemory):
         if number >= 0:
             super().release(number, generation)
             return
-        with self._relay_lock:
-            passed = self._passed.get(number)
-            if passed is None or passed.state is not SlotState.LEASED:
-                raise StaleDescriptor(f"no lease on passed output {number}")
-            passed.leases -= 1
-            if passed.leases:
+        with self._forwarding:
+            output = self._forwarded.get(number)
+            if output is None or output.state is not SlotState.LEASED:
+                raise StaleDescriptor(f"no lease on forwarded output {number}")
+            output.leases -= 1
+            if output.leases:
                 return
-            del self._passed[number]
-        passed.end()
-
-    def reclaim(self, slot: AnySlot) -> None:
-        if not isinstance(slot, Passed):
-            super().reclaim(slot)
-            return
-        with self._relay_lock:
-            if self._passed.pop(slot.number, None) is None:
-                raise StaleDescriptor("a passed output was taken back twice")
-        slot.end()
+            del self._forwarded[number]
+        output.end()
 
     # --------------------------------------------------------------- offering
 
@@ -190,6 +174,6 @@ class RelayMemory(ArenaMemory):
         return gone
 
     @property
-    def passed(self) -> int:
+    def forwarded(self) -> int:
         """How many outputs are on their way from executor to executor."""
-        return len(self._passed)
+        return len(self._forwarded)

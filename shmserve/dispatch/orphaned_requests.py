@@ -1,7 +1,7 @@
 """Requests that nobody waits for any more, until their late answers come.
 
 The executor may still read the inputs of such a request, so their slots stay leased
-and the lane stays busy until the answer or the executor's death (EOF) arrives here.
+and the connection stays busy until the answer or the executor's death (EOF) arrives here.
 """
 
 from __future__ import annotations
@@ -10,24 +10,30 @@ import os
 import selectors
 import threading
 
-from shmserve.dispatch.executor_pool import Lane, Peer
+from shmserve.dispatch.executor_pool import ExecutorConnection, ExecutorPool
 from shmserve.errors import PeerDied, ProtocolViolation, StaleDescriptor
 from shmserve.protocol.control.data_messages import leases
 from shmserve.shm.arena import ArenaMemory
 
 
-class _Waiting:
-    __slots__ = ("lane", "leases", "number", "peer")
+class _Orphan:
+    __slots__ = ("connection", "leases", "number", "pool")
 
-    def __init__(self, peer: Peer, lane: Lane, number: int, leases: list[tuple[int, int]]) -> None:
-        self.peer = peer
-        self.lane = lane
+    def __init__(
+        self,
+        pool: ExecutorPool,
+        connection: ExecutorConnection,
+        number: int,
+        leases: list[tuple[int, int]],
+    ) -> None:
+        self.pool = pool
+        self.connection = connection
         self.number = number
         self.leases = leases
 
 
-class Abandoned:
-    """The keeper. `poll` is called by the dispatcher's maintenance thread."""
+class OrphanedRequests:
+    """Keeps them. `poll` is called by the dispatcher's maintenance thread."""
 
     def __init__(self, memory: ArenaMemory) -> None:
         self._memory = memory
@@ -35,13 +41,19 @@ class Abandoned:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         self._lock = threading.Lock()
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _Orphan] = {}
 
-    def keep(self, peer: Peer, lane: Lane, number: int, leases: list[tuple[int, int]]) -> None:
-        """Take over a lane and the leases of the inputs of the request on it."""
+    def keep(
+        self,
+        pool: ExecutorPool,
+        connection: ExecutorConnection,
+        number: int,
+        leases: list[tuple[int, int]],
+    ) -> None:
+        """Take over a connection and the leases of the inputs of the request on it."""
         with self._lock:
-            fd = lane.channel.fileno()
-            self._waiting[fd] = _Waiting(peer, lane, number, leases)
+            fd = connection.channel.fileno()
+            self._waiting[fd] = _Orphan(pool, connection, number, leases)
             self._selector.register(fd, selectors.EVENT_READ)
 
     def wake(self) -> None:
@@ -52,41 +64,41 @@ class Abandoned:
         """Take in late answers for at most `timeout_s` seconds."""
         for key, _ in self._selector.select(timeout_s):
             with self._lock:
-                waiting = self._waiting.get(key.fd)
-            if waiting is not None:
-                self._settle(key.fd, waiting)
+                orphan = self._waiting.get(key.fd)
+            if orphan is not None:
+                self._settle(key.fd, orphan)
 
-    def _settle(self, fd: int, waiting: _Waiting) -> None:
+    def _settle(self, fd: int, orphan: _Orphan) -> None:
         try:
-            received = waiting.lane.channel.receive_now()
+            received = orphan.connection.channel.receive_within()
             if received is None:
                 return
-            answer = waiting.peer.take(*received)
+            answer = orphan.pool.take(*received)
             if answer is None:
                 return
-            if answer.request != waiting.number:
+            if answer.request != orphan.number:
                 raise ProtocolViolation("an answer to something that was not asked")
-            waiting.peer.release(leases(answer.outputs), sum(t.at.nbytes for t in answer.outputs))
+            orphan.pool.release(leases(answer.outputs), sum(t.at.nbytes for t in answer.outputs))
             if not answer.final:
                 return  # of a stream: what was on its way when it was cancelled
             self._forget(fd)
-            self._return_inputs(waiting, answer.retained)
-            waiting.peer.give(waiting.lane)
+            self._return_inputs(orphan, answer.retained)
+            orphan.pool.give(orphan.connection)
         except (PeerDied, ProtocolViolation):
             self._forget(fd)
-            self._return_inputs(waiting, ())
-            waiting.peer.discard(waiting.lane)
+            self._return_inputs(orphan, ())
+            orphan.pool.discard(orphan.connection)
 
     def _forget(self, fd: int) -> None:
         with self._lock:
             self._selector.unregister(fd)
             del self._waiting[fd]
 
-    def _return_inputs(self, waiting: _Waiting, retained: tuple[int, ...]) -> None:
-        kept = [waiting.leases[i] for i in retained if i < len(waiting.leases)]
+    def _return_inputs(self, orphan: _Orphan, retained: tuple[int, ...]) -> None:
+        kept = [orphan.leases[i] for i in retained if i < len(orphan.leases)]
         if kept:
-            waiting.peer.retain(kept)
-        for lease in waiting.leases:
+            orphan.pool.retain(kept)
+        for lease in orphan.leases:
             if lease not in kept:
                 try:
                     self._memory.release(*lease)
@@ -98,8 +110,8 @@ class Abandoned:
 
     def close(self) -> None:
         with self._lock:
-            waiting, self._waiting = list(self._waiting.values()), {}
-        for item in waiting:
-            item.peer.discard(item.lane)
+            orphans, self._waiting = list(self._waiting.values()), {}
+        for orphan in orphans:
+            orphan.pool.discard(orphan.connection)
         self._selector.close()
         os.close(self._wake_fd)

@@ -1,22 +1,36 @@
-"""What a call reserves and what it gets."""
+"""What a call is asked and what it gets."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
-from shmserve.core.memory.slots import Slot
 from shmserve.errors import ShmserveError
-from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.control.data_messages import OutputPlace, Parameter
 
 
-class Reservation:
-    """A slot being written. `view`: exactly the bytes asked for."""
+class RunOptions(Struct, frozen=True):
+    """What a request says besides its inputs.
 
-    __slots__ = ("slot", "view")
+    Attributes:
+        timeout_s: how long the answer is waited for; None: `request_timeout_s`.
+        request_id: the client's.
+        outputs: names of those wanted; empty: all.
+        places: where outputs go that the client wants in its own memory.
+        on_wait: called about once a second while nothing comes; when it returns False nobody
+            wants the answer any more.
+    """
 
-    def __init__(self, slot: Slot, view: memoryview) -> None:
-        self.slot = slot
-        self.view = view
+    request_id: str = ""
+    outputs: tuple[str, ...] = ()
+    parameters: dict[str, Parameter] = {}
+    places: tuple[OutputPlace, ...] = ()
+    on_wait: Callable[[], bool] | None = None
+    timeout_s: float | None = None
+
+
+NO_OPTIONS = RunOptions()
 
 
 class OutputTensor(Struct, frozen=True):
@@ -34,7 +48,7 @@ class OutputTensor(Struct, frozen=True):
 class Outcome(Struct, frozen=True):
     """An answer. `final` and `error` matter in streams only: `execute` raises errors."""
 
-    outputs: tuple[OutputTensor, ...]
-    parameters: dict[str, Parameter]
+    outputs: tuple[OutputTensor, ...] = ()
+    parameters: dict[str, Parameter] = {}
     final: bool = True
     error: ShmserveError | None = None

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Struct
 
-class Receipt:
+
+class Receipt(Struct):
     """Counts of one request, in bytes and nanoseconds.
 
     The frontend writes `copied_in`, `receive_ns`, `send_ns`; the executor's answer the
     rest. Source: the copy budget in docs/ARCHITECTURE.md.
     """
 
-    __slots__ = (
-        "compute_ns",
-        "copied_batch",
-        "copied_device",
-        "copied_in",
-        "copied_out",
-        "executor",
-        "queue_ns",
-        "receive_ns",
-        "send_ns",
-    )
+    copied_in: int = 0
+    copied_batch: int = 0
+    copied_out: int = 0
+    copied_device: int = 0
+    receive_ns: int = 0
+    queue_ns: int = 0
+    compute_ns: int = 0
+    send_ns: int = 0
+    executor: str = ""
 
-    def __init__(self) -> None:
-        self.copied_in = 0
-        self.copied_batch = 0
-        self.copied_out = 0
-        self.copied_device = 0
-        self.receive_ns = 0
-        self.queue_ns = 0
-        self.compute_ns = 0
-        self.send_ns = 0
-        self.executor = ""
+    def add(self, step: Receipt) -> None:
+        """Count another one, too: that of a step of the same request."""
+        for field in self.__struct_fields__:
+            if field != "executor":
+                setattr(self, field, getattr(self, field) + getattr(step, field))
+        self.executor = ", ".join(filter(None, (self.executor, step.executor)))
 
     def as_dict(self) -> dict[str, Any]:
         """The receipt as clients see it."""

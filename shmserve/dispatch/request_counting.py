@@ -8,11 +8,16 @@ statistics afterwards finds its own requests in them.
 from __future__ import annotations
 
 import threading
+from time import monotonic_ns
 
+from msgspec import Struct
+
+from shmserve.core.control.runtime_settings import TraceSettings
 from shmserve.core.registry import ModelEntry
 from shmserve.core.stats.counter_pages import Gauges, write_gauges
 from shmserve.core.stats.request_counters import Reason, RequestCounters, nwords
 from shmserve.dispatch.receipt import Receipt
+from shmserve.dispatch.tracing import Tracer, timestamps
 from shmserve.errors import (
     Cancelled,
     Code,
@@ -26,7 +31,11 @@ from shmserve.errors import (
     Unavailable,
     Unimplemented,
 )
-from shmserve.shm.counter_page import CounterPage
+from shmserve.protocol.control.data_messages import Timing
+from shmserve.shm.counter_page import OwnCounterPage
+
+_UNTIMED = Timing()
+_NO_RECEIPT = Receipt()
 
 _BY_KIND: tuple[tuple[type[BaseException], Reason], ...] = (
     (QueueFull, Reason.QUEUE_FULL),
@@ -61,53 +70,35 @@ def reason_of_answer(code: str) -> Reason:
     return _BY_CODE.get(Code(code), Reason.MODEL)
 
 
-class Counting:
+class RequestCounting:
     """Thread-safe; one per process. `epoch` goes into the name of its segment."""
 
     def __init__(self, epoch: str, rows: int) -> None:
-        self.page = CounterPage(epoch, nwords(rows))
+        self.page = OwnCounterPage(epoch, nwords(rows))
         self._counters = RequestCounters(self.page.words)
         self._lock = threading.Lock()
 
-    def answered(self, entry: ModelEntry, receipt: Receipt, ns: int) -> None:
-        """A request was answered `ns` after its arrival."""
-        spec = entry.spec
-        counters = self._counters
-        with self._lock:
-            row = counters.row(spec.name, spec.version)
-            counters.succeeded(row, ns)
-            counters.copied(
-                row,
-                receipt.copied_in,
-                receipt.copied_batch,
-                receipt.copied_out,
-                receipt.copied_device,
-            )
-
-    def failed(
-        self, entry: ModelEntry, reason: Reason, ns: int = 0, receipt: Receipt | None = None
+    def ended(
+        self,
+        entry: ModelEntry,
+        reason: Reason | None,
+        ns: int = 0,
+        receipt: Receipt = _NO_RECEIPT,
     ) -> None:
-        """A request failed `ns` after its arrival."""
-        spec = entry.spec
+        """A request was answered, or failed for a reason, `ns` after its arrival."""
+        copied = (
+            receipt.copied_in,
+            receipt.copied_batch,
+            receipt.copied_out,
+            receipt.copied_device,
+        )
         with self._lock:
-            counters = self._counters
-            row = counters.row(spec.name, spec.version)
-            counters.failed(row, reason, ns)
-            if receipt is not None:
-                counters.copied(
-                    row,
-                    receipt.copied_in,
-                    receipt.copied_batch,
-                    receipt.copied_out,
-                    receipt.copied_device,
-                )
+            self._counters.ended(entry.spec.name, entry.spec.version, reason, ns, copied)
 
     def copied_out(self, entry: ModelEntry, nbytes: int) -> None:
         """Bytes of an answer that were copied after it had been counted."""
-        spec = entry.spec
         with self._lock:
-            row = self._counters.row(spec.name, spec.version)
-            self._counters.copied(row, 0, 0, nbytes, 0)
+            self._counters.copied_out(entry.spec.name, entry.spec.version, nbytes)
 
     def measure(self, gauges: Gauges) -> None:
         """Publish what is held right now."""
@@ -118,3 +109,73 @@ class Counting:
         with self._lock:
             self.page.close()
             self._counters = RequestCounters(self.page.words)
+
+
+class Account(Struct):
+    """The account of one call: it is counted once, as answered or as failed for one reason.
+
+    Attributes:
+        request_id: the client's.
+        sent_ns: when an executor was asked; 0: none has been.
+        timing: what the executor said of its times.
+        succeeded: all of the answer is here.
+        counted_ns: when it was counted; 0: not yet.
+        counted_copies: of the answer, then.
+    """
+
+    counting: RequestCounting
+    tracer: Tracer
+    entry: ModelEntry
+    receipt: Receipt
+    request_id: str = ""
+    sent_ns: int = 0
+    timing: Timing = _UNTIMED
+    succeeded: bool = False
+    counted_ns: int = 0
+    counted_copies: int = 0
+    closed: bool = False
+
+    def answered(self) -> None:
+        """The answer is about to be sent, and what it cost is known."""
+        if not self.counted_ns:
+            receipt = self.receipt
+            self.counted_ns = now = monotonic_ns()
+            self.counted_copies = receipt.copied_out
+            took = now - self.sent_ns + receipt.receive_ns
+            self.counting.ended(self.entry, None, took, receipt)
+
+    def failed(self, error: BaseException) -> None:
+        """It ends without an answer."""
+        self._failed(reason_of(error))
+
+    def refused(self, code: str) -> None:
+        """An executor has answered with an error."""
+        self._failed(reason_of_answer(code))
+
+    def close(self) -> None:
+        """It is over: count it if nobody has, trace it if that is wanted."""
+        if not self.succeeded or self.closed:
+            return
+        self.closed = True
+        if not self.counted_ns:
+            self.answered()
+        more = self.receipt.copied_out - self.counted_copies
+        if more:  # by the last message of a stream
+            self.counting.copied_out(self.entry, more)
+        trace = self.entry.trace
+        if trace is not None:
+            self._trace(trace)
+
+    def _failed(self, reason: Reason) -> None:
+        if not self.counted_ns:
+            receipt = self.receipt
+            self.counted_ns = now = monotonic_ns()
+            took = now - self.sent_ns + receipt.receive_ns if self.sent_ns else 0
+            self.counting.ended(self.entry, reason, took, receipt)
+
+    def _trace(self, settings: TraceSettings) -> None:
+        if self.tracer.sampled(self.entry, settings):
+            arrived = self.sent_ns - self.receipt.receive_ns
+            times = timestamps(arrived, self.sent_ns, self.timing, self.counted_ns, monotonic_ns())
+            executor = self.receipt.executor
+            self.tracer.add(self.entry, settings, self.request_id, executor, times)

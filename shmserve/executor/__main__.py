@@ -20,27 +20,34 @@ import msgspec
 from setproctitle import setproctitle
 
 from shmserve import config, ids
+from shmserve.core.scheduling.batch_policy import batch_policy
 from shmserve.errors import ArenaExhausted, ShmserveError
-from shmserve.executor import model_loading as loading
+from shmserve.executor import model_loading
 from shmserve.executor.backend import CPU, Backend
 from shmserve.executor.backends.model_errors import from_load, sanitised
 from shmserve.executor.devices import Devices
-from shmserve.executor.loop.request_loop import Loop
+from shmserve.executor.loop.batch_loop import BatchLoop
+from shmserve.executor.loop.channels import Channels
+from shmserve.executor.loop.request_loop import RequestLoop
 from shmserve.executor.loop.stream_loop import StreamLoop
 from shmserve.executor.monitor import app_monitor
 from shmserve.executor.tensors.mapped_regions import ClientRegions
+from shmserve.executor.tensors.workspace import Workspace
 from shmserve.observe import logs
+from shmserve.protocol.control import messages
+from shmserve.protocol.control.data_messages import ExecutorHello
 from shmserve.protocol.control.link_messages import Instance, Loaded, LoadFailed, Welcome
+from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.region_messages import ProbeRegion, RegionProbed, RegionsGone
 from shmserve.protocol.control.stats_messages import CounterPage
-from shmserve.protocol.messages import FromCoordinator
 from shmserve.protocol.triton_config import model_config
+from shmserve.repository import folder_reader
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.status_page import SIZE, StatusPage
 from shmserve.tensor.spec import ModelSpec
-from shmserve.transport import channel as channels
-from shmserve.transport.link import Link
+from shmserve.transport import channel as transport
+from shmserve.transport.link import Link, LinkHandlers
 from shmserve.transport.processes import follow
 
 log = logging.getLogger("shmserve.executor")
@@ -58,19 +65,21 @@ class Executor:
         self.run_dir = config.run_dir(settings)
         self.endpoint = f"{process}.sock"
         self.loaded: Loaded | None = None
-        self.loop: Loop | None = None
+        self.loop: RequestLoop | BatchLoop | StreamLoop | None = None
         self.stopping = False
         self.link = Link(
             self.run_dir,
             "executor",
             process,
-            on_trim=lambda nbytes: self.memory.trim(0.0, nbytes),
-            on_stats=self.stats,
-            on_stop=self.stop,
-            held_bytes=lambda: self.memory.held_bytes,
-            loaded=lambda: self.loaded,
-            on_message=self._on_message,
-            instance=instance.name,
+            LinkHandlers(
+                on_trim=lambda nbytes: self.memory.trim(0.0, nbytes),
+                on_stats=self.stats,
+                on_stop=self.stop,
+                held_bytes=lambda: self.memory.held_bytes,
+                loaded=lambda: self.loaded,
+                on_message=self._on_message,
+            ),
+            instance.name,
         )
         mappings = Mappings()
         self.devices = Devices.of(instance.device, mappings)
@@ -107,36 +116,35 @@ class Executor:
     def _load(self) -> tuple[Backend, ModelSpec]:
         started = time.monotonic()
         try:
-            backend, spec = loading.load(self.instance, self.devices)
+            backend, spec = model_loading.load(self.instance, self.devices)
         except Exception as ex:
             raise from_load(ex, log, self.instance.name) from ex
         log.info("loaded in %.2f s", time.monotonic() - started)
-        self._tell_notes(spec)
+        # Hints of the configuration that have no effect: one instance tells them
+        if ids.instance_index(self.instance.name) == 0:
+            for note in model_config.of_spec(spec, folder_reader.kinds()).notes:
+                log.info("configuration: %s", note)
         return backend, spec
 
-    def _tell_notes(self, spec: ModelSpec) -> None:
-        """Hints of the configuration that have no effect: one instance tells them."""
-        if ids.instance_index(self.instance.name) == 0:
-            for note in model_config.parse_json(spec.config_json, spec.name, spec.backend).notes:
-                log.info("configuration: %s", note)
-
     def _serve(self, backend: Backend, spec: ModelSpec) -> None:
-        listener = channels.listen(os.path.join(self.run_dir, self.endpoint))
+        listener = transport.listen(os.path.join(self.run_dir, self.endpoint))
         try:
             self.memory.prepare()
         except ArenaExhausted as ex:  # then the first request asks again
             log.warning("no first segment yet: %s", ex)
-        self.loop = self._make_loop(
-            process=self.process,
-            instance=self.instance.name,
-            listener=listener,
-            backend=backend,
-            spec=spec,
-            memory=self.memory,
-            status=self.status,
-            segment_idle_s=self.settings.segment_idle_s,
-            regions=self.regions,
-        )
+        hello = ExecutorHello(messages.VERSION, self.process, self.instance.name)
+        channels = Channels(listener, hello, self.memory, self.status, self.devices.mappings)
+        workspace = Workspace(spec, self.memory, self.regions)
+        idle_s = self.settings.segment_idle_s
+        policy = batch_policy(spec.config)
+        if spec.decoupled:
+            self.loop = StreamLoop(
+                backend, workspace, channels, self.status, idle_s, self.settings.max_streams
+            )
+        elif policy is not None:
+            self.loop = BatchLoop(backend, workspace, channels, self.status, idle_s, policy)
+        else:
+            self.loop = RequestLoop(backend, workspace, channels, self.status, idle_s)
         gc.collect()
         gc.freeze()  # what a model keeps for life need not be looked at again and again
         if self.stopping:
@@ -145,11 +153,6 @@ class Executor:
         self.loaded = Loaded(self.instance.name, spec, self.endpoint, device)
         self.link.send(self.loaded)
         self.loop.run()
-
-    def _make_loop(self, **arguments: Any) -> Loop:
-        if arguments["spec"].decoupled:
-            return StreamLoop(max_streams=self.settings.max_streams, **arguments)
-        return Loop(**arguments)
 
     def stop(self, reason: str) -> None:
         """Finish what was accepted and exit."""
@@ -162,16 +165,14 @@ class Executor:
         if isinstance(message, RegionsGone):
             self.regions.forget(message.numbers)
         elif isinstance(message, ProbeRegion):
-            self.link.send(self._probed(message))
+            try:
+                probed = RegionProbed(message.ticket, self.devices.probe(message.region))
+            except ShmserveError as ex:
+                probed = RegionProbed(message.ticket, 0, ex.code, ex.message)
+            self.link.send(probed)
         elif isinstance(message, Welcome):
             self.regions.clear()
             self._tell_page()
-
-    def _probed(self, message: ProbeRegion) -> RegionProbed:
-        try:
-            return RegionProbed(message.ticket, self.devices.probe(message.region))
-        except ShmserveError as ex:
-            return RegionProbed(message.ticket, 0, ex.code, ex.message)
 
     def _tell_page(self) -> None:
         """A coordinator that has just welcomed us does not know our counters."""
@@ -197,7 +198,10 @@ class Executor:
         elif what == "values":
             stats[what] = app_monitor.last_second()
         elif what == "monitor":
-            stats[what] = [{"instance": self.instance.name, **row} for row in app_monitor.rows()]
+            stats[what] = [
+                {"instance": self.instance.name, "name": name, **values}
+                for name, values in app_monitor.snapshot().items()
+            ]
         return stats
 
 

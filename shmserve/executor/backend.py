@@ -8,6 +8,7 @@ response. Everything about where bytes lie is the request's business, and on whi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,14 @@ from shmserve.protocol.control.data_messages import Parameter
 from shmserve.tensor.spec import ModelSpec
 
 CPU = "cpu"
+
+
+class BatchForm(Enum):
+    """What a backend makes of several requests that were queued for one model."""
+
+    ALONE = 0  # nothing: they run one by one
+    LISTED = 1  # `execute` gets them as they are
+    STACKED = 2  # `execute` gets one request, with their tensors behind each other
 
 
 class InputTensor(Protocol):
@@ -160,14 +169,28 @@ class Backend(Protocol):
 
     Known when it is loaded: `device`, where it computes ("cpu", "cuda:0"), and
     `reads_on_device`: it wants all inputs on the instance's GPU, so they are brought there
-    before `execute`, and those of the next request meanwhile.
+    before `execute`, and those of the next request meanwhile; `batching`: how it takes what
+    `dynamic_batching` has brought together.
+
+    `chooses_device`, known before: it goes by `Context.device` itself. Else that GPU is the
+    current one of CuPy and torch before `load` is called.
+
+    An extension of the group `extensions.BACKENDS` is a class like this (or anything else that
+    gives one when it is called without arguments), under the name that config.pbtxt has for it;
+    the reader of that name (`repository.folder_reader`) finds its models.
     """
+
+    @property
+    def chooses_device(self) -> bool: ...
 
     @property
     def device(self) -> str: ...
 
     @property
     def reads_on_device(self) -> bool: ...
+
+    @property
+    def batching(self) -> BatchForm: ...
 
     def load(self, context: Context) -> ModelSpec:
         """Load the model; returns the completed spec.

@@ -26,35 +26,34 @@ log = logging.getLogger(__name__)
 
 
 class Devices:
-    """See the module. Any thread.
+    """The device of one executor. Any thread.
 
     Attributes:
         ordinal: of the instance's own device, among those this process sees; None: it is
             on the CPU.
+        opened: the device, if it has been needed.
         mappings: the shared memory of this process, which the device copies from and to.
     """
 
-    def __init__(self, ordinal: int | None, mappings: Mappings) -> None:
+    def __init__(self, ordinal: int | None, mappings: Mappings, number: int | None = None) -> None:
+        """`number`: the device's among those that the service sees, if that is another."""
         self.ordinal = ordinal
-        self._number = ordinal  # among the devices that the service sees
-        self._taken = ordinal  # stays, also if the instance cannot use it
+        self.opened: Device | None = None
         self.mappings = mappings
+        self._number = ordinal if number is None else number
+        self._taken = ordinal  # stays, also if the instance cannot use it
         self._lock = threading.Lock()
-        self._device: Device | None = None
         self._handles: Handles | None = None
 
     @classmethod
     def of(cls, device: str, mappings: Mappings) -> Devices:
         """Those of an instance on `device` ("cpu", "cuda:K"). To be called before anything of
         the process looks for devices."""
-        made = cls(devices.take(device, os.environ), mappings)
-        made._number = devices.ordinal_of(device)
-        return made
+        return cls(devices.take(device, os.environ), mappings, devices.ordinal_of(device))
 
-    @property
-    def opened(self) -> Device | None:
-        """The device, if it has been needed."""
-        return self._device
+    def stay_on_cpu(self) -> None:
+        """The instance cannot use its device."""
+        self.ordinal = None
 
     def open(self, ordinal: int = 0) -> Device:
         """The instance's device; of one on the CPU: `ordinal`, as the service counts, unless it
@@ -64,7 +63,7 @@ class Devices:
             ConfigError: it cannot be used.
         """
         with self._lock:
-            if self._device is None:
+            if self.opened is None:
                 from shmserve.cuda.device import Device
                 from shmserve.cuda.ipc import Handles
 
@@ -72,10 +71,10 @@ class Devices:
                 if chosen is None:
                     chosen = self._taken if ordinal == self._number else ordinal
                 assert chosen is not None
-                self._device = Device(chosen, self.mappings)
-                self._handles = Handles(self._device)
-                log.info("uses CUDA device %d (%s)", chosen, self._device.name)
-            return self._device
+                self.opened = Device(chosen, self.mappings)
+                self._handles = Handles(self.opened)
+                log.info("uses CUDA device %d (%s)", chosen, self.opened.name)
+            return self.opened
 
     def probe(self, region: Region) -> int:
         """How many bytes a region that is about to be registered could have.
@@ -118,26 +117,21 @@ class Devices:
 
     def trim(self, idle_s: float) -> None:
         """Let go of host memory that has been of no use for so long."""
-        if self._device is not None:
-            self._device.pins.trim(idle_s)
+        if self.opened is not None:
+            self.opened.pins.trim(idle_s)
 
     def free_unused(self) -> None:
         """Let go of memory of the device that is only kept for later."""
-        if self._device is not None:
-            self._device.free_unused()
-
-    @property
-    def lost(self) -> str:
-        """Why nothing can be done on the device any more; empty: it can."""
-        return self._device.lost if self._device is not None else ""
+        if self.opened is not None:
+            self.opened.free_unused()
 
     def settle(self) -> ShmserveError | None:
         """Wait for everything that was begun on the device; what went wrong of it, if
         anything did."""
-        if self._device is None:
+        if self.opened is None:
             return None
         try:
-            self._device.synchronize()
+            self.opened.synchronize()
         except ShmserveError as ex:
             return ex
         return None

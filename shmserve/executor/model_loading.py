@@ -12,7 +12,6 @@ from shmserve.executor.backend import CPU, Backend, Context
 from shmserve.executor.devices import Devices
 from shmserve.executor.warmup import warm_up
 from shmserve.protocol.control.link_messages import Instance
-from shmserve.protocol.triton_config.model_config import GRPS, ONNXRUNTIME
 from shmserve.tensor.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -24,11 +23,12 @@ def load(instance: Instance, devices: Devices) -> tuple[Backend, ModelSpec]:
     Raises:
         Exception: what went wrong; nothing is left behind then.
     """
-    context = _context(instance, devices)
-    backend, spec = backends.load(context)
+    backend = backends.create(instance.spec)
+    context = _context(instance, devices, backend.chooses_device)
+    backend, spec = backends.load(backend, context)
     try:
         if backend.device == CPU:  # if it was to be on a GPU, it cannot use that
-            devices.ordinal = None
+            devices.stay_on_cpu()
             context = msgspec.structs.replace(context, device=CPU)
         else:
             devices.open()
@@ -42,14 +42,13 @@ def load(instance: Instance, devices: Devices) -> tuple[Backend, ModelSpec]:
     return backend, spec
 
 
-def _context(instance: Instance, devices: Devices) -> Context:
-    """What the backend is told. The device is opened before a model's own code runs, so that
-    it is the one that CuPy and torch use without being told; ONNX Runtime and the models of GRPS
-    projects are told."""
+def _context(instance: Instance, devices: Devices, backend_chooses: bool) -> Context:
+    """What the backend is told. Unless it chooses the device itself, that is opened before a
+    model's own code runs, so that it is the one that CuPy and torch use without being told."""
     spec = instance.spec
     device = CPU if devices.ordinal is None else f"cuda:{devices.ordinal}"
     context = Context(spec, instance.directory, instance.name, device, instance.auto)
-    if devices.ordinal is None or spec.backend in (ONNXRUNTIME, GRPS):
+    if devices.ordinal is None or backend_chooses:
         return context
     try:
         devices.open().choose()
@@ -57,6 +56,6 @@ def _context(instance: Instance, devices: Devices) -> Context:
         if not instance.auto:
             raise
         log.info("runs on the CPU: %s", ex.message)
-        devices.ordinal = None
+        devices.stay_on_cpu()
         return msgspec.structs.replace(context, device=CPU)
     return context

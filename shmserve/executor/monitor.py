@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 from shmserve.core.stats.aggregation import PERCENTS
@@ -89,26 +90,6 @@ class Monitor:
         self._lock = threading.Lock()
         self._refused = False
 
-    def avg(self, name: str, value: float) -> None:
-        """Report a value; the mean of a second counts."""
-        self._add("avg", name, value)
-
-    def max(self, name: str, value: float) -> None:
-        """Report a value; the largest of a second counts."""
-        self._add("max", name, value)
-
-    def min(self, name: str, value: float) -> None:
-        """Report a value; the smallest of a second counts."""
-        self._add("min", name, value)
-
-    def inc(self, name: str, value: float) -> None:
-        """Add to a counter; the sum of a second counts."""
-        self._add("inc", name, value)
-
-    def cdf(self, name: str, value: float) -> None:
-        """Report a value; the distribution of a second counts."""
-        self._add("cdf", name, value)
-
     def _add(self, kind: str, name: str, value: float) -> None:
         name, value = str(name)[:MAX_NAME], float(value)
         number = int(self._now())
@@ -125,9 +106,13 @@ class Monitor:
             series.now.add(series.kind, value)
             series.total += value
 
-    def rows(self) -> list[dict[str, Any]]:
-        """`snapshot` as rows of a table."""
-        return [{"name": name, **values} for name, values in self.snapshot().items()]
+    # Report a value: the mean, the largest, the smallest, the sum or the distribution of a second
+    # counts.
+    avg = partialmethod(_add, "avg")
+    max = partialmethod(_add, "max")
+    min = partialmethod(_add, "min")
+    inc = partialmethod(_add, "inc")
+    cdf = partialmethod(_add, "cdf")
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """By name: `kind`, `value` of the last full second (cdf: by percentile), `total`."""
@@ -144,7 +129,7 @@ class Monitor:
         """By name: kind, how many values the last full second had, and what they come to (cdf:
         by `PERCENTS`). As many names as fit a message."""
         number = int(self._now())
-        found: dict[str, tuple[str, int, Any]] = {}
+        values: dict[str, tuple[str, int, Any]] = {}
         room = _MESSAGE_BYTES
         with self._lock:
             for name, series in self._series.items():
@@ -154,8 +139,8 @@ class Monitor:
                 if room < 0:
                     break
                 value = last.quantiles(PERCENTS) if kind == "cdf" else last.value(kind)
-                found[name] = (kind, last.count, value)
-        return found
+                values[name] = (kind, last.count, value)
+        return values
 
 
 app_monitor = Monitor()

@@ -6,7 +6,7 @@ Called on the loop's thread only. `clock`: nanoseconds since the Unix epoch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shmserve.core.stats.counter_pages import Gauges, Words, write_gauges
 from shmserve.core.stats.executor_counters import ExecutorCounters
@@ -25,27 +25,35 @@ class Spent:
         self.answers = self.queue_ns = self.infer_ns = self.output_ns = 0
 
 
-class Statistics:
-    """See the module. `words`: the counters of the status page."""
+class RunStatistics:
+    """Of one model. `words`: the counters of the status page.
+
+    Attributes:
+        counters: what has one answer is counted there by the loop itself.
+        batching: whether a request can be several `elements`.
+    """
 
     def __init__(
         self, words: Words, spec: ModelSpec, clock: Callable[[], int] = time.time_ns
     ) -> None:
         self._words = words
-        self._counters = ExecutorCounters(words)
-        self._batching = spec.max_batch_size > 0
+        self.counters = ExecutorCounters(words)
+        self.batching = spec.max_batch_size > 0
         self._clock = clock
 
-    def ran(self, message: Execute, timing: Timing) -> None:
-        """The model ran once and answered this request."""
-        self._counters.executed(
-            self.elements(message) if self._batching else 1,
+    def ran_batch(self, runs: Sequence[tuple[Execute, Timing]]) -> None:
+        """The model ran once and answered all of these."""
+        (_, first), *others = runs
+        self.counters.executed(
+            sum(self.elements(message) for message, _ in runs),
             self._clock() // 1_000_000,
-            timing.input,
-            timing.infer,
-            timing.output,
-            timing.queue,
+            first.input,
+            first.infer,
+            first.output,
+            first.queue,
         )
+        for _, timing in others:
+            self.counters.shared(timing.queue, timing.input, timing.infer, timing.output)
 
     def answered(self, spent: Spent, answer: Answer) -> None:
         """An answer of a stream; `spent` takes it in."""
@@ -54,7 +62,7 @@ class Statistics:
             outcome = "cancel" if answer.error_code == Code.CANCELLED else "fail"
         else:
             outcome = "empty_response" if answer.final and not answer.outputs else "success"
-        self._counters.response(spent.answers, outcome, timing.infer, timing.output)
+        self.counters.response(spent.answers, outcome, timing.infer, timing.output)
         spent.answers += 1
         spent.queue_ns += timing.queue
         spent.infer_ns += timing.infer
@@ -62,11 +70,12 @@ class Statistics:
 
     def streamed(self, spent: Spent, message: Execute) -> None:
         """A stream came to its regular end: one execution, of one request."""
-        self.ran(message, Timing(spent.queue_ns, 0, spent.infer_ns, spent.output_ns))
+        batch, now_ms = self.elements(message), self._clock() // 1_000_000
+        self.counters.executed(batch, now_ms, 0, spent.infer_ns, spent.output_ns, spent.queue_ns)
 
     def elements(self, message: Execute) -> int:
         """How many elements of a batch a request is."""
-        shape = message.inputs[0].shape if self._batching and message.inputs else ()
+        shape = message.inputs[0].shape if self.batching and message.inputs else ()
         return shape[0] if shape else 1
 
     def measure(self, memory: ArenaMemory) -> None:

@@ -5,25 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from shmserve.errors import Code, DeviceMemoryExhausted, Internal, ProtocolViolation, ShmserveError
-from shmserve.executor.backend import Backend, Response
-from shmserve.executor.holdings import Holdings
-from shmserve.executor.inputs import InputReader
+from shmserve.executor.backend import Backend
 from shmserve.executor.loop.connections import FrontendProcess
-from shmserve.executor.outputs import Placement
-from shmserve.executor.tensors.inputs import ExecutorRequest, Watch
-from shmserve.executor.tensors.mapped_regions import ClientRegions
+from shmserve.executor.tensors.request import ExecutorRequest, Outputs, Watch
+from shmserve.executor.tensors.workspace import Inputs, Workspace
 from shmserve.protocol.control.data_messages import Answer, Copied, Execute, Parameter, Timing
-from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.client_region import Shrunk
-from shmserve.tensor.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from shmserve.executor.tensors.inputs import Inputs
 
 log = logging.getLogger(__name__)
 
@@ -42,29 +33,26 @@ class Runner:
 
     `watch` tells the model whether the request that runs has been cancelled meanwhile,
     `following` which request comes next.
+
+    Attributes:
+        ahead: inputs of the next request that are on the GPU already.
     """
 
     def __init__(
         self,
         backend: Backend,
-        spec: ModelSpec,
-        memory: ArenaMemory,
-        regions: ClientRegions,
+        workspace: Workspace,
         watch: Watch,
         following: Callable[[], tuple[FrontendProcess, Execute] | None],
     ) -> None:
         self._backend = backend
-        self._regions = regions
         self._reads_on_device = backend.reads_on_device
-        self._devices = regions.devices
-        self._following = following
-        self._next: tuple[Execute, Inputs] | None = None  # what was brought in ahead
-        self._room_for_next = True  # on the device
-        self._memory = memory
+        self._workspace = workspace
+        self._devices = workspace.devices
         self._watch = watch
-        self._reader = InputReader(spec.name, regions)
-        self._holdings = Holdings(memory)
-        self._all_outputs = tuple(output.name for output in spec.outputs)
+        self._following = following
+        self.ahead: tuple[Execute, Inputs] | None = None
+        self._room_for_next = True  # on the device
 
     def run(
         self, frontend: FrontendProcess, message: Execute, started_ns: int
@@ -74,32 +62,32 @@ class Runner:
         Raises:
             ProtocolViolation: a descriptor outside of what the frontend offered.
         """
-        holdings = self._holdings
-        holdings.settle()
+        workspace = self._workspace
         try:
-            inputs = self._inputs(frontend, message)
-            places = self._reader.places(message) if message.places else None
+            if self._reads_on_device:
+                inputs = self._inputs_on_device(frontend, message)
+            else:
+                inputs = workspace.read(frontend, message)
+            request = ExecutorRequest(workspace, message, inputs, self._watch)
         except ShmserveError as ex:
             self._devices.settle()  # what has been brought so far may be on its way
             if isinstance(ex, ProtocolViolation):
                 raise
             return Answer(message.request, error_code=ex.code, error=ex.message), []
-        requested = message.outputs or self._all_outputs
-        request = ExecutorRequest(
-            message, inputs, requested, self._memory, places, self._watch, self._devices
-        )
-        placement = Placement(request, self._memory)
+        except Exception as ex:  # of the system, where memory of clients is opened
+            self._devices.settle()
+            error = what_failed(ex)
+            return Answer(message.request, error_code=error.code, error=error.message), []
+        outputs = Outputs(request)
         infer_ns = time.monotonic_ns()
-        result = self._infer(request, placement)
+        result = self._infer(request, outputs)
         if request.offers:
-            holdings.drop_offers(request)
-        retained = holdings.retained(request, frontend, message)
-        segments: list[int] = []
+            request.drop_offers()
+        retained = request.retained(frontend)
         if result.error_code:
-            holdings.undo(placement)
+            outputs.undo()
         else:
-            frontend.held.update(holdings.lease(placement))
-            segments = [slot.segment for slot in placement.slots]
+            frontend.held.update(outputs.lease())
         timing = Timing(
             max(0, started_ns - message.sent_ns),
             infer_ns - started_ns,
@@ -109,24 +97,57 @@ class Runner:
         copied_in, moved_in = request.take_counts()
         answer = Answer(
             message.request,
-            tuple(placement.tensors),
+            tuple(outputs.tensors),
             result.error_code,
             result.error,
             result.parameters,
             timing,
-            Copied(out=placement.copied_out, device=moved_in + placement.moved, inputs=copied_in),
+            Copied(out=outputs.copied, device=moved_in + outputs.moved, inputs=copied_in),
             retained=retained,
         )
-        return answer, segments
+        return answer, [slot.segment for slot in outputs.slots]
 
-    def _inputs(self, frontend: FrontendProcess, message: Execute) -> Inputs:
-        """Its inputs; those for a model on a GPU are on their way there, and so are those of
-        the request that comes next, which arrive while this one computes."""
-        if not self._reads_on_device:
-            return self._reader.read(frontend, message)
-        if self._next is not None and self._next[0] is not message:
+    def _infer(self, request: ExecutorRequest, outputs: Outputs) -> _Result:
+        """Have the model run, and place what it gives."""
+        try:
+            responses = self._backend.execute([request])
+            inferred_ns = time.monotonic_ns()
+            if len(responses) != 1:
+                raise Internal(f"the model gave {len(responses)} responses to 1 request")
+            error = responses[0].error
+            if error is None:
+                outputs.place(responses[0])
+                result = _Result(inferred_ns, responses[0].parameters)
+            else:  # not raised: this frame would keep it, it the frame, and that the inputs
+                result = self._failed(error)
+        except Shrunk as ex:
+            self._workspace.regions.shrunk(ex)
+            result = self._failed(ex)
+        except ShmserveError as ex:
+            result = self._failed(ex)
+        except (Exception, SystemExit) as ex:  # also an array that cannot be handled
+            result = self._failed(what_failed(ex))
+        if self._devices.opened is not None:
+            # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
+            failed = self._devices.settle()
+            if failed is not None and not result.error_code:
+                result = self._failed(failed)
+        return result
+
+    def _failed(self, error: ShmserveError) -> _Result:
+        if isinstance(error, DeviceMemoryExhausted):
+            self._without_next()
+            self._devices.free_unused()  # CuPy keeps it for itself, the model may need it elsewhere
+        return _Result(time.monotonic_ns(), {}, error.code, error.message)
+
+    # ------------------------------------------------------------- models on a GPU
+
+    def _inputs_on_device(self, frontend: FrontendProcess, message: Execute) -> Inputs:
+        """Its inputs, on their way to the GPU; and so are those of the request that comes next,
+        which arrive while this one computes."""
+        if self.ahead is not None and self.ahead[0] is not message:
             self.let_go()
-        ahead, self._next = self._next, None
+        ahead, self.ahead = self.ahead, None
         inputs = self._brought(frontend, message) if ahead is None else ahead[1]
         following = self._following()
         if following is not None and self._room_for_next:
@@ -136,22 +157,16 @@ class Runner:
     def _bring_next(self, frontend: FrontendProcess, message: Execute) -> None:
         lacking = False
         try:
-            self._next = message, self._brought(frontend, message)
+            self.ahead = message, self._brought(frontend, message)
         except ShmserveError as ex:  # it is told when its turn has come
             self._devices.settle()
             lacking = isinstance(ex, DeviceMemoryExhausted)
         if lacking:  # only now are those inputs gone that there was room for
             self._devices.free_unused()
 
-    def _failed(self, error: ShmserveError) -> _Result:
-        if isinstance(error, DeviceMemoryExhausted):
-            self._without_next()
-            self._devices.free_unused()  # CuPy keeps it for itself, the model may need it elsewhere
-        return _Result(time.monotonic_ns(), {}, error.code, error.message)
-
     def _without_next(self) -> None:
         """The model lacked memory: what was brought in ahead may have been what it lacked."""
-        if self._next is not None:
+        if self.ahead is not None:
             log.warning(
                 "the GPU ran out of memory while the inputs of the next request were on it"
                 " already; from now on they wait for their turn"
@@ -161,48 +176,15 @@ class Runner:
 
     def let_go(self) -> None:
         """The request that was to come next does not: give back what was brought for it."""
-        if self._next is not None:
+        if self.ahead is not None:
             self._devices.settle()
-            self._next = None
+            self.ahead = None
 
     def _brought(self, frontend: FrontendProcess, message: Execute) -> Inputs:
-        inputs = self._reader.read(frontend, message)
+        inputs = self._workspace.read(frontend, message)
         for tensor in inputs.values():
             tensor.bring()
         return inputs
-
-    def _infer(self, request: ExecutorRequest, placement: Placement) -> _Result:
-        try:
-            response = self._execute(request)
-            inferred_ns = time.monotonic_ns()
-            if response.error is None:
-                placement.place(response)
-                result = _Result(inferred_ns, response.parameters)
-            else:  # not raised: this frame would keep it, it the frame, and that the inputs
-                result = self._failed(response.error)
-        except Shrunk as ex:
-            self._regions.shrunk(ex)
-            result = self._failed(ex)
-        except ShmserveError as ex:
-            result = self._failed(ex)
-        except Exception as ex:  # an array that cannot be handled is its model's mistake
-            result = self._failed(what_failed(ex))
-        # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
-        failed = self._devices.settle()
-        if failed is not None and not result.error_code:
-            result = self._failed(failed)
-        return result
-
-    def _execute(self, request: ExecutorRequest) -> Response:
-        try:
-            responses = self._backend.execute([request])
-        except ShmserveError:
-            raise
-        except (Exception, SystemExit) as ex:
-            raise what_failed(ex) from ex
-        if len(responses) != 1:
-            raise Internal(f"the model gave {len(responses)} responses to 1 request")
-        return responses[0]
 
 
 def what_failed(ex: BaseException) -> ShmserveError:
@@ -222,3 +204,8 @@ def late(request: int) -> Answer:
         error_code=Code.DEADLINE_EXCEEDED,
         error="the request's deadline passed before it could run",
     )
+
+
+def cancelled(request: int) -> Answer:
+    """The answer to a request that was cancelled in the queue."""
+    return Answer(request, error_code=Code.CANCELLED, error="cancelled")

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from shmserve.executor.backend import CPU, Backend, Context, Response, Responses
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.triton_config import model_config
 from shmserve.protocol.triton_config.warmup_samples import WarmupInput, WarmupSample
+from shmserve.repository import folder_reader
 from shmserve.tensor import bytes_codec
-from shmserve.tensor.dtypes import DATATYPES, element_count
+from shmserve.tensor.dtypes import DATATYPES, object_array
 from shmserve.tensor.spec import ModelSpec, fits
 
 log = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ _SEED = 0  # a model that fails on a random sample fails on the next start, too
 _TEXT_BYTES = 8
 
 
-class _Input:
+class _WarmupInput:
     """An input on memory of its own; implements `backend.InputTensor`."""
 
     device = CPU
@@ -50,7 +52,7 @@ class _Input:
         return self._array.copy()
 
 
-class _Responses:
+class _WarmupResponses:
     """Looks at a stream's responses for errors; implements `backend.Responses`."""
 
     def __init__(self) -> None:
@@ -77,7 +79,7 @@ class _Responses:
         return Response(error=self._error)
 
 
-class _Request:
+class _WarmupRequest:
     """A request that nobody waits for; implements `backend.Request`."""
 
     cancelled = False
@@ -90,7 +92,7 @@ class _Request:
         inputs: dict[str, Any],
         spec: ModelSpec,
         xp: Any,
-        responses: Responses | None = None,
+        responses: Responses | None,
     ) -> None:
         self._xp = xp
         self.id = f"warmup {sample.name}"
@@ -113,35 +115,30 @@ def warm_up(backend: Backend, spec: ModelSpec, context: Context) -> None:
         ConfigError: a sample does not fit the model or its file is wrong.
         ShmserveError: the model failed on it.
     """
-    config = model_config.parse_json(spec.config_json, spec.name, spec.backend)
+    config = model_config.of_spec(spec, folder_reader.kinds())
     for sample in config.warmup:
         started = time.monotonic()
-        inputs = {tensor.name: _made(tensor, spec, context, sample) for tensor in sample.inputs}
+        inputs = {tensor.name: _input(tensor, spec, context, sample) for tensor in sample.inputs}
         missing = [t.name for t in spec.inputs if not t.optional and t.name not in inputs]
         if missing:
             raise ConfigError(f"{_where(spec, sample)}: input '{missing[0]}' is missing")
         for _ in range(sample.count):
-            response = _answer(backend, sample, inputs, spec, context.xp)
+            responses = _WarmupResponses() if spec.decoupled else None
+            request = _WarmupRequest(sample, inputs, spec, context.xp, responses)
+            answers = backend.execute([request])
+            response = answers[0] if responses is None else responses.wait()
             if response.error is not None:
                 raise type(response.error)(f"{_where(spec, sample)}: {response.error.message}")
         log.info("warmed up with '%s' in %.2f s", sample.name, time.monotonic() - started)
-
-
-def _answer(
-    backend: Backend, sample: WarmupSample, inputs: dict[str, Any], spec: ModelSpec, xp: Any
-) -> Response:
-    if not spec.decoupled:
-        return backend.execute([_Request(sample, inputs, spec, xp)])[0]
-    responses = _Responses()
-    backend.execute([_Request(sample, inputs, spec, xp, responses)])
-    return responses.wait()
 
 
 def _where(spec: ModelSpec, sample: WarmupSample) -> str:
     return f"model '{spec.name}': model_warmup '{sample.name}'"
 
 
-def _made(tensor: WarmupInput, spec: ModelSpec, context: Context, sample: WarmupSample) -> _Input:
+def _input(
+    tensor: WarmupInput, spec: ModelSpec, context: Context, sample: WarmupSample
+) -> _WarmupInput:
     where = f"{_where(spec, sample)}: input '{tensor.name}'"
     known = spec.input(tensor.name)
     if known is None:
@@ -154,21 +151,20 @@ def _made(tensor: WarmupInput, spec: ModelSpec, context: Context, sample: Warmup
         )
     if tensor.source == "file":
         path = os.path.join(context.directory, _FOLDER, tensor.file)
-        found = _from_file(path, tensor, spec, where)
+        array = _from_file(path, tensor, spec, where)
     else:
-        found = _values(tensor)
-    return _Input(tensor.name, tensor.datatype, found, context.xp)
+        array = _values(tensor)
+    return _WarmupInput(tensor.name, tensor.datatype, array, context.xp)
 
 
 def _values(tensor: WarmupInput) -> np.ndarray[Any, Any]:
     dtype = DATATYPES[tensor.datatype].numpy
     random = np.random.default_rng(_SEED)
-    count = element_count(tensor.shape)
+    count = prod(tensor.shape)
     if tensor.datatype == "BYTES":
         zero = tensor.source == "zero"
-        flat = np.empty(count, np.object_)
-        flat[:] = [b"" if zero else random.bytes(_TEXT_BYTES).hex().encode() for _ in range(count)]
-        return flat.reshape(tensor.shape)
+        texts = [b"" if zero else random.bytes(_TEXT_BYTES).hex().encode() for _ in range(count)]
+        return object_array(texts, tensor.shape)
     if tensor.source == "zero":
         return np.zeros(tensor.shape, dtype)
     if dtype.kind in "iu":
@@ -181,7 +177,7 @@ def _values(tensor: WarmupInput) -> np.ndarray[Any, Any]:
 
 def _from_file(path: str, tensor: WarmupInput, spec: ModelSpec, where: str) -> np.ndarray[Any, Any]:
     dtype = DATATYPES[tensor.datatype]
-    count = element_count(tensor.shape)
+    count = prod(tensor.shape)
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -197,9 +193,6 @@ def _from_file(path: str, tensor: WarmupInput, spec: ModelSpec, where: str) -> n
             )
         return np.frombuffer(bytearray(data), dtype.numpy).reshape(tensor.shape)
     try:
-        elements = bytes_codec.decode(data, count, tensor.name, spec.name)
+        return object_array(bytes_codec.decode(data, count, tensor.name, spec.name), tensor.shape)
     except InvalidArgument as ex:
         raise ConfigError(f"{where}: input_data_file '{tensor.file}': {ex.message}") from None
-    flat = np.empty(count, np.object_)
-    flat[:] = elements
-    return flat.reshape(tensor.shape)

@@ -1,6 +1,6 @@
 """What a worker that takes GRPS messages builds its answers from.
 
-from shmserve.grps import projects as grps
+from shmserve import grps
 
 class Model:
     def infer(self, request):
@@ -11,3 +11,34 @@ The packages below are GRPS's part of each process: `protocol` reads and writes 
 serves them over HTTP and gRPC, `executor` runs projects and workers that take messages,
 `repository` reads projects. Nothing outside imports them; `shmserve.extensions` names them.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shmserve.grps.protocol.message import GenericMap as Map
+    from shmserve.grps.protocol.message import GenericTensor as Tensor
+    from shmserve.grps.protocol.message import GrpsDataType as DataType
+    from shmserve.grps.protocol.message import GrpsMessage as Message
+    from shmserve.grps.protocol.message import GrpsStatus as Status
+    from shmserve.grps.protocol.message import failure
+
+__all__ = ["DataType", "Map", "Message", "Status", "Tensor", "failure"]
+_NAMES = {
+    "DataType": "GrpsDataType",
+    "Map": "GenericMap",
+    "Message": "GrpsMessage",
+    "Status": "GrpsStatus",
+    "Tensor": "GenericTensor",
+    "failure": "failure",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Looked up when asked for: messages need numpy, which processes without models do without."""
+    if name not in _NAMES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    from shmserve.grps.protocol import message
+
+    return getattr(message, _NAMES[name])

@@ -28,7 +28,8 @@ _log = logging.getLogger(__name__)
 
 
 class GpuUse:
-    """See the module. Where there is no driver, or no package for it, there is no GPU."""
+    """A thread that reads, and what it has read last. Where there is no driver, or no package
+    for it, there is no GPU."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -38,7 +39,6 @@ class GpuUse:
         self._silent = False
 
     def start(self) -> None:
-        """From now on read."""
         threading.Thread(target=self._run, name="gpu-use", daemon=True).start()
 
     def stop(self) -> None:
@@ -47,8 +47,8 @@ class GpuUse:
 
     def latest(self) -> tuple[GpuReport, ...]:
         """Every visible GPU of which there is a fresh reading."""
-        at, found = self._read
-        return found if time.monotonic() - at < FRESH_S else ()
+        moment, reports = self._read
+        return reports if time.monotonic() - moment < FRESH_S else ()
 
     def sample(self) -> None:
         """Read all; what `start`'s thread does once a second. Takes a few seconds at most."""
@@ -57,14 +57,14 @@ class GpuUse:
             return
         begun = time.monotonic()
         wanted = self._look(begun)
-        found = nvml.bounded(lambda: read(module, wanted)) if wanted is not None else None
-        if found is not None:
-            self._read = begun, found
-        if found is None and not self._silent:
+        reports = nvml.bounded(lambda: read(module, wanted)) if wanted is not None else None
+        if reports is not None:
+            self._read = begun, reports
+        if reports is None and not self._silent:
             _log.warning("the NVIDIA driver does not answer: GPUs are left out of the metrics")
-        elif found is not None and self._silent:
+        elif reports is not None and self._silent:
             _log.warning("the NVIDIA driver answers again")
-        self._silent = found is None
+        self._silent = reports is None
 
     def _look(self, now: float) -> frozenset[str] | None:
         """Which GPUs are visible, as last known; None: the driver has never said."""
@@ -105,21 +105,21 @@ def read(module: ModuleType, wanted: Collection[str]) -> tuple[GpuReport, ...]:
         module.NVMLError: the driver has gone.
     """
     count = min(module.nvmlDeviceGetCount(), MOST)
-    found = (_gpu(module, index, wanted) for index in range(count))
-    return tuple(gpu for gpu in found if gpu is not None)
+    reports = (_gpu(module, index, wanted) for index in range(count))
+    return tuple(report for report in reports if report is not None)
 
 
 def _gpu(module: ModuleType, index: int, wanted: Collection[str]) -> GpuReport | None:
     """One GPU; None: it is lost, or not wanted."""
 
-    def value(ask: Callable[[], Any]) -> Any:
+    def value(query: Callable[[], Any]) -> Any:
         try:
-            return ask()
+            return query()
         except module.NVMLError:  # most often: this kind of GPU does not tell that
             return None
 
-    def parts(ask: Callable[[], int], of_a_unit: int) -> float | None:
-        number = value(ask)
+    def parts(query: Callable[[], int], of_a_unit: int) -> float | None:
+        number = value(query)
         return None if number is None else number / of_a_unit
 
     handle = value(lambda: module.nvmlDeviceGetHandleByIndex(index))

@@ -19,14 +19,25 @@ DEV = "/dev"
 _FILE = re.compile(r"nvidia[0-9]+")
 _KEEP_S = 5.0
 
-_lock = threading.Lock()
-
 
 class _Cache:
-    """What was found last, and until when it counts."""
+    """The tokens of the devices that were visible last, and until when they count. Any thread."""
 
-    tokens: tuple[str, ...] = ()
-    until = 0.0
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tokens: tuple[str, ...] = ()
+        self._until = 0.0
+
+    def tokens(self) -> tuple[str, ...]:
+        """Looked up again when they are too old."""
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._tokens = devices.visible(os.environ.get(devices.VARIABLE), present())
+                self._until = time.monotonic() + _KEEP_S
+            return self._tokens
+
+
+_cache = _Cache()
 
 
 def visible_devices() -> tuple[str, ...]:
@@ -34,21 +45,17 @@ def visible_devices() -> tuple[str, ...]:
 
     May take `nvml.DEADLINE_S` where the driver hangs.
     """
-    with _lock:
-        if time.monotonic() >= _Cache.until:
-            _Cache.tokens = devices.visible(os.environ.get(devices.VARIABLE), present())
-            _Cache.until = time.monotonic() + _KEEP_S
-        return _Cache.tokens
+    return _cache.tokens()
 
 
 def present() -> list[Gpu]:
     """The devices that are physically there, in the driver's order."""
     library = nvml.bindings()
-    found = nvml.bounded(lambda: _asked(library)) if library is not None else None
-    return [Gpu()] * _device_files() if found is None else found
+    known = nvml.bounded(lambda: _ask(library)) if library is not None else None
+    return [Gpu()] * _device_files() if known is None else known
 
 
-def _asked(library: Any) -> list[Gpu]:
+def _ask(library: Any) -> list[Gpu]:
     """Raises NVML's errors."""
     count = library.nvmlDeviceGetCount()
     return [_gpu(library, library.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]

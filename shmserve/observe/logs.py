@@ -16,11 +16,22 @@ TRACES = "shmserve.trace"  # its lines are wanted whatever the log settings say
 _LIBRARIES = ("gunicorn.error",)  # loggers with handlers of their own
 
 
-class _Chosen(logging.Filter):
-    """Lets through what the settings want."""
+class _SettingsFilter(logging.Filter):
+    """Lets through what the settings want.
 
-    settings = LogSettings()
-    told = False  # by the coordinator, whose word counts from then on
+    Attributes:
+        settings: those of this process, now.
+        final: they are the coordinator's, whose word counts from then on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = LogSettings()
+        self.final = False
+
+    def use(self, settings: LogSettings, final: bool) -> None:
+        self.settings = settings
+        self.final = final
 
     def filter(self, record: logging.LogRecord) -> bool:
         settings, level = self.settings, record.levelno
@@ -43,13 +54,13 @@ class _Stamped(logging.Formatter):
     def formatTime(  # noqa: N802 (logging's name)
         self, record: logging.LogRecord, datefmt: str | None = None
     ) -> str:
-        if _chosen.settings.format != "ISO8601":
+        if _filter.settings.format != "ISO8601":
             return self._inner.formatTime(record, datefmt)
         moment = datetime.fromtimestamp(record.created, UTC)
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-_chosen = _Chosen()
+_filter = _SettingsFilter()
 
 
 def setup(who: str, level: str) -> None:
@@ -58,25 +69,27 @@ def setup(who: str, level: str) -> None:
         format=f"%(asctime)s %(levelname)s {who.replace('%', '%%')} %(name)s: %(message)s",
     )
     logging.getLogger(TRACES).setLevel(logging.INFO)
-    _install(_chosen.settings if _chosen.told else initial_log(level))
+    if not _filter.final:
+        _filter.use(initial_log(level), final=False)
+    _install()
 
 
 def apply(settings: LogSettings) -> None:
     """From now on this process logs so."""
-    _chosen.told = True
-    _install(settings)
+    _filter.use(settings, final=True)
+    _install()
 
 
-def _install(settings: LogSettings) -> None:
-    _chosen.settings = settings
+def _install() -> None:
+    """On every handler there is."""
     for name in ("", *_LIBRARIES):
         logger = logging.getLogger(name)
         if not logger.handlers:
             continue
-        logger.setLevel(_least(settings))
+        logger.setLevel(_least(_filter.settings))
         for handler in logger.handlers:
-            if _chosen not in handler.filters:
-                handler.addFilter(_chosen)
+            if _filter not in handler.filters:
+                handler.addFilter(_filter)
             inner = handler.formatter or logging.Formatter()
             if not isinstance(inner, _Stamped):
                 handler.setFormatter(_Stamped(inner))

@@ -20,14 +20,33 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _calling = threading.Lock()
-_loading = threading.Lock()
 
 
-class _State:
-    """Of this process."""
+class _Library:
+    """The module `pynvml` of this process, once it could be initialised. Any thread."""
 
-    module: ModuleType | None = None
-    next_try = 0.0
+    def __init__(self) -> None:
+        self._loading = threading.Lock()
+        self._module: ModuleType | None = None
+        self._next_try = 0.0
+
+    def module(self) -> ModuleType | None:
+        """None: not yet; tried again from time to time."""
+        with self._loading:  # who comes meanwhile waits for the answer
+            if self._module is None and time.monotonic() >= self._next_try:
+                self._next_try = time.monotonic() + _AGAIN_S
+                bounded(self._load)
+        return self._module
+
+    def _load(self) -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        _log.info("NVIDIA driver %s", pynvml.nvmlSystemGetDriverVersion())
+        self._module = pynvml
+
+
+_library = _Library()
 
 
 def bindings() -> ModuleType | None:
@@ -35,11 +54,7 @@ def bindings() -> ModuleType | None:
 
     Its functions raise its own `NVMLError` and may hang: call them inside `bounded`.
     """
-    with _loading:  # who comes meanwhile waits for the answer
-        if _State.module is None and time.monotonic() >= _State.next_try:
-            _State.next_try = time.monotonic() + _AGAIN_S
-            bounded(_load)
-    return _State.module
+    return _library.module()
 
 
 def bounded(call: Callable[[], T], seconds: float | None = None) -> T | None:
@@ -69,11 +84,3 @@ def bounded(call: Callable[[], T], seconds: float | None = None) -> T | None:
         _calling.release()
         return None
     return results[0] if over.wait(seconds) and results else None
-
-
-def _load() -> None:
-    import pynvml
-
-    pynvml.nvmlInit()
-    _log.info("NVIDIA driver %s", pynvml.nvmlSystemGetDriverVersion())
-    _State.module = pynvml

@@ -37,29 +37,29 @@ def _shorten(doubles: Array, values: Array) -> Array:
     places = _FEWEST - 1 - np.floor(np.log10(np.abs(doubles))).astype(np.int64)
     if places.min() >= -_EXACT and places.max() <= _EXACT - 3:
         return _search(doubles, values, places)
-    found = np.empty_like(doubles)
+    shortest = np.empty_like(doubles)
     near = (places >= -_EXACT) & (places <= _EXACT - 3)
-    found[near] = _search(doubles[near], values[near], places[near])
-    found[~near] = _one_by_one(values[~near])
-    return found
+    shortest[near] = _search(doubles[near], values[near], places[near])
+    shortest[~near] = _one_by_one(values[~near])
+    return shortest
 
 
 def _search(doubles: Array, values: Array, places: Array) -> Array:
     # Most numbers that were computed need 8 digits, most that were typed in need 6
-    found = _rounded(doubles, places + 2)
-    good = found.astype(np.float32) == values
+    shortest = _rounded(doubles, places + 2)
+    good = shortest.astype(np.float32) == values
     at = np.flatnonzero(good)
     for more in (1, 0):
         tried = _rounded(doubles[at], places[at] + more)
         same = tried.astype(np.float32) == values[at]
         at = at[same]
-        found[at] = tried[same]
+        shortest[at] = tried[same]
     at = np.flatnonzero(~good)
     if at.size:
-        found[at] = _rounded(doubles[at], places[at] + 3)
-        left = at[found[at].astype(np.float32) != values[at]]
-        found[left] = _one_by_one(values[left])
-    return found
+        shortest[at] = _rounded(doubles[at], places[at] + 3)
+        left = at[shortest[at].astype(np.float32) != values[at]]
+        shortest[left] = _one_by_one(values[left])
+    return shortest
 
 
 def _rounded(doubles: Array, places: Array) -> Array:
@@ -69,9 +69,8 @@ def _rounded(doubles: Array, places: Array) -> Array:
         rounded: Array = np.rint(doubles * power) / power
         return rounded
     up, down = _POWERS[np.maximum(places, 0)], _POWERS[np.maximum(-places, 0)]
-    either: Array = np.where(
-        places >= 0, np.rint(doubles * up) / up, np.rint(doubles / down) * down
-    )
+    above, below = np.rint(doubles * up) / up, np.rint(doubles / down) * down
+    either: Array = np.where(places >= 0, above, below)
     return either
 
 

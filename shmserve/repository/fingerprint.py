@@ -25,11 +25,8 @@ def fingerprint(directory: str) -> str:
 
 
 def survey(paths: Sequence[str]) -> dict[str, str]:
-    """Every folder of the repository by name, with its fingerprint (all of them, if several).
-
-    Raises:
-        ConfigError: a path of the repository itself is not a readable folder.
-    """
+    """Every folder of the repository by name, with its fingerprint (all of them, if several);
+    raises as `scan.folders`."""
     return {
         printable(name): "+".join(fingerprint(directory) for directory in directories)
         for name, directories in folders(paths).items()
@@ -39,11 +36,11 @@ def survey(paths: Sequence[str]) -> dict[str, str]:
 def _lines(directory: str, prefix: str, depth: int) -> Iterator[str]:
     try:
         with os.scandir(directory) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
+            ordered = sorted(entries, key=lambda entry: entry.name)
     except OSError as ex:
         yield f"{prefix} {ex.errno}\0"
         return
-    for entry in found:
+    for entry in ordered:
         if entry.name.startswith(".") or entry.name in _IGNORED:
             continue
         name = prefix + entry.name

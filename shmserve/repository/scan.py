@@ -24,11 +24,7 @@ class ScanResult(Struct, frozen=True):
 
 
 def scan(paths: Sequence[str]) -> ScanResult:
-    """Look at every model of the repository.
-
-    Raises:
-        ConfigError: a path of the repository itself is not a readable folder.
-    """
+    """Look at every model of the repository; raises as `folders`."""
     models: dict[str, ModelFolder] = {}
     failures: dict[str, str] = {}
     for name, directories in sorted(folders(paths).items()):
@@ -69,17 +65,17 @@ def _only(name: str, directories: list[str]) -> str:
 
 
 def names(paths: Sequence[str]) -> list[str]:
-    """Names of the folders that can be models, sorted.
-
-    Raises:
-        ConfigError: a path of the repository itself is not a readable folder.
-    """
+    """Names of the folders that can be models, sorted; raises as `folders`."""
     return sorted(name for name in folders(paths) if ids.is_model_name(name))
 
 
 def folders(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Folder name -> where it is, in the order of the paths; hidden ones are left out."""
-    found: dict[str, list[str]] = {}
+    """Folder name -> where it is, in the order of the paths; hidden ones are left out.
+
+    Raises:
+        ConfigError: a path of the repository itself is not a readable folder.
+    """
+    directories: dict[str, list[str]] = {}
     seen: set[str] = set()
     for path in paths:
         real = os.path.realpath(path)
@@ -95,5 +91,5 @@ def folders(paths: Sequence[str]) -> dict[str, list[str]]:
                 f"model_repository: '{path}' is not a readable folder ({ex.strerror})"
             ) from None
         for name in names:
-            found.setdefault(name, []).append(os.path.join(real, name))
-    return found
+            directories.setdefault(name, []).append(os.path.join(real, name))
+    return directories

@@ -1,0 +1,1 @@
+"""Shared memory itself: segments, arenas, pages, clients' regions, and what is mapped of them."""

@@ -1,4 +1,4 @@
-"""The arena of this process: `core.arena`'s bookkeeping with memory behind it.
+"""The arena of this process: `core.memory.arena`'s bookkeeping with memory behind it.
 
 The one writer (I1) of its segments. Thread-safe: every decision runs under one lock,
 making and mapping segments does not.
@@ -6,14 +6,15 @@ making and mapping segments does not.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from shmserve.core.memory.arena import Arena, ArenaStats, NeedSegment
-from shmserve.core.memory.slots import Slot, SlotEvent
-from shmserve.errors import ArenaExhausted
+from shmserve.core.memory.slots import Slot
+from shmserve.errors import ArenaExhausted, Unavailable
 from shmserve.protocol.control.data_messages import Descriptor, SegmentOffer
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.segment import Segment
@@ -70,23 +71,23 @@ class ArenaMemory:
         self.reclaim(self.reserve(1))
 
     def reserve(self, nbytes: int) -> Slot:
-        """A slot to write to.
+        """A slot to write to: its `view` is exactly `nbytes` long.
 
         Raises:
             ArenaExhausted: the pool's budget or the shared memory is used up. Waits for
                 nothing but the coordinator's word, and for that a bounded time.
         """
         with self._lock:
-            found = self._arena.reserve(nbytes)
-        while isinstance(found, NeedSegment):
+            slot = self._arena.reserve(nbytes)
+        while isinstance(slot, NeedSegment):
             with self._growing:  # one thread makes the shared segment all are waiting for
                 with self._lock:
-                    found = self._arena.reserve(nbytes)
-                if isinstance(found, NeedSegment):
-                    self._grow(found)
+                    slot = self._arena.reserve(nbytes)
+                if isinstance(slot, NeedSegment):
+                    self._grow(slot)
                     with self._lock:
-                        found = self._arena.reserve(nbytes)
-        return found
+                        slot = self._arena.reserve(nbytes)
+        return slot
 
     def _grow(self, need: NeedSegment) -> None:
         size = need.size
@@ -98,7 +99,7 @@ class ArenaMemory:
             )
         try:
             segment = Segment(self._epoch(), size)
-        except ArenaExhausted:
+        except BaseException:
             self._budget.give_back(size)
             raise
         with self._lock:
@@ -106,26 +107,40 @@ class ArenaMemory:
             self._next_segment += 1  # never reused: a peer may still map an old one
             self._segments[number] = segment
             self._held += size
-            self._arena.add_segment(number, size, need.shared, self._now())
+            self._arena.add_segment(number, size, need.shared, self._now(), segment.view)
         if self._mappings is not None:
             self._mappings.mapped(segment.address, size, writable=True)
 
     def view(self, slot: Slot) -> memoryview:
         """The writable bytes of a slot, exactly as many as were asked for."""
-        return self._segments[slot.segment].view[slot.offset : slot.offset + slot.nbytes]
+        return slot.view
 
     def descriptor(self, slot: Slot) -> Descriptor:
         """What a peer needs to read the slot."""
         return Descriptor(slot.segment, slot.number, slot.generation, slot.offset, slot.nbytes)
 
+    def seal_and_lease(self, slot: Slot, offset: int = 0, nbytes: int = -1) -> Descriptor:
+        """Writing is over (I2); what a reader is told, who has the right to read from now on.
+
+        With `nbytes`, it is told of that many bytes from `offset` on; they must lie within.
+        """
+        self._arena.seal_and_lease(slot)  # without the lock: nobody else knows the slot yet
+        return Descriptor(
+            slot.segment,
+            slot.number,
+            slot.generation,
+            slot.offset + offset,
+            slot.nbytes if nbytes < 0 else nbytes,
+        )
+
     def seal(self, slot: Slot) -> None:
         """Writing is over (I2)."""
-        slot.apply(SlotEvent.SEAL)
+        self._arena.seal(slot)
 
     def lease(self, slot: Slot) -> None:
         """One more reader has the right to the slot."""
         with self._lock:
-            slot.lease()
+            self._arena.lease(slot)
 
     def release(self, number: int, generation: int) -> None:
         """A lease comes back.
@@ -147,15 +162,23 @@ class ArenaMemory:
         """Offers and read-only fds of the segments a peer does not know; updates `known`.
 
         The caller closes the fds once they are sent.
+
+        Raises:
+            Unavailable: this process has no descriptor left; nothing is offered then.
         """
         offers: list[SegmentOffer] = []
         fds: list[int] = []
-        for number in segments:
-            if number not in known:
-                segment = self._segments[number]
-                fds.append(segment.reader_fd())
-                offers.append(SegmentOffer(number, segment.size))
-                known.add(number)
+        try:
+            for number in segments:
+                if number not in known:
+                    segment = self._segments[number]
+                    fds.append(segment.reader_fd())
+                    offers.append(SegmentOffer(number, segment.size))
+        except OSError as ex:
+            for fd in fds:
+                os.close(fd)
+            raise Unavailable("too many open files") from ex
+        known.update(offer.segment for offer in offers)
         return offers, fds
 
     def dropped(self, known: set[int]) -> tuple[int, ...]:
@@ -212,6 +235,7 @@ class ArenaMemory:
         with self._lock:
             segments = list(self._segments.values())
             self._segments.clear()
+            self._arena.let_go()
         for segment in segments:
             self._unmapping(segment)
             segment.close()

@@ -45,14 +45,9 @@ def open_object(key: str, region: str) -> int:
 def facts(fd: int, own: frozenset[tuple[int, int]] = frozenset()) -> ObjectFacts:
     """What the kernel says of an open object; `own`: (device, inode) of the server's files."""
     info = os.fstat(fd)
-    return ObjectFacts(
-        info.st_dev,
-        info.st_ino,
-        info.st_size,
-        info.st_uid,
-        stat.S_ISREG(info.st_mode),
-        (info.st_dev, info.st_ino) in own,
-    )
+    device, inode = info.st_dev, info.st_ino
+    regular, ours = stat.S_ISREG(info.st_mode), (device, inode) in own
+    return ObjectFacts(device, inode, info.st_size, info.st_uid, regular, ours)
 
 
 def is_sealed_memory(fd: int) -> bool:
@@ -76,10 +71,8 @@ def check_sealed(fd: int, region: str) -> None:
             when they are touched.
     """
     readonly = fcntl.F_SEAL_WRITE | getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10)
-    if (
-        fcntl.fcntl(fd, fcntl.F_GET_SEALS) & readonly
-        or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR
-    ):
+    mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & readonly or mode != os.O_RDWR:
         raise InvalidArgument(f"shared memory region '{region}': the memory must be writable")
     if os.fstatvfs(fd).f_bsize != os.sysconf("SC_PAGE_SIZE"):
         raise InvalidArgument(f"shared memory region '{region}': huge pages are not supported")
@@ -107,9 +100,6 @@ def reopen(region: Region) -> int | None:
 
 def own_files(run_dir: str) -> frozenset[tuple[int, int]]:
     """(device, inode) of everything in the run directory: a link to it may lie elsewhere."""
-    found = set()
     with os.scandir(run_dir) as entries:
-        for entry in entries:
-            info = entry.stat(follow_symlinks=False)
-            found.add((info.st_dev, info.st_ino))
-    return frozenset(found)
+        stats = [entry.stat(follow_symlinks=False) for entry in entries]
+    return frozenset((info.st_dev, info.st_ino) for info in stats)

@@ -78,6 +78,12 @@ class ClientRegion:
         """
         self._check_bounds(at)
         target = np.empty(at.nbytes, np.uint8).data  # unlike a bytearray not zeroed first
+        self.read_into(at, target)
+        return target
+
+    def read_into(self, at: RegionRef, target: memoryview) -> None:
+        """Copy a window to `target`, which is as long; raises as `read`."""
+        self._check_bounds(at)
         position = self.region.offset + at.offset
         done = 0
         while done < at.nbytes:
@@ -85,7 +91,6 @@ class ClientRegion:
             if count <= 0:
                 raise Shrunk(self.region)
             done += count
-        return target
 
     def write(self, at: RegionRef, data: memoryview) -> None:
         """Copy `data` to the start of a window; raises as `read`, writes nothing outside."""

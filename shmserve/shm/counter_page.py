@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 64 << 20  # of a page that is read
 
 
-class CounterPage:
+class OwnCounterPage:
     """The writer's side: `words` to count on, a segment of its own."""
 
     def __init__(self, epoch: str, nwords: int) -> None:

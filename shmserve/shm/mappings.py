@@ -31,20 +31,21 @@ class Mappings:
     """The mappings of one process that tensors lie in.
 
     Attributes:
-        pinned_writable: its GPU's driver pins writable memory only, so whoever maps a peer's
-            must be able to do that `again`.
+        pins_writable_only: its GPU's driver pins no other memory, so whoever maps a peer's must
+            be able to do that `again`.
     """
 
     def __init__(self) -> None:
-        self.pinned_writable = False
+        self.pins_writable_only = False
         self._lock = threading.Lock()
         self._starts: list[int] = []  # sorted
         self._known: dict[int, Mapped] = {}
         self._listener: Callable[[Mapped], None] | None = None
 
-    def listen(self, listener: Callable[[Mapped], None]) -> None:
-        """Have somebody told of each mapping right before it is given up."""
+    def listen(self, listener: Callable[[Mapped], None], pins_writable_only: bool = False) -> None:
+        """Have a driver's side told of each mapping right before it is given up."""
         self._listener = listener
+        self.pins_writable_only = pins_writable_only
 
     def mapped(
         self,
@@ -53,7 +54,6 @@ class Mappings:
         writable: bool,
         again: Callable[[], WritableMapping] | None = None,
     ) -> None:
-        """There is a mapping now."""
         with self._lock:
             if address not in self._known:
                 bisect.insort(self._starts, address)
@@ -62,20 +62,20 @@ class Mappings:
     def unmapping(self, address: int) -> None:
         """It is given up; unknown ones are nothing."""
         with self._lock:
-            found = self._known.pop(address, None)
-            if found is not None:
+            mapping = self._known.pop(address, None)
+            if mapping is not None:
                 self._starts.remove(address)
-        if found is not None and self._listener is not None:
-            self._listener(found)
+        if mapping is not None and self._listener is not None:
+            self._listener(mapping)
 
     def find(self, address: int, nbytes: int) -> Mapped | None:
         """The mapping that these bytes lie in as a whole."""
         with self._lock:
             at = bisect.bisect_right(self._starts, address) - 1
-            found = self._known[self._starts[at]] if at >= 0 else None
-        if found is None or address + nbytes > found.address + found.size:
+            mapping = self._known[self._starts[at]] if at >= 0 else None
+        if mapping is None or address + nbytes > mapping.address + mapping.size:
             return None
-        return found
+        return mapping
 
     def __len__(self) -> int:
         return len(self._known)

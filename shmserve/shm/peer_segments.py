@@ -51,8 +51,8 @@ class PeerSegments:
         book = self._book
         if book is None:
             return Mapping(fd, size, self._keep)
-        mapping = Mapping(fd, size, self._keep or book.pinned_writable)
-        again = mapping.writable if book.pinned_writable else None
+        mapping = Mapping(fd, size, self._keep or book.pins_writable_only)
+        again = mapping.writable if book.pins_writable_only else None
         book.mapped(mapping.address, size, writable=False, again=again)
         return mapping
 
@@ -68,16 +68,18 @@ class PeerSegments:
         Raises:
             ProtocolViolation: an unknown segment, or bytes outside of it.
         """
-        return self.mapping(at).view[at.offset : at.offset + at.nbytes]
-
-    def mapping(self, at: Descriptor) -> Mapping:
-        """The segment that a descriptor lies in, checked as by `view`."""
         mapping = self._mappings.get(at.segment)
         if mapping is None:
             raise ProtocolViolation(f"descriptor names unknown segment {at.segment}")
-        if at.offset < 0 or at.nbytes < 0 or at.offset + at.nbytes > mapping.size:
+        end = at.offset + at.nbytes
+        if at.offset < 0 or at.nbytes < 0 or end > mapping.size:
             raise ProtocolViolation(f"descriptor {at} reaches outside of its segment")
-        return mapping
+        return mapping.view[at.offset : end]
+
+    def mapping(self, at: Descriptor) -> Mapping:
+        """The segment that a descriptor lies in, checked as by `view`."""
+        self.view(at)
+        return self._mappings[at.segment]
 
     def clear(self) -> None:
         with self._lock:

@@ -22,11 +22,13 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 
 import msgspec
 
 from shmserve.core.registry import Snapshot
-from shmserve.errors import Unavailable
+from shmserve.errors import Unavailable, UnreadableMessage
+from shmserve.protocol.decoding import msgpack_decoder
 
 PAGE_FILE = "registry.page"
 SNAPSHOT_FILE = "registry.msgpack"
@@ -36,7 +38,7 @@ _MAGIC_WORD = 0
 _GENERATION_WORD = 1
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Snapshot).decode
+_decode = msgpack_decoder(Snapshot)
 
 
 class RegistryWriter:
@@ -48,7 +50,7 @@ class RegistryWriter:
 
     def __init__(self, run_dir: str, epoch: str) -> None:
         self._run_dir = run_dir
-        self._epoch = epoch
+        self.epoch = epoch
         self.previous = self._load_previous()
         page = os.path.join(run_dir, PAGE_FILE)
         if self.previous is None or not _is_page(page):
@@ -63,7 +65,7 @@ class RegistryWriter:
     def publish(self, snapshot: Snapshot) -> Snapshot:
         """Make `snapshot` the current one; returns it with the generation it got."""
         numbered = msgspec.structs.replace(
-            snapshot, epoch=self._epoch, generation=self._generation + 1
+            snapshot, epoch=self.epoch, generation=self._generation + 1
         )
         path = os.path.join(self._run_dir, SNAPSHOT_FILE)
         with open(path + ".new", "wb") as file:
@@ -80,9 +82,9 @@ class RegistryWriter:
     def _load_previous(self) -> Snapshot | None:
         try:
             snapshot = _read(self._run_dir)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, UnreadableMessage):
             return None
-        return snapshot if snapshot.epoch == self._epoch else None
+        return snapshot if snapshot.epoch == self.epoch else None
 
     def _make_page(self, path: str) -> None:
         page = bytearray(PAGE_BYTES)
@@ -99,6 +101,7 @@ class RegistryReader:
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
         self._lock = threading.Lock()
+        self._published = threading.Condition()
         self._words: memoryview | None = None
         self._cached: Snapshot | None = None
 
@@ -118,6 +121,28 @@ class RegistryReader:
         with self._lock:
             return self._refresh()
 
+    def newer(self, snapshot: Snapshot, timeout_s: float) -> Snapshot | None:
+        """What is published after `snapshot`, as soon as it is; None: nothing within the timeout.
+
+        Raises:
+            Unavailable: as `current`.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._published:
+            while True:
+                current = self.current()
+                remaining_s = deadline - time.monotonic()
+                if current.generation != snapshot.generation:
+                    return current
+                if remaining_s <= 0:
+                    return None
+                self._published.wait(remaining_s)
+
+    def changed(self) -> None:
+        """Somebody says that something was published: whoever waits in `newer` looks again."""
+        with self._published:
+            self._published.notify_all()
+
     def _refresh(self) -> Snapshot:
         try:
             if self._words is None:
@@ -134,7 +159,8 @@ class RegistryReader:
 
 def _read(run_dir: str) -> Snapshot:
     with open(os.path.join(run_dir, SNAPSHOT_FILE), "rb") as file:
-        return _decode(file.read())
+        snapshot: Snapshot = _decode(file.read())
+    return snapshot
 
 
 def _is_page(path: str) -> bool:

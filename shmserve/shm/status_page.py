@@ -2,7 +2,7 @@
 
 One segment, one writer (the executor), 8-byte aligned words stored through a cast
 memoryview (never `struct.pack_into`, which zeroes first). Frontends use the first two as
-hints for picking an executor; the coordinator reads the counters (`core.executor_counters`).
+hints for picking an executor; the coordinator reads the counters (`core.stats.executor_counters`).
 Nobody trusts them for more (I7).
 """
 
@@ -13,32 +13,26 @@ from shmserve.shm.segment import Mapping, Segment
 
 _PAGE = 4096
 DEPTH = 0  # requests waiting or running
-BUSY_SINCE = 8  # CLOCK_MONOTONIC ns, 0: idle; a cache line of its own
+BUSY_SINCE = 8  # when the model began, CLOCK_MONOTONIC ns, 0: idle; a cache line of its own
 COUNTERS = 16  # from here on: a page of counters
 SIZE = -(-(COUNTERS + executor_counters.NWORDS) * 8 // _PAGE) * _PAGE
 
 
 class StatusPage:
-    """The writer's side."""
+    """The writer's side: `words`, of which `counters` begin at `COUNTERS`."""
 
     def __init__(self, epoch: str) -> None:
         self.segment = Segment(epoch, SIZE)
-        self._words = self.segment.view.cast("Q")
-        self.counters = self._words[COUNTERS:]
-
-    def set_depth(self, depth: int) -> None:
-        self._words[DEPTH] = depth
-
-    def set_busy(self, since_ns: int) -> None:
-        self._words[BUSY_SINCE] = since_ns
+        self.words = self.segment.view.cast("Q")
+        self.counters = self.words[COUNTERS:]
 
     @property
     def busy_since(self) -> int:
-        return self._words[BUSY_SINCE]
+        return self.words[BUSY_SINCE]
 
     def close(self) -> None:
         self.counters.release()
-        self._words.release()
+        self.words.release()
         self.segment.close()
 
 

@@ -1,0 +1,1 @@
+"""The process that starts, adopts and stops the others, and keeps descriptors for them."""

@@ -26,23 +26,24 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from shmserve import config
     from shmserve.observe import logs
-    from shmserve.supervisor.service import Supervisor
+    from shmserve.shm.registry_page import RegistryReader
+    from shmserve.supervisor.announce import Announcer
+    from shmserve.supervisor.service import Commands, Supervisor
     from shmserve.transport.notify import Notifier
 
     settings = config.load()
     setproctitle("shmserve: supervisor")
     logs.setup("supervisor", settings.log_level)
-    return Supervisor(
-        settings,
-        config.run_dir(settings),
-        arguments.process_id,
-        arguments.master_fd,
+    run_dir = config.run_dir(settings)
+    commands = Commands(
         coordinator=[sys.executable, "-m", "shmserve.coordinator"],
         executor=[sys.executable, "-m", "shmserve.executor"],
         grpc=[sys.executable, "-m", "shmserve.frontends.grpc"],
-        notifier=Notifier(arguments.notify_socket),
-        watchdog_s=arguments.watchdog_usec / 1e6,
-    ).run()
+    )
+    notifier = Notifier(arguments.notify_socket)
+    announcer = Announcer(notifier, RegistryReader(run_dir), arguments.watchdog_usec / 1e6)
+    process, master_fd = arguments.process_id, arguments.master_fd
+    return Supervisor(settings, run_dir, process, master_fd, commands, announcer).run()
 
 
 if __name__ == "__main__":

@@ -7,31 +7,24 @@ import signal
 import subprocess
 from typing import BinaryIO
 
+from msgspec import Struct
+
 from shmserve.transport.processes import pidfd_open, send_signal
 
 
-class Child:
+class Child(Struct, eq=False):
     """One process. `name` is its instance, or what else it is.
 
     A child of ours is reaped by its own pid alone; an adopted one by whoever inherited it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        pid: int,
-        pidfd: int,
-        popen: subprocess.Popen[bytes] | None,
-        now: float,
-        process: str = "",
-    ) -> None:
-        self.name = name
-        self.pid = pid
-        self.pidfd = pidfd
-        self.started_at = now
-        self.process = process  # its process id, for executors
-        self._popen = popen
-        self.kill_at: float | None = None  # it was told to stop; from then on it is killed
+    name: str
+    pid: int
+    pidfd: int
+    popen: subprocess.Popen[bytes] | None
+    started_at: float
+    process: str = ""  # its process id, for executors
+    kill_at: float | None = None  # it was told to stop; from then on it is killed
 
     @classmethod
     def of(cls, name: str, popen: subprocess.Popen[bytes], now: float, process: str = "") -> Child:
@@ -63,7 +56,7 @@ class Child:
     def reap(self) -> int | None:
         """After it has ended: its status (None if it was not our child). Closes the pidfd."""
         os.close(self.pidfd)
-        return self._popen.wait(5.0) if self._popen is not None else None
+        return self.popen.wait(5.0) if self.popen is not None else None
 
 
 def as_stdin(data: bytes) -> BinaryIO:

@@ -1,7 +1,7 @@
 """Runs exactly the executors that are desired: starts, adopts, restarts, stops them.
 
 Who decides what is desired is the coordinator; who decides when a process that ended is
-started again is `core.lifecycle.Restarts`, one per instance.
+started again is `core.control.lifecycle.Restarts`, one per instance.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 
+from msgspec import Struct
+
 from shmserve import ids
 from shmserve.core.control.lifecycle import Restarts
-from shmserve.protocol import messages
+from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Exited, Instance, Started
-from shmserve.protocol.messages import ToCoordinator
+from shmserve.protocol.control.messages import ToCoordinator
 from shmserve.supervisor.children import Child, as_stdin
 from shmserve.transport import rundir
 from shmserve.transport.processes import describe_status, pidfd_open, spawn
@@ -24,47 +26,29 @@ _log = logging.getLogger(__name__)
 _HURRY_S = 2.0  # for an executor that is stuck
 
 
-class Executors:
-    """See the module.
+class Executors(Struct):
+    """All of them."""
 
-    Args:
-        run_dir: where executors have their endpoints.
-        command: what to exec; the process id and the master's pidfd are appended.
-        master_fd: the pidfd that every process watches.
-        tell: sends a message to the coordinator.
-        watch: called with each new child, so that its end is noticed.
-        finish_s: how long an executor that is not desired any more may take to finish.
-    """
-
-    def __init__(
-        self,
-        run_dir: str,
-        command: list[str],
-        master_fd: int,
-        tell: Callable[[ToCoordinator], None],
-        watch: Callable[[Child], None],
-        finish_s: float = _HURRY_S,
-    ) -> None:
-        self._run_dir = run_dir
-        self._command = command
-        self._master_fd = master_fd
-        self._tell = tell
-        self._watch = watch
-        self._finish_s = finish_s
-        self._desired: dict[str, Instance] = {}
-        self._hurry: frozenset[str] = frozenset()
-        self._told = False  # what is desired; before that an adopted executor is left alone
-        self._restarts: dict[str, Restarts] = {}
-        self._due: dict[str, float] = {}  # instances that wait for their next start
-        self._count = 0
-        self.children: dict[str, Child] = {}  # by instance
-        self.halted = False  # draining: nothing is started any more
+    _run_dir: str  # where executors have their endpoints
+    _command: list[str]  # what to exec; the process id and the master's pidfd are appended
+    _master_fd: int  # the pidfd that every process watches
+    _tell: Callable[[ToCoordinator], None]  # the coordinator
+    _watch: Callable[[Child], None]  # each new child, so that its end is noticed
+    _finish_s: float = _HURRY_S  # for an executor that is not desired any more
+    _desired: dict[str, Instance] = {}
+    _hurry: frozenset[str] = frozenset()
+    _informed: bool = False  # of what is desired; before that an adopted executor is left alone
+    _restarts: dict[str, Restarts] = {}
+    _due: dict[str, float] = {}  # instances that wait for their next start
+    _count: int = 0
+    children: dict[str, Child] = {}  # by instance
+    halted: bool = False  # draining: nothing is started any more
 
     def desire(self, instances: Iterable[Instance], now: float, hurry: Iterable[str] = ()) -> None:
         """Run exactly these from now on; of the others, those of `hurry` are not waited for."""
         self._hurry = frozenset(hurry)
         self._desired = {instance.name: instance for instance in instances}
-        self._told = True
+        self._informed = True
         for name in list(self._due):
             if name not in self._desired:
                 del self._due[name]
@@ -101,13 +85,9 @@ class Executors:
         rundir.clean_endpoint(self._run_dir, child.process)
         self._tell(Exited(child.name, child.pid, reason))
         expected = self.halted or child.name not in self._desired
-        _log.log(
-            logging.INFO if expected else logging.WARNING,
-            "executor ended instance=%s pid=%d reason=%s",
-            child.name,
-            child.pid,
-            reason,
-        )
+        level = logging.INFO if expected else logging.WARNING
+        text = "executor ended instance=%s pid=%d reason=%s"
+        _log.log(level, text, child.name, child.pid, reason)
         if expected:
             if child.name not in self._desired:
                 self._restarts.pop(child.name, None)
@@ -116,10 +96,15 @@ class Executors:
         at_once = child.stopping or status is None or status < 0
         self._due[child.name] = self._restart(child.name).ended(now, at_once=at_once)
 
+    def forgive(self, name: str, now: float) -> None:
+        """The instance is not to blame that its process ended: no pause, now or next time."""
+        self._restarts.pop(name, None)
+        if name in self._due:
+            self._due[name] = now
+
     def turn(self, now: float) -> None:
-        """Do what is due."""
         for name, child in self.children.items():
-            if self._told and name not in self._desired and not self.halted:
+            if self._informed and name not in self._desired and not self.halted:
                 child.stop(now, _HURRY_S if name in self._hurry else self._finish_s)
             child.enforce(now)
         for name, due in list(self._due.items()):
@@ -128,7 +113,6 @@ class Executors:
                 self._start(self._desired[name], now)
 
     def next_due(self) -> float | None:
-        """When `turn` has something to do next; None: not before an event."""
         kills = [c.kill_at for c in self.children.values() if c.kill_at is not None]
         return min([*self._due.values(), *kills], default=None)
 
@@ -152,9 +136,8 @@ class Executors:
         restart.started(now)
         self._watch(child)
         self._tell(Started(instance.name, child.pid))
-        _log.info(
-            "started executor instance=%s process=%s pid=%d", instance.name, process, child.pid
-        )
+        text = "started executor instance=%s process=%s pid=%d"
+        _log.info(text, instance.name, process, child.pid)
 
     def _restart(self, name: str) -> Restarts:
         return self._restarts.setdefault(name, Restarts())

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from shmserve.protocol.messages import ToCoordinator
+from shmserve.protocol.control.messages import ToCoordinator
 from shmserve.transport.channel import MAX_FDS
 from shmserve.transport.link import Link
 
@@ -17,16 +17,15 @@ Key = TypeVar("Key", bound=Hashable)
 class FdStore(Generic[Key]):
     """By what a descriptor is of. Thread-safe: the link's thread fills it.
 
-    `told`: makes the message that hands some over, and whether more come.
+    `stored`: makes the message that hands some over, and whether more come.
     """
 
-    def __init__(self, told: Callable[[tuple[Key, ...], bool], ToCoordinator]) -> None:
-        self._told = told
+    def __init__(self, stored: Callable[[tuple[Key, ...], bool], ToCoordinator]) -> None:
+        self._stored = stored
         self._lock = threading.Lock()
         self._fds: dict[Key, int] = {}
 
     def keep(self, keys: Sequence[Key], fds: Sequence[int]) -> None:
-        """Take over descriptors."""
         with self._lock:
             for key, fd in zip(keys, fds, strict=False):
                 if key in self._fds:
@@ -47,8 +46,8 @@ class FdStore(Generic[Key]):
             keys = list(self._fds)
             for start in range(0, len(keys), MAX_FDS):
                 part = keys[start : start + MAX_FDS]
-                link.send(self._told(tuple(part), True), [self._fds[key] for key in part])
-        link.send(self._told((), False))
+                link.send(self._stored(tuple(part), True), [self._fds[key] for key in part])
+        link.send(self._stored((), False))
 
     def __len__(self) -> int:
         return len(self._fds)

@@ -17,14 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 class Frontends:
-    """See the module.
+    """All `count` of one role.
 
-    Args:
-        run_dir: where their locks are.
-        role: what they are, in names of locks and in the log.
-        command: what to exec; number and master's pidfd are appended.
-        count: how many there should be.
-        master_fd: the pidfd that every process watches.
+    `role`: what they are, in names of locks (in `run_dir`) and in the log; `command`: what to
+    exec, with number and master's pidfd appended.
     """
 
     def __init__(
@@ -40,7 +36,6 @@ class Frontends:
 
     @property
     def children(self) -> list[Child]:
-        """Those that run."""
         return list(self._numbers)
 
     def turn(self, now: float) -> list[Child]:
@@ -49,12 +44,12 @@ class Frontends:
             child.enforce(now)
         new = []
         for number, due in list(self._missing.items()):
-            found = self._adopt(number, now) or (self._start(number, now) if now >= due else None)
-            if found is not None:
+            started = self._adopt(number, now) or (self._start(number, now) if now >= due else None)
+            if started is not None:
                 del self._missing[number]
-                self._numbers[found] = number
+                self._numbers[started] = number
                 self._restarts[number].started(now)
-                new.append(found)
+                new.append(started)
         return new
 
     def ended(self, child: Child, now: float) -> bool:
@@ -74,7 +69,6 @@ class Frontends:
         return True
 
     def halt(self) -> None:
-        """Start none any more."""
         self._missing.clear()
 
     def next_due(self) -> float | None:
@@ -83,12 +77,12 @@ class Frontends:
         return min([*self._missing.values(), *kills], default=None)
 
     def _adopt(self, number: int, now: float) -> Child | None:
-        found = rundir.lock(self._run_dir, f"{self._role}-{number}").holder_pidfd()
-        if found is None:
+        holder = rundir.lock(self._run_dir, f"{self._role}-{number}").holder_pidfd()
+        if holder is None:
             return None
         name = f"{self._role} {number}"
-        _log.info("adopted %s pid=%d", name, found[0])
-        return Child(name, found[0], found[1], None, now)
+        _log.info("adopted %s pid=%d", name, holder[0])
+        return Child(name, holder[0], holder[1], None, now)
 
     def _start(self, number: int, now: float) -> Child | None:
         name = f"{self._role} {number}"

@@ -19,13 +19,7 @@ from shmserve import config, ids
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 from shmserve.transport import rundir
-from shmserve.transport.processes import (
-    FileLock,
-    has_ended,
-    pidfd_open,
-    send_signal,
-    spawn_role,
-)
+from shmserve.transport.processes import FileLock, has_ended, pidfd_open, send_signal, spawn_role
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +36,7 @@ _MASTER_ONLY = (
 )
 
 
-class _State:
+class _LaunchState:
     """What the master knows; its forks (HTTP workers) inherit it."""
 
     settings: Settings | None = None
@@ -52,7 +46,7 @@ class _State:
     watchdog_usec: int = 0
 
 
-_state = _State()
+_state = _LaunchState()
 
 
 def settings() -> Settings:
@@ -81,7 +75,9 @@ def begin(settings: Settings) -> None:
     Raises:
         ConfigError: a setting that cannot work, or another service in the run directory.
     """
-    _check(settings)
+    for path in settings.model_repository:
+        if not os.path.isdir(path):
+            raise ConfigError(f"model_repository: {path!r} is not a directory")
     run_dir = config.run_dir(settings)
     rundir.prepare(run_dir)
     lock = rundir.lock(run_dir, "master")
@@ -134,10 +130,10 @@ def end(settings: Settings) -> None:
     run_dir = config.run_dir(settings)
     limit = settings.drain_timeout_s + _PREDECESSOR_S
     for role in ("supervisor", "coordinator"):  # the latter: if its supervisor died just now
-        found = rundir.lock(run_dir, role).holder_pidfd()
-        if found is None:
+        holder = rundir.lock(run_dir, role).holder_pidfd()
+        if holder is None:
             continue
-        pid, pidfd = found
+        pid, pidfd = holder
         send_signal(pidfd, signal.SIGTERM)
         if not has_ended(pidfd, limit):
             _log.error("the %s did not end within %g s, killing it pid=%d", role, limit, pid)
@@ -147,18 +143,12 @@ def end(settings: Settings) -> None:
     rundir.clean(run_dir)
 
 
-def _check(settings: Settings) -> None:
-    for path in settings.model_repository:
-        if not os.path.isdir(path):
-            raise ConfigError(f"model_repository: {path!r} is not a directory")
-
-
 def _await_predecessors(run_dir: str, limit_s: float) -> None:
     """The processes of a service whose master was killed end by themselves: wait for them."""
     deadline = time.monotonic() + limit_s
     for role in ("supervisor", "coordinator"):
-        while found := rundir.lock(run_dir, role).holder_pidfd():
-            pid, pidfd = found
+        while holder := rundir.lock(run_dir, role).holder_pidfd():
+            pid, pidfd = holder
             sys.stderr.write(f"shmserve: waiting for an earlier {role} to end (pid {pid})\n")
             ended = has_ended(pidfd, deadline - time.monotonic())
             os.close(pidfd)

@@ -19,24 +19,31 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import Struct
+
 from shmserve import ids
 from shmserve.config import Settings
 from shmserve.core.control.lifecycle import Restarts
-from shmserve.protocol.control.link_messages import Adopt, Desired, Drain, Instance, Welcome
+from shmserve.protocol.control.link_messages import (
+    Adopt,
+    Desired,
+    Drain,
+    Forgive,
+    Instance,
+    Welcome,
+)
+from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.region_messages import DropRegions, StoredRegions, StoreRegions
 from shmserve.protocol.control.stats_messages import DropPages, PageOwner, StoredPages, StorePages
-from shmserve.protocol.messages import FromCoordinator
-from shmserve.shm.registry_page import RegistryReader
 from shmserve.supervisor.announce import Announcer
 from shmserve.supervisor.children import Child
 from shmserve.supervisor.executors import Executors
 from shmserve.supervisor.fd_store import FdStore
 from shmserve.supervisor.frontends import Frontends
 from shmserve.transport import rundir
-from shmserve.transport.link import Link
-from shmserve.transport.notify import Notifier
+from shmserve.transport.channel import close_all
+from shmserve.transport.link import Link, LinkHandlers
 from shmserve.transport.processes import describe_status, has_ended, raise_fd_limit, spawn
-from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
@@ -48,20 +55,16 @@ _COORDINATOR_STOP_S = 2.0
 _DEAF_S = 20.0  # a coordinator that says nothing for so long is replaced
 
 
-class Supervisor:
-    """One life of the supervisor.
+class Commands(Struct, frozen=True):
+    """How each kind of process is started; arguments are appended. `grpc` None: there are none."""
 
-    Args:
-        settings: the service's settings.
-        run_dir: its run directory.
-        process: this process's id.
-        master_fd: pidfd of the gunicorn master.
-        coordinator: command of the coordinator; its arguments are appended.
-        executor: command of an executor; its arguments are appended.
-        grpc: command of a gRPC process; its arguments are appended. None: there are none.
-        notifier: the service manager.
-        watchdog_s: its watchdog's period, 0: none.
-    """
+    coordinator: list[str]
+    executor: list[str]
+    grpc: list[str] | None = None
+
+
+class Supervisor:
+    """One life of the supervisor, whose id is `process`; `master_fd`: gunicorn master's pidfd."""
 
     def __init__(
         self,
@@ -69,43 +72,37 @@ class Supervisor:
         run_dir: str,
         process: str,
         master_fd: int,
-        *,
-        coordinator: list[str],
-        executor: list[str],
-        grpc: list[str] | None = None,
-        notifier: Notifier,
-        watchdog_s: float = 0.0,
+        commands: Commands,
+        announcer: Announcer,
     ) -> None:
         self._settings = settings
         self._run_dir = run_dir
         self._master_fd = master_fd
-        self._command = coordinator
+        self._command = commands.coordinator
         self._epoch = rundir.read_epoch(run_dir)
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inbox: queue.SimpleQueue[FromCoordinator] = queue.SimpleQueue()
-        self._announcer = Announcer(notifier, RegistryReader(run_dir), watchdog_s)
+        self._announcer = announcer
         self._link = Link(
             run_dir,
             "supervisor",
             process,
-            on_trim=lambda nbytes: None,
-            on_stats=self._stats,
-            held_bytes=lambda: 0,
-            on_message=self._from_link,
-            on_fds=self._fds_from_link,
+            LinkHandlers(
+                on_trim=lambda nbytes: None,
+                on_stats=self._stats,
+                held_bytes=lambda: 0,
+                on_message=self._from_link,
+                on_fds=self._fds_from_link,
+            ),
         )
         self._store = FdStore[int](StoredRegions)
         self._pages = FdStore[PageOwner](StoredPages)
-        count = settings.grpc_processes if grpc is not None else 0
-        self._frontends = Frontends(run_dir, "grpc", grpc or [], count, master_fd)
+        count = settings.grpc_processes if commands.grpc is not None else 0
+        self._frontends = Frontends(run_dir, "grpc", commands.grpc or [], count, master_fd)
+        finish_s = settings.request_timeout_s + _BEYOND_S
         self._executors = Executors(
-            run_dir,
-            executor,
-            master_fd,
-            self._link.send,
-            self._watch,
-            settings.request_timeout_s + _BEYOND_S,
+            run_dir, commands.executor, master_fd, self._link.send, self._watch, finish_s
         )
         self._coordinator: Child | None = None
         self._coordinator_due = 0.0
@@ -173,7 +170,6 @@ class Supervisor:
     # ------------------------------------------------------------------- the loop
 
     def _turn(self, limit_s: float = _TURN_S) -> None:
-        """Wait for events, handle them, then do what is due."""
         now = time.monotonic()
         dues = (self._executors.next_due(), self._frontends.next_due())
         wait = max(0.0, min([limit_s, *(due - now for due in dues if due is not None)]))
@@ -207,8 +203,10 @@ class Supervisor:
         elif isinstance(message, Desired):
             self._part += message.instances
             if not message.more:
-                wanted, self._part = self._part, []
-                self._executors.desire(wanted, now, message.hurry)
+                desired, self._part = self._part, []
+                self._executors.desire(desired, now, message.hurry)
+        elif isinstance(message, Forgive):
+            self._executors.forgive(message.instance, now)
 
     def _watch(self, child: Child) -> None:
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
@@ -240,10 +238,11 @@ class Supervisor:
             return
         if now < self._coordinator_due or self._drain_reason:
             return
-        found = rundir.lock(self._run_dir, "coordinator").holder_pidfd()
-        if found is not None:
-            self._coordinator = Child("coordinator", found[0], found[1], None, now)
-            _log.info("adopted the coordinator pid=%d", found[0])
+        holder = rundir.lock(self._run_dir, "coordinator").holder_pidfd()
+        if holder is not None:
+            pid, pidfd = holder
+            self._coordinator = Child("coordinator", pid, pidfd, None, now)
+            _log.info("adopted the coordinator pid=%d", pid)
         else:
             self._coordinator = self._start_coordinator(now)
         if self._coordinator is not None:

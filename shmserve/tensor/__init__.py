@@ -1,0 +1,1 @@
+"""What all processes agree on of tensors and models: datatypes, BYTES framing, descriptions."""

@@ -72,10 +72,7 @@ def decode(
 ) -> list[bytes]:
     """The elements, copied out of `data`, which must hold exactly `count` of them.
 
-    Args:
-        name: the tensor's name, for the message of an error.
-        model: the model's name, likewise.
-        kind: "input" or "output", likewise.
+    `name`, `model` and `kind` ("input" or "output") are for the message of an error.
 
     Raises:
         InvalidArgument: a cut-off length or element, too few elements or too many.
@@ -94,11 +91,11 @@ def _spans(
     view: memoryview, count: int, name: str, model: str, kind: str
 ) -> Iterable[tuple[int, int]]:
     """Start and end of each element, checked one by one."""
-    position, found, total = 0, 0, view.nbytes
+    position, seen, total = 0, 0, view.nbytes
     unpack = _LENGTH.unpack_from
     where = f"for inference {kind} '{name}' for model '{model}'"
     while position < total:
-        if found == count:
+        if seen == count:
             raise InvalidArgument(
                 f"unexpected number of string elements {count + 1} {where}, expecting {count}"
             )
@@ -117,6 +114,6 @@ def _spans(
             )
         yield start, end
         position = end
-        found += 1
-    if found != count:
-        raise InvalidArgument(f"expected {count} string elements {where}, got {found}")
+        seen += 1
+    if seen != count:
+        raise InvalidArgument(f"expected {count} string elements {where}, got {seen}")

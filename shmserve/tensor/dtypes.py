@@ -6,6 +6,8 @@ Source: Open Inference Protocol V2, "Tensor Data Types"; Triton adds BF16
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any, Final
 
 import ml_dtypes
@@ -21,6 +23,9 @@ class Datatype(Struct, frozen=True):
     itemsize: int
     numpy: np.dtype[Any]
     json_ok: bool = True  # FP16 and BF16 travel in binary form only
+
+
+Objects = Sequence[Any] | np.ndarray[Any, Any]
 
 
 def _datatype(name: str, numpy: Any, config: str | None = None, json_ok: bool = True) -> Datatype:
@@ -53,17 +58,16 @@ _BY_NUMPY: Final[dict[np.dtype[Any], Datatype]] = {d.numpy: d for d in _ALL}
 
 def from_numpy(dtype: np.dtype[Any]) -> Datatype | None:
     """The datatype a numpy array travels as; strings and bytes are BYTES; None if there is none."""
-    found = _BY_NUMPY.get(dtype)
-    if found is None and dtype.kind in "SUO":
+    datatype = _BY_NUMPY.get(dtype)
+    if datatype is None and dtype.kind in "SUO":
         return DATATYPES["BYTES"]
-    if found is None and not dtype.isnative:
+    if datatype is None and not dtype.isnative:
         return None
-    return found
+    return datatype
 
 
-def element_count(shape: tuple[int, ...]) -> int:
-    """Number of elements of a shape, in exact integers (no overflow); 1 for a scalar shape."""
-    count = 1
-    for dim in shape:
-        count *= dim
-    return count
+def object_array(elements: Objects, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """An array of Python objects, such as bytes or text, in a shape; numpy looks into none."""
+    array = np.empty(prod(shape), np.object_)
+    array[:] = elements
+    return array.reshape(shape)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from shmserve.tensor.config_document import ConfigDocument
+
 
 class TensorSpec(Struct, frozen=True, omit_defaults=True):
     """One input or output of a model.
@@ -21,18 +23,17 @@ class TensorSpec(Struct, frozen=True, omit_defaults=True):
     labels: tuple[str, ...] = ()
 
 
-def fits(told: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def fits(described: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether a shape is one that a description (-1: any size) allows."""
-    return len(told) == len(shape) and all(
-        want in (-1, dim) for want, dim in zip(told, shape, strict=True)
+    return len(described) == len(shape) and all(
+        want in (-1, dim) for want, dim in zip(described, shape, strict=True)
     )
 
 
 class ModelSpec(Struct, frozen=True, omit_defaults=True):
     """One version of one model, as published in the registry.
 
-    `config_json` is the ModelConfig as JSON (proto field names, enums as names,
-    int64 as numbers), the body of ``GET /v2/models/{m}/config``. `rerun` tells
+    `config` is the configuration that clients are shown. `rerun` tells
     whether a request whose executor died may be run again on another instance
     (config.pbtxt parameter ``rerun``: "true" or "false").
     """
@@ -47,7 +48,7 @@ class ModelSpec(Struct, frozen=True, omit_defaults=True):
     decoupled: bool = False
     rerun: bool = False
     parameters: dict[str, str] = {}
-    config_json: str = "{}"
+    config: ConfigDocument = ConfigDocument()
 
     def takes_the_same(self, other: ModelSpec) -> bool:
         """Whether a request that was checked against the other spec suits this one."""

@@ -24,17 +24,15 @@ from shmserve.tensor.spec import ModelSpec
 
 
 class FakeInput:
-    """An input on read-only memory."""
-
     device = CPU
 
     def __init__(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        found = from_numpy(array.dtype)
-        assert found is not None
+        datatype = from_numpy(array.dtype)
+        assert datatype is not None
         self.name = name
-        self.datatype = found.name
+        self.datatype = datatype.name
         self.shape = tuple(array.shape)
-        if found.itemsize:
+        if datatype.itemsize:
             self.memory = array.copy()
             self.memory.flags.writeable = False
             self.buffer = self.memory.reshape(-1).view(np.uint8).data
@@ -58,10 +56,10 @@ class FakeDeviceInput:
     """An input in a GPU's memory: a CuPy array, as if it lay in a client's region."""
 
     def __init__(self, name: str, array: Any) -> None:
-        found = from_numpy(array.dtype)
-        assert found is not None
+        datatype = from_numpy(array.dtype)
+        assert datatype is not None
         self.name = name
-        self.datatype = found.name
+        self.datatype = datatype.name
         self.shape = tuple(array.shape)
         self.device = f"cuda:{array.device.id}"
         self.memory = array
@@ -111,7 +109,7 @@ class FakeResponses:
         self.fail(Internal("abandoned"))
 
 
-class FakeRequest:
+class FakeBackendRequest:
     """A request whose offered outputs are ordinary arrays, kept in `offered`. `arrays` are its
     inputs, numpy's or CuPy's."""
 
@@ -119,6 +117,7 @@ class FakeRequest:
         self,
         requested: tuple[str, ...],
         parameters: dict[str, Parameter] | None = None,
+        responses: Responses | None = None,
         **arrays: Any,
     ) -> None:
         self.id = "request-1"
@@ -132,13 +131,13 @@ class FakeRequest:
         self.requested = requested
         self.deadline_ns = 0
         self.cancelled = False
-        self.responses: Responses | None = None
+        self.responses = responses
         self.offered: dict[str, Any] = {}
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         assert name not in self.offered or self.responses is not None, "offered twice"
-        made = self.offered[name] = np.full(shape, 77, DATATYPES[datatype].numpy)
-        return made
+        array = self.offered[name] = np.full(shape, 77, DATATYPES[datatype].numpy)
+        return array
 
     def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
         self.offered[name] = runtime.cupy().empty(shape, DATATYPES[datatype].numpy)
@@ -154,7 +153,7 @@ def load(directory: str, device: str = CPU, auto: bool = False) -> tuple[Backend
     ordinal = ordinal_of(device)
     if ordinal is not None:
         runtime.cupy().cuda.Device(ordinal).use()
-    backend, spec = backends.load(context)
+    backend, spec = backends.load(backends.create(spec), context)
     warm_up(backend, spec, context)
     return backend, spec
 
@@ -168,20 +167,16 @@ def ask(
 ) -> Response:
     """Run one request; all outputs are requested unless told otherwise."""
     names = requested or tuple(output.name for output in spec.outputs)
-    return backend.execute([FakeRequest(names, parameters, **arrays)])[0]
+    return backend.execute([FakeBackendRequest(names, parameters, **arrays)])[0]
 
 
 def ask_stream(
-    backend: Backend,
-    spec: ModelSpec,
-    parameters: dict[str, Parameter] | None = None,
-    **arrays: Any,
+    backend: Backend, spec: ModelSpec, parameters: dict[str, Parameter] | None = None, **arrays: Any
 ) -> FakeResponses:
     """Run one request of a decoupled model; wait for `ended` before looking."""
     names = tuple(output.name for output in spec.outputs)
-    request = FakeRequest(names, parameters, **arrays)
-    request.responses = responses = FakeResponses()
-    assert not backend.execute([request])
+    responses = FakeResponses()
+    assert not backend.execute([FakeBackendRequest(names, parameters, responses, **arrays)])
     return responses
 
 
@@ -194,6 +189,5 @@ def arrays(response: Response) -> dict[str, Any]:
 
 
 def failure(response: Response) -> ShmserveError:
-    """The error of a response that must have one."""
     assert response.error is not None
     return response.error

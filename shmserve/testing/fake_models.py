@@ -4,44 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.errors import Code, ModelFailure
+from shmserve.protocol.triton_config import document
+from shmserve.tensor.config_document import ConfigDocument, TransactionEntry
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec, TensorSpec
-from shmserve.testing.fake_dispatch import (
-    FakeDispatcher,
-    FakeOutcome,
-    FakeRequest,
-    FakeTensor,
-    Function,
-)
+from shmserve.testing.fake_dispatch import FakeDispatcher, FakeRequest, Model
 
 
-def array_of(tensor: FakeTensor) -> np.ndarray[Any, Any]:
+def array_of(tensor: OutputTensor) -> np.ndarray[Any, Any]:
     return np.frombuffer(tensor.view, DATATYPES[tensor.datatype].numpy).reshape(tensor.shape)
 
 
-def tensor_of(name: str, datatype: str, array: np.ndarray[Any, Any]) -> FakeTensor:
+def tensor_of(name: str, datatype: str, array: np.ndarray[Any, Any]) -> OutputTensor:
     view = memoryview(array.tobytes()).toreadonly()
-    return FakeTensor(name, datatype, tuple(array.shape), view)
+    return OutputTensor(name, datatype, tuple(array.shape), view)
 
 
-def identity(request: FakeRequest) -> FakeOutcome:
+def identity(request: FakeRequest) -> Outcome:
     given = request.inputs["INPUT0"]
-    return FakeOutcome((FakeTensor("OUTPUT0", given.datatype, given.shape, given.view),))
+    return Outcome((OutputTensor("OUTPUT0", given.datatype, given.shape, given.view),))
 
 
-def add_sub(request: FakeRequest) -> FakeOutcome:
+def add_sub(request: FakeRequest) -> Outcome:
     datatype = request.inputs["INPUT0"].datatype
     a, b = array_of(request.inputs["INPUT0"]), array_of(request.inputs["INPUT1"])
     results = {"OUTPUT0": a + b, "OUTPUT1": a - b}
     wanted = request.requested or tuple(results)
-    return FakeOutcome(tuple(tensor_of(name, datatype, results[name]) for name in wanted))
+    return Outcome(tuple(tensor_of(name, datatype, results[name]) for name in wanted))
 
 
-def failing(request: FakeRequest) -> FakeOutcome:
+def failing(request: FakeRequest) -> Outcome:
     values = array_of(request.inputs["INPUT0"])
     first = values[0] if values.size else 0
     if first == 1:
@@ -49,7 +45,7 @@ def failing(request: FakeRequest) -> FakeOutcome:
     if first == 2:
         raise ModelFailure("boom returned", Code.INVALID_ARGUMENT)
     if first == 3:
-        return FakeOutcome()
+        return Outcome()
     if first == 5:
         raise RuntimeError("a secret of /the/server")
     return identity(request)
@@ -66,20 +62,9 @@ def spec(
     labels: tuple[str, ...] = (),
 ) -> ModelSpec:
     shape = (-1, *dims) if max_batch else dims
-    data_type = DATATYPES[datatype].config_name
-    config = {
-        "name": name,
-        "backend": "python",
-        "max_batch_size": max_batch,
-        "input": [
-            {"name": f"INPUT{i}", "data_type": data_type, "dims": dims} for i in range(inputs)
-        ],
-        "output": [
-            {"name": f"OUTPUT{i}", "data_type": data_type, "dims": dims} for i in range(outputs)
-        ],
-        "model_transaction_policy": {"decoupled": decoupled},
-    }
-    return ModelSpec(
+    policy = TransactionEntry(decoupled)
+    config = ConfigDocument(name, backend="python", model_transaction_policy=policy)
+    bare = ModelSpec(
         name,
         "1",
         "python",
@@ -88,11 +73,12 @@ def spec(
         tuple(TensorSpec(f"INPUT{i}", datatype, shape) for i in range(inputs)),
         tuple(TensorSpec(f"OUTPUT{i}", datatype, shape, labels=labels) for i in range(outputs)),
         decoupled,
-        config_json=msgspec.json.encode(config).decode(),
+        config=config,
     )
+    return document.completed(bare)
 
 
-def models() -> list[tuple[ModelSpec, Function]]:
+def models() -> list[Model]:
     return [
         (spec("identity", "FP32", (-1,)), identity),
         (spec("identity_2d", "FP32", (-1, 4)), identity),

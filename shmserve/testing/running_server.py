@@ -15,12 +15,14 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,31 @@ def _ports() -> Iterator[int]:
 _PORTS = _ports()
 
 
+_REMOVALS: list[Callable[[], object]] = []
+
+
+def folder_of(owner: object) -> str:
+    """A temporary folder that is removed when its owner goes, at the latest with this process."""
+    folder = tempfile.mkdtemp(prefix="shmserve-")
+    _REMOVALS.append(weakref.finalize(owner, _remove, folder, os.getpid()))
+    return folder
+
+
+def remove_folders() -> None:
+    """Remove them now, whoever still refers to their owners."""
+    for removal in _REMOVALS:
+        removal()
+    _REMOVALS.clear()
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # not a fork that ends
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+STARTED: weakref.WeakSet[RunningServer] = weakref.WeakSet()  # those that have a log, still
+
+
 class RunningServer:
     """One service in a run directory of its own. `settings` are keys of `config.Settings`."""
 
@@ -82,7 +109,7 @@ class RunningServer:
         gunicorn: tuple[str, ...] = (),
         **settings: object,
     ) -> None:
-        self.run_dir = str(settings.get("run_dir") or tempfile.mkdtemp(prefix="shmserve-"))
+        self.run_dir = str(settings.get("run_dir") or folder_of(self))
         os.makedirs(self.run_dir, 0o700, exist_ok=True)
         self.http_host = "127.0.0.1"
         self.http_port = free_port()
@@ -109,6 +136,7 @@ class RunningServer:
 
     def start(self, wait_ready: bool = True) -> None:
         """Run the command of the README; returns when every model and everybody else is there."""
+        STARTED.add(self)
         with self.log_path.open("ab") as log:
             self.master = subprocess.Popen(
                 [
@@ -145,11 +173,11 @@ class RunningServer:
         """Whether HTTP is answered, whatever is loaded."""
         return self._healthy("live")
 
-    def _healthy(self, what: str) -> bool:
+    def _healthy(self, state: str) -> bool:
         if self.master is not None and self.master.poll() is not None:
             raise RuntimeError(f"the server has ended: {self.master.returncode}\n{self.log()}")
         try:
-            return self.get(f"/v2/health/{what}")[0] == 200
+            return self.get(f"/v2/health/{state}")[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 
@@ -207,7 +235,6 @@ class RunningServer:
             connection.close()
 
     def get(self, path: str) -> tuple[int, Any]:
-        """Status and JSON of a GET."""
         status, _, body = self.request("GET", path)
         return status, json.loads(body) if body else None
 
@@ -223,8 +250,8 @@ class RunningServer:
 
     # ------------------------------------------------------------ inspection
 
-    def show(self, what: str) -> list[dict[str, Any]]:
-        """Rows of ``shmserve show <what>``; waits for a coordinator that is being replaced.
+    def show(self, table: str) -> list[dict[str, Any]]:
+        """Rows of ``shmserve show <table>``; waits for a coordinator that is being replaced.
 
         Raises:
             Unavailable: there never was one.
@@ -232,7 +259,7 @@ class RunningServer:
         give_up = time.monotonic() + WATCHDOG_S
         while True:
             try:
-                return show.ask(self.run_dir, what)
+                return show.ask(self.run_dir, table)
             except Unavailable:
                 if time.monotonic() > give_up:
                     raise
@@ -278,7 +305,7 @@ class RunningServer:
     def processes(self) -> dict[int, str]:
         """Live processes of this server: pid to title."""
         mark = f"SHMSERVE_RUN_DIR={self.run_dir}".encode()
-        found: dict[int, str] = {}
+        titles: dict[int, str] = {}
         for entry in os.listdir("/proc"):
             if not entry.isdigit() or int(entry) == os.getpid():
                 continue
@@ -290,8 +317,8 @@ class RunningServer:
             except OSError:
                 continue
             if state != "Z":
-                found[int(entry)] = title.replace(b"\0", b" ").decode(errors="replace").strip()
-        return found
+                titles[int(entry)] = title.replace(b"\0", b" ").decode(errors="replace").strip()
+        return titles
 
     def pids(self, title: str) -> list[int]:
         """Pids of the processes whose title starts with ``shmserve: <title>``."""
@@ -300,11 +327,7 @@ class RunningServer:
 
     def leaks(self) -> list[str]:
         """What a stopped server left behind: names in /dev/shm, processes, sockets."""
-        names, give_up = _segment_names(), time.monotonic() + _BIRTH_S
-        while names and time.monotonic() < give_up:  # of other servers, for a moment
-            time.sleep(0.02)
-            names &= _segment_names()
-        left = [f"/dev/shm/{name}" for name in sorted(names)]
+        left = segments_left()
         left += [f"process {pid}: {title}" for pid, title in self.processes().items()]
         left += [
             f"{self.run_dir}/{name}"
@@ -312,6 +335,15 @@ class RunningServer:
             if name.endswith(".sock") and name != "http.sock"
         ]
         return left
+
+
+def segments_left() -> list[str]:
+    """Names of segments that nobody removes any more, of whichever server."""
+    names, give_up = _segment_names(), time.monotonic() + _BIRTH_S
+    while names and time.monotonic() < give_up:  # of other servers, for a moment
+        time.sleep(0.02)
+        names &= _segment_names()
+    return [f"/dev/shm/{name}" for name in sorted(names)]
 
 
 def _segment_names() -> set[str]:

@@ -1,0 +1,1 @@
+"""Between processes: sockets with descriptors, links that reconnect, pids, the run directory."""

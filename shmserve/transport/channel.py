@@ -13,13 +13,15 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, TooLarge
 
 MAX_MESSAGE = 128 * 1024  # below the default SO_SNDBUF of 208 KiB
 MAX_FDS = 64
 ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
+_FULL_S = 0.005  # until a full backlog is tried again
 _SEND_TIMEOUT_S = 5.0  # a peer that reads nothing for so long is as good as dead
 # As plain integers: operators of the socket module's flags run in Python, on every message.
 _FLAGS = int(socket.MSG_CMSG_CLOEXEC)
@@ -33,15 +35,26 @@ def _timeval(seconds: float) -> bytes:
 
 
 class Channel:
-    """One connection. Not thread-safe for two receivers; sends are atomic packets."""
+    """One connection. Not thread-safe for two receivers; sends are atomic packets.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        sock: connected; it is the channel's from now on.
+        buffer: what messages are received into; channels that are read in turn may share one.
+        close: what becomes of descriptors that came with a message nobody gets.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        buffer: memoryview | None = None,
+        close: Callable[[list[int]], None] | None = None,
+    ) -> None:
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_TIMEOUT_S))
         self._socket = sock
-        self._buffer = bytearray(MAX_MESSAGE)
-        self._view = memoryview(self._buffer)
-        self._timeout: float | None = None
+        self._view = memoryview(bytearray(MAX_MESSAGE)) if buffer is None else buffer
+        self._close_fds = close or close_all
+        self._timeout_s: float | None = None
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         self.peer_pid, self.peer_uid, _ = struct.unpack("3i", credentials)
 
@@ -52,84 +65,96 @@ class Channel:
         Raises:
             PeerDied: nobody listens there, or not within the timeout.
         """
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        end = time.monotonic() + timeout_s
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as ex:  # no descriptor is left
+            raise PeerDied(f"cannot connect: {ex.strerror or ex}") from ex
         try:
             sock.settimeout(timeout_s)
-            sock.connect(path)
+            while True:
+                try:
+                    sock.connect(path)
+                    return cls(sock)
+                except BlockingIOError:  # its backlog is full, which is told at once
+                    if time.monotonic() >= end:
+                        raise
+                    time.sleep(_FULL_S)
         except OSError as ex:
             sock.close()
             raise PeerDied(f"cannot connect: {ex.strerror or ex}") from ex
-        return cls(sock)
 
-    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send one message.
+    def send(self, data: bytes, fds: Sequence[int] = (), wait: bool = True) -> bool:
+        """Send one message; False: not waiting was wanted, and the peer has no room for it.
 
         Raises:
-            PeerDied: the other end is gone or does not read.
+            PeerDied: the other end is gone, or does not read although it is waited for.
             TooLarge: the message exceeds `MAX_MESSAGE`.
         """
-        check_size(data)
+        if len(data) > MAX_MESSAGE:
+            raise too_large(data)
+        flags = 0 if wait else _NOW
         try:
-            self._transmit(data, fds, 0)
+            if fds:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+                self._socket.sendmsg([data], [rights], flags)
+            else:
+                self._socket.send(data, flags)
         except OSError as ex:
-            raise PeerDied(f"the peer is gone: {ex.strerror or ex}") from ex
-
-    def send_now(self, data: bytes, fds: Sequence[int] = ()) -> bool:
-        """Send one message if the peer has room for it, else False; raises as `send` does."""
-        check_size(data)
-        try:
-            self._transmit(data, fds, _NOW)
-        except BlockingIOError:
-            return False
-        except OSError as ex:
+            if isinstance(ex, BlockingIOError) and not wait:
+                return False
             raise PeerDied(f"the peer is gone: {ex.strerror or ex}") from ex
         return True
 
-    def _transmit(self, data: bytes, fds: Sequence[int], flags: int) -> None:
-        if fds:
-            rights = array.array("i", fds)
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-            self._socket.sendmsg([data], ancillary, flags)
-        else:
-            self._socket.send(data, flags)
-
     def receive(self, timeout_s: float | None = None) -> tuple[memoryview, list[int]]:
-        """Wait for one message; the view is valid until the next receive.
+        """Wait for one message; the view is valid until the next one.
 
         Raises:
-            PeerDied: EOF.
             DeadlineExceeded: nothing came within the timeout.
-            ProtocolViolation: a message that is too long.
+            PeerDied, ProtocolViolation: as `receive_within`.
         """
-        if timeout_s != self._timeout:  # once per change, not once per call
-            self._socket.setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s or 0.0)
-            )
-            self._timeout = timeout_s
-        received = self._receive(_FLAGS)
+        received = self.receive_within(timeout_s)
         if received is None:
             raise DeadlineExceeded(f"no message from pid {self.peer_pid} within {timeout_s} s")
         return received
 
-    def receive_now(self) -> tuple[memoryview, list[int]] | None:
-        """One message if there is one, else None; raises as `receive` does."""
-        return self._receive(_FLAGS_NOW)
+    def receive_within(
+        self, timeout_s: float | None = 0.0, ancillary_space: int = ANCILLARY
+    ) -> tuple[memoryview, list[int]] | None:
+        """One message, if one is there or comes within the timeout (None: of unlimited length).
 
-    def _receive(self, flags: int) -> tuple[memoryview, list[int]] | None:
+        Its view is valid until the next one; its descriptors are the caller's.
+
+        Raises:
+            PeerDied: EOF.
+            ProtocolViolation: a message that is too long, or with too many descriptors.
+        """
+        flags = _FLAGS_NOW
+        if timeout_s != 0.0:
+            flags = _FLAGS
+            if timeout_s != self._timeout_s:  # once per change, not once per call
+                limit = _timeval(timeout_s or 0.0)
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+                self._timeout_s = timeout_s
         try:
-            size, ancillary, got, _ = self._socket.recvmsg_into([self._view], ANCILLARY, flags)
+            size, ancillary, got, _ = self._socket.recvmsg_into(
+                [self._view], ancillary_space, flags
+            )
         except BlockingIOError:
             return None
+        except ConnectionResetError:  # it left messages unread; told once, before its last words
+            return self.receive_within(timeout_s, ancillary_space)
         except OSError as ex:
             raise PeerDied(f"the peer is gone: {ex.strerror or ex}") from ex
-        fds = received_fds(ancillary) if ancillary else []
+        fds = _descriptors(ancillary) if ancillary else []
         if size == 0 or got & _INCOMPLETE:
-            for fd in fds:
-                os.close(fd)
-            if size == 0:
-                raise PeerDied("the peer has closed the channel")
-            raise ProtocolViolation("a message was too long or carried too many fds")
+            self._close_fds(fds)
+            if got & _INCOMPLETE:
+                raise ProtocolViolation("a message was too long or carried too many descriptors")
+            raise PeerDied("the peer has closed the channel")
         return self._view[:size], fds
+
+    receive_now = receive_within
 
     def refuse(self) -> None:
         """Take no further message: the peer's sends fail from now on.
@@ -146,17 +171,21 @@ class Channel:
         self._socket.close()
 
 
-def check_size(data: bytes) -> None:
-    """Raises TooLarge: the message exceeds `MAX_MESSAGE`."""
-    if len(data) > MAX_MESSAGE:
-        raise TooLarge(
-            f"the request's names, shapes and parameters take {len(data)} bytes, "
-            f"more than the {MAX_MESSAGE} that can be passed on"
-        )
+def too_large(data: bytes) -> TooLarge:
+    """What is said of a message that exceeds `MAX_MESSAGE`."""
+    return TooLarge(
+        f"the request's names, shapes and parameters take {len(data)} bytes, "
+        f"more than the {MAX_MESSAGE} that can be passed on"
+    )
 
 
-def received_fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors that came with a message; they are the caller's to close."""
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors nobody wants."""
+    for fd in fds:
+        os.close(fd)
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -164,7 +193,7 @@ def received_fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     return list(fds)
 
 
-def listen(path: str, backlog: int = 128) -> socket.socket:
+def listen(path: str, backlog: int = 4096) -> socket.socket:
     """A SEQPACKET listener at `path`, for this user only; a stale socket file is replaced."""
     if len(os.fsencode(path)) > 107:
         raise OSError(f"the run directory's path is too long for a Unix socket: {len(path)} bytes")

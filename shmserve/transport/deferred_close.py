@@ -12,10 +12,12 @@ import queue
 import threading
 from collections.abc import Iterable
 
-_MANY = 16
+# What a burst leaves behind while the thread waits for its turn is far from it, and so is the
+# process's limit from this.
+_MANY = 256
 
 
-class Closer:
+class DeferredClose:
     """Closes elsewhere. The thread begins with the first descriptor."""
 
     def __init__(self) -> None:

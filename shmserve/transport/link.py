@@ -13,36 +13,31 @@ Callbacks run on the link's thread: they must not wait for a grant or an answer.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import select
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
+from msgspec import Struct
 
-from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, Unavailable
-from shmserve.observe import logs
-from shmserve.protocol import messages
-from shmserve.protocol.control.link_messages import (
-    AskStats,
-    GiveBack,
-    Granted,
-    Hello,
-    Loaded,
-    Stats,
-    Stop,
-    Trim,
-    Welcome,
+from shmserve.errors import (
+    DeadlineExceeded,
+    PeerDied,
+    ProtocolViolation,
+    Unavailable,
+    UnreadableMessage,
 )
+from shmserve.observe import logs
+from shmserve.protocol.control import link_messages, messages
+from shmserve.protocol.control.messages import ANSWERS, FromCoordinator, ToCoordinator
 from shmserve.protocol.control.settings_messages import LogChanged
-from shmserve.protocol.messages import ANSWERS, VOID, FromCoordinator, ToCoordinator
 from shmserve.transport import rundir
-from shmserve.transport.channel import MAX_MESSAGE, Channel
-from shmserve.transport.grants import Grants
-from shmserve.transport.questions import Make, Questions, close_all
+from shmserve.transport.channel import MAX_MESSAGE, Channel, close_all
+from shmserve.transport.outbox import Outbox
+from shmserve.transport.pending_requests import Late, Make, PendingRequests
 
 _log = logging.getLogger(__name__)
 
@@ -51,44 +46,52 @@ _WELCOME_S = 5.0
 _SEND_S = 5.0
 _RETRY_FIRST_S, _RETRY_CAP_S = 0.02, 0.5
 _CLOSE_S = 2.0
-_OUTBOX = 4096
 ARENA_WAIT_S = 2.0
 
 
+class LinkHandlers(Struct, frozen=True):
+    """What a process makes of the coordinator's messages; all run on the link's thread.
+
+    Attributes:
+        on_trim: asked to give back so many bytes.
+        on_stats: the rows of a table.
+        held_bytes: what the process holds of the pool.
+        on_stop: told to end, with a reason.
+        loaded: what an executor has loaded.
+        on_message: gets what no other handler is for.
+        on_fds: gets messages with descriptors, which are its to close.
+    """
+
+    on_trim: Callable[[int], None]
+    on_stats: Callable[[str], dict[str, Any]]
+    held_bytes: Callable[[], int]
+    on_stop: Callable[[str], None] = lambda reason: None
+    loaded: Callable[[], link_messages.Loaded | None] = lambda: None
+    on_message: Callable[[FromCoordinator], None] = lambda message: None
+    on_fds: Callable[[FromCoordinator, list[int]], None] = lambda message, fds: close_all(fds)
+
+
 class Link:
-    """See the module. `on_message` gets what no other callback is for (supervisor, cli)."""
+    """The link of one process.
+
+    Args:
+        run_dir: where the coordinator's socket is.
+        role, process, instance: who this is, and the model instance of an executor.
+        handlers: who is told what comes.
+    """
 
     def __init__(
-        self,
-        run_dir: str,
-        role: str,
-        process: str,
-        *,
-        on_trim: Callable[[int], None],
-        on_stats: Callable[[str], dict[str, Any]],
-        on_stop: Callable[[str], None] | None = None,
-        held_bytes: Callable[[], int],
-        loaded: Callable[[], Loaded | None] | None = None,
-        instance: str = "",
-        on_message: Callable[[FromCoordinator], None] | None = None,
-        on_fds: Callable[[FromCoordinator, list[int]], None] | None = None,
+        self, run_dir: str, role: str, process: str, handlers: LinkHandlers, instance: str = ""
     ) -> None:
         self._path = os.path.join(run_dir, rundir.COORDINATOR_SOCKET)
         self._role = role
         self._process = process
-        self._on_trim = on_trim
-        self._on_stats = on_stats
-        self._on_stop = on_stop or (lambda reason: None)
-        self._on_message = on_message or (lambda message: None)
-        self._on_fds = on_fds or (lambda message, fds: close_all(fds))
-        self._questions = Questions()
-        self._held_bytes = held_bytes
-        self._loaded = loaded or (lambda: None)
         self._instance = instance
-        self._lock = threading.Lock()  # guards the three below
-        self._outbox: deque[ToCoordinator] = deque(maxlen=_OUTBOX)
-        self._riding: dict[int, list[int]] = {}  # fds by id() of their message in the outbox
-        self._grants = Grants()
+        self._handlers = handlers
+        self._lock = threading.Lock()  # guards the two below
+        self._outbox = Outbox()
+        self._pending = PendingRequests()
+        self._tickets = itertools.count(1)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shmserve-link", daemon=True)
@@ -121,49 +124,65 @@ class Link:
         Raises:
             ProtocolViolation: it is longer than a channel carries.
         """
-        size = len(messages.encode(message))
-        if size > MAX_MESSAGE:  # found out while sending, it would block the outbox for good
-            raise ProtocolViolation(f"a {type(message).__name__} of {size} bytes is too long")
+        _check_size(message)
         with self._lock:
-            if not fds:
-                self._outbox.append(message)
-            elif self.connected:
-                self._outbox.append(message)
-                self._riding[id(message)] = [os.dup(fd) for fd in fds]
+            if self.connected or not fds:
+                self._outbox.append(message, fds)
         self._wake()
 
-    def ask(self, make: Make, timeout_s: float) -> tuple[FromCoordinator, list[int]]:
+    def ask(
+        self, make: Make, timeout_s: float, late: Late | None = None
+    ) -> tuple[FromCoordinator, list[int]]:
         """Ask and wait for the answer; its fds are the caller's.
+
+        `late` gets an answer that comes after all, as long as it is of the same coordinator.
 
         Raises:
             Unavailable: no answer within `timeout_s`.
+            ProtocolViolation: the message is longer than a channel carries.
         """
-        number, question = self._questions.open(make)
-        if self.connected:  # else it is asked with the next hello; asking twice is harmless
-            self.send(make(number, False))
-        question.answered.wait(timeout_s)
-        self._questions.close(number)
-        if question.answer is None:
+        ticket = next(self._tickets)
+        message = make(ticket, False)
+        _check_size(message)
+        with self._lock:
+            request = self._pending.open(ticket, make, late)
+            if self.connected:  # else it is asked with the next hello
+                self._outbox.append(message)
+        self._wake()
+        request.answered.wait(timeout_s)
+        with self._lock:
+            if request.answer is None:
+                self._pending.close(request, self.connected)
+        if request.answer is None:
             raise Unavailable(f"the coordinator did not answer within {timeout_s:g} s")
-        return question.answer, question.fds
+        return request.answer, request.fds
 
     def give_back(self, nbytes: int) -> None:
         """Return pool budget; never blocks, never fails."""
         with self._lock:
             if self._counting:  # else the next hello tells
-                self._outbox.append(GiveBack(nbytes))
+                self._outbox.append(link_messages.GiveBack(nbytes))
         self._wake()
 
     def grant(self, nbytes: int, timeout_s: float) -> bool:
         """Ask for pool budget; False: refused, or no answer within `timeout_s`."""
-        with self._lock:
-            ticket = self._grants.open(nbytes)
-            if self.connected:
-                self._outbox.append(ticket.question)
-        self._wake()
-        ticket.wait(timeout_s)
-        with self._lock:
-            return self._grants.close(ticket, self.connected)
+
+        def late(answer: FromCoordinator) -> None:
+            if isinstance(answer, link_messages.Granted) and answer.granted:
+                self.give_back(nbytes)
+
+        try:
+            answer, fds = self.ask(
+                lambda ticket, _: link_messages.Grant(ticket, nbytes), timeout_s, late
+            )
+        except Unavailable:
+            return False
+        close_all(fds)
+        if not isinstance(answer, link_messages.Granted):
+            raise ProtocolViolation(f"a {type(answer).__name__} in answer to a Grant")
+        if not answer.granted:
+            _log.info("pool budget refused process=%s reason=%s", self._process, answer.reason)
+        return answer.granted
 
     def arena_bytes(self) -> int:
         """How large an arena's first segment should be: the coordinator's word.
@@ -189,7 +208,7 @@ class Link:
                 pause = _RETRY_FIRST_S
             except PeerDied:
                 pause = _RETRY_FIRST_S if self.connected else min(pause * 2, _RETRY_CAP_S)
-            except (DeadlineExceeded, ProtocolViolation, msgspec.DecodeError) as ex:
+            except (DeadlineExceeded, ProtocolViolation) as ex:
                 _log.warning("link broken process=%s error=%s", self._process, ex)
                 pause = _RETRY_CAP_S
             except Exception:  # whatever it was: without its link the process is lost
@@ -219,42 +238,38 @@ class Link:
     def _greet(self, channel: Channel) -> None:
         with self._lock:
             self._counting = True
-        hello = Hello(
+        hello = link_messages.Hello(
             version=messages.VERSION,
             role=self._role,
             process=self._process,
             pid=os.getpid(),
-            held_bytes=self._held_bytes(),
-            loaded=self._loaded(),
+            held_bytes=self._handlers.held_bytes(),
+            loaded=self._handlers.loaded(),
             instance=self._instance,
         )
         self._send(channel, hello)
         data, fds = channel.receive(_WELCOME_S)
         close_all(fds)
         welcome = messages.decode_from_coordinator(data)
-        if not isinstance(welcome, Welcome) or welcome.version != messages.VERSION:
+        if not isinstance(welcome, link_messages.Welcome) or welcome.version != messages.VERSION:
             raise ProtocolViolation("the coordinator speaks another version")
         with self._lock:
             self.epoch, self._arena_bytes = welcome.epoch, welcome.arena_bytes
             self._welcomed.set()
             self.connected = True
-            self._outbox.extendleft(self._grants.again())
-            self._outbox.extend(self._questions.again())
-        self._on_message(welcome)
+            for question in self._pending.again():
+                self._outbox.append(question)
+        self._handlers.on_message(welcome)
 
     def _flush(self, channel: Channel) -> None:
         while True:
             with self._lock:
-                if not self._outbox:
-                    return
-                message = self._outbox[0]
-                fds = self._riding.get(id(message), [])
-            self._send(channel, message, fds)
+                entry = self._outbox.first()
+            if entry is None:
+                return
+            self._send(channel, *entry)
             with self._lock:  # only now: what could not be sent stays
-                if self._outbox and self._outbox[0] is message:
-                    self._outbox.popleft()
-                self._riding.pop(id(message), None)
-            close_all(fds)
+                self._outbox.sent(entry)
 
     def _send(self, channel: Channel, message: ToCoordinator, fds: Sequence[int] = ()) -> None:
         poll = select.poll()
@@ -264,48 +279,41 @@ class Link:
         channel.send(messages.encode(message), fds)
 
     def _handle(self, message: FromCoordinator, fds: list[int]) -> None:
-        if isinstance(message, Granted):
-            self._answered(message)
-            return
-        if isinstance(message, ANSWERS):
-            self._questions.answered(message.ticket, message, fds)
-            return
+        handlers = self._handlers
         try:
-            if fds:
-                self._on_fds(message, fds)
-            elif isinstance(message, Trim):
-                self._on_trim(message.nbytes)
-            elif isinstance(message, AskStats):
-                self.send(Stats(message.ticket, self._on_stats(message.what)))
+            if isinstance(message, ANSWERS):
+                self._answered(message, fds)
+            elif fds:
+                handlers.on_fds(message, fds)
+            elif isinstance(message, link_messages.Trim):
+                handlers.on_trim(message.nbytes)
+            elif isinstance(message, link_messages.AskStats):
+                self.send(link_messages.Stats(message.ticket, handlers.on_stats(message.what)))
             elif isinstance(message, LogChanged):
                 logs.apply(message.log)
-            elif isinstance(message, Stop):
-                self._on_stop(message.reason)
+            elif isinstance(message, link_messages.Stop):
+                handlers.on_stop(message.reason)
             else:
-                self._on_message(message)
+                handlers.on_message(message)
         except Exception:  # a callback's fault must not cost the process its link
             _log.exception("link callback failed process=%s", self._process)
 
-    def _answered(self, message: Granted) -> None:
+    def _answered(self, message: Any, fds: list[int]) -> None:
         with self._lock:
-            unwanted = self._grants.answered(message)
-            if unwanted:
-                self._outbox.append(GiveBack(unwanted))
-        if not message.granted:
-            _log.info("pool budget refused process=%s reason=%s", self._process, message.reason)
+            request = self._pending.take(message.ticket)
+            if request is not None and not request.abandoned:
+                request.answer, request.fds = message, fds
+                request.answered.set()
+                return
+        close_all(fds)
+        if request is not None and request.late is not None:
+            request.late(message)
 
     def _disconnected(self) -> None:
         with self._lock:
             self.connected = self._counting = False
-            self._grants.disconnected()
-            kept = [
-                m for m in self._outbox if not isinstance(m, VOID) and id(m) not in self._riding
-            ]
-            self._outbox.clear()
-            self._outbox.extend(kept)
-            riding, self._riding = self._riding, {}
-        for fds in riding.values():
-            close_all(fds)
+            self._pending.disconnected()
+            self._outbox.disconnected()
 
     def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
@@ -314,10 +322,16 @@ class Link:
         os.close(self._wake_fd)
 
 
+def _check_size(message: ToCoordinator) -> None:
+    size = len(messages.encode(message))
+    if size > MAX_MESSAGE:  # found out while sending, it would block the outbox for good
+        raise ProtocolViolation(f"a {type(message).__name__} of {size} bytes is too long")
+
+
 def _decoded(data: memoryview, fds: list[int]) -> FromCoordinator:
     try:
         message: FromCoordinator = messages.decode_from_coordinator(data)
-    except msgspec.DecodeError:
+    except UnreadableMessage:
         close_all(fds)
         raise
     return message

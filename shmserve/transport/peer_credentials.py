@@ -7,6 +7,10 @@ sock_diag, or read from /proc/net/tcp where that is not allowed. Everybody else 
 Only a socket that a process holds counts (inode not 0): what is left of a closed connection
 is listed as root's. And ours must still be connected after the look, else the table may
 have told of a later user of the same port.
+
+The table names the user and the socket, not the process. That is found among the descriptors of
+the user's processes, as far as the server may look at them: its own user's, or everybody's if it
+is root (`with_process`).
 """
 
 from __future__ import annotations
@@ -15,13 +19,16 @@ import ipaddress
 import os
 import socket
 import struct
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from msgspec.structs import replace
 
 from shmserve.core.regions.region_book import Caller
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
-_NLMSG_ERROR = 2
 _HEADER = struct.Struct("=IHHII")
 # inet_diag_req_v2: family, protocol, ext, pad, states; ports big-endian, addresses, if, cookie
 _REQUEST = struct.Struct("=BBBxI")
@@ -35,8 +42,11 @@ _ITS_STATES = (_ESTABLISHED, _FIN_WAIT1, _FIN_WAIT2)  # FIN_WAIT: it has only en
 _OUR_STATES = (_ESTABLISHED, _CLOSE_WAIT)
 _TIMEOUT_S = 1.0
 
+_REMEMBERED = 256
+_seen: OrderedDict[int, str] = OrderedDict()  # the descriptor in /proc a socket was last found as
+
 REMOTE = Caller()
-Found = tuple[int, int, int]  # state, uid, inode
+_SocketEntry = tuple[int, int, int]  # state, uid, inode
 
 
 def caller_of(sock: socket.socket) -> Caller:
@@ -58,12 +68,27 @@ def of_addresses(client: tuple[object, ...], server: tuple[object, ...]) -> Call
     theirs, ours = _address(client), _address(server)
     if theirs is None or ours is None or not theirs[0].is_loopback:
         return REMOTE
-    found = _ask_kernel(theirs, ours)
-    if found is None:
-        found = _look_up(theirs, ours)
-    if found is None or found[0] not in _ITS_STATES or found[2] == 0:
+    entry = _ask_kernel(theirs, ours) or _look_up(theirs, ours)
+    if entry is None:
         return REMOTE
-    return Caller(found[1], socket=found[2])
+    state, uid, inode = entry
+    return Caller(uid, socket=inode) if state in _ITS_STATES and inode else REMOTE
+
+
+def servers_of(client: tuple[object, ...]) -> set[tuple[str, int]]:
+    """Where the connections of a client's address and port lead to on this host."""
+    theirs = _address(client)
+    servers: set[tuple[str, int]] = set()
+    for family in _families(theirs[0]) if theirs is not None else ():
+        assert theirs is not None
+        wanted = _shown(_packed(theirs[0], family), theirs[1])
+        for fields in _rows(family):
+            if fields[1] == wanted:
+                address, _, port = fields[2].partition(":")
+                words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
+                packed = struct.pack(f"={len(words)}I", *words)
+                servers.add((str(ipaddress.ip_address(packed)), int(port, 16)))
+    return servers
 
 
 def started_at(pid: int) -> int:
@@ -73,6 +98,27 @@ def started_at(pid: int) -> int:
             return int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def with_process(caller: Caller) -> Caller:
+    """The caller with its process, if exactly one holds its socket."""
+    if caller.pid or not caller.socket:
+        return caller
+    held = f"socket:[{caller.socket}]"
+    path = _seen.get(caller.socket, "")
+    if not path or _link(path) != held:
+        descriptors = list(_holding(held, caller.uid))
+        if len({entry.split("/")[2] for entry in descriptors}) != 1:
+            return caller
+        path = descriptors[0]
+        _seen[caller.socket] = path
+        while len(_seen) > _REMEMBERED:
+            _seen.popitem(last=False)
+    pid = int(path.split("/")[2])
+    started = started_at(pid)
+    if not started or _link(path) != held:  # it has just ended
+        return caller
+    return replace(caller, pid=pid, started=started)
 
 
 def _of_unix(sock: socket.socket) -> Caller:
@@ -106,14 +152,14 @@ def _packed(ip: _Ip, family: int) -> bytes:
     return ip.packed
 
 
-def _ask_kernel(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> Found | None:
+def _ask_kernel(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> _SocketEntry | None:
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as sock:
             sock.settimeout(_TIMEOUT_S)
             for family in _families(theirs[0]):
-                found = _ask_family(sock, family, theirs, ours)
-                if found is not None:
-                    return found
+                entry = _ask_family(sock, family, theirs, ours)
+                if entry is not None:
+                    return entry
     except OSError:
         pass  # not allowed in this container, perhaps
     return None
@@ -121,7 +167,7 @@ def _ask_kernel(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> Found | None:
 
 def _ask_family(
     sock: socket.socket, family: int, theirs: tuple[_Ip, int], ours: tuple[_Ip, int]
-) -> Found | None:
+) -> _SocketEntry | None:
     source, target = _packed(theirs[0], family), _packed(ours[0], family)
     query = (
         _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
@@ -139,20 +185,24 @@ def _ask_family(
     return (state, uid, inode) if ports_and_addresses == wanted else None
 
 
-def _look_up(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> Found | None:
+def _look_up(theirs: tuple[_Ip, int], ours: tuple[_Ip, int]) -> _SocketEntry | None:
     """As `_ask_kernel`, from the table for people."""
     for family in _families(theirs[0]):
-        path = "/proc/net/tcp" if family == socket.AF_INET else "/proc/net/tcp6"
         wanted = [_shown(_packed(ip, family), port) for ip, port in (theirs, ours)]
-        try:
-            with open(path, encoding="ascii") as file:
-                for line in file:
-                    fields = line.split()
-                    if fields[1:3] == wanted:
-                        return int(fields[3], 16), int(fields[7]), int(fields[9])
-        except OSError:
-            continue
+        for fields in _rows(family):
+            if fields[1:3] == wanted:
+                return int(fields[3], 16), int(fields[7]), int(fields[9])
     return None
+
+
+def _rows(family: int) -> Iterator[list[str]]:
+    """Fields of the sockets in the kernel's table for people: 1 and 2 are its addresses."""
+    path = "/proc/net/tcp" if family == socket.AF_INET else "/proc/net/tcp6"
+    try:
+        with open(path, encoding="ascii") as file:
+            yield from (line.split() for line in file)
+    except OSError:
+        return
 
 
 def _shown(address: bytes, port: int) -> str:
@@ -160,6 +210,23 @@ def _shown(address: bytes, port: int) -> str:
     return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
 
 
-def server_uid() -> int:
-    """The user the server runs as."""
-    return os.geteuid()
+def _holding(held: str, uid: int) -> Iterator[str]:
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            if entry.stat().st_uid != uid:
+                continue
+            folder = f"/proc/{entry.name}/fd"
+            for descriptor in os.listdir(folder):
+                if _link(f"{folder}/{descriptor}") == held:
+                    yield f"{folder}/{descriptor}"
+        except OSError:
+            continue  # it has ended, or is not ours to look at
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

@@ -77,9 +77,8 @@ def spawn_role(
     arguments: Sequence[str],
     *,
     master_fd: int,
-    stdin: BinaryIO | None = None,
-    environ: dict[str, str] | None = None,
-    new_session: bool = False,
+    environ: dict[str, str],
+    new_session: bool,
 ) -> subprocess.Popen[bytes]:
     """Exec ``python -m shmserve.<role>`` in a process group of its own.
 
@@ -88,7 +87,6 @@ def spawn_role(
     return spawn(
         [sys.executable, "-m", f"shmserve.{role}", *arguments, "--master-fd", str(master_fd)],
         keep=(master_fd,),
-        stdin=stdin,
         environ=environ,
         new_session=new_session,
     )

@@ -8,8 +8,8 @@
     coordinator.sock  where every process has its link
     <process>.sock    an executor's endpoint
     registry.page, registry.msgpack   see shmserve.shm.registry_page
-    totals.msgpack    what processes that have ended counted, see shmserve.coordinator.stats.counter_totals
-    registry.models   see shmserve.coordinator.plan
+    totals.msgpack    what ended processes counted: shmserve.coordinator.stats.counter_totals
+    registry.models   see shmserve.coordinator.checkpoint
     overrides/        a folder for each load request that brings a configuration or files
 
 Lock files stay for good (removing one would let two processes hold it); everything else
@@ -67,11 +67,8 @@ def clean(run_dir: str) -> None:
     """Remove everything of a service that has ended, except lock files."""
     clean_sockets(run_dir)
     for name in os.listdir(run_dir):
-        if (
-            name.endswith(".new")
-            or name.startswith("registry.")
-            or name in (EPOCH_FILE, TOTALS_FILE)
-        ):
+        temporary = name.endswith(".new") or name.startswith("registry.")
+        if temporary or name in (EPOCH_FILE, TOTALS_FILE):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(run_dir, name))
     shutil.rmtree(overrides(run_dir), ignore_errors=True)
@@ -97,7 +94,6 @@ def clean_sockets(run_dir: str) -> None:
 
 
 def endpoint(run_dir: str, process: str) -> str:
-    """Where an executor listens."""
     return os.path.join(run_dir, f"{process}.sock")
 
 

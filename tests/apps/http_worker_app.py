@@ -1,32 +1,39 @@
 """A WSGI application that shows what the connection worker does; started by its tests."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from shmserve.frontends.http.buffers import BufferBody
+from shmserve.frontends.http.server.response import BufferBody
+
+Environ = dict[str, Any]
+Start = Callable[[str, list[tuple[str, str]]], object]
+Body = Iterable[bytes | memoryview]
 
 _lock = threading.Lock()
 _closed = 0
 
 
-def application(environ, start_response):
-    handler = ROUTES.get(environ["PATH_INFO"], echo)
-    return handler(environ, start_response)
+def application(environ: Environ, start_response: Start) -> Body:
+    return ROUTES.get(environ["PATH_INFO"], echo)(environ, start_response)
 
 
-def answer(start_response, body, *headers, status="200 OK"):
-    start_response(status, [("Content-Length", str(len(body))), *headers])
+def answer(start_response: Start, body: bytes, *headers: tuple[str, str]) -> Body:
+    start_response("200 OK", [("Content-Length", str(len(body))), *headers])
     return [body]
 
 
-def echo(environ, start_response):
+def echo(environ: Environ, start_response: Start) -> Body:
     return answer(start_response, environ["wsgi.input"].read())
 
 
-def digest(environ, start_response):
+def digest(environ: Environ, start_response: Start) -> Body:
     """Receives with readinto and tells what arrived."""
     body = environ["wsgi.input"]
     size = int(environ.get("CONTENT_LENGTH") or environ["HTTP_X_SIZE"])
@@ -43,76 +50,77 @@ def digest(environ, start_response):
     return answer(start_response, json.dumps(told).encode())
 
 
-def big(environ, start_response):
+def big(environ: Environ, start_response: Start) -> Body:
     """A body of buffers; counts how often it was closed."""
     size = int(environ["QUERY_STRING"])
-    parts = [b"head", memoryview(bytearray(b"x" * size)), memoryview(b"tail")]
+    parts: list[bytes | memoryview] = [
+        b"head",
+        memoryview(bytearray(b"x" * size)),
+        memoryview(b"tail"),
+    ]
     start_response("200 OK", [("Content-Length", str(size + 8))])
     return BufferBody(parts, count_close)
 
 
-def count_close():
+def count_close() -> None:
     global _closed
     with _lock:
         _closed += 1
 
 
-def closed(environ, start_response):
+def closed(environ: Environ, start_response: Start) -> Body:
     return answer(start_response, str(_closed).encode())
 
 
 class Stream:
-    def __init__(self, pieces, pause=0.0):
+    def __init__(self, pieces: list[bytes]) -> None:
         self.pieces = pieces
-        self.pause = pause
 
-    def __iter__(self):
-        for piece in self.pieces:
-            yield piece
-            time.sleep(self.pause)
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self.pieces
 
-    def close(self):
+    def close(self) -> None:
         count_close()
 
 
-def stream(environ, start_response):
+def stream(environ: Environ, start_response: Start) -> Body:
     start_response("200 OK", [("Content-Type", "text/plain")])
     return Stream([b"one", b"", b"two", b"three"])
 
 
-def endless(environ, start_response):
+def endless(environ: Environ, start_response: Start) -> Body:
     start_response("200 OK", [])
     return Stream([b"x" * 65536] * 100_000)
 
 
-def ignore(environ, start_response):
+def ignore(environ: Environ, start_response: Start) -> Body:
     return answer(start_response, b"ignored")
 
 
-def slow(environ, start_response):
+def slow(environ: Environ, start_response: Start) -> Body:
     time.sleep(float(environ["QUERY_STRING"] or "1"))
     return answer(start_response, b"slow")
 
 
-def broken(environ, start_response):
+def broken(environ: Environ, start_response: Start) -> Body:
     raise RuntimeError("secret detail")
 
 
-def inject(environ, start_response):
+def inject(environ: Environ, start_response: Start) -> Body:
     return answer(start_response, b"", ("X-Evil", "a\r\nX-Injected: 1"))
 
 
-def short(environ, start_response):
+def short(environ: Environ, start_response: Start) -> Body:
     start_response("200 OK", [("Content-Length", "10")])
     return [b"four"]
 
 
-def nothing(environ, start_response):
+def nothing(environ: Environ, start_response: Start) -> Body:
     start_response("204 No Content", [])
     return []
 
 
-def info(environ, start_response):
+def info(environ: Environ, start_response: Start) -> Body:
     told = {k: v for k, v in environ.items() if isinstance(v, str | int | bool)}
     told["alive"] = environ["shmserve.connection"].alive()
     told["fds"] = len(os.listdir("/proc/self/fd"))
@@ -121,7 +129,7 @@ def info(environ, start_response):
     return answer(start_response, json.dumps(told).encode())
 
 
-def gone(environ, start_response):
+def gone(environ: Environ, start_response: Start) -> Body:
     """Waits until the client has gone."""
     while environ["shmserve.connection"].alive():
         time.sleep(0.02)

@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
-from shmserve.config import Settings
+from shmserve import config
+from shmserve.protocol.control import client_messages, messages
+from shmserve.protocol.control.message import Message
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +19,9 @@ def test_the_readme_lists_every_setting() -> None:
     readme = (ROOT / "README.md").read_text()
     rows = [line.split("|")[1] for line in readme.splitlines() if line.startswith("| `")]
     listed = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
-    assert listed == set(Settings.__struct_fields__)
+    settings = config.load({})
+    own = {f"{n}_{f}" for n, own in settings.extensions.items() for f in own.__struct_fields__}
+    assert listed == (set(settings.__struct_fields__) - {"extensions"}) | own
 
 
 def test_the_state_machines_are_drawn_as_they_are() -> None:
@@ -38,3 +43,49 @@ def test_links_of_the_documents_lead_somewhere() -> None:
     for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def _names(cell: str) -> set[str]:
+    """Of the messages in a cell; what they carry along stands in brackets."""
+    return {name for name in re.split(r"[\s,]+", re.sub(r"\(.*?\)", "", cell)) if name}
+
+
+def _channel(sender: str, receiver: str) -> tuple[Any, Any]:
+    """The unions of what goes there and of what comes back."""
+    if receiver == "coordinator's client socket":
+        return client_messages.ToServer, client_messages.FromServer
+    if receiver == "coordinator":
+        return messages.ToCoordinator, messages.FromCoordinator
+    if sender == "coordinator":
+        return messages.FromCoordinator, messages.ToCoordinator
+    channels = {
+        ("frontend", "executor"): (messages.ToExecutor, messages.ToFrontend),
+        ("executor", "frontend"): (messages.ToFrontend, messages.ToExecutor),
+    }
+    return channels[sender, receiver]
+
+
+def test_the_message_table_is_what_processes_say() -> None:
+    text = (ROOT / "docs/ARCHITECTURE.md").read_text().split("### Messages")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    listed: dict[Any, set[str]] = {}
+    for row in rows[1:]:
+        questions, _, replies = row[0].partition(" / ")
+        there, back = _channel(*row[1].split(", "))
+        listed.setdefault(there, set()).update(_names(questions))
+        listed.setdefault(back, set()).update(_names(replies))
+    unions = (
+        *(messages.ToExecutor, messages.ToFrontend),
+        *(messages.ToCoordinator, messages.FromCoordinator),
+        *(client_messages.ToServer, client_messages.FromServer),
+    )
+    for union in unions:
+        assert listed[union] == {kind.__name__ for kind in get_args(union)}
+
+
+def test_every_message_goes_somewhere() -> None:
+    unions = (messages.ToExecutor | messages.ToFrontend | messages.ToCoordinator) | (
+        messages.FromCoordinator | client_messages.ToServer | client_messages.FromServer
+    )
+    kinds = {kind for kind in Message.__subclasses__() if kind.__module__.startswith("shmserve.")}
+    assert kinds == set(get_args(unions))

@@ -1,6 +1,7 @@
 """Recorded requests of the inference protocol against a real server.
 
-The fixture `conformance_server` serves `models/` and has `http_host` and `http_port`.
+The fixture `conformance_server` serves `tests/repositories/conformance/`, with `http_host` and
+`http_port`.
 """
 
 from __future__ import annotations

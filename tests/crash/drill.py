@@ -19,7 +19,7 @@ from pathlib import Path
 from shmserve.testing.running_server import RunningServer, wait_until
 from tests.crash.load import Load, Verdict
 
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = Path(__file__).parents[1] / "repositories" / "basic"
 ROLES = ("http worker", "grpc", "executor echo", "executor pair", "coordinator", "supervisor")
 
 

@@ -30,7 +30,7 @@ STEADY = ("http worker", "coordinator", "supervisor", "executor pair")
 def repository(folder: Path) -> Path:
     """`echo`, `pair`, and `other`, a copy of the former."""
     for name, source in (("echo", "echo"), ("pair", "pair"), ("other", "echo")):
-        shutil.copytree(ROOT / "tests/models" / source, folder / name)
+        shutil.copytree(ROOT / "tests/repositories/basic" / source, folder / name)
     return folder
 
 
@@ -91,7 +91,7 @@ def settled(server: RunningServer, processes: int) -> None:
 
 
 def leaving(server: RunningServer) -> bool:
-    """Whether an incarnation is still going."""
+    """Whether an revision is still going."""
     return any(row["state"] == "UNLOADING" for row in server.show("models"))
 
 

@@ -35,7 +35,7 @@ from shmserve.testing.running_server import (
 from tests.integration.region_client import Client, Memory
 
 ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "tests" / "region_models"
+MODELS = ROOT / "tests" / "repositories" / "regions"
 FLOATS = 1024
 _SERVICE = "/inference.GRPCInferenceService/"
 _GROWTH_MIB = 8.0  # what an allocator may keep for itself
@@ -197,7 +197,8 @@ def main() -> int:
     parser.add_argument("--client", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client:
-        print(client(*arguments.client, arguments.rounds))
+        kind, address = arguments.client
+        print(client(kind, address, arguments.rounds))
         return 0
     wrong, samples, problems = drill(arguments.rounds)
     for one in samples:

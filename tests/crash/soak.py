@@ -21,7 +21,7 @@ import numpy as np
 from shmserve.testing.running_server import RunningServer, open_fds, rss_bytes, wait_until
 from tests.crash.load import outputs_of, request_of
 
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = Path(__file__).parents[1] / "repositories" / "basic"
 SETTLE_S = 20.0  # for what is not needed any more to be closed: what leaks stays
 SPREAD = 12  # descriptors: lanes of a process that gets all 4 connections for once, to 3 instances
 

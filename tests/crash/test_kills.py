@@ -14,7 +14,7 @@ from tests.crash.load import Load
 from tests.crash.soak import grown, slots, soak
 
 HERE = Path(__file__).parent
-MODELS = HERE.parent / "models"
+MODELS = HERE.parent / "repositories" / "basic"
 
 # What `Load` talks to: nothing else need be started.
 LOADED = {"model_control": "explicit", "load_models": "echo,pair", "grpc_processes": 0}
@@ -22,16 +22,16 @@ LOADED = {"model_control": "explicit", "load_models": "echo,pair", "grpc_process
 # Where each process dies: before the n-th call of a function.
 POINTS = {
     "frontend, slot reserved": "shmserve.dispatch.call:Call.add_input:20",
-    "frontend, request sent": "shmserve.dispatch.exchange:Exchange._wait:20",
+    "frontend, request sent": "shmserve.dispatch.attempt:Attempt._wait:20",
     "frontend, answer received": "shmserve.dispatch.call:Call._output:20",
     "frontend, slots not yet released": "shmserve.dispatch.call:Call.close:20",
     "executor, request received": "shmserve.executor.runner:Runner.run:20",
-    "executor, output reserved": "shmserve.executor.tensors.inputs:ExecutorRequest.offer:20",
-    "executor, output sealed": "shmserve.executor.holdings:Holdings.lease:20",
-    "executor, answer not yet sent": "shmserve.executor.loop:Loop._send:20",
+    "executor, output reserved": "shmserve.executor.tensors.request:ExecutorRequest.offer:20",
+    "executor, output written": "shmserve.executor.tensors.request:Outputs.lease:20",
+    "executor, answer not yet sent": "shmserve.executor.loop.channels:Channels.send:20",
     "executor, segment about to be made": "shmserve.shm.segment:Segment.__init__:3",
     "any, segment still has its name": "posix_ipc:unlink_shared_memory:3",
-    "executor, model loaded": "shmserve.executor.loop:Loop.run:1",
+    "executor, model loaded": "shmserve.executor.loop.request_loop:RequestLoop.run:1",
     "coordinator, snapshot unpublished": "shmserve.shm.registry_page:RegistryWriter.publish:3",
     "coordinator, budget asked": "shmserve.core.memory.budget:Ledger.grant:2",
     "supervisor, before it starts one": "shmserve.supervisor.executors:Executors._start:2",

@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 
 import shmserve.client
-from shmserve.client import Client
+from shmserve.client import Client, Result
 
 COUNT = 50_000
 NUMBERS = np.arange(COUNT, dtype=np.float32)
@@ -36,6 +36,13 @@ def regions(client: Client, kind: str = "cuda") -> list[str]:
     return [region["name"] for region in json.loads(reply.body.tobytes())]
 
 
+def copied(result: Result) -> dict[str, int]:
+    """What the receipt of an answer says was copied, by stage."""
+    assert result.receipt is not None
+    found: dict[str, int] = result.receipt["copied_bytes"]
+    return found
+
+
 def rounds(client: Client) -> Any:
     """The same over and over: the first answer tells the output's size."""
     assert client.device_memory()
@@ -45,7 +52,7 @@ def rounds(client: Client) -> Any:
         result = client.infer("plus_one", {"IN": x}, receipt=True, device=0)
         assert isinstance(result["OUT"], cupy.ndarray)
         np.testing.assert_array_equal(result["OUT"].get(), NUMBERS + first + 1)
-        receipts.append(result.receipt["copied_bytes"])
+        receipts.append(copied(result))
         again = client.infer("plus_one", {"IN": result["OUT"][10:]}, device=0)["OUT"]
         np.testing.assert_array_equal(again.get(), NUMBERS[10:] + first + 2)
     return {"receipts": receipts, "regions": len(regions(client))}
@@ -62,11 +69,12 @@ def mixture(client: Client) -> Any:
                 for _ in range(2):
                     result = client.infer(model, {"IN": given}, receipt=True, device=device)
                     y = result["OUT"]
-                    assert isinstance(y, np.ndarray if device is None else cupy.ndarray)
+                    kind: Any = np.ndarray if device is None else cupy.ndarray
+                    assert isinstance(y, kind)
                     y = y if device is None else y.get()
                     np.testing.assert_array_equal(y, NUMBERS + 1)
-                assert result.receipt["copied_bytes"]["in"] == 0
-                moved[f"{model} {source} {device}"] = result.receipt["copied_bytes"]["device"]
+                assert copied(result)["in"] == 0
+                moved[f"{model} {source} {device}"] = copied(result)["device"]
     return moved
 
 
@@ -90,7 +98,7 @@ def restart(client: Client) -> Any:
     result = client.infer("plus_one", {"IN": x}, receipt=True, device=0)
     np.testing.assert_array_equal(result["OUT"].get(), NUMBERS + 1)
     assert set(before) <= set(regions(client))
-    return result.receipt["copied_bytes"]
+    return copied(result)
 
 
 def without(client: Client, model: str) -> Any:

@@ -18,7 +18,7 @@ from shmserve.testing.running_server import RunningServer
 from tests.cuda import fake
 from tests.cuda.stub_server import StubServer, connected
 
-MODELS = Path(__file__).parent / "models"
+MODELS = Path(__file__).parents[1] / "repositories" / "cuda"
 OURS = ("cupy", "fake_devices", "pynvml")
 FAKED = pytest.StashKey[int]()  # how many tests real devices are not asked for
 
@@ -77,8 +77,8 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
     """
     ctypes.CDLL(str(fake.libcuda(compiled)))  # found again by its name, "libcuda.so.1"
     monkeypatch.syspath_prepend(fake.FOLDER)
-    monkeypatch.setattr(nvml, "_State", type("_State", (), {"module": None, "next_try": 0.0}))
-    monkeypatch.setattr(gpus, "_Cache", type("_Cache", (), {"tokens": (), "until": 0.0}))
+    monkeypatch.setattr(nvml, "_library", nvml._Library())
+    monkeypatch.setattr(gpus, "_cache", gpus._Cache())
     _forget()
     cupy = importlib.import_module("cupy")
     yield cupy

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shmserve.core.registry import CUDA, ModelEntry, Region, Snapshot
-from shmserve.dispatch.executor_pool import Lane, Peer
+from shmserve.dispatch.executor_pool import ExecutorConnection, ExecutorPool
 from shmserve.errors import QueueFull
 from shmserve.protocol.control.data_messages import Execute, OutputPlace, RegionRef, WireTensor
 from tests.unit.rig import SPEC, Rig
@@ -33,7 +33,7 @@ def asking(inputs: tuple[tuple[int, int], ...] = (), output: int = 0) -> Execute
 
 
 class Instances:
-    """One instance on each of DEVICES; their lanes."""
+    """One instance on each of DEVICES; their connections."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -43,7 +43,7 @@ class Instances:
             for instance, device in zip(entry.instances, DEVICES, strict=True)
         )
         self.entry = msgspec.structs.replace(entry, instances=instances)
-        self.taken: list[tuple[Peer, Lane]] = []
+        self.taken: list[tuple[ExecutorPool, ExecutorConnection]] = []
         self.publish(region(1, -1), region(2, 0), region(3, 1), region(4, 5))
 
     def publish(self, *regions: Region) -> None:
@@ -52,14 +52,14 @@ class Instances:
         self.rig.writer.publish(Snapshot("cafe0123", 0, models, complete=True, regions=known))
 
     def device(self, message: Execute) -> str:
-        """Where a request goes; its lane stays taken."""
-        peer, lane = self.rig.dispatcher.peers.lane(self.entry, set(), message)
-        self.taken.append((peer, lane))
-        return peer.instance.device
+        """Where a request goes; its connection stays taken."""
+        pool, connection, _ = self.rig.dispatcher.executors.connect(self.entry, set(), message)
+        self.taken.append((pool, connection))
+        return pool.instance.device
 
     def give_back(self) -> None:
-        for peer, lane in self.taken:
-            peer.give(lane)
+        for pool, connection in self.taken:
+            pool.give(connection)
         self.taken = []
 
 

@@ -13,6 +13,7 @@ import pytest
 from msgspec import structs
 
 from shmserve.dispatch import Call
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import Cancelled
 from shmserve.executor.backend import Request, Response
 from shmserve.executor.devices import Devices
@@ -48,10 +49,10 @@ def test_one_that_is_cancelled_then_leaves_nothing_on_the_device(
         return add_one(request)
 
     def ask(name: str) -> None:
-        with plane.dispatcher.call(entry, cancellable=True) as calls[name]:
+        with plane.dispatcher.call(entry, RunOptions(name), True) as calls[name]:
             feed(calls[name], NUMBERS)
             try:
-                calls[name].execute(name)
+                calls[name].execute()
                 outcomes[name] = "answered"
             except Cancelled:
                 outcomes[name] = "cancelled"
@@ -78,7 +79,9 @@ def test_what_idle_executors_have_pinned_is_let_go(
     """Its owner, a frontend, may have freed it long ago."""
     devices = Devices(0, Mappings())
     monkeypatch.setattr(rig, "Devices", lambda *_: devices)
-    monkeypatch.setattr(f"shmserve.executor.{'stream_' if decoupled else ''}loop.WAKE_S", 0.02)
+    monkeypatch.setattr(
+        f"shmserve.executor.loop.{'stream' if decoupled else 'request'}_loop.WAKE_S", 0.02
+    )
     pinned: list[int] = []
 
     def model(request: Request) -> Response | None:
@@ -111,7 +114,7 @@ def test_an_idle_executor_ends_with_its_device(
     devices = Devices(0, Mappings())
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(rig, "Devices", lambda *_: devices)
-    monkeypatch.setattr("shmserve.executor.loop.WAKE_S", 0.02)
+    monkeypatch.setattr("shmserve.executor.loop.request_loop.WAKE_S", 0.02)
     monkeypatch.setattr("os.kill", lambda *arguments: killed.append(arguments))
     plane = rig.Rig(tmp_path)
     try:

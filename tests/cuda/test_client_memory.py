@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from shmserve.client import Client, InferenceError
-from shmserve.client.memory.block_pool import Memory
+from shmserve.client.memory.block_pool import BlockPool
 from shmserve.client.memory.device_blocks import DeviceBlocks
 from tests.cuda.stub_server import (
     COUNT,
@@ -50,7 +50,7 @@ class Sizes(Mapping[str, int]):
 def test_what_is_referenced_stays_what_it_was(
     fake_cupy: Any, stub: StubServer, steps: list[tuple[str, int]]
 ) -> None:
-    memory = Memory(DeviceBlocks(stub, 0), 12 * MIB)
+    memory = BlockPool(DeviceBlocks(stub, 0), 12 * MIB)
     check(memory, Sizes(stub), steps, 12 * MIB)
     gc.collect()
     assert fake_cupy._fake.used(0) == 0

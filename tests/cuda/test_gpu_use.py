@@ -29,8 +29,7 @@ def _unasked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [n for n in os.environ if n.startswith("FAKE_CUDA_")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(nvml._State, "module", None)
-    monkeypatch.setattr(nvml._State, "next_try", 0.0)
+    monkeypatch.setattr(nvml, "_library", nvml._Library())
     monkeypatch.setattr(nvml, "_calling", threading.Lock())
     yield
     _forget()

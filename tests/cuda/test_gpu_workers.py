@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shmserve.errors import InvalidArgument
-from shmserve.testing.backend_runner import FakeRequest, arrays, ask, failure, load
+from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 
 RANDOM = np.random.default_rng(5)
 
@@ -19,7 +19,7 @@ def test_gpu_add_sub(cupy: Any, device: str, size: int) -> None:
     a, b = RANDOM.random((2, size), np.float32)
     backend, _ = load("workers/gpu_add_sub", device)
     assert backend.reads_on_device == (device != "cpu")
-    request = FakeRequest(("OUTPUT0", "OUTPUT1"), INPUT0=a, INPUT1=b)
+    request = FakeBackendRequest(("OUTPUT0", "OUTPUT1"), INPUT0=a, INPUT1=b)
     got = arrays(backend.execute([request])[0])
     assert all(got[name] is request.offered[name] for name in got)
     assert got["OUTPUT0"].tolist() == (a + b).tolist()

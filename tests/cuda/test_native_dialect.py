@@ -13,7 +13,14 @@ import pytest
 
 from shmserve.errors import Code, Internal, ResourceExhausted, ShmserveError
 from shmserve.executor.backend import Context
-from shmserve.testing.backend_runner import FakeRequest, arrays, ask, ask_stream, failure, load
+from shmserve.testing.backend_runner import (
+    FakeBackendRequest,
+    arrays,
+    ask,
+    ask_stream,
+    failure,
+    load,
+)
 from shmserve.testing.model_files import X_TO_Y, Make, model_maker, native
 
 X = np.arange(4, dtype=np.float32)
@@ -44,7 +51,7 @@ def on_device(body: str) -> str:
 def test_one_code_runs_on_both(make: Make, cupy: Any, device: str) -> None:
     backend, _ = load(make(DOUBLE), device)
     assert backend.reads_on_device == (device == GPU)
-    request = FakeRequest(("Y",), X=X)
+    request = FakeBackendRequest(("Y",), X=X)
     got = arrays(backend.execute([request])[0])["Y"]
     assert got is request.offered["Y"]
     assert isinstance(got, cupy.ndarray if device == GPU else np.ndarray)
@@ -77,7 +84,7 @@ def test_strings_stay_with_numpy(make: Make, cupy: Any) -> None:
 def test_outputs_nobody_wants_are_in_plain_device_memory(make: Make, cupy: Any) -> None:
     body = "request.output('Y', (3,))[:] = 1; return {'S': np.array(['a', 'b'])}"
     backend, _ = load(make(on_device(body)), GPU)
-    request = FakeRequest(("S",), X=X)
+    request = FakeBackendRequest(("S",), X=X)
     assert arrays(backend.execute([request])[0])["S"].tolist() == ["a", "b"]
     assert request.offered == {}
 

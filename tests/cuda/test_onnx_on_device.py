@@ -14,14 +14,13 @@ from msgspec import structs
 
 from shmserve import repository
 from shmserve.errors import Code, ConfigError, ShmserveError
-from shmserve.executor import model_loading as loading
+from shmserve.executor import model_loading
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import create
 from shmserve.executor.backends.array_views import device_array_at
-from shmserve.executor.backends.onnx import session as onnx_session
 from shmserve.executor.devices import Devices
 from shmserve.shm.mappings import Mappings
-from shmserve.testing.backend_runner import FakeRequest, arrays, ask, failure, load
+from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -133,7 +132,7 @@ class Runtime:
 @pytest.fixture
 def runtime(fake_cupy: Any, monkeypatch: pytest.MonkeyPatch) -> Runtime:
     made = Runtime()
-    monkeypatch.setattr(onnx_session, "runtime", lambda: made)
+    monkeypatch.setitem(sys.modules, "onnxruntime", made)
     return made
 
 
@@ -146,7 +145,7 @@ def executor_devices(directory: str) -> Devices:
     """What an executor that has loaded the model on GPU 0, if it can, knows of its device."""
     instance = repository.read_folder(directory).instances()[0]
     devices = Devices(0, Mappings())
-    loading.load(structs.replace(instance, device=GPU, auto=True), devices)
+    model_loading.load(structs.replace(instance, device=GPU, auto=True), devices)
     return devices
 
 
@@ -166,7 +165,7 @@ def test_device_pointers_are_bound_both_ways(
     backend, _ = load(adder(folder, ["N"]), "cuda:1")
     assert backend.reads_on_device
     x = fake_cupy.asarray(X) + 1  # not there before the default stream was waited for
-    request = FakeRequest(("Y",), X=x)
+    request = FakeBackendRequest(("Y",), X=x)
     got = arrays(backend.execute([request])[0])["Y"]
     assert got is request.offered["Y"]
     assert got.tolist() == [2, 4, 6, 8]
@@ -188,7 +187,7 @@ def test_outputs_of_unknown_shape_are_wrapped_where_they_lie(
     node = onnx.helper.make_node("Add", ["X", "X"], ["Y"])
     ends = [value("X", T.FLOAT, ["N"])], [value("Y", T.FLOAT, ["K"])]
     backend, _ = load(save(folder, [node], *ends), "cuda:1")
-    request = FakeRequest(("Y",), X=X)
+    request = FakeBackendRequest(("Y",), X=X)
     got = arrays(backend.execute([request])[0])["Y"]
     assert request.offered == {}
     assert runtime.session.seen[0][2] == {"Y": ("cuda", 1)}
@@ -350,7 +349,7 @@ def test_a_gpu_without_memory_says_nothing_of_shapes(runtime: Runtime, folder: P
     backend, spec = load(adder(folder, ["N"]), GPU)
     runtime.session.errors = ["Failed to allocate memory for requested buffer of size 9"]
     assert failure(ask(backend, spec, X=X)).code is Code.RESOURCE_EXHAUSTED
-    request = FakeRequest(("Y",), X=X)
+    request = FakeBackendRequest(("Y",), X=X)
     assert arrays(backend.execute([request])[0])["Y"] is request.offered["Y"]
 
 

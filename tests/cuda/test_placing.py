@@ -16,7 +16,7 @@ from msgspec import structs
 from shmserve import repository
 from shmserve.cli import try_load
 from shmserve.errors import Internal
-from shmserve.executor import model_loading as loading
+from shmserve.executor import model_loading
 from shmserve.executor.devices import Devices
 from shmserve.shm.mappings import Mappings
 from tests.cuda import fake
@@ -130,4 +130,4 @@ def test_a_warm_up_that_costs_the_device_is_a_failed_load(
     )
     (instance,) = repository.read_folder(str(folder)).instances()
     with pytest.raises(Internal, match="cudaErrorIllegalAddress"):
-        loading.load(structs.replace(instance, device="cuda:0"), Devices(0, Mappings()))
+        model_loading.load(structs.replace(instance, device="cuda:0"), Devices(0, Mappings()))

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from shmserve.config import Settings
+from shmserve.coordinator.regions import cuda_regions, tombstones
 from shmserve.coordinator.regions.owners import Owners
-from shmserve.coordinator.regions.registrations import Regions, cuda_regions
-from shmserve.coordinator.regions.registrations import tombstones as limbo
-from shmserve.coordinator.stats import admin_tables as shows
-from shmserve.core.control.reconciler import Fleet
-from shmserve.core.control.records import Incarnation, InstanceRecord, VersionRecord
+from shmserve.coordinator.regions.registrations import RegionRegistrations
+from shmserve.coordinator.stats import admin_tables
+from shmserve.core.control.reconciler import Reconciler
+from shmserve.core.control.records import InstanceRecord, Revision, VersionRecord
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import Region, Snapshot
-from shmserve.protocol import messages
+from shmserve.protocol.control import messages
 from shmserve.protocol.control.region_messages import (
     NeedRegion,
     ProbeRegion,
@@ -49,18 +49,18 @@ class World:
     def __init__(self, run_dir: Path, *devices: str, **settings: Any) -> None:
         names = [f"m/1/{index}" for index in range(len(devices))]
         records = [InstanceRecord(n, device=d) for n, d in zip(names, devices, strict=True)]
-        self.fleet = Fleet(Ledger(1000, 0), 60.0, 60.0)
-        self.fleet.models.load("m", Incarnation(1, [VersionRecord(SPEC, records)]), 0.0)
+        self.reconciler = Reconciler(Ledger(1000, 0), 60.0, 60.0)
+        self.reconciler.models.load("m", Revision(1, [VersionRecord(SPEC, records)]), 0.0)
         for index, name in enumerate(names):
-            self.fleet.hello(f"executor-{index}", "executor", 10 + index, 0, name, 1.0)
-            self.fleet.loaded(f"executor-{index}", SPEC, f"{index}.sock", 1.0)
+            self.reconciler.hello(f"executor-{index}", "executor", 10 + index, 0, name, 1.0)
+            self.reconciler.loaded(f"executor-{index}", SPEC, f"{index}.sock", 1.0)
         self.sent: list[tuple[str, Any]] = []
         self.published: Snapshot | None = None
         self.watched: list[tuple[int, int]] = []
         owners = Owners(lambda _, process: self.watched.append(process), lambda _: None, True)
         self.gpus = [2]  # what counting them says; the last of them again and again
-        self.regions = Regions(
-            Settings(**settings), str(run_dir), self.fleet, self._send, owners, self._count
+        self.regions = RegionRegistrations(
+            Settings(**settings), str(run_dir), self.reconciler, self._send, owners, self._count
         )
         self.counted = 0
         self.now = 10.0
@@ -143,8 +143,8 @@ def test_any_gpu_looks_if_that_one_has_no_executor(tmp_path: Path) -> None:
 
 def test_an_instance_that_fell_back_to_the_cpu_is_not_asked(tmp_path: Path) -> None:
     world = World(tmp_path, "cuda:0", "cuda:0")
-    world.fleet.loaded("executor-0", SPEC, "0.sock", 2.0, device="cpu")
-    live = world.fleet.snapshot("e").models["m"]["1"].instances
+    world.reconciler.loaded("executor-0", SPEC, "0.sock", 2.0, device="cpu")
+    live = world.reconciler.snapshot("e").models["m"]["1"].instances
     assert [instance.device for instance in live] == ["cpu", "cuda:0"]
     ((executor, _),) = world.register()
     assert executor == "executor-1"
@@ -185,7 +185,7 @@ def test_no_answer_in_time_is_no_refusal(world: World) -> None:
 
 def test_an_executor_that_dies_gives_no_answer(world: World) -> None:
     ((executor, _),) = world.register()
-    world.fleet.gone(executor, world.now)
+    world.reconciler.gone(executor, world.now)
     world.regions.cuda.gone("executor-1")  # another one
     assert world.turn() == []
     world.regions.cuda.gone(executor)
@@ -286,7 +286,7 @@ def test_executors_get_the_handle_and_no_descriptor(unproved: World) -> None:
     assert unproved.published.regions == {}
     ((_, late),) = unproved.say(NeedRegion(7, 1), "executor-0")
     assert (late.gone, late.region.handle) == (True, HANDLE)
-    unproved.turn(limbo._KEEP_S + 1)
+    unproved.turn(tombstones._KEEP_S + 1)
     ((_, none),) = unproved.say(NeedRegion(8, 1), "executor-0")
     assert isinstance(none, RegionGiven)
     assert (none.region, none.error_code) == (None, "NOT_FOUND")
@@ -383,10 +383,10 @@ def test_an_executors_death_does_not_blame_it(unproved: World) -> None:
 
 def test_show_tells_kind_and_device_and_no_handle(unproved: World) -> None:
     unproved.register(device_id=1)
-    (row,) = shows.region_rows(unproved.regions.book)
+    (row,) = admin_tables.region_rows(unproved.regions.book)
     assert (row["kind"], row["device"], row["key"], row["bytes"]) == ("cuda", "cuda:1", "", 64)
     assert not any(isinstance(value, bytes) for value in row.values())
-    (part,) = shows.parts(1, [row])
+    (part,) = admin_tables.parts(1, [row])
     assert HANDLE not in messages.encode(part)
 
 

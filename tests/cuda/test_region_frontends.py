@@ -13,7 +13,7 @@ from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.core.regions.region_book import Caller, ObjectFacts
 from shmserve.errors import ShmserveError
-from shmserve.frontends.oip.shared_memory import Regions
+from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.protocol.control.data_messages import RegionRef
 from shmserve.protocol.oip.request import RegionWindow
 from shmserve.testing import fake_models
@@ -31,8 +31,8 @@ class Http:
 
     def __init__(self, devices: int = 2, **settings: Any) -> None:
         self.client = http_client.Client(Settings(**settings))
-        self.regions = self.client.dispatcher.regions
-        self.regions.devices = devices
+        self.coordinator = self.client.dispatcher.coordinator
+        self.coordinator.devices = devices
         self.ours, self.theirs = socket.socketpair()
 
     def ask(self, method: str, path: str, body: bytes = b"") -> http_client.Answer:
@@ -56,7 +56,7 @@ def http() -> Iterator[Http]:
 @pytest.fixture
 def grpc() -> Iterator[grpc_client.Rig]:
     with grpc_client.Rig() as rig:
-        rig.dispatcher.regions.devices = 2
+        rig.dispatcher.coordinator.devices = 2
         yield rig
 
 
@@ -113,7 +113,7 @@ def test_http_refusals(http: Http, body: str, told: str) -> None:
     text = http_client.error_of(http.register(body), 400)
     assert told in text
     assert B64[:8] not in text
-    assert http.regions.book.regions == {}
+    assert http.coordinator.book.regions == {}
 
 
 def register(
@@ -159,12 +159,12 @@ def test_grpc_refusals(grpc: grpc_client.Rig, message: Any, told: str) -> None:
     code, text = grpc.client.error("CudaSharedMemoryRegister", message)
     assert code == "INVALID_ARGUMENT"
     assert told in text
-    assert grpc.dispatcher.regions.book.regions == {}
+    assert grpc.dispatcher.coordinator.book.regions == {}
 
 
 def test_without_devices(grpc: grpc_client.Rig) -> None:
     told = f"{FAILED}, GPUs not supported"
-    grpc.dispatcher.regions.devices = 0
+    grpc.dispatcher.coordinator.devices = 0
     refused = grpc.client.error("CudaSharedMemoryRegister", register(device_id=99))
     assert refused == ("INVALID_ARGUMENT", told)
     http = Http(devices=0)
@@ -184,13 +184,13 @@ def test_remote_callers_register_nothing(http: Http) -> None:
 def test_both_kinds_share_one_namespace() -> None:
     caller = Caller(0)
     dispatcher = fake_models.dispatcher()
-    dispatcher.regions.devices = 1
-    regions = Regions(dispatcher, Settings())
-    regions.register(caller, "host", {"key": "/k", "byte_size": 64})
+    dispatcher.coordinator.devices = 1
+    regions = SharedMemory(dispatcher, Settings())
+    regions.register(caller, "host", "/k", 0, 64)
     regions.register_cuda(caller, "gpu", HANDLE, 0, 64)
     told = {}
     for name, register in (
-        ("gpu", lambda: regions.register(caller, "gpu", {"key": "/k", "byte_size": 64})),
+        ("gpu", lambda: regions.register(caller, "gpu", "/k", 0, 64)),
         ("host", lambda: regions.register_cuda(caller, "host", HANDLE, 0, 64)),
         ("as host", lambda: regions.status(caller, "gpu")),
         ("as gpu", lambda: regions.cuda_status(caller, "host")),
@@ -218,9 +218,9 @@ def test_both_kinds_share_one_namespace() -> None:
 
 def test_windows_need_no_alignment() -> None:
     dispatcher = fake_models.dispatcher()
-    dispatcher.regions.devices = 1
-    regions = Regions(dispatcher, Settings())
-    dispatcher.regions.book.register(Caller(0), "host", "k", 0, 9, ObjectFacts(1, 1, 9, 0))
+    dispatcher.coordinator.devices = 1
+    regions = SharedMemory(dispatcher, Settings())
+    dispatcher.coordinator.book.register(Caller(0), "host", "k", 0, 9, ObjectFacts(1, 1, 9, 0))
     regions.register_cuda(Caller(0), "gpu", HANDLE, 0, 64)
     spec = dispatcher.model("identity").spec
     found = regions.find(lambda: Caller(0), spec, RegionWindow("gpu", 3, 61))

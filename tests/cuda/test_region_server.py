@@ -18,7 +18,7 @@ from shmserve.testing.running_server import RunningServer, wait_until
 from tests.cuda.exporting import exported
 from tests.integration.region_client import Client, Memory
 
-MODELS = Path(__file__).parents[1] / "region_models"
+MODELS = Path(__file__).parents[1] / "repositories" / "regions"
 PROGRAM = Path(__file__).parent / "triton_region_program.py"
 BASE = "/v2/cudasharedmemory"
 

@@ -21,6 +21,7 @@ from shmserve.executor.devices import Devices
 from shmserve.executor.loop.connections import FrontendProcess
 from shmserve.executor.runner import Runner
 from shmserve.executor.tensors.mapped_regions import ClientRegions
+from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import (
     Answer,
     Execute,
@@ -79,24 +80,18 @@ class Bench:
         self.following: tuple[FrontendProcess, Execute] | None = None
         backend = FunctionBackend(model)
         backend.reads_on_device = ordinal is not None
-        self.runner = Runner(
-            backend,
-            SPEC,
-            self.memory,
-            ClientRegions(self.desk, self.devices),
-            lambda: False,
-            lambda: self.following,
-        )
+        self.regions = ClientRegions(self.desk, self.devices)
+        self.workspace = Workspace(SPEC, self.memory, self.regions)
+        self.runner = Runner(backend, self.workspace, lambda: False, lambda: self.following)
 
     def slot(self, values: np.ndarray[Any, Any]) -> WireTensor:
         """An input in a slot of the frontend's."""
         slot = self.theirs.reserve(values.nbytes)
-        self.theirs.view(slot)[:] = values.tobytes()
-        self.theirs.seal(slot)
-        self.theirs.lease(slot)
+        slot.view[:] = values.tobytes()
+        at = self.theirs.seal_and_lease(slot)
         offers, fds = self.theirs.offers([slot.segment], set())
         self.frontend.segments.accept(offers, fds)
-        return WireTensor("IN", "FP32", values.shape, self.theirs.descriptor(slot))
+        return WireTensor("IN", "FP32", values.shape, at)
 
     def message(self, tensor: WireTensor, place: RegionRef | None = None) -> Execute:
         places = (OutputPlace("OUT", place),) if place is not None else ()
@@ -198,7 +193,7 @@ def test_from_region_to_region(
         assert (answer.copied.inputs, answer.copied.out, answer.copied.device) == (0, 0, moved)
         assert answer.outputs[0].at == RegionRef(2, 0, NBYTES)
         assert np.array_equal(read(one, 2), NUMBERS + 1)
-        one.runner._regions.clear()
+        one.regions.clear()
     gc.collect()
 
 
@@ -212,7 +207,7 @@ def test_a_part_of_an_input_moves_within_its_region(
         answer = one.run(one.message(tensor, region(4)))
         assert answer.copied.device == NBYTES - 4
         assert np.array_equal(read(one, 1)[1:], NUMBERS[:-1])
-        one.runner._regions.clear()
+        one.regions.clear()
 
 
 def read(one: Bench, number: int) -> np.ndarray[Any, Any]:
@@ -239,14 +234,14 @@ def test_a_model_that_writes_into_its_inputs_is_given_a_copy(
             assert np.array_equal(one.result(answer), NUMBERS + 1)
             assert answer.copied.device == 2 * NBYTES
         assert np.array_equal(read(one, 1), NUMBERS)
-        one.runner._regions.clear()
+        one.regions.clear()
 
 
 def test_it_is_told_when_memory_of_a_region_that_is_no_more_is_closed(
     bench: Callable[..., Bench], cuda_environment: dict[str, str]
 ) -> None:
     one = bench(add_one)
-    regions = one.runner._regions
+    regions = one.regions
     with exported(cuda_environment) as (handle, _):
         one.desk.add(1, handle)
         one.run(one.message(WireTensor("IN", "FP32", (COUNT,), region())))
@@ -271,7 +266,7 @@ def test_a_model_on_the_host_is_given_copies(
         assert not answer.error_code, answer.error
         assert answer.copied.device == 2 * NBYTES
         assert np.array_equal(read(one, 1), NUMBERS + 1)
-        one.runner._regions.clear()
+        one.regions.clear()
 
 
 @pytest.mark.parametrize("offset", [2, 4, 16], ids=str)
@@ -287,7 +282,7 @@ def test_a_window_that_is_not_aligned_is_copied_first(
         shifted = np.frombuffer(NUMBERS.tobytes()[offset : offset + 8], np.float32)
         assert np.array_equal(one.result(answer), shifted + 1)
         assert answer.copied.device == (8 if offset == 16 else 8 + 8)
-        one.runner._regions.clear()
+        one.regions.clear()
 
 
 def test_bytes_in_a_cuda_region_are_parsed_on_the_host(
@@ -307,7 +302,7 @@ def test_bytes_in_a_cuda_region_are_parsed_on_the_host(
         answer = one.run(one.message(WireTensor("IN", "BYTES", (1,), RegionRef(1, 4, 4))))
         assert answer.error_code == Code.INVALID_ARGUMENT
         assert "incomplete string data" in answer.error
-        one.runner._regions.clear()
+        one.regions.clear()
 
 
 def test_the_next_request_is_brought_while_this_one_runs(
@@ -358,7 +353,7 @@ def test_what_is_brought_in_vain_has_arrived_when_it_is_given_up(
     queues = one.devices.open().cupy._queues
     if end == "dropped":
         one.following = (one.frontend, one.message(one.slot(NUMBERS * 2)))
-        one.runner._inputs(one.frontend, one.message(one.slot(NUMBERS)))
+        one.runner._inputs_on_device(one.frontend, one.message(one.slot(NUMBERS)))
         one.runner.let_go()
     else:
         one.desk.add(9, b"x" * 64)
@@ -396,7 +391,7 @@ def test_a_lost_device_fails_the_request_and_is_noticed(
     assert answer.error_code == Code.INTERNAL
     assert "cudaErrorIllegalAddress" in answer.error
     assert answer.outputs == ()
-    assert one.devices.lost
+    assert one.devices.open().lost
 
 
 @pytest.mark.fake_cuda
@@ -413,7 +408,7 @@ def test_too_large_for_the_device(
     assert answer.error_code == Code.RESOURCE_EXHAUSTED
     assert "CUDA device 0 has no memory left" in answer.error
     assert emptied
-    assert not one.devices.lost
+    assert not one.devices.open().lost
 
 
 @pytest.mark.fake_cuda

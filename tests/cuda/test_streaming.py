@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,12 +12,10 @@ from msgspec import structs
 
 from shmserve.errors import Internal
 from shmserve.executor.backend import Output, Response
-from shmserve.executor.holdings import Holdings
-from shmserve.executor.inputs import InputReader
-from shmserve.executor.loop.stream import Parts, Stream
-from shmserve.executor.tensors.mapped_regions import ClientRegions
+from shmserve.executor.loop.connections import FrontendConnection
+from shmserve.executor.loop.stream import Stream
+from shmserve.transport.channel import Channel
 from tests.cuda.test_running import NBYTES, NUMBERS, Bench, add_one
-from tests.unit.rig import SPEC
 
 Connected = tuple[Bench, Stream, list[Any]]
 
@@ -26,17 +25,18 @@ def connected(cupy: Any) -> Iterator[Connected]:
     """A bench, a stream of one request on it, and what was posted, each with whether the
     device was at work then."""
     bench, posted = Bench(add_one), list[Any]()
-    regions = ClientRegions(bench.desk, bench.devices)
-    reader, holdings = InputReader(SPEC.name, regions), Holdings(bench.memory)
 
     def post(event: Any) -> None:
         queues = getattr(cupy, "_queues", None)  # of the fake alone
         busy = queues is not None and any(q.operations for q in queues._queues.values())
         posted.append((event.answer, busy))
 
-    parts = Parts(SPEC, bench.memory, regions, reader, holdings, post)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = FrontendConnection(Channel(ours), bench.frontend)
     message = structs.replace(bench.message(bench.slot(NUMBERS)), credit=1, outputs=("OUT", "BAD"))
-    yield bench, Stream(parts, None, bench.frontend, message), posted  # type: ignore[arg-type]
+    yield bench, Stream(bench.workspace, post, connection, message), posted
+    connection.channel.close()
+    theirs.close()
     bench.close()
 
 
@@ -72,8 +72,8 @@ def test_slots_of_a_failed_answer_are_written_to_no_more(connected: Connected) -
     stream.send(Response((Output("OUT", "FP32", result), Output("BAD", "FP32", object()))))
     assert posted[0][0].error_code
     slot = bench.memory.reserve(NBYTES)
-    bench.memory.view(slot)[:] = bytes(NBYTES)
+    slot.view[:] = bytes(NBYTES)
     bench.devices.open().synchronize()
-    assert bytes(bench.memory.view(slot)) == bytes(NBYTES)
+    assert bytes(slot.view) == bytes(NBYTES)
     bench.memory.reclaim(slot)
     stream.fail(Internal("over"))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tritonclient.http as http
@@ -37,7 +39,7 @@ def problems() -> dict[str, tuple[dict[str, np.ndarray], dict[str, str]]]:
     }
 
 
-def check(model: str, inputs: dict[str, np.ndarray], get) -> None:
+def check(model: str, inputs: dict[str, np.ndarray], get: Callable[[str], Any]) -> None:
     if model in ("add_sub", "gpu_add_sub"):
         np.testing.assert_array_equal(get("OUTPUT0"), inputs["INPUT0"] + inputs["INPUT1"])
         np.testing.assert_array_equal(get("OUTPUT1"), inputs["INPUT0"] - inputs["INPUT1"])
@@ -56,7 +58,9 @@ def check(model: str, inputs: dict[str, np.ndarray], get) -> None:
         np.testing.assert_array_equal(get("OUTPUT0"), inputs["INPUT0"])
 
 
-def wire_inputs(module, inputs, datatypes, binary: bool):
+def wire_inputs(
+    module: Any, inputs: dict[str, np.ndarray], datatypes: dict[str, str], binary: bool
+) -> list[Any]:
     made = []
     for name, array in inputs.items():
         tensor = module.InferInput(name, list(array.shape), datatypes[name])
@@ -75,7 +79,7 @@ VARIANTS = [
 LARGE = {"gpu_classifier": [(True, True, None, None), (True, False, "deflate", "gzip")]}
 
 
-def outputs_of(module, metadata, binary: bool):
+def outputs_of(module: Any, metadata: Any, binary: bool) -> list[Any]:
     return [
         module.InferRequestedOutput(output["name"], binary_data=binary)
         for output in metadata["outputs"]

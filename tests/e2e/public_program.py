@@ -68,7 +68,7 @@ async def regions(client: Any, module: Any, model: str) -> None:
     }
     if strings:
         arrays = {name: bytes_of(array) for name, array in arrays.items()}
-    parts = {
+    parts: dict[str, Any] = {
         name: serialize_byte_tensor(array) if strings else array for name, array in arrays.items()
     }
     sizes = {name: len(part.item()) if strings else part.nbytes for name, part in parts.items()}

@@ -6,6 +6,7 @@ Run as a program of its own; it ends with status 0 if every answer was as expect
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import tritonclient.http as http
@@ -19,7 +20,7 @@ class Program:
     def __init__(self, url: str) -> None:
         self.client = http.InferenceServerClient(url)
 
-    def infer(self, model: str, version: str = "", classes: int = 0, **arrays: np.ndarray):
+    def infer(self, model: str, version: str = "", classes: int = 0, **arrays: Any) -> Any:
         inputs = []
         for name, array in arrays.items():
             kind = {"f": "FP32", "i": "INT32", "O": "BYTES"}[array.dtype.kind]
@@ -78,7 +79,7 @@ class Program:
             assert self.infer("versions", str(version)).as_numpy("V").tolist() == [version]
         assert self.client.get_model_metadata("versions")["versions"] == ["1", "2", "30"]
 
-    def refused(self, model: str, **arrays: np.ndarray) -> str:
+    def refused(self, model: str, **arrays: Any) -> str:
         try:
             self.infer(model, **arrays)
         except http.InferenceServerException as ex:

@@ -15,13 +15,14 @@ import pytest
 from shmserve.testing.running_server import WATCHDOG_S, RunningServer, free_port, wait_until
 
 ROOT = Path(__file__).parents[2]
-REPOSITORY = ROOT / "tests" / "grps_repository"
+REPOSITORY = ROOT / "tests" / "repositories" / "grps_project"
 
 
-@pytest.fixture
-def grps_server() -> Iterator[RunningServer]:
+@pytest.fixture(params=["grpcio", "http2"])
+def grps_server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     bind = f"127.0.0.1:{free_port()}"
-    with RunningServer(REPOSITORY, grpc_bind=bind, http_workers=2) as server:
+    settings = {"grpc_bind": bind, "http_workers": 2, "grpc_server": request.param}
+    with RunningServer(REPOSITORY, **settings) as server:
         yield server
     assert server.leaks() == []
 
@@ -80,7 +81,7 @@ def test_online_from_the_start() -> None:
 
 @pytest.fixture(scope="module")
 def projects() -> Iterator[RunningServer]:
-    repository = ROOT / "tests" / "grps_models"
+    repository = ROOT / "tests" / "repositories" / "grps"
     with RunningServer(repository, http_workers=1, grpc_processes=0) as server:
         yield server
     assert server.leaks() == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,10 +14,11 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from shmserve.testing.running_server import RunningServer, wait_until
+from tests import needs
 from tests.cuda import fake
 
-MODELS = Path(__file__).parents[1] / "monitor_models"
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+pytestmark = pytest.mark.needs("browser")
+MODELS = Path(__file__).parents[1] / "repositories" / "monitor"
 CHARTS = 15
 GPU_CHARTS = 4
 GOOD = {"inputs": [{"name": "X", "shape": [3], "datatype": "FP32", "data": [1, 2, 6]}]}
@@ -52,14 +52,8 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if path is None:
-        pytest.fail(
-            "the page is tested in a browser: apt-get install chromium, "
-            "or name one with the variable CHROMIUM",
-            pytrace=False,
-        )
     with sync_playwright() as playwright:
+        path = needs.browser()
         found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield found
         found.close()
@@ -93,14 +87,15 @@ def visit(
     expect.set_options(timeout=PATIENCE_MS)
     seen = Seen(page, server)
     page.goto(server.base_url + path)
-    expect(page.locator("#charts figure canvas")).to_have_count(CHARTS)
+    expect(page.locator("#charts figure svg")).to_have_count(CHARTS)
     return page, seen
 
 
 def drawn(page: Page) -> list[str]:
     """Every chart's picture."""
-    script = "all => all.map(canvas => canvas.toDataURL())"
-    found: list[str] = page.locator("figure canvas").evaluate_all(script)
+    found: list[str] = page.locator("figure svg").evaluate_all(
+        "all => all.map(one => one.innerHTML)"
+    )
     return found
 
 
@@ -114,7 +109,7 @@ def test_everything_moves_under_load_without_a_click(browser: Browser, busy: Run
     page, seen = visit(browser, busy)
     wait_until(lambda: tile(page, "Requests") > 0, "requests")
     # one chart more for each value that the model reports
-    expect(page.locator("figure canvas")).to_have_count(CHARTS + GPU_CHARTS + 6)
+    expect(page.locator("figure svg")).to_have_count(CHARTS + GPU_CHARTS + 6)
     before = drawn(page)
     labels = page.locator("figure").evaluate_all(
         "all => all.map(one => one.querySelector('.plot').getAttribute('aria-label'))"
@@ -185,7 +180,7 @@ def test_what_models_say_is_shown_and_not_run(browser: Browser, busy: RunningSer
     expect(page.locator("#values h3").get_by_text(name, exact=True)).to_be_visible()
     assert page.locator("img").count() == 0
     assert "hurt" not in page.title()
-    shown = {text.strip() for text in page.locator("#values h3").all_inner_texts()}
+    shown = {text.strip() for text in page.locator("#values h3").all_text_contents()}
     assert shown == {"mean", "top", "bottom", "sum", "spread", name}
     assert seen.complaints == []
     page.context.close()
@@ -205,6 +200,9 @@ def test_it_is_readable_by_day_and_night_on_any_screen(
         assert box is not None
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= size[0]
+    for table in page.locator("main table:visible").all():  # on a phone rows are cards
+        fits = table.evaluate("one => one.scrollWidth <= one.parentElement.clientWidth")
+        assert fits or size[0] > 640, table.get_attribute("id")
     texts = ["--text", "--quiet", "--good", "--bad", "--accent"]
     for name, ratio in page.evaluate(_CONTRAST, texts).items():
         assert ratio >= 4.5, f"{name} on a card: {ratio:.2f}"
@@ -239,19 +237,11 @@ _CONTRAST = """names => {
 
 def test_colours_follow_the_system_while_it_is_shown(browser: Browser, busy: RunningServer) -> None:
     page, seen = visit(browser, busy, color_scheme="light")
-    pixel = """one => {
-        const copy = document.createElement("canvas");
-        copy.width = one.width;
-        copy.height = one.height;
-        const context = copy.getContext("2d", { willReadFrequently: true });
-        context.drawImage(one, 0, 0);
-        return [...context.getImageData(0, 0, one.width, one.height).data]
-            .reduce((sum, part, at) => sum + (at % 4 < 3 ? part : 0), 0);
-    }"""
-    chart = page.locator("#charts canvas").first
-    by_day = chart.evaluate(pixel)
+    line = page.locator("#charts .line").first
+    by_day = line.evaluate("one => getComputedStyle(one).stroke")
     page.emulate_media(color_scheme="dark")
-    wait_until(lambda: chart.evaluate(pixel) > 1.2 * by_day, "lighter colours")
+    expect(line).to_have_css("stroke", "rgb(108, 176, 255)")
+    assert by_day == "rgb(31, 111, 235)"
     assert seen.complaints == []
     page.context.close()
 
@@ -272,16 +262,113 @@ def test_pointing_at_a_moment_shows_its_values_everywhere(
     browser: Browser, busy: RunningServer
 ) -> None:
     page, seen = visit(browser, busy)
-    page.locator("#charts .u-over").first.hover()
-    shown = page.locator("#charts .u-cursor-x")
-    visible = (
-        "all => all.filter(one => one.offsetParent && !one.classList.contains('u-off')).length"
-    )
-    wait_until(lambda: shown.evaluate_all(visible) >= CHARTS - 1, "a line in all charts over time")
-    page.locator("#charts figure").nth(3).locator(".u-over").hover()
-    expect(page.locator("#charts figure").nth(3).locator(".legend b")).to_contain_text("took")
+    figures = page.locator("#charts figure")
+    pointed = page.locator("figure svg.pointed")
+    requests = figures.first
+    requests.locator(".plot").hover()
+    over_time = CHARTS - 1 + GPU_CHARTS + 6
+    expect(pointed).to_have_count(over_time)
+    moment = requests.locator(".moment text")
+    expect(moment).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+    expect(requests.locator(".near").filter(visible=True)).to_have_count(0)
+    together = "all => new Set(all.map(one => one.textContent)).size"  # within one frame
+    assert page.locator("#charts .lines .moment").evaluate_all(together) == 1
+    figures.nth(3).locator(".plot").hover()
+    expect(figures.nth(3).locator(".legend b")).to_contain_text("took")
+    expect(pointed).to_have_count(1)
+    page.locator("h1").hover()
+    expect(pointed).to_have_count(0)
+    expect(figures.nth(3).locator(".legend b")).to_have_text("in the time shown")
     assert seen.complaints == []
     page.context.close()
+
+
+def test_a_plot_is_drawn_to_scale(browser: Browser, busy: RunningServer) -> None:
+    """Made-up points on known axes: gaps, points without neighbours, marks, crosshair."""
+    page, seen = visit(browser, busy)
+    found = page.evaluate(_TO_SCALE)
+    assert found["line"] == ["M62 144L72 76", "M62 110L72 110L82 110L92 110L102 110"]
+    assert found["dots"] == ["M92 8h0", ""]
+    assert found["area"] == ["", ""]
+    assert found["grid"] == "M62 144H102M62 110H102M62 76H102M62 42H102M62 8H102"
+    assert found["rows"] == ["0", "10 ms", "20 ms", "30 ms", "40 ms"]
+    assert found["legend"] == [["–", "10 ms"], ["20 ms", "10 ms"]]  # the newest; at the pointer
+    assert found["points"] == [["72", "76", "3"], ["72", "110", "3"]]
+    assert found["alone"] == "M62 144L62 144L72 8L72 144Z"
+    assert found["left"] == 0
+    assert seen.complaints == []
+    page.context.close()
+
+
+_TO_SCALE = """async () => {
+  const at = name => new URL(`monitor/assets/${name}`, location.origin + "/");
+  const { Chart } = await import(at("charts.js"));
+  const { milliseconds } = await import(at("format.js"));
+  const host = document.body.appendChild(document.createElement("div"));
+  host.id = "made-up";
+  const chart = new Chart(host, { title: "t", unit: "u", show: milliseconds, top: high => high });
+  chart.area.style.width = "122px"; // 40 of them between the edges
+  const all = selector => [...host.querySelectorAll(selector)];
+  const paths = name => all(`.${name}`).map(node => node.getAttribute("d"));
+  const texts = selector => all(selector).map(node => node.textContent);
+  const times = [100, 110, 120, 130, 140];
+  const lines = [[0, 20, null, 40, null], [10, 10, 10, 10, 10]];
+  const draw = (...columns) => {
+    const shown = times.slice(0, columns[0].length);
+    const made = columns.map((values, n) => ({ label: `${n}`, values }));
+    chart.draw(shown, made, "second", [100, shown.at(-1)]);
+  };
+  draw(...lines);
+  const found = { line: paths("line"), dots: paths("dots"), area: paths("area") };
+  found.grid = paths("grid")[0];
+  found.rows = texts(".rows text");
+  found.legend = [texts(".legend b")];
+  chart.area.scrollIntoView();
+  const { left, top } = chart.area.getBoundingClientRect();
+  const place = { clientX: left + 73, clientY: top + 50 };
+  chart.area.dispatchEvent(new PointerEvent("pointermove", place));
+  while (!host.querySelector("svg.pointed")) await new Promise(requestAnimationFrame);
+  found.legend.push(texts(".legend b"));
+  found.points = all("circle").map(node => ["cx", "cy", "r"].map(name => node.getAttribute(name)));
+  chart.area.dispatchEvent(new PointerEvent("pointerleave"));
+  chart.plot.resize(92);
+  draw([0, 30]);
+  found.alone = paths("area")[0];
+  chart.remove();
+  found.left = host.childElementCount;
+  return found;
+}"""
+
+
+def test_marks_are_round_in_number_size_and_time(browser: Browser, busy: RunningServer) -> None:
+    page, _ = visit(browser, busy, timezone_id="Asia/Kolkata")
+    found = page.evaluate(_MARKS)
+    assert found["decimal"] == [0, 0.1, 0.2, 0.3]
+    assert found["below"] == [-50, -25, 0, 25]
+    assert found["whole"] == [0, 1, 2]
+    assert found["binary"] == [0, 512, 1024]
+    assert found["hours"] == ["00:00", "06:00", "12:00", "18:00"]
+    assert found["texts"] == ["0", "1.5 ms", "20 %", "100", "1.5M", "0.0025", "512 MiB"]
+    page.context.close()
+
+
+_MARKS = """async () => {
+  const at = name => new URL(`monitor/assets/${name}`, location.origin + "/");
+  const ticks = await import(at("ticks.js"));
+  const format = await import(at("format.js"));
+  const day = Date.UTC(2024, 4, 1) / 1000 - 19800; // midnight in Kolkata
+  return {
+    decimal: ticks.marks(0, 0.32, 0.08, ticks.decimal),
+    below: ticks.marks(-60, 30, 21, ticks.decimal),
+    whole: ticks.marks(0, 2.2, 0.3, ticks.whole),
+    binary: ticks.marks(0, 1100, 300, ticks.binary),
+    hours: ticks.moments(day - 60, day + 86000, 20000).map(time => format.moment(time, "hour")),
+    texts: [
+      [0, format.bytes], [1.5, format.milliseconds], [20, format.percent], [100, format.number],
+      [1.5e6, format.number], [0.0025, format.number], [512 * 2 ** 20, format.bytes],
+    ].map(([value, show]) => format.mark(value, show)),
+  };
+}"""
 
 
 def test_a_coordinator_that_is_away_is_told_and_forgotten(browser: Browser) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,18 @@ def test_tritonclient_on_every_shipped_worker(server: RunningServer) -> None:
     assert served(lines, "sync") == served(lines, "aio") == SHIPPED - DECOUPLED
 
 
-def test_tritonclient_over_grpc_on_every_shipped_worker(server: RunningServer) -> None:
+@pytest.fixture(scope="module")
+def http2_server() -> Iterator[RunningServer]:
+    with RunningServer(grpc_server="http2") as server:
+        yield server
+    assert server.leaks() == []
+
+
+@pytest.mark.parametrize("engine", ["server", "http2_server"])
+def test_tritonclient_over_grpc_on_every_shipped_worker(
+    engine: str, request: pytest.FixtureRequest
+) -> None:
+    server: RunningServer = request.getfixturevalue(engine)
     lines = run_client(server.grpc_address, "grpc_program.py").split("\n")
     assert served(lines, "sync") == SHIPPED - DECOUPLED
     assert served(lines, "stream") == served(lines, "aio") == SHIPPED
@@ -60,7 +71,7 @@ def test_a_plain_gthread_run_works_too() -> None:
     assert server.leaks() == []
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.needs("curl")
 @pytest.mark.parametrize("where", ["tcp", "unix"])
 def test_the_readmes_first_request(server: RunningServer, where: str) -> None:
     command = ["curl", "-s", f"{server.base_url}/v2/models/digits/infer"]

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def public_server() -> Iterator[RunningServer]:
-    repository = HERE.parent / "public_models"
+    repository = HERE.parent / "repositories" / "triton_examples"
     settings = {"server_name": "triton", "model_control": "explicit", "load_models": "*"}
     with RunningServer(repository, **settings) as server:
         yield server
@@ -43,9 +43,11 @@ def test_every_client_does_what_public_examples_do(public_server: RunningServer)
 def post_without_a_body(server: RunningServer, path: str) -> tuple[int, bytes]:
     """As `curl -X POST` does it: neither a length nor chunks."""
     with socket.create_connection((server.http_host, server.http_port), WATCHDOG_S) as sock:
-        sock.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-        head, _, body = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")
-    return int(head.split()[1]), body
+        sock.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+        )
+        answer, _, body = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")
+    return int(answer.split()[1]), body
 
 
 def test_a_repository_is_managed_without_bodies(public_server: RunningServer) -> None:

@@ -59,4 +59,4 @@ def test_check_tells_of_hints_without_effect(repository: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     notes = [line for line in done.stdout.splitlines() if line.startswith("note")]
     assert all(line.startswith("note  model batched version 1: ") for line in notes), notes
-    assert "dynamic_batching.preferred_batch_size" in "".join(notes)
+    assert "optimization.input_pinned_memory" in "".join(notes)

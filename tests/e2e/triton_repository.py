@@ -158,7 +158,7 @@ def python(root: Path, name: str, code: str, config: str = "", version: int = 1)
 def onnx(root: Path, name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> None:
     folder = root / name / "1"
     folder.mkdir(parents=True)
-    ends = [[helper.make_tensor_value_info(*one) for one in side] for side in (inputs, outputs)]
-    graph = helper.make_graph(nodes, name, *ends)
+    left, right = ([helper.make_tensor_value_info(*v) for v in side] for side in (inputs, outputs))
+    graph = helper.make_graph(nodes, name, left, right)
     opsets = [helper.make_opsetid("", 17)]
     save(helper.make_model(graph, opset_imports=opsets, ir_version=8), folder / "model.onnx")

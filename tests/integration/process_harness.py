@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -38,7 +39,9 @@ def is_running(pid: int) -> bool:
 class Tree:
     """One service in a run directory of its own."""
 
-    def __init__(self, folder: Path, models: dict, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, models: dict[str, Any], environ: dict[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.run_dir = str(folder / "run")
         (folder / "models.json").write_bytes(
@@ -84,7 +87,7 @@ class Tree:
         assert snapshot is not None
         return {i.name: i.pid for i in snapshot.models[model]["1"].instances}
 
-    def rows(self, what: str = "processes") -> list[dict]:
+    def rows(self, what: str = "processes") -> list[dict[str, Any]]:
         try:
             return show.ask(self.run_dir, what)
         except ShmserveError:

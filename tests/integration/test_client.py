@@ -20,7 +20,7 @@ import shmserve.client
 from shmserve.client import Client, InferenceError
 from shmserve.testing.running_server import RunningServer, wait_until
 
-MODELS = Path("tests/models")
+MODELS = Path("tests/repositories/basic")
 SMALL = {"http_workers": 1, "grpc_processes": 0}
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 
@@ -48,8 +48,8 @@ def test_nothing_is_copied(server: RunningServer, mib: float) -> None:
         assert result.receipt["copied_bytes"] == NOTHING
         rows = regions_of(server)
         assert all(row["sealed"] for row in rows)
-        assert client._memories.host is not None
-        assert client._memories.host.find(result["OUTPUT0"]) is not None
+        assert client._pools.host is not None
+        assert client._pools.host.find(result["OUTPUT0"]) is not None
         again = client.infer("identity", {"INPUT0": result["OUTPUT0"][16:]}, receipt=True)
         assert np.array_equal(again["OUTPUT0"], x[16:])
     assert regions_of(server) == []
@@ -312,8 +312,8 @@ def test_not_across_a_fork(server: RunningServer, monkeypatch: pytest.MonkeyPatc
         monkeypatch.undo()
         assert regions_of(server) == before, "a child does not undo its parent's doing"
     with shmserve.client.connect(f"unix:{server.unix_path}") as other:
-        assert other._memories._control is not None
-        other._memories._control.unregister([row["region"] for row in before])
+        assert other._pools._control is not None
+        other._pools._control.unregister([row["region"] for row in before])
 
 
 def test_switched_off() -> None:
@@ -326,7 +326,7 @@ def test_switched_off() -> None:
 
 
 def test_a_model_that_takes_no_client_memory(tmp_path: Path) -> None:
-    shutil.copytree("tests/models/echo", tmp_path / "echo")
+    shutil.copytree("tests/repositories/basic/echo", tmp_path / "echo")
     config = tmp_path / "echo" / "config.pbtxt"
     parameter = 'parameters { key: "client_shm_mode" value { string_value: "off" } }'
     config.write_text(config.read_text() + parameter)

@@ -12,7 +12,7 @@ import pytest
 from shmserve.cli import show
 from shmserve.core.control.runtime_settings import TraceChange
 from shmserve.errors import PeerDied, Unavailable
-from shmserve.protocol import messages
+from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import (
     Desired,
     Grant,
@@ -20,11 +20,12 @@ from shmserve.protocol.control.link_messages import (
     Hello,
     Instance,
     Loaded,
+    RegistryChanged,
     Show,
     Started,
     Welcome,
 )
-from shmserve.protocol.control.settings_messages import ChangeTrace, LogChanged
+from shmserve.protocol.control.settings_messages import ChangeTrace, FlagSet, LogChanged, SetFlag
 from shmserve.protocol.control.stats_messages import AskReport, CounterPage, StoredPages
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.tensor.spec import ModelSpec
@@ -76,8 +77,12 @@ class Peer:
         self.channel.send(messages.encode(message))
 
     def receive(self):
-        data, _ = self.channel.receive(10.0)
-        return messages.decode_from_coordinator(data)
+        """The next message but for those that tell frontends of any publication."""
+        while True:
+            data, _ = self.channel.receive(10.0)
+            message = messages.decode_from_coordinator(data)
+            if not isinstance(message, RegistryChanged):
+                return message
 
     def hello(self, role: str, process: str, **fields) -> "Peer":
         self.send(Hello(messages.VERSION, role, process, os.getpid(), **fields))
@@ -122,6 +127,10 @@ def peer(run_dir):
         lambda p: p.hello("http", "http-1-aa").send(Started("m/1/0", 1)),  # not a supervisor
         lambda p: p.hello("http", "http-1-aa").send(Grant(1, 0)),
         lambda p: p.hello("http", "http-1-aa").send(StoredPages(())),  # not a supervisor
+        lambda p: p.hello("http", "http-1-aa").send(SetFlag(1, "no_flag", True)),
+        lambda p: p.hello("executor", "executor-1-aa", instance="m/1/0").send(
+            SetFlag(1, "grps_online", True)  # not a frontend
+        ),
         lambda p: p.hello("executor", "executor-1-aa", instance="m/1/0").send(AskReport(1)),
         lambda p: p.hello("http", "http-1-aa").send(
             ChangeTrace(1, "m", TraceChange(rate=0))  # would be divided by
@@ -138,6 +147,16 @@ def test_whoever_breaks_the_protocol_is_closed_alone(run_dir, peer, wrong):
     assert offender.closed()
     bystander.send(Grant(1, 4096))
     assert bystander.receive() == Granted(1, True)
+
+
+def test_a_flag_of_an_extension_is_published_before_it_is_answered(run_dir, peer):
+    registry = RegistryReader(run_dir)
+    assert registry.current().flags == {"grps_online": False}
+    frontend = peer().hello("http", "http-1-aa")
+    for value in (True, False):
+        frontend.send(SetFlag(7, "grps_online", value))
+        assert frontend.receive() == FlagSet(7)
+        assert registry.current().flags == {"grps_online": value}
 
 
 @pytest.mark.parametrize("nbytes", [-8, 7, 8, 4096, 1 << 40])

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shmserve.core.stats.counter_pages import BUCKETS
 from shmserve.testing.running_server import RunningServer, wait_until
 
-MODELS = Path(__file__).parents[1] / "monitor_models"
+MODELS = Path(__file__).parents[1] / "repositories" / "monitor"
 GOOD = {"inputs": [{"name": "X", "shape": [3], "datatype": "FP32", "data": [1, 2, 6]}]}
 BAD = {"inputs": [{"name": "X", "shape": [1], "datatype": "FP32", "data": [-1]}]}
 WRONG = {"inputs": [{"name": "X", "shape": [4], "datatype": "FP32", "data": [1]}]}

@@ -33,13 +33,19 @@ from tests.grpc_client import Client, Sender, put, tensor
 from tests.holding import Hold, given_up, in_flight
 from tests.integration.region_client import Memory
 
-MODELS = Path(__file__).parents[1] / "models"
-REGION_MODELS = Path(__file__).parents[1] / "region_models"
+MODELS = Path(__file__).parents[1] / "repositories" / "basic"
+REGION_MODELS = Path(__file__).parents[1] / "repositories" / "regions"
+
+
+@pytest.fixture(scope="module", params=["grpcio", "http2"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """The engine below the rpcs (`grpc_server`)."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[RunningServer]:
-    with RunningServer(MODELS, execute_timeout_s=20) as server:
+def shared(engine: str) -> Iterator[RunningServer]:
+    with RunningServer(MODELS, execute_timeout_s=20, grpc_server=engine) as server:
         yield server
     assert server.leaks() == []
 
@@ -227,8 +233,8 @@ def test_a_slow_reader_disturbs_nobody(client: Client, shared: RunningServer) ->
 # ------------------------------------------------------------------ processes
 
 
-def test_a_killed_process_is_back_and_costs_nobody_else_anything() -> None:
-    with RunningServer(MODELS) as server:
+def test_a_killed_process_is_back_and_costs_nobody_else_anything(engine: str) -> None:
+    with RunningServer(MODELS, grpc_server=engine) as server:
         (victim,) = server.pids("grpc")
         stop, counts, codes = threading.Event(), {"right": 0}, set()
 
@@ -267,10 +273,11 @@ def test_a_killed_process_is_back_and_costs_nobody_else_anything() -> None:
     assert server.leaks() == []
 
 
-def test_several_processes_share_an_address() -> None:
+def test_several_processes_share_an_address(engine: str) -> None:
     unix = f"/tmp/shmserve-test-{os.getpid()}.sock"
     address = f"127.0.0.1:{free_port()}"
-    with RunningServer(MODELS, grpc_processes=2, grpc_bind=f"{address},unix:{unix}") as server:
+    binds = f"{address},unix:{unix}"
+    with RunningServer(MODELS, grpc_processes=2, grpc_bind=binds, grpc_server=engine) as server:
         wait_until(lambda: server.log().count("listening on") == 2, "both listen")
         array = np.arange(5, dtype=np.float32)
         clients = [Client(address) for _ in range(16)]
@@ -303,13 +310,13 @@ def test_another_supervisor_adopts_the_process() -> None:
     assert server.leaks() == []
 
 
-def test_a_port_that_is_taken_is_told_and_http_goes_on() -> None:
+def test_a_port_that_is_taken_is_told_and_http_goes_on(engine: str) -> None:
     with socket.socket() as taken:
         port = free_port()
         taken.bind(("127.0.0.1", port))
         taken.listen()
         address = f"127.0.0.1:{port}"
-        with RunningServer(MODELS, grpc_bind=address) as server:
+        with RunningServer(MODELS, grpc_bind=address, grpc_server=engine) as server:
             told = f"no gRPC: grpc_bind: cannot listen on {address}: Address already in use"
             wait_until(lambda: server.log().count(told) >= 2, "it says so, and tries again")
             assert server.ready()
@@ -319,7 +326,7 @@ def test_a_port_that_is_taken_is_told_and_http_goes_on() -> None:
     assert server.leaks() == []
 
 
-def test_large_messages_leave_no_memory() -> None:
+def test_large_messages_leave_no_memory(engine: str) -> None:
     """What gRPC's core frees, the C library would keep."""
     array = np.zeros(4 << 20, np.float32)
 
@@ -328,7 +335,8 @@ def test_large_messages_leave_no_memory() -> None:
             for _ in range(4):
                 assert client.infer(echo(array)).outputs
 
-    with RunningServer(MODELS, segment_idle_s=1, request_timeout_s=60) as server:
+    settings = {"segment_idle_s": 1, "request_timeout_s": 60, "grpc_server": engine}
+    with RunningServer(MODELS, **settings) as server:
         (pid,) = server.pids("grpc")
         before = anonymous_mib(pid)
         for _ in range(2):
@@ -349,9 +357,9 @@ def test_no_processes() -> None:
     assert server.leaks() == []
 
 
-def test_a_stop_finishes_what_was_accepted(tmp_path: Path) -> None:
+def test_a_stop_finishes_what_was_accepted(engine: str, tmp_path: Path) -> None:
     with (
-        RunningServer(MODELS, drain_timeout_s=60) as server,
+        RunningServer(MODELS, drain_timeout_s=60, grpc_server=engine) as server,
         Client(server.grpc_address) as client,
         Hold(tmp_path) as hold,
     ):
@@ -387,10 +395,10 @@ def test_with_the_master_it_ends() -> None:
 # ------------------------------------------------------------------ regions
 
 
-def test_region_to_region_copies_nothing() -> None:
+def test_region_to_region_copies_nothing(engine: str) -> None:
     size, floats = 1 << 20, 1 << 18
     with (
-        RunningServer(REGION_MODELS) as server,
+        RunningServer(REGION_MODELS, grpc_server=engine) as server,
         Client(server.grpc_address) as client,
         Memory(size) as source,
         Memory(size) as target,
@@ -446,12 +454,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.needs("openssl")
 @pytest.mark.parametrize("mutual", [False, True])
-def test_tls(certificates: Path, mutual: bool) -> None:
+def test_tls(engine: str, certificates: Path, mutual: bool) -> None:
     def read(name: str) -> bytes:
         return (certificates / name).read_bytes()
 
     settings = {
+        "grpc_server": engine,
         "grpc_tls_cert": certificates / "server.pem",
         "grpc_tls_key": certificates / "server.key",
         **({"grpc_tls_client_ca": certificates / "ca.pem"} if mutual else {}),

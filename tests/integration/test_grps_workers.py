@@ -14,10 +14,11 @@ import pytest
 
 from shmserve import config
 from shmserve._generated import grps_pb2
-from shmserve.dispatch import Dispatcher
+from shmserve.dispatch import Dispatcher, open_dispatcher
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import ModelFailure, ShmserveError, Unavailable
-from shmserve.grps.protocol import custom_http as grps_http
-from shmserve.grps.protocol.custom_http import HttpAnswer, HttpRequest
+from shmserve.grps.protocol import custom_http
+from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
 from shmserve.testing.running_server import ROOT, RunningServer, wait_until
 
 Array = np.ndarray[Any, Any]
@@ -27,7 +28,7 @@ PIPELINES = "line=scale,shift,scale;words=chain,native,echo;bad=native,shift"
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     made = RunningServer(
-        ROOT / "tests" / "grps_models", grps_pipelines=PIPELINES, arena_bytes=4 << 20
+        ROOT / "tests" / "repositories" / "grps", grps_pipelines=PIPELINES, arena_bytes=4 << 20
     )
     with made:
         yield made
@@ -38,13 +39,13 @@ def server() -> Iterator[RunningServer]:
 def frontend(server: RunningServer) -> Iterator[Dispatcher]:
     """A frontend of its own; afterwards it holds nothing."""
     server.wait_ready()
-    made = Dispatcher(config.load(server.environ))
+    made = open_dispatcher(config.load(server.environ))
     made.start()
     wait_until(lambda: made.snapshot().ready, "the models are not ready")
     yield made
     memory = made.memory
     wait_until(lambda: memory.stats().slots == memory.stats().free, "slots are held")
-    wait_until(lambda: not memory.passed, "outputs of executors are held")
+    wait_until(lambda: not memory.forwarded, "outputs of executors are held")
     made.close()
 
 
@@ -53,12 +54,13 @@ def answers(
 ) -> list[dict[str, bytes]]:
     """Every answer's outputs; an error is raised after what came before it was checked."""
     found = []
-    with frontend.call(frontend.ready_model(model)) as call:
+    options = RunOptions(parameters=parameters or {})
+    with frontend.call(frontend.ready_model(model), options) as call:
         for name, data in inputs.items():
             reservation = call.reserve(len(data))
             reservation.view[:] = data
             call.add_input(name, "UINT8", (len(data),), reservation)
-        for outcome in call.stream(parameters=parameters):
+        for outcome in call.stream():
             if outcome.error is not None:
                 assert outcome.final
                 outcome.error.args = (*outcome.error.args, found)
@@ -121,16 +123,16 @@ def test_errors(frontend: Dispatcher, server: RunningServer) -> None:
 
 
 def test_custom_http(frontend: Dispatcher) -> None:
-    head = HttpRequest(
+    head = RequestHead(
         "POST", "/v1/chat/completions", headers=(("Content-Type", "application/json"),)
     )
     body = b'{"prompt": "a b"}'
-    (answer,) = answers(frontend, "chat", http=grps_http.encode(head), http_body=body)
+    (answer,) = answers(frontend, "chat", http=custom_http.encode(head), http_body=body)
     assert json.loads(answer["http_body"])["words"] == ["a", "b"]
     streaming = {"grps_streaming": True}
-    parts = answers(frontend, "chat", streaming, http=grps_http.encode(head), http_body=body)
+    parts = answers(frontend, "chat", streaming, http=custom_http.encode(head), http_body=body)
     assert b"".join(part["http_body"] for part in parts) == b"data: a\n\ndata: b\n\n"
-    heads = [grps_http.decode_answer(part["http"]) for part in parts if "http" in part]
+    heads = [custom_http.decode_answer(part["http"]) for part in parts if "http" in part]
     assert heads == [HttpAnswer(200, (("Content-Type", "text/event-stream"),))]
 
 
@@ -270,7 +272,7 @@ def kill(server: RunningServer, instance: str) -> None:
 
 
 def busy(frontend: Dispatcher, instance: str, requests: int = 1) -> bool:
-    peers = list(frontend.peers.by_process.values())
+    peers = list(frontend.executors.pools.values())
     return sum(p.in_flight for p in peers if p.instance.name == instance) >= requests
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ class Model:
     def infer(self, request):
         pass
 """
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = Path(__file__).parents[1] / "repositories" / "basic"
 SMALL = {"http_workers": 1, "grpc_processes": 0}
 
 
@@ -51,6 +53,48 @@ def echo(server: RunningServer, value: float = 1.5) -> None:
     status, answer = server.infer("echo", document)
     assert status == 200
     assert answer["outputs"][0]["data"] == [value]
+
+
+def executor_of(server: RunningServer, model: str) -> int:
+    (row,) = [r for r in server.show("models") if r["model"] == model]
+    return int(row["pid"])
+
+
+def replaced(server: RunningServer, model: str, pid: int) -> bool:
+    return pid not in server.processes() and executor_of(server, model) not in (0, pid)
+
+
+def test_an_executor_that_is_stopped_is_replaced(hasty: RunningServer) -> None:
+    echo(hasty)
+    pid = executor_of(hasty, "echo")
+    os.kill(pid, signal.SIGSTOP)  # SIGTERM would wait for it to go on, too
+    wait_until(lambda: replaced(hasty, "echo", pid), "another executor")
+    assert "its executor gave no sign of life" in hasty.log()
+    wait_until(hasty.ready, "it has loaded")
+    echo(hasty)
+
+
+def test_an_executor_that_is_stopped_while_it_runs_is_replaced(
+    hasty: RunningServer, tmp_path: Path
+) -> None:
+    pid = executor_of(hasty, "misbehaving")
+    held = tmp_path / "held"
+    held.touch()
+    client = threading.Thread(target=command, args=(hasty, f"hold:{held}"))
+    client.start()
+    wait_until(Path(f"{held}.begun").exists, "it runs")
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: replaced(hasty, "misbehaving", pid), "another executor")
+    held.unlink()
+    client.join()
+    wait_until(lambda: command(hasty, "ok")[0] == 200, "it has loaded")
+
+
+def test_a_model_that_holds_the_interpreter_lock_is_stopped(hasty: RunningServer) -> None:
+    pid = executor_of(hasty, "misbehaving")
+    assert command(hasty, "seize")[0] in (503, 504)
+    wait_until(lambda: replaced(hasty, "misbehaving", pid), "another executor")
+    wait_until(lambda: command(hasty, "ok")[0] == 200, "it has loaded")
 
 
 @pytest.mark.parametrize(

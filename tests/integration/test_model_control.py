@@ -19,7 +19,7 @@ from shmserve.testing.running_server import ROOT, RunningServer, wait_until
 from shmserve.transport import rundir
 from tests.crash.reload import changed, control
 
-MODELS = ROOT / "tests/models"
+MODELS = ROOT / "tests/repositories/basic"
 SLOW = """
 import os
 import time
@@ -221,7 +221,7 @@ def test_a_load_survives_the_death_of(role: str, server: RunningServer, hold: Pa
     thread.join(60)
     assert answers == [(200, None)]
     assert "turn" in server.get("/v2/models/slow/config")[1]["parameters"]
-    wait_until(lambda: len(server.pids("executor slow")) == 1, "one incarnation")
+    wait_until(lambda: len(server.pids("executor slow")) == 1, "one revision")
     assert index(server)["echo/1"]["reason"] == "unloaded"
     assert server.pids("executor echo") == []
     assert answer(server, "slow") == [1, 2]

@@ -173,7 +173,12 @@ def test_a_model_that_never_loads_is_given_up(tmp_path):
     )
     try:
         wait_until(
-            lambda: tree.snapshot() and tree.snapshot().models["stuck"]["1"].reason, "the reason"
+            lambda: (
+                (snapshot := tree.snapshot())
+                and "stuck" in snapshot.models  # the first publication is of none
+                and snapshot.models["stuck"]["1"].reason
+            ),
+            "the reason",
         )
         entry = tree.snapshot().models["stuck"]["1"]
         assert entry.state is ModelState.UNAVAILABLE

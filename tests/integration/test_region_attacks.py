@@ -20,19 +20,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.testing.running_server import WATCHDOG_S, RunningServer, free_port, wait_until
+from shmserve.testing.running_server import (
+    WATCHDOG_S,
+    RunningServer,
+    folder_of,
+    free_port,
+    wait_until,
+)
 from tests.holding import Hold, in_flight
 from tests.integration.region_client import BASE, OTHER_UID, Client, Memory, as_user
+from tests.needs import own_address
 
-MODELS = Path(__file__).parents[1] / "region_models"
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+MODELS = Path(__file__).parents[1] / "repositories" / "regions"
 
 
 class Attacked(RunningServer):
     """A server whose Unix socket every user can reach."""
 
     def __init__(self, **settings: object) -> None:
-        self.folder = tempfile.mkdtemp(prefix="shmserve-public-")
+        self.folder = folder_of(self)
         os.chmod(self.folder, 0o755)
         self.public = os.path.join(self.folder, "http.sock")
         port = free_port()
@@ -315,6 +321,42 @@ def test_sigbus_costs_only_the_one_who_caused_it(tmp_path: Path) -> None:
     assert server.leaks() == []
 
 
+def test_one_death_has_all_regions_of_its_owner_copied(tmp_path: Path) -> None:
+    """Those registered and mapped before, too: the next truncation is no more than an error."""
+    with Attacked() as server, Memory(8192) as memory, Memory(8192) as other:
+        server.wait_instances()
+        client = Client(server.http_port)
+        client.register("cut", memory.name, 8192)
+        client.register("other", other.name, 8192)
+        for _ in range(4):  # mapped by both instances
+            assert client.infer("touch_pair", ("other", 0), ("other", 0), 4)[0] == 200
+        assert client.copied()["in"] == 0
+        answers: list[int] = []
+        (tmp_path / "first").mkdir()
+        with Hold(tmp_path / "first") as hold:
+            victim = in_background(server, answers, "touch_pair", "cut", hold)
+            hold.wait_begun()
+            os.truncate(memory.path, 0)
+        victim.join(WATCHDOG_S)
+        wait_until(lambda: "its owner's are copied" in server.log(), "a strike")
+        server.wait_instances()
+        before = server.pids("executor")
+        for _ in range(4):
+            assert client.infer("touch_pair", ("other", 0), ("other", 0), 4)[0] == 200
+            assert client.copied()["in"] == 16
+        (tmp_path / "second").mkdir()
+        with Hold(tmp_path / "second") as hold:
+            victim = in_background(server, answers, "touch_pair", "other", hold)
+            hold.wait_begun()
+            os.truncate(other.path, 0)
+        victim.join(WATCHDOG_S)
+        assert answers == [400, 400]
+        assert server.pids("executor") == before
+        client.unregister()
+        client.close()
+    assert server.leaks() == []
+
+
 def test_in_copy_mode_nobody_notices(client: Client, server: Attacked, tmp_path: Path) -> None:
     before = server.pids("executor")
     with Memory(8192) as memory:
@@ -333,7 +375,7 @@ def test_in_copy_mode_nobody_notices(client: Client, server: Attacked, tmp_path:
 # ------------------------------------------------------------------ other users
 
 
-@needs_root
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("way", ["tcp", "unix"])
 def test_another_user_finds_nothing_of_ours(way: str, client: Client, server: Attacked) -> None:
     where: int | str = server.http_port if way == "tcp" else server.public
@@ -362,7 +404,7 @@ def test_another_user_finds_nothing_of_ours(way: str, client: Client, server: At
             other.close()
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_closed_connection_is_not_taken_for_root(server: Attacked) -> None:
     with Memory(4096) as memory:
         body = json.dumps({"key": memory.name, "byte_size": 4096}).encode()
@@ -380,17 +422,7 @@ def test_a_closed_connection_is_not_taken_for_root(server: Attacked) -> None:
         client.close()
 
 
-def own_address() -> str:
-    """An address of this machine that is not loopback, or nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(("192.0.2.1", 9))
-        except OSError:
-            return ""
-        return str(sock.getsockname()[0])
-
-
-@pytest.mark.skipif(not own_address(), reason="no network interface but loopback")
+@pytest.mark.needs("network")
 @pytest.mark.parametrize("allowed", [False, True])
 def test_remote_callers_register_nothing_unless_allowed(allowed: bool) -> None:
     class Open(RunningServer):
@@ -408,7 +440,7 @@ def test_remote_callers_register_nothing_unless_allowed(allowed: bool) -> None:
         remote.close()
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_shared_isolation_is_tritons_way() -> None:
     with Attacked(client_shm_isolation="shared") as server, Memory(4096) as memory:
         client = Client(server.http_port)

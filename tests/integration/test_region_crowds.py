@@ -14,9 +14,10 @@ import pytest
 
 from shmserve.testing.running_server import RunningServer, free_port, wait_until
 from tests.integration.region_client import Client, Memory
+from tests.needs import ip
 
 ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "tests" / "region_models"
+MODELS = ROOT / "tests" / "repositories" / "regions"
 CROWD, CALLERS, LIMBO = 10_000, 16, 256
 
 
@@ -75,34 +76,26 @@ def _descriptors(server: RunningServer) -> dict[str, int]:
 # ----------------------------------------------------- another network namespace
 
 
-def _ip(*words: str) -> bool:
-    try:
-        return not subprocess.run(["ip", *words], capture_output=True, timeout=20).returncode
-    except FileNotFoundError:
-        return False
-
-
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
     """A network namespace that reaches this one at 10.213.7.1 and calls itself 10.213.7.2."""
     name = f"shmserve-{os.getpid()}"
     near, far = f"sn{os.getpid()}", f"sf{os.getpid()}"
-    if not _ip("netns", "add", name):
-        pytest.skip("network namespaces need root and iproute2")
+    assert ip("netns", "add", name)
     try:
-        assert _ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", name)
-        assert _ip("address", "add", "10.213.7.1/24", "dev", near)
-        assert _ip("link", "set", near, "up")
+        assert ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", name)
+        assert ip("address", "add", "10.213.7.1/24", "dev", near)
+        assert ip("link", "set", near, "up")
         for words in (
             ("address", "add", "10.213.7.2/24", "dev", far),
             ("link", "set", far, "up"),
             ("link", "set", "lo", "up"),
         ):
-            assert _ip("-n", name, *words)
+            assert ip("-n", name, *words)
         yield name
     finally:
-        _ip("netns", "delete", name)
-        _ip("link", "delete", near)
+        ip("netns", "delete", name)
+        ip("link", "delete", near)
 
 
 _STRANGER = """
@@ -120,6 +113,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.needs("netns")
 def test_a_caller_from_another_network_namespace_is_remote(elsewhere: str) -> None:
     """It has the same uid and the same files; only its address is not of this namespace."""
     port = free_port()

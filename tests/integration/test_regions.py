@@ -16,7 +16,7 @@ from shmserve.cli import show
 from shmserve.testing.running_server import RunningServer, wait_until
 from tests.integration.region_client import Client, Memory
 
-MODELS = Path(__file__).parents[1] / "region_models"
+MODELS = Path(__file__).parents[1] / "repositories" / "regions"
 TRITON_CLIENT = Path(__file__).parent / "triton_shm_client.py"
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 

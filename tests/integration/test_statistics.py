@@ -25,7 +25,7 @@ from shmserve.testing.running_server import WATCHDOG_S, RunningServer, open_fds,
 from tests.grpc_client import Client, tensor
 
 HERE = Path(__file__).parent
-MODELS = HERE.parent / "models"
+MODELS = HERE.parent / "repositories" / "basic"
 GOOD = {"inputs": [{"name": "IN", "shape": [3], "datatype": "FP32", "data": [1, 2, 3]}]}
 BAD = {"inputs": [{"name": "IN", "shape": [4], "datatype": "FP32", "data": [1, 2, 3]}]}
 

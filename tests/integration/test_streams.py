@@ -16,11 +16,12 @@ import pytest
 
 from shmserve import config
 from shmserve.dispatch import Dispatcher
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
 from shmserve.tensor import bytes_codec
 from shmserve.testing.running_server import RunningServer, rss_bytes, wait_until
 
-MODELS = Path(__file__).parents[1] / "stream_models"
+MODELS = Path(__file__).parents[1] / "repositories" / "streams"
 CREDIT = 4
 STREAM = "/v2/models/teller/generate_stream"
 
@@ -66,7 +67,8 @@ class Reader:
         self.sock.settimeout(60)
         self.sock.connect((server.http_host, server.http_port))
         body = json.dumps({"COMMAND": command}).encode()
-        head = f"POST {STREAM} HTTP/{version}\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        fields = f"Host: localhost\r\nContent-Length: {len(body)}"
+        head = f"POST {STREAM} HTTP/{version}\r\n{fields}\r\n\r\n"
         self.sock.sendall(head.encode() + body)
         self.seen = b""
 
@@ -197,13 +199,13 @@ def test_answers_may_go_into_client_memory(shared: RunningServer) -> None:
         body = json.dumps({"key": f"/{name}", "offset": 0, "byte_size": 4096}).encode()
         assert shared.request("POST", f"{region}/register", body)[0] == 200
         (found,) = dispatcher.snapshot().regions.values()
-        place = OutputPlace("N", RegionRef(found.number, 64, 8))
+        options = RunOptions(places=(OutputPlace("N", RegionRef(found.number, 64, 8)),))
         command = bytes_codec.encode([b"count:9"])
-        with dispatcher.call(dispatcher.ready_model("teller")) as call:
+        with dispatcher.call(dispatcher.ready_model("teller"), options) as call:
             reservation = call.reserve(len(command))
             reservation.view[:] = command
             call.add_input("COMMAND", "BYTES", (1,), reservation)
-            outcomes = list(call.stream(places=(place,)))
+            outcomes = list(call.stream())
             assert call.receipt.copied_out == 9 * 8
         assert [len(outcome.outputs) for outcome in outcomes] == [1] * 9 + [0]
         written = memory.read_bytes()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 import numpy as np
 import tritonclient.http as http
@@ -29,7 +30,7 @@ def inputs() -> list[http.InferInput]:
     return [tensor]
 
 
-def check_statistics(told, model: str, count: int) -> None:
+def check_statistics(told: Any, model: str, count: int) -> None:
     (stats,) = [row for row in told["model_stats"] if row["name"] == model]
     assert stats["inference_stats"]["success"]["count"] == count, stats
 
@@ -48,12 +49,12 @@ def sync(address: str) -> None:
     assert client.update_trace_settings("echo", cleared) == client.get_trace_settings()
     assert client.update_log_settings(LOGS).items() >= LOGS.items()
     assert client.get_log_settings().items() >= LOGS.items()
-    for refused in (
-        lambda: client.update_trace_settings(settings={"trace_file": "/tmp/x"}),
-        lambda: client.update_log_settings({"log_file": "/tmp/x"}),
+    for change, settings in (
+        (client.update_trace_settings, {"trace_file": "/tmp/x"}),
+        (client.update_log_settings, {"log_file": "/tmp/x"}),
     ):
         try:
-            refused()
+            change(settings=settings)
         except InferenceServerException as ex:
             if ex.status() != "501":
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 
 import pytest
 from hypothesis import settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from shmserve.core.memory.arena import MAX_SHARED, Arena, NeedSegment, own_segment_size
-from shmserve.core.memory.buddy import MIN_BLOCK, Buddy, order_of
+from shmserve.core.memory.buddy import MIN_BLOCK, Buddy
 from shmserve.core.memory.slots import TRANSITIONS, Slot, SlotEvent, SlotState
 from shmserve.errors import ProtocolViolation, StaleDescriptor
 
@@ -41,13 +42,14 @@ class ArenaMachine(RuleBasedStateMachine):
         found = self.arena.reserve(nbytes)
         if isinstance(found, NeedSegment):
             size = found.size * 2 if found.shared else found.size
-            self.arena.add_segment(self.next_segment, size, found.shared, self.clock)
+            view = memoryview(mmap.mmap(-1, size))
+            self.arena.add_segment(self.next_segment, size, found.shared, self.clock, view)
             self.segments[self.next_segment] = size
             self.next_segment += 1
             found = self.arena.reserve(nbytes)
         assert isinstance(found, Slot)
         assert found.size >= nbytes
-        assert found.nbytes == nbytes
+        assert found.nbytes == len(found.view) == nbytes
         assert found.offset % 64 == 0
         if found.size >= 4096:
             assert found.offset % 4096 == 0
@@ -59,7 +61,12 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule(target=sealed, slot=consumes(reserved))
     def seal(self, slot: Slot) -> Slot:
-        slot.apply(SlotEvent.SEAL)
+        self.arena.seal(slot)
+        return slot
+
+    @rule(target=leased, slot=consumes(reserved))
+    def seal_and_lease(self, slot: Slot) -> Slot:
+        self.arena.seal_and_lease(slot)
         return slot
 
     @rule(slot=consumes(reserved))
@@ -75,7 +82,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(target=leased, slot=consumes(sealed), readers=st.integers(1, 3))
     def lease(self, slot: Slot, readers: int) -> Slot:
         for _ in range(readers):
-            slot.lease()
+            self.arena.lease(slot)
         return slot
 
     @rule(slot=consumes(leased))
@@ -154,13 +161,12 @@ class BuddyMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         assert self.buddy.used == sum(self.used.values())
-        assert (
-            sum(size for _, size in self.buddy.free_blocks()) == self.buddy.size - self.buddy.used
-        )
+        free = sum(len(blocks) * (MIN_BLOCK << k) for k, blocks in enumerate(self.buddy._free))
+        assert free == self.buddy.size - self.buddy.used
 
     def teardown(self) -> None:
         for offset, size in list(self.used.items()):
-            self.buddy.free(offset, order_of(size))
+            self.buddy.free(offset, (size // MIN_BLOCK).bit_length() - 1)
         tops = [self.buddy.allocate(5) for _ in range(4)]
         assert None not in tops  # everything merges again
 
@@ -169,20 +175,106 @@ TestBuddy = BuddyMachine.TestCase
 TestBuddy.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 
 
-@pytest.mark.parametrize("state", SlotState)
-@pytest.mark.parametrize("event", SlotEvent)
-def test_only_the_table_moves_a_slot(state: SlotState, event: SlotEvent) -> None:
-    slot = Slot(0)
-    slot.state = state
-    target = TRANSITIONS.get((state, event))
-    if target is None:
-        with pytest.raises(ProtocolViolation):
-            slot.apply(event)
-        assert slot.state is state
+WAYS: dict[SlotState, tuple[SlotEvent, ...]] = {
+    SlotState.FREE: (SlotEvent.RESERVE, SlotEvent.RECLAIM),
+    SlotState.RESERVED: (SlotEvent.RESERVE,),
+    SlotState.SEALED: (SlotEvent.RESERVE, SlotEvent.SEAL),
+    SlotState.LEASED: (SlotEvent.RESERVE, SlotEvent.SEAL, SlotEvent.LEASE),
+}
+
+
+def step(arena: Arena, event: SlotEvent, slot: Slot | None) -> Slot:
+    """Have the arena do what the event stands for."""
+    if event is SlotEvent.RESERVE:
+        reserved = arena.reserve(100)
+        assert isinstance(reserved, Slot)
+        return reserved
+    assert slot is not None
+    if event is SlotEvent.SEAL:
+        arena.seal(slot)
+    elif event is SlotEvent.LEASE:
+        arena.lease(slot)
+    elif event is SlotEvent.RECLAIM:
+        arena.reclaim(slot, 0.0)
     else:
-        slot.apply(event)
+        arena.release(slot.number, slot.generation, 0.0)
+    return slot
+
+
+def slot_in(arena: Arena, state: SlotState) -> Slot:
+    arena.add_segment(1, MAX_SHARED, True, 0.0)
+    slot: Slot | None = None
+    for event in WAYS[state]:
+        slot = step(arena, event, slot)
+    assert slot is not None
+    assert slot.state is state
+    return slot
+
+
+@pytest.mark.parametrize("state", SlotState)
+@pytest.mark.parametrize("event", [e for e in SlotEvent if e is not SlotEvent.RELEASE])
+def test_only_the_table_moves_a_slot(state: SlotState, event: SlotEvent) -> None:
+    arena = Arena()
+    slot = slot_in(arena, state)
+    generation = slot.generation
+    if event is SlotEvent.RESERVE and state is not SlotState.FREE:
+        assert step(arena, event, None) is not slot
+        assert slot.state is state
+    elif (state, event) not in TRANSITIONS:
+        with pytest.raises(ProtocolViolation):
+            step(arena, event, slot)
+        assert (slot.state, slot.generation) == (state, generation)
+    else:
+        assert step(arena, event, slot) is slot
+        target = TRANSITIONS[state, event]
         assert slot.state is target
-        assert slot.generation == (1 if target is SlotState.FREE else 0)
+        assert slot.generation == generation + (target is SlotState.FREE)  # I4
+
+
+@pytest.mark.parametrize("state", SlotState)
+def test_seal_and_lease_is_those_two_steps_of_the_table(state: SlotState) -> None:
+    arena = Arena()
+    slot = slot_in(arena, state)
+    if state is SlotState.RESERVED:
+        arena.seal_and_lease(slot)
+        assert (slot.state, slot.leases) == (SlotState.LEASED, 1)
+    else:
+        before = (slot.state, slot.leases, slot.generation)
+        with pytest.raises(ProtocolViolation):
+            arena.seal_and_lease(slot)
+        assert (slot.state, slot.leases, slot.generation) == before
+
+
+def test_a_lease_that_is_not_the_last_leaves_the_slot_leased() -> None:
+    arena = Arena()
+    slot = slot_in(arena, SlotState.LEASED)
+    arena.lease(slot)
+    assert not arena.release(slot.number, slot.generation, 0.0)
+    assert slot.state is TRANSITIONS[SlotState.LEASED, SlotEvent.RELEASE]
+    assert arena.release(slot.number, slot.generation, 0.0)
+
+
+def test_blocks_kept_for_the_next_tensor_of_their_size_are_found_by_a_larger_one() -> None:
+    arena = Arena()
+    arena.add_segment(1, MAX_SHARED, True, 0.0)
+    slots = [arena.reserve(MAX_SHARED // 4) for _ in range(4)]
+    for slot in slots:
+        assert isinstance(slot, Slot)
+        arena.reclaim(slot, 0.0)
+    whole = arena.reserve(MAX_SHARED)
+    assert isinstance(whole, Slot)
+    assert (whole.offset, whole.size) == (0, MAX_SHARED)
+    assert isinstance(arena.reserve(1), NeedSegment)
+
+
+def test_a_freed_slot_shows_no_memory() -> None:
+    arena = Arena()
+    arena.add_segment(1, MAX_SHARED, True, 0.0, memoryview(bytearray(MAX_SHARED)))
+    slot = arena.reserve(10)
+    assert isinstance(slot, Slot)
+    slot.view[:] = b"0123456789"
+    arena.reclaim(slot, 0.0)
+    assert len(slot.view) == 0
 
 
 @pytest.mark.parametrize("nbytes", [MAX_SHARED + 1, 16 << 20, (16 << 20) + 1, 256 << 20, 10**9 + 7])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmserve.client.memory.block_pool import Memory, size_class
+from shmserve.client.memory.block_pool import BlockPool, size_class
 from shmserve.client.memory.host_blocks import HostBlocks
 from shmserve.errors import ResourceExhausted, Unavailable
 
@@ -50,11 +50,11 @@ steps = st.lists(
 @given(steps)
 def test_what_is_referenced_stays_what_it_was(steps: list[tuple[str, int]]) -> None:
     server = FakeServer()
-    check(Memory(HostBlocks(server), LIMIT), server.regions, steps, LIMIT)
+    check(BlockPool(HostBlocks(server), LIMIT), server.regions, steps, LIMIT)
 
 
 def check(
-    memory: Memory, regions: Mapping[str, int], steps: list[tuple[str, int]], limit: int
+    memory: BlockPool, regions: Mapping[str, int], steps: list[tuple[str, int]], limit: int
 ) -> None:
     """Take steps and look at everything after each. `regions`: what the server knows, with
     bytes."""
@@ -97,7 +97,7 @@ def holds(array: Any, value: int) -> bool:
 
 def test_memory_is_used_again() -> None:
     server = FakeServer()
-    memory = Memory(HostBlocks(server), LIMIT)
+    memory = BlockPool(HostBlocks(server), LIMIT)
     seen = set()
     for _ in range(5):
         block = memory.acquire(20_000)
@@ -113,7 +113,7 @@ def test_memory_is_used_again() -> None:
 
 def test_what_the_server_may_still_write_to_is_given_up() -> None:
     server = FakeServer()
-    memory = Memory(HostBlocks(server), LIMIT)
+    memory = BlockPool(HostBlocks(server), LIMIT)
     block = memory.acquire(10)
     assert block is not None
     memory.taint([block])
@@ -127,7 +127,7 @@ def test_what_the_server_may_still_write_to_is_given_up() -> None:
 
 def test_unused_blocks_make_room_for_others() -> None:
     server = FakeServer()
-    memory = Memory(HostBlocks(server), 100 * 1024)
+    memory = BlockPool(HostBlocks(server), 100 * 1024)
     first = memory.acquire(64 * 1024)
     assert first is not None
     assert memory.acquire(64 * 1024) is None, "there is no room for two"
@@ -141,7 +141,7 @@ def test_unused_blocks_make_room_for_others() -> None:
 
 def test_quota_of_the_server() -> None:
     server = FakeServer(quota=1)
-    memory = Memory(HostBlocks(server), LIMIT)
+    memory = BlockPool(HostBlocks(server), LIMIT)
     first = memory.acquire(1)
     assert first is not None
     assert memory.acquire(1) is None
@@ -161,7 +161,7 @@ def test_size_classes_waste_at_most_a_quarter(nbytes: int) -> None:
 
 
 def test_blocks_cannot_change_their_size() -> None:
-    memory = Memory(HostBlocks(FakeServer()), LIMIT)
+    memory = BlockPool(HostBlocks(FakeServer()), LIMIT)
     block = memory.acquire(1)
     assert block is not None
     for size in (0, 1 << 20):

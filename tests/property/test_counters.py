@@ -129,12 +129,7 @@ def write_requests(requests: list, rows: int) -> memoryview:
     page = words(request_counters.nwords(rows))
     counters = RequestCounters(page)
     for model, version, failed, ns, copied in requests:
-        row = counters.row(model, version)
-        if failed is None:
-            counters.succeeded(row, ns)
-        else:
-            counters.failed(row, failed, ns)
-        counters.copied(row, *copied)
+        counters.ended(model, version, failed, ns, copied)
     return page
 
 

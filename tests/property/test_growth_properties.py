@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shmserve.coordinator.stats.counter_deltas import Growth
-from shmserve.coordinator.stats.counter_totals import Reading
-from shmserve.core.stats import aggregation as rates
+from shmserve.coordinator.stats.counter_deltas import CounterDeltas
+from shmserve.coordinator.stats.counter_totals import CounterReading
+from shmserve.core.stats import aggregation
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.core.stats.executor_counters import ExecutorCounts
 from shmserve.core.stats.request_counters import RequestCounts
@@ -25,12 +25,12 @@ class Process:
         self.seen = False
         self.counts: dict[tuple[str, str], int] = {}
 
-    def reading(self) -> Reading:
+    def reading(self) -> CounterReading:
         if self.owner.role == "executor":
             done = sum(self.counts.values())
-            return Reading(self.owner, Gauges(), runs=ExecutorCounts(executions=done))
+            return CounterReading(self.owner, Gauges(), runs=ExecutorCounts(executions=done))
         rows = {model: RequestCounts(succeeded=count) for model, count in self.counts.items()}
-        return Reading(self.owner, Gauges(), rows)
+        return CounterReading(self.owner, Gauges(), rows)
 
 
 class Growing(RuleBasedStateMachine):
@@ -38,7 +38,7 @@ class Growing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.growth = Growth()
+        self.growth = CounterDeltas()
         self.processes: list[Process] = []
         self.number = 0
         self.expected = {model: [0, 0] for model in MODELS}  # requests, executions
@@ -86,7 +86,9 @@ class Growing(RuleBasedStateMachine):
         for model, row in grown.items():
             assert any(row)
             assert min(row) >= 0
-            names = dict(zip(rates.MODEL_COLUMNS, rates.of_model(row, 1.0, 0), strict=True))
+            names = dict(
+                zip(aggregation.MODEL_COLUMNS, aggregation.of_model(row, 1.0, 0), strict=True)
+            )
             self.found[model][0] += int(names["requests"])
             self.found[model][1] += int(names["executions"])
 

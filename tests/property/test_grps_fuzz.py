@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from shmserve._generated import grps_pb2 as pb
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
-from shmserve.frontends.grps.service import Grps
 from shmserve.frontends.http.app import create_app
 from shmserve.grps.frontend import answers
+from shmserve.grps.frontend.exchange import options_of
+from shmserve.grps.frontend.grps_service import Grps
 from shmserve.grps.frontend.payloads import Payload
-from shmserve.grps.protocol import message_wire as grps_wire
+from shmserve.grps.protocol import message_wire
 from tests.property.test_grps_json_properties import documents, messages
 from tests.unit.grps import models_of_grps as models
 
@@ -35,7 +36,8 @@ kinds = st.sampled_from(["application/json", "application/octet-stream", "text/p
 
 @pytest.fixture(scope="module")
 def client() -> falcon.testing.TestClient:
-    return falcon.testing.TestClient(create_app(models.dispatcher(*SERVED), Settings()))
+    app = create_app(models.dispatcher(*SERVED), Settings())
+    return falcon.testing.TestClient(app, headers={"Host": "localhost"})
 
 
 # An answer that cannot be an ndarray is told as the model's fault, as GRPS does
@@ -79,10 +81,12 @@ def test_wire(message: pb.GrpsMessage, changes: list[tuple[int, int]], name: str
 
 def run(grps: Grps, data: bytes, name: str) -> int:
     try:
-        exchange = grps.begin(Payload(grps_wire.parse(data), data), grps.entry(name))
+        entry = grps.models.ready(name)
+        payload = Payload(message_wire.parse(data), data)
+        exchange = grps.begin(payload, entry, options_of(entry.spec, name, False, None))
 
         def make(outcome: Any, _: bool) -> bytes:
-            return b"".join(answers.to_wire(exchange.plan, outcome, exchange.kind))
+            return b"".join(answers.to_wire(exchange.signature, outcome, exchange.kind))
 
         pb.GrpsMessage.FromString(exchange.once(make))
     except ShmserveError as ex:

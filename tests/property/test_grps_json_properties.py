@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from shmserve._generated import grps_pb2 as pb
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
-from shmserve.grps.protocol import json_reader as grps_json
-from shmserve.grps.protocol import json_writer as grps_json_out
-from shmserve.grps.protocol import message_wire as grps_wire
+from shmserve.grps.protocol import json_reader, json_writer, message_wire
 from shmserve.grps.protocol.message import GrpsMessage
 from shmserve.protocol.shortest_floats import shortest
 
@@ -70,7 +68,7 @@ statuses = st.builds(pb.Status, code=int32, msg=names, status=st.integers(0, 2))
 
 
 def as_proto(message: GrpsMessage) -> pb.GrpsMessage:
-    return pb.GrpsMessage.FromString(grps_wire.encode(message))
+    return pb.GrpsMessage.FromString(message_wire.encode(message))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -91,7 +89,7 @@ def test_what_protobuf_writes_is_read_as_it_was(
     text = json_format.MessageToJson(
         message, preserving_proto_field_name=not camel, use_integers_for_enums=numbers
     )
-    read = as_proto(grps_json.parse(text.encode(), LIMITS))
+    read = as_proto(json_reader.parse(text.encode(), LIMITS))
     assert same(json_format.MessageToDict(read), json_format.MessageToDict(message))
 
 
@@ -101,7 +99,7 @@ def test_what_is_written_is_what_protobuf_writes(
 ) -> None:
     if status is not None:
         message.status.CopyFrom(status)
-    ours = json.loads(grps_json_out.encode(grps_wire.parse(message.SerializeToString())))
+    ours = json.loads(json_writer.encode(message_wire.parse(message.SerializeToString())))
     theirs = json.loads(json_format.MessageToJson(message, preserving_proto_field_name=True))
     assert as_numbers(ours) == as_numbers(theirs)
 
@@ -180,10 +178,10 @@ documents = st.dictionaries(
 @given(documents.map(lambda d: json.dumps(d).encode()) | st.binary(max_size=30))
 def test_no_text_breaks_the_parser(text: bytes) -> None:
     try:
-        message = grps_json.parse(text, LIMITS)
+        message = json_reader.parse(text, LIMITS)
     except InvalidArgument:
         return
-    grps_json_out.encode(message)
+    json_writer.encode(message)
     as_proto(message)
 
 
@@ -192,7 +190,7 @@ def test_what_is_accepted_is_what_protobuf_accepts(document: dict[str, Any]) -> 
     """Within what a request may be; protobuf tells payloads from nulls as we do."""
     text = json.dumps(document)
     try:
-        message = grps_json.parse(text.encode(), LIMITS)
+        message = json_reader.parse(text.encode(), LIMITS)
     except InvalidArgument:
         return
     if document.get("ndarray") is not None:
@@ -220,10 +218,10 @@ def test_nested_lists(case: tuple[tuple[int, ...], list[float]], indent: int) ->
     shape, values = case
     array = np.array(values, np.float32).reshape(shape)
     text = json.dumps({"ndarray": array.tolist()}, indent=indent or None).encode()
-    (tensor,) = grps_json.parse(text, LIMITS).gtensors or ()
+    (tensor,) = json_reader.parse(text, LIMITS).gtensors or ()
     assert tensor.shape == shape
     assert np.array_equal(tensor.array, array, equal_nan=True)
-    nested = json.loads(grps_json_out.encode_ndarray(GrpsMessage(gtensors=[tensor])))["ndarray"]
+    nested = json.loads(json_writer.encode_ndarray(GrpsMessage(gtensors=[tensor])))["ndarray"]
     assert np.array_equal(np.array(nested, np.float32), array, equal_nan=True)
 
 
@@ -234,11 +232,11 @@ def test_nests_are_regular_for_us_where_they_are_for_numpy(value: Any) -> None:
         wanted = np.array(value, np.float64)
     except ValueError:
         with pytest.raises(InvalidArgument):
-            grps_json.parse(text, LIMITS)
+            json_reader.parse(text, LIMITS)
         return
     if wanted.ndim < 2 and not wanted.size:
         with pytest.raises(InvalidArgument, match="empty"):
-            grps_json.parse(text, LIMITS)
+            json_reader.parse(text, LIMITS)
         return
-    (tensor,) = grps_json.parse(text, LIMITS).gtensors or ()
+    (tensor,) = json_reader.parse(text, LIMITS).gtensors or ()
     assert tensor.shape == wanted.shape

@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmserve.errors import InvalidArgument
-from shmserve.grps.protocol import message_wire as grps_wire
+from shmserve.grps.protocol import message_wire
 from shmserve.grps.protocol.message import (
     NUMPY,
     GenericMap,
     GenericTensor,
     GrpsMessage,
-    Status,
+    GrpsStatus,
 )
 from shmserve.protocol.protobuf import varints
+from shmserve.protocol.protobuf.wire import encode_varint
 
 _names = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 _int32 = st.integers(-(2**31), 2**31 - 1)
@@ -58,7 +59,7 @@ _payloads = st.one_of(
     st.just({"ndarray": True}),
     st.builds(lambda v: {"gmap": v}, _maps),
 )
-_statuses = st.none() | st.builds(Status, _int32, _names, st.integers(0, 2))
+_statuses = st.none() | st.builds(GrpsStatus, _int32, _names, st.integers(0, 2))
 messages = st.builds(
     lambda status, model, payload: GrpsMessage(status=status, model=model, **payload),
     _statuses,
@@ -85,17 +86,17 @@ def same(left: GrpsMessage, right: GrpsMessage) -> bool:
 
 @given(messages)
 def test_a_message_survives_the_wire(message: GrpsMessage) -> None:
-    wire = grps_wire.encode(message)
-    assert same(grps_wire.parse(wire), message)
-    assert grps_wire.size_of(grps_wire.parts(message)) == len(wire)
+    wire = message_wire.encode(message)
+    assert same(message_wire.parse(wire), message)
+    assert message_wire.size_of(message_wire.parts(message)) == len(wire)
 
 
 @given(messages, st.data())
 def test_a_cut_message_is_refused_or_means_less(message: GrpsMessage, data: st.DataObject) -> None:
-    wire = grps_wire.encode(message)
+    wire = message_wire.encode(message)
     cut = data.draw(st.integers(0, len(wire)))
     try:
-        grps_wire.parse(wire[:cut])
+        message_wire.parse(wire[:cut])
     except InvalidArgument:
         return
 
@@ -103,16 +104,16 @@ def test_a_cut_message_is_refused_or_means_less(message: GrpsMessage, data: st.D
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
     try:
-        message = grps_wire.parse(data)
+        message = message_wire.parse(data)
     except InvalidArgument:
         return
-    once = grps_wire.encode(message)
-    assert grps_wire.encode(grps_wire.parse(once)) == once
+    once = message_wire.encode(message)
+    assert message_wire.encode(message_wire.parse(once)) == once
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=40))
 def test_packed_numbers_are_those_written_one_by_one(numbers: list[int]) -> None:
-    one_by_one = b"".join(varints.write(number) for number in numbers)
+    one_by_one = b"".join(encode_varint(number) for number in numbers)
     assert varints.pack(np.array(numbers, np.uint64)).tobytes() == one_by_one
     assert varints.unpack(memoryview(one_by_one)).tolist() == numbers
 
@@ -120,10 +121,10 @@ def test_packed_numbers_are_those_written_one_by_one(numbers: list[int]) -> None
 @given(st.lists(_int64, max_size=40))
 def test_negative_numbers_are_twos_complement(numbers: list[int]) -> None:
     packed = varints.pack(np.array(numbers, np.int64)).tobytes()
-    assert packed == b"".join(varints.write(number) for number in numbers)
+    assert packed == b"".join(encode_varint(number) for number in numbers)
 
 
 @pytest.mark.parametrize("data", [b"\x80", b"\x01\xff", b"\x80" * 10 + b"\x01"])
 def test_numbers_without_end_are_refused(data: bytes) -> None:
-    with pytest.raises(InvalidArgument, match="number"):
+    with pytest.raises(InvalidArgument, match="varint"):
         varints.unpack(memoryview(data))

@@ -7,23 +7,23 @@ from hypothesis import strategies as st
 
 from shmserve._generated import grps_pb2
 from shmserve.errors import InvalidArgument
-from shmserve.grps.protocol import message_wire as grps_wire
+from shmserve.grps.protocol import message_wire
 from shmserve.grps.protocol.message import GrpsMessage
 from tests.property.test_grps_wire_properties import messages, same
 
 
 @given(messages)
 def test_protobuf_reads_what_we_write_and_we_what_it_writes(message: GrpsMessage) -> None:
-    wire = grps_wire.encode(message)
+    wire = message_wire.encode(message)
     read = grps_pb2.GrpsMessage.FromString(wire)
     assert (read.WhichOneof("data_oneof") or "") == message.which
-    assert same(grps_wire.parse(read.SerializeToString()), message)
+    assert same(message_wire.parse(read.SerializeToString()), message)
     assert read.SerializeToString(deterministic=True) == grps_pb2.GrpsMessage.FromString(
-        grps_wire.encode(grps_wire.parse(wire))
+        message_wire.encode(message_wire.parse(wire))
     ).SerializeToString(deterministic=True)
 
 
-@given(st.lists(st.one_of(messages.map(grps_wire.encode), st.binary(max_size=6)), max_size=3))
+@given(st.lists(st.one_of(messages.map(message_wire.encode), st.binary(max_size=6)), max_size=3))
 def test_bytes_that_both_accept_mean_the_same(pieces: list[bytes]) -> None:
     data = b"".join(pieces)
     try:
@@ -31,10 +31,10 @@ def test_bytes_that_both_accept_mean_the_same(pieces: list[bytes]) -> None:
     except Exception:
         return  # what it refuses we may take: unknown groups, for one, are refused by us
     try:
-        ours = grps_wire.parse(data)
+        ours = message_wire.parse(data)
     except InvalidArgument:
         return
-    again = grps_pb2.GrpsMessage.FromString(grps_wire.encode(ours))
+    again = grps_pb2.GrpsMessage.FromString(message_wire.encode(ours))
     assert again.WhichOneof("data_oneof") == theirs.WhichOneof("data_oneof")
     assert (again.model, again.status) == (theirs.model, theirs.status)
     theirs.DiscardUnknownFields()

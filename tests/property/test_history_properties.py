@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmserve.core.stats.time_series import LEVELS, Column, History, Kind, Sample, Track
+from shmserve.core.stats.time_series import LEVELS, Column, Sample, SeriesKind, TimeSeries, Track
 
 # One counted column (a rate), one derived from the slowest, and a gauge of each way
-KIND = Kind(
+KIND = SeriesKind(
     ("rate", "slowest"),
     1,
     lambda counts, seconds, slowest: [counts[0] / seconds, slowest or nan],
@@ -52,7 +52,7 @@ class Model:
         }
 
 
-def play(history: History, steps: list[tuple[int, int, int | None]]) -> Model:
+def play(history: TimeSeries, steps: list[tuple[int, int, int | None]]) -> Model:
     model, second = Model(), -1
     for pause, count, gauge in steps:
         second += pause
@@ -75,7 +75,7 @@ def same(found: Column, wanted: list[float | None]) -> bool:
 def test_every_point_of_every_level_is_what_its_seconds_add_up_to(
     steps: list[tuple[int, int, int | None]],
 ) -> None:
-    history = History(10)
+    history = TimeSeries(10)
     model = play(history, steps)
     for level, of in enumerate(LEVELS):
         first, until = history.span(level)
@@ -93,7 +93,7 @@ def test_every_point_of_every_level_is_what_its_seconds_add_up_to(
 def test_what_is_new_continues_what_was_known(
     steps: list[tuple[int, int, int | None]], level: int, data: st.DataObject
 ) -> None:
-    history = History(10)
+    history = TimeSeries(10)
     cut = data.draw(st.integers(1, len(steps)))
     play(history, steps[:cut])
     first, until = history.span(level)
@@ -111,7 +111,7 @@ def test_what_is_new_continues_what_was_known(
 
 
 def test_one_who_comes_later_has_no_values_before() -> None:
-    history = History(10)
+    history = TimeSeries(10)
     for second in range(3):
         history.add(second, 1.0, {})
     history.add(3, 1.0, {KEY: (KIND, Sample([7], 1))})
@@ -120,7 +120,7 @@ def test_one_who_comes_later_has_no_values_before() -> None:
 
 
 def test_who_is_given_nothing_counts_nothing() -> None:
-    history = History(10)
+    history = TimeSeries(10)
     history.add(0, 1.0, {KEY: (KIND, Sample([7], 1, [2.0]))})
     history.add(1, 1.0, {})
     assert history.part(KEY, 0)["rate"] == [7.0, 0.0]
@@ -128,14 +128,14 @@ def test_who_is_given_nothing_counts_nothing() -> None:
 
 
 def test_a_second_that_was_sampled_is_not_sampled_again() -> None:
-    history = History(10)
+    history = TimeSeries(10)
     history.add(5, 1.0, {KEY: (KIND, Sample([1]))})
     history.add(5, 1.0, {KEY: (KIND, Sample([9]))})
     assert history.part(KEY, 0)["rate"][-1] == 1.0
 
 
 def test_nobody_with_values_is_displaced_and_who_has_none_is() -> None:
-    history = History(2)
+    history = TimeSeries(2)
     keys: list[Hashable] = [("a",), ("b",), ("c",)]
     busy = Sample([1])
     history.add(0, 1.0, {keys[0]: (KIND, busy), keys[1]: (KIND, busy)})

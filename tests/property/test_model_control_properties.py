@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shmserve import ids
-from shmserve.coordinator import plan as plans
-from shmserve.core.control.reconciler import GRACE_S, Fleet
-from shmserve.core.control.records import Incarnation, InstanceRecord, VersionRecord
+from shmserve.coordinator import checkpoint as plans
+from shmserve.core.control.reconciler import GRACE_S, Reconciler
+from shmserve.core.control.records import InstanceRecord, Revision, VersionRecord
 from shmserve.core.control.rollout import LINGER_S
 from shmserve.core.memory.budget import Ledger
 from shmserve.protocol.control.link_messages import Instance
@@ -32,7 +32,7 @@ class Process:
 class ModelControlMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.fleet = self.new_fleet()
+        self.reconciler = self.new_reconciler()
         self.orders: dict[str, Instance] = {}
         self.now = 1.0
         self.processes: dict[int, Process] = {}
@@ -40,14 +40,14 @@ class ModelControlMachine(RuleBasedStateMachine):
         self.supervised = True
         self.unloaded: set[str] = set()
 
-    def new_fleet(self):
-        return Fleet(Ledger(1000, 100), 2.0, 10.0, 3)
+    def new_reconciler(self):
+        return Reconciler(Ledger(1000, 100), 2.0, 10.0, 3)
 
     def record(self, name):
-        return self.fleet.models.by_name.get(name)
+        return self.reconciler.models.by_name.get(name)
 
     def live(self, name):
-        entries = self.fleet.snapshot("e").models.get(name, {})
+        entries = self.reconciler.snapshot("e").models.get(name, {})
         return {i.name for entry in entries.values() for i in entry.instances}
 
     def pick(self, choice, wanted):
@@ -62,7 +62,7 @@ class ModelControlMachine(RuleBasedStateMachine):
         if model is not None and model.changing:
             return
         before = self.live(name)
-        number = self.fleet.models.number()
+        number = self.reconciler.models.number()
         records = []
         for version in range(1, versions + 1):
             spec = ModelSpec(name, str(version), "", "python", 0, (), ())
@@ -72,7 +72,7 @@ class ModelControlMachine(RuleBasedStateMachine):
                 self.orders[instance] = Instance(instance, spec, "/x")
                 own.append(InstanceRecord(instance))
             records.append(VersionRecord(spec, own))
-        self.fleet.models.load(name, Incarnation(number, records), self.now)
+        self.reconciler.models.load(name, Revision(number, records), self.now)
         self.unloaded.discard(name)
         assert self.live(name) == before, "what serves goes on until the new one can"
 
@@ -81,7 +81,7 @@ class ModelControlMachine(RuleBasedStateMachine):
         model = self.record(name)
         if model is None or model.changing:
             return
-        self.fleet.models.unload(name, self.now)
+        self.reconciler.models.unload(name, self.now)
         self.unloaded.add(name)
         assert self.live(name) == set()
 
@@ -90,13 +90,13 @@ class ModelControlMachine(RuleBasedStateMachine):
     @rule(choice=CHOICE)
     def start(self, choice):
         running = {p.instance for p in self.processes.values()}
-        due = [name for name in self.fleet.desired() if name not in running]
+        due = [name for name in self.reconciler.desired() if name not in running]
         if not due:
             return
         process = Process(self.next_pid, due[choice % len(due)])
         self.next_pid += 1
         self.processes[process.pid] = process
-        self.fleet.started(process.instance, process.pid, self.now)
+        self.reconciler.started(process.instance, process.pid, self.now)
 
     @rule(choice=CHOICE)
     def link(self, choice):
@@ -106,7 +106,7 @@ class ModelControlMachine(RuleBasedStateMachine):
             self.hello(process)
 
     def hello(self, process):
-        self.fleet.hello(process.name, "executor", process.pid, 0, process.instance, self.now)
+        self.reconciler.hello(process.name, "executor", process.pid, 0, process.instance, self.now)
         if process.loaded:
             self.tell_loaded(process)
 
@@ -118,12 +118,12 @@ class ModelControlMachine(RuleBasedStateMachine):
             name = process.instance.split("/")[0]
             before = self.live(name)
             self.tell_loaded(process)
-            assert self.live(name) or not before, "a change of incarnations leaves no gap"
+            assert self.live(name) or not before, "a change of revisions leaves no gap"
 
     def tell_loaded(self, process):
         name, version, _ = process.instance.split("/")
         spec = ModelSpec(name, version, "", "python", 0, (), ())
-        self.fleet.loaded(process.name, spec, f"{process.name}.sock", self.now)
+        self.reconciler.loaded(process.name, spec, f"{process.name}.sock", self.now)
 
     @rule()
     def all_load(self):
@@ -146,7 +146,7 @@ class ModelControlMachine(RuleBasedStateMachine):
     def fail_to_load(self, choice):
         process = self.pick(choice, lambda p: p.linked and not p.loaded)
         if process is not None:
-            self.fleet.load_failed(process.name, "the model says no", self.now)
+            self.reconciler.load_failed(process.name, "the model says no", self.now)
             self.end(process)
 
     @rule(choice=CHOICE, exit_first=st.booleans())
@@ -158,10 +158,12 @@ class ModelControlMachine(RuleBasedStateMachine):
     def end(self, process, exit_first=False):
         del self.processes[process.pid]
         steps = [
-            lambda: self.fleet.gone(process.name, self.now),
+            lambda: self.reconciler.gone(process.name, self.now),
             lambda: (
-                process.instance in self.fleet.instances
-                and self.fleet.exited(process.instance, process.pid, "signal SIGKILL", self.now)
+                process.instance in self.reconciler.instances
+                and self.reconciler.exited(
+                    process.instance, process.pid, "signal SIGKILL", self.now
+                )
             ),
         ]
         for step in reversed(steps) if exit_first else steps:
@@ -169,7 +171,7 @@ class ModelControlMachine(RuleBasedStateMachine):
 
     @rule()
     def stop_what_is_not_desired(self):
-        desired = set(self.fleet.desired())
+        desired = set(self.reconciler.desired())
         for process in list(self.processes.values()):
             if process.instance not in desired:
                 self.end(process)
@@ -177,29 +179,29 @@ class ModelControlMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.1, 4))
     def wait(self, seconds):
         self.now += seconds
-        self.fleet.tick(self.now)
+        self.reconciler.tick(self.now)
 
     @rule()
     def another_supervisor(self):
         """The old one and its unlinked children are gone; the others are adopted."""
         for process in [p for p in self.processes.values() if not p.linked]:
             del self.processes[process.pid]
-        self.fleet.hello("supervisor-1-aa", "supervisor", 9, 0, "", self.now)
+        self.reconciler.hello("supervisor-1-aa", "supervisor", 9, 0, "", self.now)
 
     @rule(reconnect=st.booleans())
     def another_coordinator(self, reconnect):
-        plan = plans.describe("e", self.fleet, self.orders, {})
-        published = self.fleet.snapshot("e")
-        self.fleet = self.new_fleet()
-        self.orders = plans.restore(plan, self.fleet, self.now + 10.0, self.now)
-        self.fleet.restore(published, self.now)
+        plan = plans.describe("e", self.reconciler, self.orders, {})
+        published = self.reconciler.snapshot("e")
+        self.reconciler = self.new_reconciler()
+        self.orders = plans.restore(plan, self.reconciler, self.now + 10.0, self.now)
+        self.reconciler.restore(published, self.now)
         for name in ("a", "b"):
             assert self.live(name) == {
                 i.name for e in published.models.get(name, {}).values() for i in e.instances
             }
         for process in self.processes.values():  # the supervisor reports, executors come back
-            if process.instance in self.fleet.instances:
-                self.fleet.started(process.instance, process.pid, self.now)
+            if process.instance in self.reconciler.instances:
+                self.reconciler.started(process.instance, process.pid, self.now)
             if process.linked:
                 self.hello(process)
 
@@ -207,22 +209,22 @@ class ModelControlMachine(RuleBasedStateMachine):
 
     @invariant()
     def only_what_serves_or_comes_is_desired(self):
-        for name in self.fleet.desired():
-            model, _ = self.fleet.models.home(name)
+        for name in self.reconciler.desired():
+            model, _ = self.reconciler.models.home(name)
             staying = [i for i in (model.serving, model.coming) if i is not None]
-            record = self.fleet.instances[name]
+            record = self.reconciler.instances[name]
             lingering = 0 < self.now < record.leave_at + 4 + LINGER_S and record.leave_at
             assert lingering or any(record in i.instances() for i in staying)
             assert model.name not in self.unloaded or lingering
 
     @invariant()
-    def every_instance_belongs_to_an_incarnation(self):
-        models = self.fleet.models.by_name.values()
-        known = [r.name for m in models for i in m.incarnations() for r in i.instances()]
-        assert sorted(known) == sorted(self.fleet.instances)
+    def every_instance_belongs_to_a_revision(self):
+        models = self.reconciler.models.by_name.values()
+        known = [r.name for m in models for i in m.revisions() for r in i.instances()]
+        assert sorted(known) == sorted(self.reconciler.instances)
 
     @invariant()
-    def one_incarnation_is_published(self):
+    def one_revision_is_published(self):
         for name in ("a", "b"):
             model = self.record(name)
             live = self.live(name)
@@ -233,27 +235,27 @@ class ModelControlMachine(RuleBasedStateMachine):
 
     @invariant()
     def who_is_in_a_hurry_is_not_desired(self):
-        assert not set(self.fleet.hurried()) & set(self.fleet.desired())
+        assert not set(self.reconciler.hurried()) & set(self.reconciler.desired())
 
-    @precondition(lambda self: self.fleet.instances)
+    @precondition(lambda self: self.reconciler.instances)
     @rule()
     def in_the_end_everything_settles(self):
         """With a supervisor that does its work and models that load, it comes to rest."""
         for _ in range(20):
             self.now += max(LINGER_S, GRACE_S)
-            self.fleet.tick(self.now)
+            self.reconciler.tick(self.now)
             self.stop_what_is_not_desired()
             for _ in range(8):
                 self.start(0)
                 self.link(0)
                 self.finish_loading(0)
-        for model in self.fleet.models.by_name.values():
+        for model in self.reconciler.models.by_name.values():
             assert not model.changing
             assert not model.leaving
-        assert {p.instance for p in self.processes.values()} == set(self.fleet.desired())
-        assert set(self.fleet.instances) == {
+        assert {p.instance for p in self.processes.values()} == set(self.reconciler.desired())
+        assert set(self.reconciler.instances) == {
             record.name
-            for model in self.fleet.models.by_name.values()
+            for model in self.reconciler.models.by_name.values()
             if model.serving is not None
             for record in model.serving.instances()
         }

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.http.app import create_app
+from shmserve.protocol.oip import tensor_json
 from shmserve.protocol.oip.answer import json_data
 from shmserve.protocol.oip.request import parse_request
-from shmserve.protocol.oip.request import tensor_json as oip_data
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.testing import fake_models
@@ -58,7 +58,7 @@ def tensors(draw: st.DrawFn) -> tuple[str, bytes, int]:
 
 def through_json(name: str, data: bytes, count: int) -> bytes:
     text = msgspec.json.encode(json_data(data, name, (count,), "OUT", "m"))
-    decoded = oip_data.decode(msgspec.Raw(text), DATATYPES[name], count, "in", LIMITS)
+    decoded = tensor_json.decode(msgspec.Raw(text), DATATYPES[name], count, "in", LIMITS)
     buffer = bytearray(decoded.nbytes)
     decoded.write(memoryview(buffer))
     return bytes(buffer)

@@ -1,12 +1,12 @@
-"""The fleet under any order of events: its invariants, and nobody is started twice."""
+"""The reconciler under any order of events: its invariants, and nobody is started twice."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shmserve.core.control.lifecycle import State
-from shmserve.core.control.reconciler import Fleet
-from shmserve.core.control.records import Incarnation, InstanceRecord, VersionRecord
+from shmserve.core.control.reconciler import Reconciler
+from shmserve.core.control.records import InstanceRecord, Revision, VersionRecord
 from shmserve.core.memory.budget import Ledger
 from shmserve.errors import ProtocolViolation
 from shmserve.tensor.spec import ModelSpec
@@ -17,11 +17,11 @@ PIDS = st.integers(1, 4)
 INSTANCES = st.sampled_from(NAMES)
 
 
-def fleet_at(now):
-    fleet = Fleet(Ledger(1000, 100), 2.0, 10.0)
+def reconciler_at(now):
+    reconciler = Reconciler(Ledger(1000, 100), 2.0, 10.0)
     records = [InstanceRecord(name) for name in NAMES]
-    fleet.models.load("m", Incarnation(1, [VersionRecord(SPEC, records)]), now, required=True)
-    return fleet
+    reconciler.models.load("m", Revision(1, [VersionRecord(SPEC, records)]), now, required=True)
+    return reconciler
 
 
 class FleetMachine(RuleBasedStateMachine):
@@ -29,7 +29,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.fleet = fleet_at(0.0)
+        self.reconciler = reconciler_at(0.0)
         self.now = 0.0
         self.linked: set[int] = set()
         self.failed: set[str] = set()
@@ -43,16 +43,16 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(pid=PIDS, name=INSTANCES)
     def started(self, pid, name):
-        self.attempt(self.fleet.started, name, pid)
+        self.attempt(self.reconciler.started, name, pid)
 
     @rule(pid=PIDS, name=INSTANCES)
     def exited(self, pid, name):
-        self.attempt(self.fleet.exited, name, pid, "signal SIGKILL")
+        self.attempt(self.reconciler.exited, name, pid, "signal SIGKILL")
 
     @rule(pid=PIDS, name=INSTANCES)
     def hello(self, pid, name):
         try:
-            self.fleet.hello(f"executor-{pid}-aa", "executor", pid, 0, name, self.now)
+            self.reconciler.hello(f"executor-{pid}-aa", "executor", pid, 0, name, self.now)
         except ProtocolViolation:  # its link is closed
             self.gone(pid)
         else:
@@ -60,57 +60,57 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(pid=PIDS)
     def gone(self, pid):
-        self.fleet.gone(f"executor-{pid}-aa", self.now)
+        self.reconciler.gone(f"executor-{pid}-aa", self.now)
         self.linked.discard(pid)
 
     @rule(pid=PIDS)
     def loaded(self, pid):
-        self.attempt(self.fleet.loaded, f"executor-{pid}-aa", SPEC, f"executor-{pid}-aa.sock")
+        self.attempt(self.reconciler.loaded, f"executor-{pid}-aa", SPEC, f"executor-{pid}-aa.sock")
 
     @rule(pid=PIDS)
     def load_failed(self, pid):
-        self.attempt(self.fleet.load_failed, f"executor-{pid}-aa", "no")
-        self.failed |= {n for n, r in self.fleet.instances.items() if r.state is State.FAILED}
+        self.attempt(self.reconciler.load_failed, f"executor-{pid}-aa", "no")
+        self.failed |= {n for n, r in self.reconciler.instances.items() if r.state is State.FAILED}
 
     @rule(pid=PIDS, busy_ms=st.integers(0, 5000))
     def busy(self, pid, busy_ms):
-        self.attempt(self.fleet.busy, f"executor-{pid}-aa", busy_ms)
+        self.attempt(self.reconciler.busy, f"executor-{pid}-aa", busy_ms)
 
     @rule(seconds=st.floats(0, 8))
     def wait(self, seconds):
         self.now += seconds
-        self.fleet.tick(self.now)
+        self.reconciler.tick(self.now)
 
     @rule()
     def another_supervisor(self):
-        self.fleet.hello("supervisor-1-aa", "supervisor", 9, 0, "", self.now)
+        self.reconciler.hello("supervisor-1-aa", "supervisor", 9, 0, "", self.now)
 
     @rule()
     def coordinator_restart(self):
-        before = self.fleet.snapshot("e")
-        self.fleet = fleet_at(self.now)
-        self.fleet.restore(before, self.now)
+        before = self.reconciler.snapshot("e")
+        self.reconciler = reconciler_at(self.now)
+        self.reconciler.restore(before, self.now)
         self.linked.clear()
-        self.failed = {n for n, r in self.fleet.instances.items() if r.state is State.FAILED}
+        self.failed = {n for n, r in self.reconciler.instances.items() if r.state is State.FAILED}
 
     @invariant()
     def published_instances_have_a_link_or_are_awaited(self):
-        for live in self.fleet.snapshot("e").models["m"]["1"].instances:
-            record = self.fleet.instances[live.name]
+        for live in self.reconciler.snapshot("e").models["m"]["1"].instances:
+            record = self.reconciler.instances[live.name]
             assert record.state is State.READY
             assert live.pid in self.linked or record.awaited_until > 0
             assert live.endpoint == f"executor-{live.pid}-aa.sock"
 
     @invariant()
     def a_process_runs_one_instance(self):
-        processes = [r.process for r in self.fleet.instances.values() if r.process]
+        processes = [r.process for r in self.reconciler.instances.values() if r.process]
         assert len(processes) == len(set(processes))
 
     @invariant()
     def failed_and_stopping_instances_are_not_desired(self):
-        desired = set(self.fleet.desired())
+        desired = set(self.reconciler.desired())
         assert not desired & self.failed
-        for record in self.fleet.instances.values():
+        for record in self.reconciler.instances.values():
             assert (record.name in desired) == (record.state not in (State.FAILED, State.STOPPING))
 
 

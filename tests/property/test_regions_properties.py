@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shmserve.config import Settings
+from shmserve.core.regions import region_book as rules
 from shmserve.core.regions.cuda_allocation import check_allocation, cuda_region
 from shmserve.core.regions.region_book import Caller, ObjectFacts, RegionBook
-from shmserve.core.regions.region_book import region_book as rules
 from shmserve.core.regions.region_names import object_name
 from shmserve.core.registry import CUDA, SYSTEM
 from shmserve.errors import InvalidArgument, NotFound, PermissionDenied, ShmserveError

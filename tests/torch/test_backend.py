@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shmserve.errors import Code, ConfigError, ShmserveError
-from shmserve.testing.backend_runner import FakeRequest, arrays, ask, load
+from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, load
 
 pytestmark = pytest.mark.torch
 
@@ -99,7 +99,7 @@ def test_optional_inputs(make: Any) -> None:
 
 def test_an_input_that_comes_out_is_not_copied(make: Any) -> None:
     backend, _ = load(make("Same", config("x", "OUTPUT__0")))
-    request = FakeRequest(("OUTPUT__0",), x=X)
+    request = FakeBackendRequest(("OUTPUT__0",), x=X)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # none about read-only memory
         got = arrays(backend.execute([request])[0])["OUTPUT__0"]
@@ -108,7 +108,7 @@ def test_an_input_that_comes_out_is_not_copied(make: Any) -> None:
 
 def test_an_input_the_model_writes_into_is_a_copy(make: Any) -> None:
     backend, _ = load(make("InPlace", config("x", "OUTPUT__0")))
-    request = FakeRequest(("OUTPUT__0",), x=X)
+    request = FakeBackendRequest(("OUTPUT__0",), x=X)
     assert arrays(backend.execute([request])[0])["OUTPUT__0"].tolist() == [0, 2, 4, 6]
     assert request.inputs["x"].memory.tolist() == X.tolist()
 

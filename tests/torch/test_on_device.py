@@ -13,7 +13,7 @@ from shmserve import repository
 from shmserve.errors import Code, ConfigError
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import create
-from shmserve.testing.backend_runner import FakeRequest, arrays, ask, failure, load
+from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 from tests.torch.test_backend import _quiet, config, make, parameter
 
 __all__ = ["_quiet", "make"]  # fixtures
@@ -92,7 +92,7 @@ def test_work_is_in_order_with_cupys(make: Any, cupy: Any) -> None:
 def test_a_model_that_writes_into_its_input_gets_a_copy(make: Any, cupy: Any) -> None:
     backend, _ = load(make("InPlace", config("x", "OUTPUT__0")), GPU)
     x = cupy.asarray(X)
-    request = FakeRequest(("OUTPUT__0",), x=x)
+    request = FakeBackendRequest(("OUTPUT__0",), x=x)
     assert arrays(backend.execute([request])[0])["OUTPUT__0"].tolist() == [0, 2, 4, 6]
     assert x.tolist() == X.tolist()
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from shmserve.config import Settings
 from shmserve.frontends.http.app import create_app
-from shmserve.frontends.http.buffers import BufferBody
+from shmserve.frontends.http.server.response import BufferBody
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
 
@@ -95,7 +95,11 @@ class Client:
         for key in [key for key, value in env.items() if value is None]:
             del env[key]
         started: list[Any] = []
-        result = self.app(env, lambda status, fields, _=None: started.extend((status, fields)))
+
+        def start(status: str, fields: list[tuple[str, str]], *_: object) -> Any:
+            started.extend((status, fields))
+
+        result = self.app(env, start)
         answer = Answer(started[0], started[1], result)
         for call in self.dispatcher.calls:
             assert call.closed, "a call was not closed"

@@ -10,21 +10,26 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from shmserve import config
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
-from shmserve.dispatch import Dispatcher
+from shmserve.core.scheduling.batch_policy import batch_policy
+from shmserve.dispatch import open_dispatcher
 from shmserve.errors import Unavailable
-from shmserve.executor.backend import Context, Request, Response
+from shmserve.executor.backend import BatchForm, Context, Request, Response
 from shmserve.executor.devices import Devices
-from shmserve.executor.loop.request_loop import Loop
+from shmserve.executor.loop.batch_loop import BatchLoop
+from shmserve.executor.loop.channels import Channels
+from shmserve.executor.loop.request_loop import RequestLoop
 from shmserve.executor.loop.stream_loop import StreamLoop
 from shmserve.executor.tensors.mapped_regions import ClientRegions
-from shmserve.protocol import messages
+from shmserve.executor.tensors.workspace import Workspace
+from shmserve.protocol.control import messages
+from shmserve.protocol.control.data_messages import ExecutorHello
 from shmserve.protocol.control.link_messages import GiveBack, Grant, Granted, Hello, Welcome
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
@@ -32,7 +37,8 @@ from shmserve.shm.registry_page import RegistryWriter
 from shmserve.shm.status_page import StatusPage
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from shmserve.transport import channel as channels
-from shmserve.transport.questions import Make, close_all
+from shmserve.transport.channel import close_all
+from shmserve.transport.pending_requests import Make
 
 Model = Callable[[Request], Response | None]  # None: a decoupled model's answers go their own way
 
@@ -60,16 +66,17 @@ class Coordinator:
     def _run(self) -> None:
         clients: dict[int, channels.Channel] = {}
         while True:
-            ready, _, _ = select.select([self._listener, self._stop_r, *clients], [], [])
+            waits: list[Any] = [self._listener, self._stop_r, *clients]
+            ready, _, _ = select.select(waits, [], [])
             for fd in ready:
                 if fd is self._stop_r:
                     for client in clients.values():
                         client.close()
                     return
                 if fd is self._listener:
-                    client = channels.accept(self._listener)
-                    assert client is not None
-                    clients[client.fileno()] = client
+                    accepted = channels.accept(self._listener)
+                    assert accepted is not None
+                    clients[accepted.fileno()] = accepted
                 else:
                     try:
                         self._serve(clients[fd])
@@ -99,8 +106,10 @@ class Coordinator:
 class FunctionBackend:
     """A backend that is one function."""
 
+    chooses_device = False
     device = "cpu"
     reads_on_device = False
+    batching = BatchForm.LISTED
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -141,25 +150,32 @@ class ThreadExecutor:
         self.memory = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
         self.status = StatusPage("cafe0123")
         self.listener = channels.listen(str(run_dir / f"{name}.sock"))
-        make = partial(StreamLoop, max_streams=max_streams) if spec.decoupled else Loop
-        self.loop = make(
-            process=name,
-            instance=self.instance.name,
-            listener=self.listener,
-            backend=FunctionBackend(model),
-            spec=spec,
-            memory=self.memory,
-            status=self.status,
-            segment_idle_s=60.0,
-            regions=ClientRegions(NoCoordinator(), Devices(None, Mappings())),
+        regions = ClientRegions(NoCoordinator(), Devices(None, Mappings()))
+        self.channels = Channels(
+            self.listener,
+            ExecutorHello(messages.VERSION, name, self.instance.name),
+            self.memory,
+            self.status,
+            regions.devices.mappings,
         )
+        backend = model if isinstance(model, FunctionBackend) else FunctionBackend(model)
+        workspace = Workspace(spec, self.memory, regions)
+        parts = (backend, workspace, self.channels, self.status, 60.0)
+        policy = batch_policy(spec.config)
+        self.loop: RequestLoop | BatchLoop | StreamLoop
+        if spec.decoupled:
+            self.loop = StreamLoop(*parts, max_streams)
+        elif policy is not None:
+            self.loop = BatchLoop(*parts, policy)
+        else:
+            self.loop = RequestLoop(*parts)
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
         self.thread.start()
 
     def close(self) -> None:
         self.loop.stop()
         self.thread.join(30)
-        self.loop.close()
+        self.channels.close()
         self.listener.close()
         self.status.close()
         self.memory.close()
@@ -177,7 +193,7 @@ class Rig:
         self.settings = msgspec.convert(
             {"run_dir": str(run_dir), "arena_bytes": 1 << 20, **settings}, config.Settings
         )
-        self.dispatcher = Dispatcher(self.settings)
+        self.dispatcher = open_dispatcher(self.settings)
         self.dispatcher.start()
 
     def serve(self, *models: Model, spec: ModelSpec = SPEC) -> ModelEntry:

@@ -1,6 +1,6 @@
 """A client's memory that the server can open too: a pool of blocks, each one a region.
 
-What a block is, memory of the host or of a GPU, is its `Kind`'s business. A block is leased
+What a block is, memory of the host or of a GPU, is its `BlockKind`'s business. A block is leased
 by the arrays that lie in it and by the request that uses it. It is used again only when
 nobody holds it any more, and never if the server may still write to it (`taint`: a request
 that nobody waited for to the end). Invariant (tests/property/test_client_memory.py): two
@@ -26,13 +26,11 @@ _MAX_BLOCKS = 256  # a server's default lets a user have 1024 regions
 
 
 class Block(Protocol):
-    """Memory of this process, from `address` on. `leases` and `tainted` are the pool's."""
+    """Memory of this process, from `address` on."""
 
     name: str
     size: int
     address: int
-    leases: int
-    tainted: bool
 
     def register(self) -> None:
         """Have the server know it as the region `name`; again is no error.
@@ -49,7 +47,7 @@ class Block(Protocol):
         """Let go of it; the memory goes with the last array in it."""
 
 
-class Kind(Protocol):
+class BlockKind(Protocol):
     """What blocks of one pool have in common."""
 
     def size_of(self, nbytes: int) -> int:
@@ -65,18 +63,20 @@ class Kind(Protocol):
         """Where an array begins that is known to be of this kind of memory."""
 
 
-class Memory:
+class BlockPool:
     """All blocks of one client. Thread-safe."""
 
-    def __init__(self, kind: Kind, max_bytes: int) -> None:
+    def __init__(self, kind: BlockKind, max_bytes: int) -> None:
         self._kind = kind
         self._max_bytes = max_bytes
         self._prefix = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._lock = threading.Lock()
         self._blocks: dict[int, Block] = {}  # by address
         self._addresses: list[int] = []  # the same, sorted
+        self._leases: dict[str, int] = {}  # by name
+        self._tainted: set[str] = set()  # names
         self._free: dict[int, list[Block]] = {}  # by size
-        self._let_go: deque[Block] = deque()  # appended to by finalizers, at any moment
+        self._released: deque[Block] = deque()  # appended to by finalizers, at any moment
         self._count = 0
         self._closed = False
         self.total_bytes = 0
@@ -91,27 +91,28 @@ class Memory:
             if self._closed:
                 return None
             free = self._free.get(size)
-            block = free.pop() if free else self._made(size)
+            block = free.pop() if free else self._new_block(size)
             if block is not None:
-                block.leases = 1
+                self._leases[block.name] = 1
             return block
 
     def release(self, block: Block) -> None:
         """End a lease. Any thread, any moment."""
-        self._let_go.append(block)
+        self._released.append(block)
 
     def array(self, block: Block, offset: int, nbytes: int) -> Any:
         """Bytes that hold a lease of their own for as long as they, or views, are referenced."""
         array, alive = block.window(offset, nbytes)
         with self._lock:
-            block.leases += 1
-        weakref.finalize(alive, self._let_go.append, block).atexit = False
+            if block.name in self._leases:
+                self._leases[block.name] += 1
+        weakref.finalize(alive, self._released.append, block).atexit = False
         return array
 
     def taint(self, blocks: Iterable[Block]) -> None:
         """The server may still use these: they are given up with their last lease."""
-        for block in blocks:
-            block.tainted = True
+        with self._lock:
+            self._tainted.update(block.name for block in blocks if block.name in self._leases)
 
     def find(self, array: Any) -> tuple[Block, int] | None:
         """The block that an array lies in as a whole, and where; None: elsewhere."""
@@ -119,8 +120,8 @@ class Memory:
             return None
         address = self._kind.address_of(array)
         with self._lock:
-            at = bisect.bisect_right(self._addresses, address) - 1
-            block = self._blocks[self._addresses[at]] if at >= 0 else None
+            index = bisect.bisect_right(self._addresses, address) - 1
+            block = self._blocks[self._addresses[index]] if index >= 0 else None
         if block is None or address + array.nbytes > block.address + block.size:
             return None
         return block, address - block.address
@@ -146,9 +147,7 @@ class Memory:
             self._closed = True
             self._discard(list(self._blocks.values()), unregister)
 
-    # -------------------------------------------------------------------- inside
-
-    def _made(self, size: int) -> Block | None:
+    def _new_block(self, size: int) -> Block | None:
         if not self._make_room(size):
             return None
         self._count += 1
@@ -183,34 +182,36 @@ class Memory:
 
     def _evict(self, nbytes: int) -> int:
         """Give up unused blocks, at least `nbytes` if there are so many."""
-        gone: list[Block] = []
+        unused: list[Block] = []
         freed = 0
         for free in self._free.values():
             while free and freed < nbytes:
-                gone.append(free.pop(0))
-                freed += gone[-1].size
-        self._discard(gone)
+                unused.append(free.pop(0))
+                freed += unused[-1].size
+        self._discard(unused)
         return freed
 
     def _settle(self) -> None:
-        """Take back what finalizers have let go."""
-        gone = []
-        while self._let_go:
-            block = self._let_go.popleft()
-            block.leases -= 1
-            if block.leases or block.address not in self._blocks:
-                continue
-            if block.tainted:
-                gone.append(block)
-            else:
+        """End the leases that were released."""
+        spoilt = []
+        while self._released:
+            block = self._released.popleft()
+            leases = self._leases.pop(block.name, 0) - 1
+            if leases > 0:
+                self._leases[block.name] = leases
+            elif block.name in self._tainted:
+                spoilt.append(block)
+            elif leases == 0:  # less: it was given up meanwhile
                 self._free.setdefault(block.size, []).append(block)
-        self._discard(gone)
+        self._discard(spoilt)
 
     def _discard(self, blocks: list[Block], unregister: bool = True) -> None:
         """Give these up. First of all at the server, which has them open."""
         for block in blocks:
             del self._blocks[block.address]
             self._addresses.remove(block.address)
+            self._leases.pop(block.name, None)
+            self._tainted.discard(block.name)
             self.total_bytes -= block.size
         if blocks and unregister:
             with contextlib.suppress(ShmserveError):  # then it is gone, or this process soon is

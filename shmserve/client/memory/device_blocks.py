@@ -11,8 +11,9 @@ import weakref
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from shmserve.client import device_arrays as gpu
+from shmserve.client import device_arrays
 from shmserve.client.errors import InferenceError
 from shmserve.client.http_transport import Transport
 from shmserve.client.memory.block_pool import size_class
@@ -26,7 +27,7 @@ _REGIONS = "/v2/cudasharedmemory/region"
 
 
 class DeviceBlocks:
-    """Blocks of one device; implements `memory.Kind`.
+    """Blocks of one device; implements `block_pool.BlockKind`.
 
     Attributes:
         refused: the server has refused a block, or the driver cannot share any.
@@ -36,20 +37,27 @@ class DeviceBlocks:
         """Raises ImportError without CuPy."""
         self.refused = False
         self.device = device
-        self.cupy = gpu.cupy()
+        self.cupy = device_arrays.cupy()
         self._transport = transport
 
     def size_of(self, nbytes: int) -> int:
         return -(-size_class(nbytes) // _UNIT) * _UNIT
 
     def make(self, name: str, size: int) -> DeviceBlock:
+        cuda = self.cupy.cuda
         try:
-            return DeviceBlock(self, name, size)
-        except self.cupy.cuda.runtime.CUDARuntimeError as ex:
+            allocation = _Allocation(self.cupy, self.device, size)
+        except cuda.runtime.CUDARuntimeError as ex:
             raise OSError(str(ex)) from None
+        try:
+            with cuda.Device(self.device):  # else CUDA begins to use another, too
+                handle: bytes = cuda.runtime.ipcGetMemHandle(allocation.address)
+        except cuda.runtime.CUDARuntimeError as ex:
+            self.refused = True
+            raise OSError(str(ex)) from None
+        return DeviceBlock(self, name, allocation, handle)
 
     def register(self, name: str, size: int, handle: bytes) -> None:
-        """As `memory.Block.register`."""
         document = {
             "raw_handle": {"b64": base64.b64encode(handle).decode()},
             "device_id": self.device,
@@ -74,9 +82,8 @@ class DeviceBlocks:
 
     def _post(self, path: str, body: bytes = b"") -> None:
         try:
-            reply = self._transport.request(
-                "POST", f"{_REGIONS}/{path}", body=[body], timeout_s=_ANSWER_S
-            )
+            path = f"{_REGIONS}/{path}"
+            reply = self._transport.request("POST", path, body=[body], timeout_s=_ANSWER_S)
         except InferenceError as ex:
             raise Unavailable(ex.message) from None
         if reply.status != 200:
@@ -84,23 +91,13 @@ class DeviceBlocks:
 
 
 class DeviceBlock:
-    """One allocation; implements `memory.Block`."""
+    """One allocation; implements `block_pool.Block`. `handle`: CUDA's, for other processes."""
 
-    def __init__(self, kind: DeviceBlocks, name: str, size: int) -> None:
-        """Raises CuPy's CUDARuntimeError: there is no memory, or none that can be shared."""
-        self.name = name
-        self.size = size
-        self.leases = 0
-        self.tainted = False
+    def __init__(self, kind: DeviceBlocks, name: str, memory: _Allocation, handle: bytes) -> None:
+        self.name, self.size, self.address = name, memory.size, memory.address
         self._kind = kind
-        self._allocation: _Allocation | None = _Allocation(kind.cupy, kind.device, size)
-        self.address = self._allocation.address
-        try:
-            with kind.cupy.cuda.Device(kind.device):  # else CUDA begins to use another, too
-                self._handle: bytes = kind.cupy.cuda.runtime.ipcGetMemHandle(self.address)
-        except kind.cupy.cuda.runtime.CUDARuntimeError:
-            kind.refused = True
-            raise
+        self._allocation: _Allocation | None = memory
+        self._handle = handle
 
     def register(self) -> None:
         self._kind.register(self.name, self.size, self._handle)
@@ -121,16 +118,17 @@ class _Allocation:
     """Memory that is freed with this object."""
 
     def __init__(self, cupy: Any, device: int, size: int) -> None:
+        """Raises CuPy's CUDARuntimeError: there is none left."""
+        self.size = size
         with cupy.cuda.Device(device):
             self.address = int(cupy.cuda.runtime.malloc(size))
         weakref.finalize(self, _free, cupy, device, self.address).atexit = False
 
 
-class _Alive:
+class _Alive(Struct, eq=False, weakref=True):
     """What CuPy, and whoever CuPy's arrays are passed on to, keeps as long as an array of it."""
 
-    def __init__(self, allocation: _Allocation | None) -> None:
-        self.allocation = allocation
+    allocation: _Allocation | None
 
 
 def _free(cupy: Any, device: int, address: int) -> None:

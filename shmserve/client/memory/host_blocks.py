@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from shmserve.client.client_connection import ControlConnection
 from shmserve.client.memory.block_pool import size_class
 
 Array = np.ndarray[Any, Any]
@@ -16,22 +17,12 @@ Array = np.ndarray[Any, Any]
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Registers(Protocol):
-    """What this needs of `control.Control`."""
-
-    def register(self, name: str, byte_size: int, fd: int) -> None: ...
-
-    def unregister(self, names: list[str]) -> None: ...
-
-
 class HostBlock:
-    """One memfd, mapped; implements `memory.Block`."""
+    """One memfd, mapped; implements `block_pool.Block`."""
 
-    def __init__(self, control: Registers, name: str, size: int) -> None:
+    def __init__(self, control: ControlConnection, name: str, size: int) -> None:
         self.name = name
         self.size = size
-        self.leases = 0
-        self.tainted = False
         self._control = control
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -41,7 +32,7 @@ class HostBlock:
         except BaseException:
             os.close(self.fd)
             raise
-        self.address = address_of(self.window(0, size)[0])
+        self.address = HostBlocks.address_of(self.window(0, size)[0])
 
     def register(self) -> None:
         self._control.register(self.name, self.size, self.fd)
@@ -55,13 +46,12 @@ class HostBlock:
 
 
 class HostBlocks:
-    """Implements `memory.Kind`."""
+    """Implements `block_pool.BlockKind`."""
 
-    def __init__(self, control: Registers) -> None:
+    def __init__(self, control: ControlConnection) -> None:
         self._control = control
 
-    def size_of(self, nbytes: int) -> int:
-        return size_class(nbytes)
+    size_of = staticmethod(size_class)
 
     def make(self, name: str, size: int) -> HostBlock:
         return HostBlock(self._control, name, size)
@@ -69,10 +59,7 @@ class HostBlocks:
     def unregister(self, names: list[str]) -> None:
         self._control.unregister(names)
 
-    def address_of(self, array: Array) -> int:
-        return address_of(array)
-
-
-def address_of(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    @staticmethod
+    def address_of(array: Array) -> int:
+        address: int = array.__array_interface__["data"][0]
+        return address

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
-from shmserve.protocol import messages
+from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
 
+Version = tuple[ModelSpec, tuple[Instance, ...]]  # and all its instances
 # An instance travels in one message, with room for its envelope.
 _MAX_INSTANCE = 100 * 1024
 
@@ -36,10 +37,7 @@ class Scan(Protocol):
     def failures(self) -> dict[str, str]: ...
 
 
-class Scanner(Protocol):
-    """`shmserve.repository.scan`."""
-
-    def __call__(self, paths: Sequence[str]) -> Scan: ...
+Scanner = Callable[[Sequence[str]], Scan]  # `shmserve.repository.scan`
 
 
 class Library(Protocol):
@@ -52,39 +50,36 @@ class Library(Protocol):
     def read_folder(self, directory: str, override: str | None = None) -> Folder: ...
 
 
-class Wanted(Struct, frozen=True):
+class DesiredModels(Struct, frozen=True):
     """Versions to serve with their instances, and what cannot be served and why."""
 
-    versions: tuple[tuple[ModelSpec, tuple[Instance, ...]], ...] = ()
+    versions: tuple[Version, ...] = ()
     failures: dict[str, str] = {}
 
 
-def choose(settings: Settings, scan: Scanner) -> Wanted:
+def choose(settings: Settings, scan: Scanner) -> DesiredModels:
     """Look at the repository and pick what should run."""
     try:
-        found = scan(settings.model_repository)
+        repository = scan(settings.model_repository)
     except ConfigError as ex:
-        return Wanted(failures={"model_repository": ex.message})
-    names = set(found.models)
-    failures = dict(found.failures)
+        return DesiredModels(failures={"model_repository": ex.message})
+    names = set(repository.models)
+    failures = dict(repository.failures)
     if settings.model_control == "explicit" and "*" not in settings.load_models:
         names &= set(settings.load_models)
         failures = {name: why for name, why in failures.items() if name in settings.load_models}
         for name in settings.load_models:
-            if name not in found.models and name not in failures:
+            if name not in repository.models and name not in failures:
                 failures[name] = "load_models: there is no such model in the repository"
-    versions: list[tuple[ModelSpec, tuple[Instance, ...]]] = []
+    versions: list[Version] = []
     for name in sorted(names):
-        folder = found.models[name]
-        found_versions, found_failures = split(folder)
-        versions += found_versions
-        failures.update({f"{name}/{version}": why for version, why in found_failures.items()})
-    return Wanted(tuple(versions), failures)
+        of_model, refused = split(repository.models[name])
+        versions += of_model
+        failures.update({f"{name}/{version}": why for version, why in refused.items()})
+    return DesiredModels(tuple(versions), failures)
 
 
-def split(
-    folder: Folder,
-) -> tuple[tuple[tuple[ModelSpec, tuple[Instance, ...]], ...], dict[str, str]]:
+def split(folder: Folder) -> tuple[tuple[Version, ...], dict[str, str]]:
     """A model's versions with their instances, and versions that cannot be served."""
     failures = dict(folder.failures)
     versions = []

@@ -9,21 +9,21 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from shmserve.coordinator.models.desired_models import Folder, Library, split
+from shmserve.coordinator.models.desired_models import Library, Version, split
 from shmserve.errors import Code, ConfigError, ShmserveError
-from shmserve.protocol.control.link_messages import Instance
-from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import rundir
 
+Paths = Sequence[str]  # of the repository
 
-class Reading(Struct, frozen=True):
+
+class ModelReader(Struct, frozen=True):
     """What was found, or why nothing was (`error_code` is empty if something was).
 
     `kept`: the overrides hold files that the model is made of.
     """
 
     name: str
-    versions: tuple[tuple[ModelSpec, tuple[Instance, ...]], ...] = ()
+    versions: tuple[Version, ...] = ()
     failures: dict[str, str] = {}
     fingerprint: str = ""
     kept: bool = False
@@ -31,16 +31,14 @@ class Reading(Struct, frozen=True):
     error: str = ""
 
 
-def read(
-    library: Library, paths: Sequence[str], run_dir: str, name: str, overrides: str
-) -> Reading:
+def read(library: Library, paths: Paths, run_dir: str, name: str, overrides: str) -> ModelReader:
     """Look at one model; never raises what a client can cause."""
     try:
         return _read(library, paths, run_dir, name, overrides)
     except ConfigError as ex:
-        return Reading(name, error_code=Code.INVALID_ARGUMENT, error=ex.message)
+        return ModelReader(name, error_code=Code.INVALID_ARGUMENT, error=ex.message)
     except ShmserveError as ex:
-        return Reading(name, error_code=ex.code, error=ex.message)
+        return ModelReader(name, error_code=ex.code, error=ex.message)
 
 
 def remove(run_dir: str, overrides: str) -> None:
@@ -49,9 +47,7 @@ def remove(run_dir: str, overrides: str) -> None:
         shutil.rmtree(rundir.overrides(run_dir, overrides), ignore_errors=True)
 
 
-def _read(
-    library: Library, paths: Sequence[str], run_dir: str, name: str, overrides: str
-) -> Reading:
+def _read(library: Library, paths: Paths, run_dir: str, name: str, overrides: str) -> ModelReader:
     config: str | None = None
     kept = False
     directory = ""
@@ -69,6 +65,5 @@ def _read(
     mark = library.fingerprint(directory)  # before it is read: what changes later is noticed
     if config is not None:
         mark += ":" + hashlib.blake2b(config.encode(), digest_size=16).hexdigest()
-    found: Folder = library.read_folder(directory, config)
-    versions, failures = split(found)
-    return Reading(name, versions, failures, mark, kept)
+    versions, failures = split(library.read_folder(directory, config))
+    return ModelReader(name, versions, failures, mark, kept)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from shmserve.core.control.reconciler import Fleet
-from shmserve.protocol import messages
+import msgspec
+
+from shmserve import ids
+from shmserve.core.control.reconciler import Reconciler
+from shmserve.core.control.records import InstanceRecord, VersionRecord
+from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Adopt, Desired, Instance
+from shmserve.tensor.spec import ModelSpec
 
 SETTLE_S = 0.5  # after a restart: executors that still load have so long to say hello
 _PART_BYTES = 96 * 1024
@@ -16,17 +21,30 @@ _MOST_HURRIED = 200  # in one message; the others are told with the next
 Send = Callable[..., None]  # (process, message, fds)
 
 
-class Orders:
-    """See the module. `instances`: of every incarnation, by name."""
+class SupervisorSync:
+    """The supervisor's link. `instances`: of every revision, by name."""
 
-    def __init__(self, fleet: Fleet, send: Send) -> None:
-        self._fleet = fleet
+    def __init__(self, reconciler: Reconciler, send: Send) -> None:
+        self._reconciler = reconciler
         self._send = send
         self.instances: dict[str, Instance] = {}
         self.supervisor = ""  # its link
         self._adopted = False  # whether it has been told what runs already
         self._due = False  # whether it must be told what should run
         self._hold_until = 0.0
+
+    def version(self, spec: ModelSpec, instances: Sequence[Instance], number: int) -> VersionRecord:
+        """A version's record in revision `number`; its instances can be ordered from now on."""
+        records = []
+        for instance in instances:
+            name = ids.reborn(instance.name, number)
+            self.instances[name] = msgspec.structs.replace(instance, name=name)
+            records.append(InstanceRecord(name, device=instance.device))
+        return VersionRecord(spec, records)
+
+    def forget(self, instances: Iterable[str]) -> None:
+        for name in instances:
+            self.instances.pop(name, None)
 
     @property
     def waiting(self) -> bool:
@@ -53,16 +71,16 @@ class Orders:
         Not while executors published before a restart may still say hello: they would
         be started a second time.
         """
-        if self._fleet.draining:
+        if self._reconciler.draining:
             self._due = False
-        if not self.waiting or self._fleet.awaiting or time.monotonic() < self._hold_until:
+        if not self.waiting or self._reconciler.awaiting or time.monotonic() < self._hold_until:
             return
         self._due = False
         if not self._adopted:
             self._adopted = True
-            self._send(self.supervisor, Adopt(tuple(self._fleet.running())))
-        wanted = [self.instances[name] for name in self._fleet.desired()]
-        for part in _parts(wanted, tuple(self._fleet.hurried()[:_MOST_HURRIED])):
+            self._send(self.supervisor, Adopt(tuple(self._reconciler.running())))
+        desired = [self.instances[name] for name in self._reconciler.desired()]
+        for part in _parts(desired, tuple(self._reconciler.hurried()[:_MOST_HURRIED])):
             self._send(self.supervisor, part)
 
 

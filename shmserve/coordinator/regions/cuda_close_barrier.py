@@ -10,48 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
+from msgspec import Struct
+
 from shmserve.protocol.control.region_messages import RegionAnswer
 
 _PATIENCE_S = 1.0
 
-
-class _Waiting:
-    def __init__(
-        self, process: str, answer: RegionAnswer, opened: set[tuple[int, str]], until: float
-    ) -> None:
-        self.process = process
-        self.answer = answer
-        self.opened = opened  # region and executor
-        self.until = until
+Opened = set[tuple[int, str]]  # region and executor
 
 
-class Closing:
-    """See the module. `answer` answers a frontend."""
+class _PendingClose(Struct, eq=False):
+    process: str
+    answer: RegionAnswer
+    opened: Opened
+    until: float
+
+
+class CudaCloseBarrier:
+    """Answers that wait. `answer` answers a frontend."""
 
     def __init__(self, answer: Callable[[str, RegionAnswer], None]) -> None:
         self._answer = answer
         self._given: dict[int, set[str]] = {}
-        self._waiting: list[_Waiting] = []
-
-    @property
-    def waiting(self) -> bool:
-        """Whether an answer waits, so `tick` should come soon."""
-        return bool(self._waiting)
+        self.waiting: list[_PendingClose] = []  # with any `tick` should come soon
 
     def given(self, number: int, executor: str) -> None:
         """An executor has been given a region's handle."""
         self._given.setdefault(number, set()).add(executor)
 
-    def gone(self, numbers: Iterable[int]) -> set[tuple[int, str]]:
+    def gone(self, numbers: Iterable[int]) -> Opened:
         """Regions are no more; who may have them open still."""
         return {(n, executor) for n in numbers for executor in self._given.pop(n, ())}
 
-    def answer(
-        self, process: str, answer: RegionAnswer, opened: set[tuple[int, str]], now: float
-    ) -> None:
+    def answer(self, process: str, answer: RegionAnswer, opened: Opened, now: float) -> None:
         """Answer when these are closed."""
         if opened:
-            self._waiting.append(_Waiting(process, answer, opened, now + _PATIENCE_S))
+            self.waiting.append(_PendingClose(process, answer, opened, now + _PATIENCE_S))
         else:
             self._answer(process, answer)
 
@@ -59,25 +53,25 @@ class Closing:
         """An executor has closed regions, or could not open them."""
         for number in numbers:
             self._given.get(number, set()).discard(executor)
-        told = {(number, executor) for number in numbers}
-        self._over(told.__contains__)
+        closed = {(number, executor) for number in numbers}
+        self._over(closed.__contains__)
 
     def ended(self, executor: str) -> None:
         """With a process all it had open is closed."""
         for executors in self._given.values():
             executors.discard(executor)
-        self._over(lambda one: one[1] == executor)
+        self._over(lambda handle: handle[1] == executor)
 
     def tick(self, now: float) -> None:
         """Wait no longer for those who let others wait."""
-        self._end([one for one in self._waiting if now >= one.until])
+        self._end([pending for pending in self.waiting if now >= pending.until])
 
-    def _over(self, wanted: Callable[[tuple[int, str]], bool]) -> None:
-        for one in self._waiting:
-            one.opened = {each for each in one.opened if not wanted(each)}
-        self._end([one for one in self._waiting if not one.opened])
+    def _over(self, closed: Callable[[tuple[int, str]], bool]) -> None:
+        for pending in self.waiting:
+            pending.opened = {handle for handle in pending.opened if not closed(handle)}
+        self._end([pending for pending in self.waiting if not pending.opened])
 
-    def _end(self, over: list[_Waiting]) -> None:
-        self._waiting = [one for one in self._waiting if one not in over]
-        for one in over:
-            self._answer(one.process, one.answer)
+    def _end(self, over: list[_PendingClose]) -> None:
+        self.waiting = [pending for pending in self.waiting if pending not in over]
+        for pending in over:
+            self._answer(pending.process, pending.answer)

@@ -1,4 +1,4 @@
-"""The desk where CUDA regions are registered: an executor looks at the handle first.
+"""How CUDA regions are registered: an executor looks at the handle first.
 
 The coordinator makes no CUDA call, so it asks an executor on a GPU whether the handle can be
 opened and how large the allocation behind it is. The registration waits here meanwhile. Where
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from shmserve.core.control.reconciler import Fleet
+from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.regions.cuda_allocation import check_allocation, cuda_region
 from shmserve.core.regions.region_book import Caller, RegionBook
 from shmserve.core.registry import Region
@@ -30,7 +30,7 @@ _PROBE_S = 2.0
 _MOST_PARKED = 256
 
 
-class _Parked(Struct, frozen=True):
+class _ParkedRegistration(Struct, frozen=True):
     """A registration that waits for `executor`; `process` and `ticket`: of who asked for it."""
 
     process: str
@@ -41,8 +41,8 @@ class _Parked(Struct, frozen=True):
     deadline: float
 
 
-class CudaDesk:
-    """See the module.
+class CudaRegions(Struct):
+    """Checks registrations, has executors look at them, and enters them.
 
     Args:
         devices: tells how many GPUs the server sees; asked until there are any, since a sick
@@ -51,57 +51,43 @@ class CudaDesk:
         answer: answers a frontend, once the change is published.
     """
 
-    def __init__(
-        self,
-        book: RegionBook,
-        fleet: Fleet,
-        devices: Callable[[], int],
-        send: Callable[[str, ProbeRegion, tuple[int, ...]], None],
-        entered: Callable[[Region], None],
-        answer: Callable[[str, RegionAnswer], None],
-    ) -> None:
-        self._book = book
-        self._fleet = fleet
-        self._devices = devices
-        self._count = 0
-        self._send = send
-        self._entered = entered
-        self._answer = answer
-        self._parked: dict[int, _Parked] = {}
-        self._next = 1
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a registration waits for an executor, so `tick` should come soon."""
-        return bool(self._parked)
+    _book: RegionBook
+    _reconciler: Reconciler
+    _devices: Callable[[], int]
+    _send: Callable[[str, ProbeRegion, tuple[int, ...]], None]
+    _entered: Callable[[Region], None]
+    _answer: Callable[[str, RegionAnswer], None]
+    parked: dict[int, _ParkedRegistration] = {}  # with any `tick` should come soon
+    _count: int = 0
+    _next: int = 1
 
     def register(self, process: str, message: RegisterCudaRegion, now: float) -> None:
         """Check what can be checked here, and have an executor look at the handle."""
         asked = (process, message.ticket)
-        if any((parked.process, parked.ticket) == asked for parked in self._parked.values()):
+        if any((parked.process, parked.ticket) == asked for parked in self.parked.values()):
             return  # asked again over a new link; the answer is on its way
         try:
             region = self._book.admit(self._drafted(message), message.again)
             executor = "" if region.number else self._prober(region.device_id)
-            if executor and len(self._parked) >= _MOST_PARKED:
+            if executor and len(self.parked) >= _MOST_PARKED:
                 raise ResourceExhausted("too many CUDA regions are being registered at once")
         except ShmserveError as ex:
             self._refuse(*asked, ex)
             return
-        parked = _Parked(*asked, region, message.again, executor, now + _PROBE_S)
+        parked = _ParkedRegistration(*asked, region, message.again, executor, now + _PROBE_S)
         if not executor:
             self._enter(parked)
             return
         number, self._next = self._next, self._next + 1
-        self._parked[number] = parked
+        self.parked[number] = parked
         self._send(executor, ProbeRegion(number, region), ())
 
     def probed(self, process: str, message: RegionProbed) -> None:
         """What an executor has found behind a handle."""
-        parked = self._parked.get(message.ticket)
+        parked = self.parked.get(message.ticket)
         if parked is None or parked.executor != process:
             return  # late
-        del self._parked[message.ticket]
+        del self.parked[message.ticket]
         region = parked.region
         if message.error_code == Code.INVALID_ARGUMENT:
             text = f"failed to register CUDA shared memory region: '{region.name}': {message.error}"
@@ -123,43 +109,34 @@ class CudaDesk:
     def tick(self, now: float) -> None:
         self._give_up(lambda parked: now >= parked.deadline, "the executor did not answer in time")
 
-    # ------------------------------------------------------------------- inside
-
     def _drafted(self, message: RegisterCudaRegion) -> Region:
         caller = Caller(message.uid, message.pid, message.started)
         self._book.may_register(caller)
         self._count = self._count or self._devices()
         return cuda_region(
-            caller,
-            message.name,
-            message.handle,
-            message.device_id,
-            message.byte_size,
-            self._count,
+            caller, message.name, message.handle, message.device_id, message.byte_size, self._count
         )
 
     def _prober(self, device_id: int) -> str:
         """An executor that computes on a GPU, best on this one; empty: there is none."""
-        instances = self._fleet.instances.values()
-        found = [i for i in instances if i.device != "cpu" and i.live and self._linked(i.process)]
-        best = min(found, key=lambda i: i.device != f"cuda:{device_id}", default=None)
+        instances = self._reconciler.instances.values()
+        linked = self._reconciler.processes
+        candidates = [i for i in instances if i.device != "cpu" and i.live and i.process in linked]
+        best = min(candidates, key=lambda i: i.device != f"cuda:{device_id}", default=None)
         return best.process if best is not None else ""
 
-    def _linked(self, process: str) -> bool:
-        return process in self._fleet.processes
-
-    def _give_up(self, over: Callable[[_Parked], bool], why: str) -> None:
-        for number, parked in list(self._parked.items()):
+    def _give_up(self, over: Callable[[_ParkedRegistration], bool], why: str) -> None:
+        for number, parked in list(self.parked.items()):
             if over(parked):
-                del self._parked[number]
+                del self.parked[number]
                 self._unproved(parked, why)
 
-    def _unproved(self, parked: _Parked, why: str) -> None:
+    def _unproved(self, parked: _ParkedRegistration, why: str) -> None:
         region = parked.region
         _log.info("CUDA region unproved name=%r uid=%d reason=%s", region.name, region.uid, why)
         self._enter(parked)
 
-    def _enter(self, parked: _Parked) -> None:
+    def _enter(self, parked: _ParkedRegistration) -> None:
         try:
             self._entered(self._book.enter(parked.region, parked.again))
         except ShmserveError as ex:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from shmserve.core.registry import Region
 from shmserve.transport.peer_credentials import started_at
 from shmserve.transport.processes import pidfd_open
@@ -12,16 +14,13 @@ from shmserve.transport.processes import pidfd_open
 Process = tuple[int, int]  # pid and start: pids alone are used again
 
 
-class Owners:
+class Owners(Struct):
     """Counts regions per process. `watch` and `unwatch` are told of each pidfd once."""
 
-    def __init__(
-        self, watch: Callable[[int, Process], None], unwatch: Callable[[int], None], enabled: bool
-    ) -> None:
-        self._watch = watch
-        self._unwatch = unwatch
-        self._enabled = enabled
-        self._known: dict[Process, tuple[int, set[int]]] = {}
+    _watch: Callable[[int, Process], object]
+    _unwatch: Callable[[int], object]
+    _enabled: bool
+    _known: dict[Process, tuple[int, set[int]]] = {}
 
     def add(self, region: Region) -> bool:
         """Watch its process, if there is one to watch; False: that has ended already."""

@@ -1,10 +1,10 @@
-"""The regions' desk: keeps what clients have registered, hands it out, lets it go.
+"""Client memory: keeps what clients have registered, hands it out, lets it go.
 
-Decisions are `core.regions.RegionBook`'s. Changes of one turn of the coordinator's loop are
-published together and acknowledged afterwards (`settle`), so that many registrations cost
-one publication.
+Decisions are `core.regions.region_book.RegionBook`'s. Changes of one turn of the
+coordinator's loop are published together and acknowledged afterwards (`settle`), so that many
+registrations cost one publication.
 
-A descriptor lives as long as its region, and a little longer (`Limbo`): requests that were
+A descriptor lives as long as its region, and a little longer (`Tombstones`): requests that were
 accepted before an unregistration may reach their executor after it. Copies are kept by the
 supervisor, for the coordinator's successor. CUDA regions have none and otherwise live alike;
 how either kind is registered: `system_regions`, `cuda_regions`.
@@ -17,15 +17,16 @@ import os
 from collections.abc import Callable, Iterable
 
 from shmserve.config import Settings
-from shmserve.coordinator.regions.cuda_close_barrier import Closing
-from shmserve.coordinator.regions.cuda_regions import CudaDesk
+from shmserve.coordinator.regions.cuda_close_barrier import CudaCloseBarrier
+from shmserve.coordinator.regions.cuda_regions import CudaRegions
 from shmserve.coordinator.regions.owners import Owners
-from shmserve.coordinator.regions.system_regions import SystemDesk
-from shmserve.coordinator.regions.tombstones import Limbo
-from shmserve.core.control.reconciler import Fleet
+from shmserve.coordinator.regions.system_regions import SystemRegions
+from shmserve.coordinator.regions.tombstones import Tombstones
+from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.regions.region_book import Caller, RegionBook
 from shmserve.core.registry import Region, Snapshot
 from shmserve.errors import Code, InvalidArgument
+from shmserve.protocol.control.messages import FromCoordinator, ToCoordinator
 from shmserve.protocol.control.region_messages import (
     DropRegions,
     NeedRegion,
@@ -40,10 +41,8 @@ from shmserve.protocol.control.region_messages import (
     StoreRegions,
     UnregisterRegions,
 )
-from shmserve.protocol.messages import FromCoordinator, ToCoordinator
 from shmserve.shm import client_object
-from shmserve.transport.channel import MAX_FDS
-from shmserve.transport.questions import close_all
+from shmserve.transport.channel import MAX_FDS, close_all
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +52,7 @@ _log = logging.getLogger(__name__)
 _PATIENCE_S, _LOST_S = 1.5, 30.0
 _MANY = 4096  # numbers in one message
 
+Registration = RegisterRegion | RegisterCudaRegion
 Send = Callable[[str, FromCoordinator, "tuple[int, ...]"], None]
 OFF = (
     "Client shared memory is disabled. Set client_shm_mode to map or copy"
@@ -60,34 +60,35 @@ OFF = (
 )
 
 
-class Regions:
-    """See the module. `send` never blocks and never fails; `devices` counts the GPUs."""
+class RegionRegistrations:
+    """All regions. `send` never blocks and never fails; `devices` counts the GPUs."""
 
     def __init__(
         self,
         settings: Settings,
         run_dir: str,
-        fleet: Fleet,
+        reconciler: Reconciler,
         send: Send,
         owners: Owners,
         devices: Callable[[], int],
     ) -> None:
         self.book = RegionBook(settings, os.geteuid())
-        self.system = SystemDesk(self.book, run_dir, self._keep, self._answer)
-        self.closing = Closing(self._answer)
-        self.cuda = CudaDesk(self.book, fleet, devices, send, self._entered, self._answer)
+        self.system = SystemRegions(self.book, run_dir, self._keep, self._answer)
+        self.closing = CudaCloseBarrier(self._answer)
+        self.cuda = CudaRegions(self.book, reconciler, devices, send, self._entered, self._answer)
         self._settings = settings
-        self._fleet = fleet
+        self._reconciler = reconciler
         self._send = send
         self._owners = owners
         self._fds: dict[int, int] = {}
-        self._limbo = Limbo()
+        self._tombstones = Tombstones()
         self._answers: list[tuple[str, RegionAnswer]] = []
         self._gone: list[int] = []
+        self._remapped: list[int] = []
         self._unstored: list[int] = []
         self._parked: list[tuple[str, NeedRegion]] = []
         self._reopen_at = self._awaited_until = 0.0  # 0: nothing is awaited
-        self.changed = False
+        self._changed = False
 
     # ---------------------------------------------------------------- a restart
 
@@ -107,11 +108,8 @@ class Regions:
         numbers = list(numbers)
         for number, fd in zip(numbers, fds, strict=False):
             region = self.book.get(number)
-            if (
-                region is not None
-                and number not in self._fds
-                and client_object.is_object_of(region, fd)
-            ):
+            known = region is not None and client_object.is_object_of(region, fd)
+            if known and number not in self._fds:
                 self._fds[number] = fd
             else:
                 os.close(fd)
@@ -165,7 +163,7 @@ class Regions:
             case NeedRegion(), "executor":
                 self._give(process, message)
             case RegionShrunk(), "executor":
-                self._quarantine(message.number, strike=False)
+                self._quarantine(message.number)
             case RegionProbed(), "executor":
                 self.cuda.probed(process, message)
             case RegionsClosed(), "executor":
@@ -174,13 +172,9 @@ class Regions:
                 return False
         return True
 
-    def _register(
-        self, process: str, message: RegisterRegion | RegisterCudaRegion, now: float
-    ) -> None:
-        """Have it checked, and entered."""
+    def _register(self, process: str, message: Registration, now: float) -> None:
         if self._settings.client_shm_mode == "off":
-            answer = RegionAnswer(message.ticket, Code.UNIMPLEMENTED, OFF)
-            self._answer(process, answer)
+            self._answer(process, RegionAnswer(message.ticket, Code.UNIMPLEMENTED, OFF))
         elif isinstance(message, RegisterRegion):
             self.system.register(process, message)
         else:
@@ -200,7 +194,7 @@ class Regions:
         if not self._owners.add(region):
             self.forget(self.book.drop([region.number]), 0.0)
             raise InvalidArgument(f"shared memory region '{region.name}': its process has ended")
-        self.changed = True
+        self._changed = True
 
     def _unregister(self, process: str, message: UnregisterRegions, now: float) -> None:
         gone = self.book.unregister(Caller(message.uid), message.name, message.kind)
@@ -213,7 +207,7 @@ class Regions:
         number = message.number
         region, fd, gone = self.book.get(number), self._fds.get(number), False
         if region is None:
-            region, fd = self._limbo.get(number)
+            region, fd = self._tombstones.get(number)
             gone = True
         missing = region is not None and not region.cuda and fd is None
         if missing and self._awaited_until:
@@ -230,19 +224,28 @@ class Regions:
         self._send(process, RegionGiven(message.ticket, region, gone), fds)
 
     def gone(self, process: str) -> None:
-        """A process has ended."""
         self.cuda.gone(process)
         self.closing.ended(process)
 
-    def executor_ended(self) -> None:
-        """Was it a client that took memory away? Then its region is out of use."""
+    def executor_ended(self, by_bus_error: bool = False) -> bool:
+        """Was it a client that took memory away? Then its region is out of use, and its owner's
+        others are copied from and to. Whether it was one that nobody had found out yet."""
+        blamed: set[int] = set()
+        new = False
         for number, fd in self._fds.items():
             region = self.book.get(number)
             if region is not None and os.fstat(fd).st_size < region.end:
-                self._quarantine(number, strike=True)
+                found = self._quarantine(number)
+                new |= found
+                if found or by_bus_error:  # another executor may have told of it just before
+                    blamed.add(region.uid)
+        for uid in blamed:
+            self._remapped += self.book.strike(uid)
+            _log.warning("a region killed an executor: its owner's are copied uid=%d", uid)
+            self._changed = True
+        return new
 
     def process_ended(self, pid: int, started: int, now: float) -> None:
-        """A process that registered regions is no more."""
         gone = self.book.of_process(pid, started)
         self._drop([region.number for region in gone], "its process has ended", now)
 
@@ -251,7 +254,7 @@ class Regions:
     @property
     def urgent(self) -> bool:
         """Whether somebody waits for an answer, so `tick` and `settle` should come soon."""
-        return self.cuda.waiting or self.closing.waiting or bool(self._answers)
+        return bool(self.cuda.parked or self.closing.waiting or self._answers)
 
     def tick(self, now: float) -> None:
         if self._awaited_until and now >= self._awaited_until:
@@ -261,7 +264,7 @@ class Regions:
             self._give_parked()
         self.cuda.tick(now)
         self.closing.tick(now)
-        self._limbo.expire(now)
+        self._tombstones.expire(now)
 
     def settle(self, publish: Callable[[], None], supervisor: str) -> None:
         """Publish what has changed, then let everybody know."""
@@ -269,41 +272,50 @@ class Regions:
         for number in unstored:
             if supervisor and number in self._fds:
                 self._send(supervisor, StoreRegions((number,)), (self._fds[number],))
-        if self.changed:
-            self.changed = False
+        if self._changed:
             publish()
         answers, self._answers = self._answers, []
         for process, answer in answers:
             self._send(process, answer, ())
-        if self._gone:
-            gone, self._gone = self._gone, []
-            executors = [p.name for p in self._fleet.processes.values() if p.role == "executor"]
+        remapped, self._remapped = self._remapped, []
+        self._have_forgotten(remapped)
+        gone, self._gone = self._gone, []
+        self._have_forgotten(gone)
+        if supervisor:
             for start in range(0, len(gone), _MANY):
-                part = tuple(gone[start : start + _MANY])
-                for name in executors:
-                    self._send(name, RegionsGone(part), ())
-                if supervisor:
-                    self._send(supervisor, DropRegions(part), ())
+                self._send(supervisor, DropRegions(tuple(gone[start : start + _MANY])), ())
+
+    def _have_forgotten(self, numbers: list[int]) -> None:
+        """Executors let go of their mappings; what is still registered they ask for again."""
+        executors = [p.name for p in self._reconciler.processes.values() if p.role == "executor"]
+        for start in range(0, len(numbers), _MANY):
+            part = tuple(numbers[start : start + _MANY])
+            for name in executors:
+                self._send(name, RegionsGone(part), ())
+
+    def published(self) -> None:
+        """What has changed so far is known to everybody."""
+        self._changed = False
 
     def close(self) -> None:
         close_all(self._fds.values())
-        self._limbo.close()
+        self._tombstones.close()
         self._owners.close()
-
-    # ------------------------------------------------------------------- inside
 
     def _answer(self, process: str, answer: RegionAnswer) -> None:
         self._answers.append((process, answer))
 
-    def _quarantine(self, number: int, strike: bool) -> None:
+    def _quarantine(self, number: int) -> bool:
+        """Take a region out of use; False: it is already."""
         reason = "its object was truncated after it was registered; unregister it"
-        region = self.book.quarantine(number, reason, strike)
-        if region is not None:
-            self.changed = True
-            _log.warning(
-                "region quarantined name=%r uid=%d pid=%d killed_an_executor=%s",
-                region.name, region.uid, region.pid, strike,
-            )  # fmt: skip
+        region = self.book.quarantine(number, reason)
+        if region is None:
+            return False
+        self._changed = True
+        _log.warning(
+            "region quarantined name=%r uid=%d pid=%d", region.name, region.uid, region.pid
+        )
+        return True
 
     def _drop(self, numbers: list[int], why: str, now: float) -> None:
         gone = self.book.drop(numbers)
@@ -314,8 +326,8 @@ class Regions:
     def forget(self, gone: list[Region], now: float) -> None:
         """The book has dropped these: their descriptors go, and everybody is told."""
         for region in gone:
-            self.changed = True
+            self._changed = True
             self._gone.append(region.number)
             self.closing.gone([region.number])
             self._owners.remove(region)
-            self._limbo.put(region, self._fds.pop(region.number, None), now)
+            self._tombstones.put(region, self._fds.pop(region.number, None), now)

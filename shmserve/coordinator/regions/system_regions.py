@@ -1,9 +1,11 @@
-"""The desk where system regions are registered: objects by key, or as a descriptor."""
+"""How system regions are registered: objects by key, or as a descriptor."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+
+from msgspec import Struct
 
 from shmserve.core.regions.region_book import Caller, RegionBook
 from shmserve.core.registry import Region
@@ -12,8 +14,8 @@ from shmserve.protocol.control.region_messages import RegionAnswer, RegisterRegi
 from shmserve.shm import client_object
 
 
-class SystemDesk:
-    """See the module.
+class SystemRegions(Struct, frozen=True):
+    """Opens, checks and enters them.
 
     Args:
         entered: takes over the descriptor of a region that the book has now; raises if it
@@ -21,20 +23,12 @@ class SystemDesk:
         answer: answers a frontend, once the change is published.
     """
 
-    def __init__(
-        self,
-        book: RegionBook,
-        run_dir: str,
-        entered: Callable[[Region, int], None],
-        answer: Callable[[str, RegionAnswer], None],
-    ) -> None:
-        self._book = book
-        self._run_dir = run_dir
-        self._entered = entered
-        self._answer = answer
+    _book: RegionBook
+    _run_dir: str
+    _entered: Callable[[Region, int], None]
+    _answer: Callable[[str, RegionAnswer], None]
 
     def register(self, process: str, message: RegisterRegion) -> None:
-        """Open, check, enter."""
         caller = Caller(message.uid, message.pid, message.started)
         try:
             self._register(caller, message)
@@ -48,15 +42,8 @@ class SystemDesk:
         fd = client_object.open_object(message.key, message.name)
         try:
             facts = client_object.facts(fd, client_object.own_files(self._run_dir))
-            region = self._book.register(
-                caller,
-                message.name,
-                message.key,
-                message.offset,
-                message.byte_size,
-                facts,
-                message.again,
-            )
+            window = (message.name, message.key, message.offset, message.byte_size)
+            region = self._book.register(caller, *window, facts, message.again)
         except ShmserveError:
             os.close(fd)
             raise

@@ -11,14 +11,13 @@ _KEEP_S = 10.0
 _MOST = 256
 
 
-class Limbo:
+class Tombstones:
     """By number, oldest first. Owns the descriptors of system regions; CUDA regions have none."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, tuple[Region, int | None, float]] = OrderedDict()
 
     def put(self, region: Region, fd: int | None, now: float) -> None:
-        """Take over a region's descriptor."""
         self._kept[region.number] = (region, fd, now + _KEEP_S)
 
     def get(self, number: int) -> tuple[Region | None, int | None]:

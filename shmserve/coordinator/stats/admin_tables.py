@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict
 
-from shmserve.core.control.reconciler import Fleet
-from shmserve.core.control.records import UNLOADED, Incarnation, ModelRecord, refused
+from shmserve.core.control.reconciler import Reconciler
+from shmserve.core.control.records import UNLOADED, ModelRecord, ProcessRecord, Revision, refused
 from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.stats.executor_counters import STAGES
 from shmserve.core.stats.request_counters import Reason
 from shmserve.protocol.control.link_messages import AskStats, Shown
+from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.stats_messages import GpuReport, ModelReport, Report
-from shmserve.protocol.messages import FromCoordinator
 
 Row = dict[str, Any]
 ASKED = ("segments", "slots", "queues", "monitor")  # what the processes are asked for
@@ -27,59 +29,67 @@ _WAIT_S = 1.0
 _PART_BYTES = 64 * 1024  # rows per message, well below what a packet carries
 
 
-def process_rows(fleet: Fleet, now: float, own: tuple[str, int, float]) -> list[Row]:
-    """One row a process; `own` is the coordinator's (process id, pid, start)."""
-    name, pid, since = own
-    rows = [_process_row("coordinator", name, pid, now - since, 0, "")]
-    rows += [
-        _process_row(p.role, p.name, p.pid, now - p.since, fleet.ledger.held(p.name), p.instance)
-        for p in sorted(fleet.processes.values(), key=lambda p: (p.role, p.name))
+class OwnProcess(NamedTuple):
+    """The coordinator itself: its process id, pid and start."""
+
+    name: str
+    pid: int
+    since: float
+
+
+def process_rows(reconciler: Reconciler, now: float, own: OwnProcess) -> list[Row]:
+    """One row a process; `own` is the coordinator's."""
+    coordinator = ProcessRecord(own.name, "coordinator", own.pid, own.since)
+    linked = sorted(reconciler.processes.values(), key=lambda p: (p.role, p.name))
+    return [
+        {
+            "role": process.role,
+            "process": process.name,
+            "pid": process.pid,
+            "up_s": round(now - process.since, 1),
+            "held_bytes": reconciler.ledger.held(process.name),
+            "instance": process.instance,
+        }
+        for process in [coordinator, *linked]
     ]
-    return rows
 
 
-def _process_row(role: str, name: str, pid: int, up_s: float, held: int, instance: str) -> Row:
-    return {
-        "role": role,
-        "process": name,
-        "pid": pid,
-        "up_s": round(up_s, 1),
-        "held_bytes": held,
-        "instance": instance,
-    }
-
-
-def model_rows(fleet: Fleet) -> list[Row]:
+def model_rows(reconciler: Reconciler) -> list[Row]:
     """One row an instance, and one for each model without any."""
-    rows: list[Row] = []
-    for name, model in sorted(fleet.models.by_name.items()):
-        for incarnation in model.incarnations():
-            for version in incarnation.versions:
-                serving = incarnation is model.serving
-                state = (
-                    version.entry().state.value
-                    if serving
-                    else incarnation_state(model, incarnation)
-                )
+    rows: list[_ModelRow] = []
+    for name, model in sorted(reconciler.models.by_name.items()):
+        for revision in model.revisions():
+            for version in revision.versions:
+                serving = revision is model.serving
+                state = version.entry().state.value if serving else revision_state(model, revision)
                 number = version.spec.version
                 rows += [
-                    _model_row(name, number, state, r.reason, r.name, r.state.value, r.pid, r.exits)
+                    _ModelRow(name, number, state, r.name, r.state.value, r.pid, r.exits, r.reason)
                     for r in version.instances
                 ]
         if model.serving is None:
-            rows += [_model_row(name, number, "UNAVAILABLE", UNLOADED) for number in model.unloaded]
-    rows += [
-        _model_row(name, "", "UNAVAILABLE", reason)
-        for name, reason in sorted(
-            {**refused(fleet.models.by_name.values()), **fleet.failures}.items()
-        )
-    ]
-    return rows
+            rows += [_ModelRow(name, v, "UNAVAILABLE", reason=UNLOADED) for v in model.unloaded]
+    unserved = {**refused(reconciler.models.by_name.values()), **reconciler.failures}
+    rows += [_ModelRow(n, "", "UNAVAILABLE", reason=why) for n, why in sorted(unserved.items())]
+    return [asdict(row) for row in rows]
 
 
-def incarnation_state(model: ModelRecord, incarnation: Incarnation) -> str:
+class _ModelRow(Struct):
+    """Keys in the order in which they are shown."""
+
+    model: str
+    version: str
+    state: str
+    instance: str = ""
+    instance_state: str = ""
+    pid: int = 0
+    exits: int = 0
+    reason: str = ""
+
+
+def revision_state(model: ModelRecord, revision: Revision) -> str:
     """Of one that does not serve."""
-    return "LOADING" if incarnation is model.coming else "UNLOADING"
+    return "LOADING" if revision is model.coming else "UNLOADING"
 
 
 def region_rows(book: RegionBook) -> list[Row]:
@@ -125,8 +135,7 @@ def gpu_rows(gpus: tuple[GpuReport, ...]) -> list[Row]:
 
 def stats_rows(report: Report) -> list[Row]:
     """One row a model version: what became of its requests, and mean times in milliseconds."""
-    found = sorted(report.models, key=lambda model: (model.model, model.version))
-    return [_stats_row(model) for model in found]
+    return [_stats_row(m) for m in sorted(report.models, key=lambda m: (m.model, m.version))]
 
 
 def _stats_row(model: ModelReport) -> Row:
@@ -148,28 +157,6 @@ def _stats_row(model: ModelReport) -> Row:
 
 def _mean_ms(ns: int, count: int) -> float:
     return round(ns / count / 1e6, 3) if count else 0.0
-
-
-def _model_row(
-    model: str,
-    version: str,
-    state: str,
-    reason: str,
-    instance: str = "",
-    instance_state: str = "",
-    pid: int = 0,
-    exits: int = 0,
-) -> Row:
-    return {
-        "model": model,
-        "version": version,
-        "state": state,
-        "instance": instance,
-        "instance_state": instance_state,
-        "pid": pid,
-        "exits": exits,
-        "reason": reason,
-    }
 
 
 def parts(ticket: int, rows: Iterable[Row]) -> Iterator[Shown]:
@@ -205,25 +192,25 @@ def _rows(what: str, stats: dict[str, Any]) -> list[Row]:
     return [scalars] if scalars else []
 
 
-class Questions:
+class TableQueries:
     """Questions to all processes that are being answered, each with a deadline."""
 
     def __init__(self, send: Callable[[str, FromCoordinator], None]) -> None:
         self._send = send
-        self._open: dict[int, _Question] = {}
+        self._open: dict[int, _TableQuery] = {}
         self._next = 1  # 0 is the watchdog's
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def ask(self, asker: str, ticket: int, what: str, of: Iterable[str], now: float) -> None:
+    def ask(self, asker: str, ticket: int, what: str, names: Iterable[str], now: float) -> None:
         """Ask processes on behalf of `asker`; at most 16 questions are open."""
         if len(self._open) >= 16:
             self._send(asker, Shown(ticket, (), "too many questions at once"))
             return
         number, self._next = self._next, self._next + 1
-        awaited = set(of) - {asker}
-        self._open[number] = _Question(asker, ticket, what, awaited, now + _WAIT_S)
+        awaited = set(names) - {asker}
+        self._open[number] = _TableQuery(asker, ticket, what, awaited, now + _WAIT_S)
         for process in sorted(awaited):
             self._send(process, AskStats(number, what))
         self._finish(now)
@@ -256,17 +243,12 @@ class Questions:
                 self._send(question.asker, shown)
 
 
-class _Question:
+class _TableQuery(Struct):
     """One question, who asked it, and who has not answered yet."""
 
-    __slots__ = ("asker", "awaited", "deadline", "rows", "ticket", "what")
-
-    def __init__(
-        self, asker: str, ticket: int, what: str, awaited: set[str], deadline: float
-    ) -> None:
-        self.asker = asker
-        self.ticket = ticket
-        self.what = what
-        self.awaited = awaited
-        self.deadline = deadline
-        self.rows: list[Row] = []
+    asker: str
+    ticket: int
+    what: str
+    awaited: set[str]
+    deadline: float
+    rows: list[Row] = []

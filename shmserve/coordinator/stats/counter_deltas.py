@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from shmserve.coordinator.stats.counter_totals import Reading
-from shmserve.core.stats import aggregation as rates
+from shmserve.coordinator.stats.counter_totals import CounterReading
+from shmserve.core.stats import aggregation
 from shmserve.core.stats.counter_pages import add_each
 
 Model = tuple[str, str]  # name, version
 
 
-class Growth:
+class CounterDeltas:
     """What was counted between two looks, whoever has begun or ended meanwhile.
 
     Each process is compared with itself. One that is new counts from zero; one that an earlier
@@ -22,35 +22,35 @@ class Growth:
         self._last: dict[str, dict[Model, list[int]]] = {}
         self._ended: dict[Model, list[int]] = {}
 
-    def ended(self, reading: Reading) -> None:
+    def ended(self, reading: CounterReading) -> None:
         """A process is over; this is all it has counted."""
         last = self._last.pop(reading.owner.process, None)
         if last is not None:
             _compare(_rows(reading), last, self._ended)
 
     def since(
-        self, readings: Sequence[Reading], is_new: Callable[[int], bool]
+        self, readings: Sequence[CounterReading], is_new: Callable[[int], bool]
     ) -> dict[Model, list[int]]:
         """By model version, since the last call; without those where nothing was.
 
         `is_new`: whether the process of this pid has counted in this coordinator's time only.
         """
-        found, self._ended = self._ended, {}
+        grown_by_model, self._ended = self._ended, {}
         for reading in readings:
             rows = _rows(reading)
             process = reading.owner.process
             last = self._last.get(process)
             if last is None:
                 last = {} if is_new(reading.owner.pid) else rows
-            _compare(rows, last, found)
+            _compare(rows, last, grown_by_model)
             self._last[process] = rows
-        return found
+        return grown_by_model
 
 
-def _rows(reading: Reading) -> dict[Model, list[int]]:
+def _rows(reading: CounterReading) -> dict[Model, list[int]]:
     if reading.runs is not None:
-        return {(reading.owner.model, reading.owner.version): rates.from_runs(reading.runs)}
-    return {model: rates.from_requests(counts) for model, counts in reading.rows.items()}
+        return {(reading.owner.model, reading.owner.version): aggregation.from_runs(reading.runs)}
+    return {model: aggregation.from_requests(counts) for model, counts in reading.rows.items()}
 
 
 def _compare(
@@ -60,6 +60,6 @@ def _compare(
         earlier = last.get(model)
         if counts == earlier:
             continue
-        grown = rates.growth(counts, earlier or [0] * rates.WIDTH)
+        grown = aggregation.growth(counts, earlier or [0] * aggregation.WIDTH)
         if any(grown):
-            add_each(into.setdefault(model, [0] * rates.WIDTH), grown)
+            add_each(into.setdefault(model, [0] * aggregation.WIDTH), grown)

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct, field
 
-from shmserve.core.control.reconciler import Fleet
+from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.stats import executor_counters, request_counters
 from shmserve.core.stats.counter_pages import Gauges, read_gauges
+from shmserve.errors import UnreadableMessage
+from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol.control.stats_messages import (
     CounterPage,
     DropPages,
@@ -30,11 +33,12 @@ from shmserve.protocol.control.stats_messages import (
     Report,
     StorePages,
 )
+from shmserve.protocol.decoding import msgpack_decoder
 from shmserve.shm import counter_page
 from shmserve.shm.status_page import BUSY_SINCE, COUNTERS, DEPTH
 from shmserve.transport import rundir
+from shmserve.transport.channel import close_all
 from shmserve.transport.processes import has_ended, pidfd_open
-from shmserve.transport.questions import close_all
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +48,8 @@ SETTLE_S = 30.0
 _REMEMBERED = 1024  # names of pages that were added up lately
 
 Send = Callable[..., None]  # (process, message, fds)
+Served = Callable[[str, str], bool]  # whether a model's version is, still
+Gpus = tuple[GpuReport, ...]
 
 
 class Totals(Struct):
@@ -55,7 +61,10 @@ class Totals(Struct):
     added: list[str] = field(default_factory=list)
 
 
-class Reading(Struct):
+_decode = msgpack_decoder(Totals)
+
+
+class CounterReading(Struct):
     """What one page says: rows of a frontend, or the runs of an executor."""
 
     owner: PageOwner
@@ -70,16 +79,13 @@ class Reading(Struct):
         return ProcessReport(self.owner, self.gauges, self.depth, self.busy_ns)
 
 
-class _Page:
+class _Page(Struct):
     """One page. `linked`: its process has a link."""
 
-    __slots__ = ("fd", "linked", "nbytes", "owner")
-
-    def __init__(self, owner: PageOwner, fd: int, nbytes: int, linked: bool) -> None:
-        self.owner = owner
-        self.fd = fd
-        self.nbytes = nbytes
-        self.linked = linked
+    owner: PageOwner
+    fd: int
+    nbytes: int
+    linked: bool
 
 
 class _Sum:
@@ -89,7 +95,7 @@ class _Sum:
         self.models = {(m.model, m.version): m for m in models}
         self.unreadable = 0
 
-    def add(self, page: _Page) -> Reading | None:
+    def add(self, page: _Page) -> CounterReading | None:
         """Take a page in; None: it cannot be read."""
         reading = _read(page)
         if reading is None:
@@ -107,16 +113,12 @@ class _Sum:
         return self.models.setdefault((model, version), ModelReport(model, version))
 
 
-class Counters:
-    """See the module.
+class CounterTotals:
+    """All pages and the totals, whose file is in `run_dir`.
 
-    Args:
-        run_dir: where the totals' file is.
-        epoch: the service's.
-        send: to a process, if it is there.
-        limit: how many model versions that are not served any more are remembered.
-        settle_until: after a restart; a report that is asked for waits for the pages that
-            the supervisor keeps, until then at most. 0: there was no coordinator before.
+    `limit`: how many model versions that are not served any more are remembered. `settle_until`:
+    after a restart; a report that is asked for waits for the pages that the supervisor keeps,
+    until then at most. 0: there was no coordinator before.
     """
 
     def __init__(
@@ -128,7 +130,6 @@ class Counters:
         self._settle_until = settle_until
         self._pages: dict[str, _Page] = {}
         self._totals = self._load(epoch)
-        self.on_end: Callable[[Reading], None] = lambda reading: None
 
     # ------------------------------------------------------------------ pages
 
@@ -145,6 +146,18 @@ class Counters:
         self._pages[owner.process] = _Page(owner, fds[0], message.nbytes, True)
         if supervisor:
             self._send(supervisor, StorePages((owner,)), (fds[0],))
+
+    def busy_ms(self, process: str) -> int | None:
+        """For how long an executor has been busy with one request, as its page says; None: it
+        has not told of one that can be read."""
+        page = self._pages.get(process)
+        if page is None or page.owner.role != "executor":
+            return None
+        words = counter_page.read(page.fd, min(page.nbytes, COUNTERS * 8))
+        if words is None or len(words) <= BUSY_SINCE:
+            return None
+        since = words[BUSY_SINCE]
+        return max(1, (time.monotonic_ns() - since) // 1_000_000) if since else 0
 
     def settled(self, now: float) -> bool:
         """Whether all pages are here that there are, as far as one can know."""
@@ -179,16 +192,17 @@ class Counters:
         if page is not None:
             page.linked = False
 
-    def tick(self, supervisor: str, served: Callable[[str, str], bool]) -> None:
-        """Add up what processes counted that have ended. `served`: is this version, still?"""
+    def tick(self, supervisor: str, served: Served) -> list[CounterReading]:
+        """Add up what processes counted that have ended; the last that each of them said."""
         ended = [p for p in self._pages.values() if not p.linked and _has_ended(p.owner.pid)]
         if not ended:
-            return
+            return []
         total = _Sum(self._totals.models)
+        readings = []
         for page in ended:
             last = total.add(page)
             if last is not None:
-                self.on_end(last)
+                readings.append(last)
             role = page.owner.role
             self._totals.ends[role] = self._totals.ends.get(role, 0) + 1
         self._totals.models = self._bounded(list(total.models.values()), served)
@@ -200,6 +214,7 @@ class Counters:
             os.close(page.fd)
         if supervisor:
             self._send(supervisor, DropPages(tuple(page.owner for page in ended)))
+        return readings
 
     def close(self) -> None:
         for page in self._pages.values():
@@ -208,19 +223,18 @@ class Counters:
 
     # ---------------------------------------------------------------- numbers
 
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[CounterReading]:
         """What all pages say now."""
-        found = (_read(page) for page in self._pages.values())
-        return [reading for reading in found if reading is not None]
+        readings = (_read(page) for page in self._pages.values())
+        return [reading for reading in readings if reading is not None]
 
     @property
     def ends(self) -> Mapping[str, int]:
-        """How many processes have ended, by role."""
         return self._totals.ends
 
-    def report(self, fleet: Fleet, book: RegionBook, gpus: tuple[GpuReport, ...]) -> Report:
-        """All numbers as of now."""
-        total = _Sum(_copy(self._totals.models))
+    def report(self, reconciler: Reconciler, book: RegionBook, gpus: Gpus) -> Report:
+        copied = msgspec.msgpack.encode(self._totals.models)
+        total = _Sum(msgspec.msgpack.decode(copied, type=list[ModelReport]))
         processes: list[ProcessReport] = []
         starts = dict(self._totals.ends)
         for page in self._pages.values():
@@ -229,23 +243,15 @@ class Counters:
             reading = total.add(page)
             if reading is not None and page.linked:
                 processes.append(reading.report)
+        ledger, ends = reconciler.ledger, dict(self._totals.ends)
+        pool = (ledger.pool_bytes, ledger.total)
+        models = tuple(total.models.values())
+        regions = _regions(book)
         return Report(
-            tuple(total.models.values()),
-            tuple(processes),
-            starts,
-            dict(self._totals.ends),
-            fleet.ledger.pool_bytes,
-            fleet.ledger.total,
-            _regions(book),
-            total.unreadable,
-            gpus,
+            models, tuple(processes), starts, ends, *pool, regions, total.unreadable, gpus
         )
 
-    # ----------------------------------------------------------------- inside
-
-    def _bounded(
-        self, models: list[ModelReport], served: Callable[[str, str], bool]
-    ) -> list[ModelReport]:
+    def _bounded(self, models: list[ModelReport], served: Served) -> list[ModelReport]:
         """Without the oldest of those that are not served, if there are too many."""
         gone = [m for m in models if not served(m.model, m.version)]
         excess = {id(m) for m in gone[: max(0, len(gone) - self._limit)]}
@@ -254,8 +260,8 @@ class Counters:
     def _load(self, epoch: str) -> Totals:
         try:
             with open(self._path, "rb") as file:
-                totals = msgspec.msgpack.decode(file.read(), type=Totals)
-        except (OSError, msgspec.DecodeError):
+                totals: Totals = _decode(file.read())
+        except (OSError, UnreadableMessage):
             return Totals(epoch)
         return totals if totals.epoch == epoch else Totals(epoch)
 
@@ -268,7 +274,20 @@ class Counters:
             _log.error("totals of ended processes not written: %s", ex.strerror)
 
 
-def _read(page: _Page) -> Reading | None:
+class StatsSources(Struct, frozen=True):
+    """The coordinator's books, everybody's counters, and the GPUs."""
+
+    reconciler: Reconciler
+    book: RegionBook
+    counters: CounterTotals
+    gpus: GpuUse
+
+    def report(self) -> Report:
+        """All numbers as of now."""
+        return self.counters.report(self.reconciler, self.book, self.gpus.latest())
+
+
+def _read(page: _Page) -> CounterReading | None:
     """None: it is not there as announced."""
     words = counter_page.read(page.fd, page.nbytes)
     if words is None:
@@ -279,13 +298,9 @@ def _read(page: _Page) -> Reading | None:
         if runs is None:
             return None
         gauges = read_gauges(counters)
-        return Reading(page.owner, gauges, {}, runs, words[DEPTH], words[BUSY_SINCE])
+        return CounterReading(page.owner, gauges, {}, runs, words[DEPTH], words[BUSY_SINCE])
     rows = request_counters.read(words)
-    return None if rows is None else Reading(page.owner, read_gauges(words), rows)
-
-
-def _copy(models: list[ModelReport]) -> list[ModelReport]:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(models), type=list[ModelReport])
+    return None if rows is None else CounterReading(page.owner, read_gauges(words), rows)
 
 
 def _has_ended(pid: int) -> bool:
@@ -299,11 +314,11 @@ def _has_ended(pid: int) -> bool:
 
 
 def _regions(book: RegionBook) -> tuple[RegionsReport, ...]:
-    found: dict[str, list[int]] = {}
+    by_kind: dict[str, list[int]] = {}
     for region in book.regions.values():
         kind = "sealed" if region.sealed else region.kind
-        numbers = found.setdefault(kind, [0, 0, 0])
+        numbers = by_kind.setdefault(kind, [0, 0, 0])
         numbers[0] += 1
         numbers[1] += region.byte_size
         numbers[2] += bool(region.quarantined)
-    return tuple(RegionsReport(kind, *numbers) for kind, numbers in sorted(found.items()))
+    return tuple(RegionsReport(kind, *numbers) for kind, numbers in sorted(by_kind.items()))

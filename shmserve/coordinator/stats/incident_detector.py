@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shmserve.core.control.lifecycle import State
-from shmserve.core.control.reconciler import Fleet
+from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import refused
 from shmserve.core.regions.region_book import RegionBook
-from shmserve.core.stats import aggregation as rates
-from shmserve.core.stats.incidents import Troubles
+from shmserve.core.stats import aggregation
+from shmserve.core.stats.incidents import Incidents
 from shmserve.core.stats.request_counters import Reason
 
+Ends = Mapping[str, int]
 _REQUESTS = {
     Reason.BAD_REQUEST: "request refused: it was malformed or did not fit the model",
     Reason.QUEUE_FULL: "request refused: the queue was full",
@@ -27,11 +28,11 @@ _REQUESTS = {
 _ROLES = {"http": "HTTP worker", "grpc": "gRPC process"}
 
 
-class Watch:
-    """See the module. `ends`: processes that had ended before, by role."""
+class IncidentDetector:
+    """Compares the books with before. `ends`: processes that had ended already, by role."""
 
-    def __init__(self, ends: Mapping[str, int]) -> None:
-        self.troubles = Troubles()
+    def __init__(self, ends: Ends) -> None:
+        self.incidents = Incidents()
         self._ends = dict(ends)
         self._failed: set[str] = set()
         self._unserved: dict[str, str] = {}
@@ -39,36 +40,35 @@ class Watch:
 
     def requests(self, now: float, model: str, version: str, counts: Sequence[int]) -> None:
         """What a model version's requests came to."""
-        for reason, count in zip(Reason, rates.failures(counts), strict=True):
+        for reason, count in zip(Reason, aggregation.failures(counts), strict=True):
             if count:
-                self.troubles.add(now, f"{model}/{version}", _REQUESTS[reason], count)
+                self.incidents.add(now, f"{model}/{version}", _REQUESTS[reason], count)
 
-    def look(self, now: float, fleet: Fleet, book: RegionBook, ends: Mapping[str, int]) -> None:
-        """Everything else."""
-        self._look_at_instances(now, fleet)
+    def look(self, now: float, reconciler: Reconciler, book: RegionBook, ends: Ends) -> None:
+        self._look_at_instances(now, reconciler)
         for role, name in _ROLES.items():
             ended = ends.get(role, 0) - self._ends.get(role, 0)
             if ended > 0:
-                self.troubles.add(now, name, "process ended", ended)
+                self.incidents.add(now, name, "process ended", ended)
         self._ends = dict(ends)
-        unserved = {**refused(fleet.models.by_name.values()), **fleet.failures}
+        unserved = {**refused(reconciler.models.by_name.values()), **reconciler.failures}
         for name, why in unserved.items():
             if self._unserved.get(name) != why:
-                self.troubles.add(now, name, f"not served: {why}")
+                self.incidents.add(now, name, f"not served: {why}")
         self._unserved = unserved
         quarantined = sum(bool(region.quarantined) for region in book.regions.values())
         if quarantined > self._quarantined:
             text = "region quarantined: its object is smaller than it was when registered"
-            self.troubles.add(now, "client memory", text, quarantined - self._quarantined)
+            self.incidents.add(now, "client memory", text, quarantined - self._quarantined)
         self._quarantined = quarantined
 
-    def _look_at_instances(self, now: float, fleet: Fleet) -> None:
+    def _look_at_instances(self, now: float, reconciler: Reconciler) -> None:
         failed = {
             name: record.reason
-            for name, record in fleet.instances.items()
+            for name, record in reconciler.instances.items()
             if record.state is State.FAILED and not record.left
         }
         for name, reason in failed.items():
             if name not in self._failed:
-                self.troubles.add(now, name, reason)
+                self.incidents.add(now, name, reason)
         self._failed = set(failed)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from shmserve.core.control.reconciler import Fleet
+from shmserve.core.control.reconciler import Reconciler
 from shmserve.observe import usage
 from shmserve.observe.usage import Usage
 from shmserve.protocol.control.history_messages import ProcessUse
 
 
-class Use(NamedTuple):
+class UsageSample(NamedTuple):
     """`cpu_percent`: since the last look, 100 is one core."""
 
     role: str
@@ -19,10 +19,10 @@ class Use(NamedTuple):
     private: int
 
 
-_NONE = Use("", 0.0, 0)
+_NONE = UsageSample("", 0.0, 0)
 
 
-class Uses:
+class ProcessUsage:
     """All processes with a link, and the coordinator itself."""
 
     def __init__(self, now: float) -> None:
@@ -31,25 +31,24 @@ class Uses:
         self._own_start = own.started if own is not None else 0
         self._since = self._looked_at = now
         self._last: dict[int, Usage] = {}
-        self._uses: dict[int, Use] = {}
+        self._uses: dict[int, UsageSample] = {}
 
-    def look(self, fleet: Fleet, now: float) -> None:
-        """Read them all."""
-        roles = {record.pid: record.role for record in fleet.processes.values()}
+    def look(self, reconciler: Reconciler, now: float) -> None:
+        roles = {record.pid: record.role for record in reconciler.processes.values()}
         roles = {pid: role for pid, role in roles.items() if role != "cli"}
         roles[os.getpid()] = "coordinator"
         read = {pid: usage.of_process(pid) for pid in roles}
-        found = {pid: used for pid, used in read.items() if used is not None}
+        used_by_pid = {pid: used for pid, used in read.items() if used is not None}
         seconds, self._looked_at = max(now - self._looked_at, 1e-3), now
         self._uses = {}
-        for pid, used in found.items():
+        for pid, used in used_by_pid.items():
             last = self._last.get(pid)
             same = last is not None and last.started == used.started
             spent = used.cpu_s - last.cpu_s if last is not None and same else 0.0
-            self._uses[pid] = Use(roles[pid], 100 * spent / seconds, used.private)
-        self._last = found
+            self._uses[pid] = UsageSample(roles[pid], 100 * spent / seconds, used.private)
+        self._last = used_by_pid
 
-    def of(self, pid: int) -> Use:
+    def of(self, pid: int) -> UsageSample:
         """Of one process; zeros if it is not known."""
         return self._uses.get(pid, _NONE)
 
@@ -70,11 +69,11 @@ class Uses:
     def count(self) -> int:
         return len(self._uses)
 
-    def list(self, fleet: Fleet, now: float) -> tuple[ProcessUse, ...]:
+    def list(self, reconciler: Reconciler, now: float) -> tuple[ProcessUse, ...]:
         """For people: one row a process."""
         rows = [
             (record.role, record.instance, now - record.since, record.pid)
-            for record in fleet.processes.values()
+            for record in reconciler.processes.values()
             if record.role != "cli"
         ]
         rows.append(("coordinator", "", now - self._since, os.getpid()))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(Struct, frozen=True):
     """The registry has changed: publish it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Desire:
+class Desire(Struct, frozen=True):
     """The set of instances that should run has changed: tell the supervisor."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerGrant:
+class AnswerGrant(Struct, frozen=True):
     """Answer a process's request for pool budget."""
 
     process: str
@@ -25,35 +22,31 @@ class AnswerGrant:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AskTrim:
+class AskTrim(Struct, frozen=True):
     """Ask a process to give back up to `nbytes` of what it does not use."""
 
     process: str
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Dismiss:
+class Dismiss(Struct, frozen=True):
     """Tell an executor to finish and exit."""
 
     process: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class LogForOperators(Struct, frozen=True):
     """Log a sentence for operators."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Struct, frozen=True):
     """Instances that are no more, and the files that were sent for them (empty: none)."""
 
     instances: tuple[str, ...]
     overrides: str
 
 
-Effect = Publish | Desire | AnswerGrant | AskTrim | Dismiss | Report | Forget
+Effect = Publish | Desire | AnswerGrant | AskTrim | Dismiss | LogForOperators | Forget

@@ -17,8 +17,6 @@ from shmserve.errors import ProtocolViolation
 
 
 class State(Enum):
-    """Where an instance is."""
-
     WANTED = "WANTED"  # should run; no process of it is known
     STARTING = "STARTING"  # a process was started; it has no link (yet, or any more)
     LOADING = "LOADING"  # its process has a link and loads the model

@@ -8,15 +8,15 @@ monotonic clock). Invariants (tests/property/test_reconciler_properties.py):
 - an instance whose model cannot be loaded is not started again, nor one whose processes
   have ended `load_attempts` times before any had loaded it;
 - what the supervisor should run is everything but what failed or is being stopped.
-Which incarnation of a model has which instances is decided in `core.models`.
+Which revision of a model has which instances is decided in `core.control.rollout`.
 """
 
 from __future__ import annotations
 
-from shmserve.core.control.effects import Desire, Dismiss, Effect, Publish, Report
+from shmserve.core.control.effects import Desire, Dismiss, Effect, LogForOperators, Publish
 from shmserve.core.control.lifecycle import Event, State
 from shmserve.core.control.records import InstanceRecord, ProcessRecord, refused
-from shmserve.core.control.rollout import Models
+from shmserve.core.control.rollout import Rollouts
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
@@ -25,7 +25,7 @@ from shmserve.tensor.spec import ModelSpec
 GRACE_S = 2.0  # after a restart: how long executors have to say hello again
 
 
-class Fleet:
+class Reconciler:
     """Models, instances, processes and the pool's budget."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Fleet:
         self._execute_timeout_s = execute_timeout_s
         self._load_timeout_s = load_timeout_s
         self._load_attempts = load_attempts
-        self.models = Models(load_timeout_s)
+        self.models = Rollouts(load_timeout_s)
         self.instances = self.models.instances
         self.processes: dict[str, ProcessRecord] = {}
         self.failures: dict[str, str] = {}
@@ -57,9 +57,8 @@ class Fleet:
 
     def excuse(self, model: str) -> list[Effect]:
         """What kept a model from being served at start does not matter any more."""
-        self.failures = {
-            name: why for name, why in self.failures.items() if name.split("/")[0] != model
-        }
+        failures = self.failures.items()
+        self.failures = {name: why for name, why in failures if name.split("/")[0] != model}
         return [Publish()]
 
     def restore(self, previous: Snapshot, now: float) -> None:
@@ -81,11 +80,9 @@ class Fleet:
                         record.device = known.device
 
     def desired(self) -> list[str]:
-        """The instances the supervisor should run."""
         return [r.name for r in self.instances.values() if r.desired]
 
     def hurried(self) -> list[str]:
-        """Of the others: those whose processes must not be waited for."""
         return [r.name for r in self.instances.values() if r.hurried]
 
     def running(self) -> list[tuple[str, int, str]]:
@@ -119,7 +116,6 @@ class Fleet:
     def hello(
         self, process: str, role: str, pid: int, held_bytes: int, instance: str, now: float
     ) -> list[Effect]:
-        """A process has a link now."""
         effects = self.gone(process, now) if process in self.processes else []
         self.ledger.joined(process, held_bytes)
         self.processes[process] = ProcessRecord(process, role, pid, now)
@@ -151,7 +147,7 @@ class Fleet:
             if record.awaited_until and now >= record.awaited_until:
                 self.models.step(record, Event.LOST, now)
                 record.forget_process()
-                effects += [Report(f"instance={record.name} did not come back"), Publish()]
+                effects += [LogForOperators(f"instance={record.name} did not come back"), Publish()]
             if record.left or record.state in (State.FAILED, State.STOPPING):
                 continue
             reason = f"the model did not load within {self._load_timeout_s:g} s"
@@ -201,10 +197,8 @@ class Fleet:
             record.reason = f"its executor ended: {reason}"
             record.tries += self.models.unproven(record)
             if record.tries >= self._load_attempts:
-                text = (
-                    f"its executor ended {record.tries} times while it loaded the model: {reason}"
-                )
-                effects = self._give_up(record, text, now)
+                what = f"its executor ended {record.tries} times while it loaded the model"
+                effects = self._give_up(record, f"{what}: {reason}", now)
         record.forget_process()
         if was_live or was_stopping:
             effects.append(Publish())
@@ -246,15 +240,20 @@ class Fleet:
         was_busy, record.busy = record.busy, busy_ms > 0
         if record.leave_at and was_busy != record.busy:
             return [Publish()]
-        late = busy_ms > self._execute_timeout_s * 1000
+        limit_s = self._execute_timeout_s
+        late = busy_ms > limit_s * 1000
         if not late or record.left or record.state not in (State.LOADING, State.READY):
             return []
-        record.reason = (
-            f"a request ran longer than execute_timeout_s ({self._execute_timeout_s:g} s)"
-        )
+        record.reason = f"a request ran longer than execute_timeout_s ({limit_s:g} s)"
         return self._stop(record, now)
 
-    # ------------------------------------------------------------------- inside
+    def silent(self, process: str, now: float) -> list[Effect]:
+        """The executor runs nothing, and yet answers nothing."""
+        record = self._of_executor(process)
+        if record is None or record.left or record.state is not State.READY:
+            return []
+        record.reason = "its executor gave no sign of life"
+        return self._stop(record, now)
 
     def _executor_joined(self, process: str, pid: int, name: str, now: float) -> list[Effect]:
         if not name:  # it did not say: the supervisor may have
@@ -301,7 +300,7 @@ class Fleet:
     def _stop(self, record: InstanceRecord, now: float) -> list[Effect]:
         self.models.step(record, Event.STOP, now)
         text = f"stopping instance={record.name} pid={record.pid} reason={record.reason}"
-        return [Report(text), Publish(), Desire()]
+        return [LogForOperators(text), Publish(), Desire()]
 
     def _give_up(self, record: InstanceRecord, reason: str, now: float) -> list[Effect]:
         """It has not loaded its model and will not be tried again; its process goes."""
@@ -317,7 +316,7 @@ class Fleet:
         self.models.step(record, Event.LOAD_FAILED, now)
         record.reason = reason
         text = f"model cannot be loaded instance={record.name} reason={reason}"
-        return [Report(text), Publish(), Desire(), *self._settle(record, now)]
+        return [LogForOperators(text), Publish(), Desire(), *self._settle(record, now)]
 
     def _settle(self, record: InstanceRecord, now: float) -> list[Effect]:
         return self.models.settle(self.models.home(record.name)[0], now)

@@ -25,7 +25,7 @@ class ProcessRecord:
 
 @dataclass(slots=True)
 class InstanceRecord:
-    """One instance of one incarnation of a version, whatever process runs it at the moment."""
+    """One instance of one revision of a version, whatever process runs it at the moment."""
 
     name: str
     state: State = State.WANTED
@@ -75,7 +75,7 @@ class InstanceRecord:
 
 @dataclass(slots=True)
 class VersionRecord:
-    """One version of one incarnation and its instances."""
+    """One version of one revision and its instances."""
 
     spec: ModelSpec
     instances: list[InstanceRecord] = field(default_factory=list)
@@ -93,9 +93,8 @@ class VersionRecord:
     def entry(self, required: bool = True) -> ModelEntry:
         """How it is published."""
         if self.failure:
-            return ModelEntry(
-                self.spec, ModelState.UNAVAILABLE, (), self.failure, required=required
-            )
+            unavailable = ModelState.UNAVAILABLE
+            return ModelEntry(self.spec, unavailable, (), self.failure, required=required)
         reason = next((i.reason for i in self.instances if i.reason), "")
         if not self.loaded:
             return ModelEntry(self.spec, ModelState.LOADING, (), reason, required=required)
@@ -104,13 +103,12 @@ class VersionRecord:
             for i in self.instances
             if i.live
         )
-        return ModelEntry(
-            self.spec, ModelState.READY, live, "" if live else reason, required=required
-        )
+        reason = "" if live else reason
+        return ModelEntry(self.spec, ModelState.READY, live, reason, required=required)
 
 
 @dataclass(slots=True)
-class Incarnation:
+class Revision:
     """One loading of a model: its versions as they were read then, with instances of its own.
 
     `failures`: versions that were asked for and could not be described. `fingerprint` tells
@@ -145,17 +143,17 @@ class Incarnation:
 
     def problems(self) -> dict[str, str]:
         """Version -> why it, or an instance of it, cannot be served."""
-        found = dict(self.failures)
+        problems = dict(self.failures)
         for version in self.versions:
             failed = [i.reason for i in version.instances if i.state is State.FAILED]
             if failed or version.failure:
-                found[version.spec.version] = failed[0] if failed else version.failure
-        return found
+                problems[version.spec.version] = failed[0] if failed else version.failure
+        return problems
 
 
 @dataclass(slots=True)
 class ModelRecord:
-    """A model by name: the incarnation that serves, the one that will, those that go.
+    """A model by name: the revision that serves, the one that will, those that go.
 
     `loading`: `serving` has replaced nothing and is not settled. `refused`: version (empty:
     the whole model) -> why the latest load left it out. `error`: outcome of the latest load.
@@ -164,9 +162,9 @@ class ModelRecord:
 
     name: str
     required: bool = False
-    serving: Incarnation | None = None
-    coming: Incarnation | None = None
-    leaving: list[Incarnation] = field(default_factory=list)
+    serving: Revision | None = None
+    coming: Revision | None = None
+    leaving: list[Revision] = field(default_factory=list)
     unloaded: dict[str, ModelSpec] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     error: str = ""
@@ -178,7 +176,7 @@ class ModelRecord:
         """Whether a load is under way."""
         return self.coming is not None or self.loading
 
-    def incarnations(self) -> Iterator[Incarnation]:
+    def revisions(self) -> Iterator[Revision]:
         yield from (i for i in (self.serving, self.coming) if i is not None)
         yield from self.leaving
 
@@ -186,7 +184,7 @@ class ModelRecord:
         """Version -> how it is published."""
         if self.serving is not None:
             return {v.spec.version: v.entry(self.required) for v in self.serving.versions}
-        busy = any(i.busy for incarnation in self.leaving for i in incarnation.instances())
+        busy = any(i.busy for revision in self.leaving for i in revision.instances())
         state = ModelState.UNLOADING if busy else ModelState.UNAVAILABLE
         return {
             version: ModelEntry(spec, state, (), UNLOADED, required=False)
@@ -196,10 +194,10 @@ class ModelRecord:
 
 def refused(models: Iterable[ModelRecord]) -> dict[str, str]:
     """The registry's `refused`: model, or model/version, -> reason."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for model in models:
         published = model.entries()
         for version, reason in model.refused.items():
             if version not in published and not (version == "" and published):
-                found[f"{model.name}/{version}" if version else model.name] = reason
-    return found
+                reasons[f"{model.name}/{version}" if version else model.name] = reason
+    return reasons

@@ -1,26 +1,27 @@
-"""Models by name: which incarnation serves, which one will take over, and which ones go.
+"""Models by name: which revision serves, which one will take over, and which ones go.
 
-Part of `core.fleet`, and as pure. A load makes a new incarnation with instances of its own:
+Part of `core.control.reconciler`, and as pure. A load makes a new revision with instances
+of its own:
 - where nothing serves it is published at once, version by version as they are loaded;
 - where something serves, it takes over when all its instances take requests, and then the
   old one goes; if any of them cannot be loaded, the new one goes and nothing has happened.
-An incarnation that goes stays desired for `LINGER_S`, so that requests which have just been
+An revision that goes stays desired for `LINGER_S`, so that requests which have just been
 looked up find it, and then until its processes have ended.
 """
 
 from __future__ import annotations
 
-from shmserve.core.control.effects import Desire, Effect, Forget, Publish, Report
+from shmserve.core.control.effects import Desire, Effect, Forget, LogForOperators, Publish
 from shmserve.core.control.lifecycle import Event, State, step
-from shmserve.core.control.records import Incarnation, InstanceRecord, ModelRecord, VersionRecord
+from shmserve.core.control.records import InstanceRecord, ModelRecord, Revision, VersionRecord
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import ProtocolViolation
 
 LINGER_S = 0.5
 
 
-class Models:
-    """See the module. `instances` are those of all incarnations, by name."""
+class Rollouts:
+    """All models, by name. `instances` are those of all revisions, by name."""
 
     def __init__(self, load_timeout_s: float) -> None:
         self._load_timeout_s = load_timeout_s
@@ -30,7 +31,7 @@ class Models:
         self.next_number = 1
 
     def number(self) -> int:
-        """A number for an incarnation; those there at start share the first."""
+        """A number for a revision; those there at start share the first."""
         self.next_number += 1
         return self.next_number
 
@@ -39,13 +40,10 @@ class Models:
         return self._homes[instance]
 
     def has(self, name: str, version: str) -> bool:
-        """Whether any incarnation of the model has the version."""
+        """Whether any revision of the model has the version."""
         model = self.by_name.get(name)
-        return model is not None and any(
-            record.spec.version == version
-            for incarnation in model.incarnations()
-            for record in incarnation.versions
-        )
+        revisions = model.revisions() if model is not None else ()
+        return any(record.spec.version == version for r in revisions for record in r.versions)
 
     def unproven(self, record: InstanceRecord) -> bool:
         """Whether it has never loaded its model, or has not taken over yet."""
@@ -53,29 +51,28 @@ class Models:
         return not record.loaded or (coming is not None and record in coming.instances())
 
     def entries(self) -> dict[str, dict[str, ModelEntry]]:
-        """The registry's `models`."""
         published = {name: model.entries() for name, model in self.by_name.items()}
         return {name: entries for name, entries in published.items() if entries}
 
     # ---------------------------------------------------------------- load, unload
 
     def load(
-        self, name: str, incarnation: Incarnation, now: float, *, required: bool = False
+        self, name: str, revision: Revision, now: float, *, required: bool = False
     ) -> list[Effect]:
         """Load a model anew. One load at a time: not while it is `changing`."""
         model = self.by_name.setdefault(name, ModelRecord(name))
         assert not model.changing
         model.removed, model.error, model.refused = False, "", {}
-        for version in incarnation.versions:
+        for version in revision.versions:
             for record in version.instances:
                 record.since, record.deadline = now, now + self._load_timeout_s
-        self._enter(model, incarnation)
+        self._enter(model, revision)
         if model.serving is not None and model.serving.working:
-            model.coming = incarnation
+            model.coming = revision
         else:
             if model.serving is not None:
                 self._leave(model, model.serving, now, 0.0)
-            model.serving, model.loading, model.required = incarnation, True, required
+            model.serving, model.loading, model.required = revision, True, required
             model.unloaded = {}
         return [Publish(), Desire(), *self.settle(model, now)]
 
@@ -103,26 +100,26 @@ class Models:
     def restore(self, model: ModelRecord) -> None:
         """After a restart: a model as it was written down."""
         self.by_name[model.name] = model
-        for incarnation in model.incarnations():
-            self._enter(model, incarnation)
+        for revision in model.revisions():
+            self._enter(model, revision)
 
     # ------------------------------------------------------------------ what follows
 
     def settle(self, model: ModelRecord, now: float) -> list[Effect]:
-        """What has become of a load, and of incarnations that go."""
+        """What has become of a load, and of revisions that go."""
         effects: list[Effect] = []
         if model.coming is not None:
             effects = self._settle_coming(model, model.coming, now)
         elif model.loading and model.serving is not None and model.serving.settled:
             model.loading = False
             problems = model.serving.problems()
-            model.error = told(problems)
+            model.error = in_words(problems)
             model.refused = {v: why for v, why in problems.items() if v in model.serving.failures}
             effects = [Publish()]
-        for incarnation in list(model.leaving):
-            if all(record.gone for record in incarnation.instances()):
-                model.leaving.remove(incarnation)
-                effects.append(self._forget(incarnation))
+        for revision in list(model.leaving):
+            if all(record.gone for record in revision.instances()):
+                model.leaving.remove(revision)
+                effects.append(self._forget(revision))
         if model.removed and not model.leaving and model.serving is None:
             self.by_name.pop(model.name, None)
         return effects
@@ -131,8 +128,8 @@ class Models:
         """What is due: those that go are told to, unfinished loads are looked at."""
         effects: list[Effect] = []
         for model in list(self.by_name.values()):
-            for incarnation in model.leaving:
-                due = [r for r in incarnation.instances() if not r.left and now >= r.leave_at]
+            for revision in model.leaving:
+                due = [r for r in revision.instances() if not r.left and now >= r.leave_at]
                 for record in due:
                     self._send_away(record, now)
                 effects += [Desire()] if due else []
@@ -140,42 +137,37 @@ class Models:
         return effects
 
     def step(self, record: InstanceRecord, event: Event, now: float) -> None:
-        """An event of an instance."""
         after = step(record.state, event, record.name)
         if after is not record.state:
             record.state, record.since = after, now
 
-    # ------------------------------------------------------------------------- inside
-
-    def _settle_coming(self, model: ModelRecord, coming: Incarnation, now: float) -> list[Effect]:
+    def _settle_coming(self, model: ModelRecord, coming: Revision, now: float) -> list[Effect]:
         problems = coming.problems()
         old = model.serving
         assert old is not None
         if problems:
             model.coming = None
             self._leave(model, coming, now, 0.0)
-            model.error, model.refused = told(problems), problems
+            model.error, model.refused = in_words(problems), problems
             text = f"load failed, the model as it was goes on model={model.name}"
-            return [Report(f"{text} reason={model.error}"), Publish(), Desire()]
+            return [LogForOperators(f"{text} reason={model.error}"), Publish(), Desire()]
         if not coming.complete:
             return []
         model.serving, model.coming = coming, None
         self._leave(model, old, now, LINGER_S)
         return [Publish(), Desire()]
 
-    def _enter(self, model: ModelRecord, incarnation: Incarnation) -> None:
-        for version in incarnation.versions:
+    def _enter(self, model: ModelRecord, revision: Revision) -> None:
+        for version in revision.versions:
             for record in version.instances:
                 if record.name in self.instances:
                     raise ProtocolViolation(f"a second instance {record.name}")
                 self.instances[record.name] = record
                 self._homes[record.name] = (model, version)
 
-    def _leave(
-        self, model: ModelRecord, incarnation: Incarnation, now: float, linger_s: float
-    ) -> None:
-        model.leaving.append(incarnation)
-        for record in incarnation.instances():
+    def _leave(self, model: ModelRecord, revision: Revision, now: float, linger_s: float) -> None:
+        model.leaving.append(revision)
+        for record in revision.instances():
             record.leave_at = now + linger_s
             if not linger_s or not record.live:
                 self._send_away(record, now)
@@ -185,15 +177,15 @@ class Models:
         if record.state in (State.STARTING, State.LOADING, State.READY):
             self.step(record, Event.STOP, now)
 
-    def _forget(self, incarnation: Incarnation) -> Effect:
-        names = tuple(record.name for record in incarnation.instances())
+    def _forget(self, revision: Revision) -> Effect:
+        names = tuple(record.name for record in revision.instances())
         for name in names:
             del self.instances[name]
             del self._homes[name]
-        return Forget(names, incarnation.overrides)
+        return Forget(names, revision.overrides)
 
 
-def told(problems: dict[str, str]) -> str:
+def in_words(problems: dict[str, str]) -> str:
     """Problems of versions in one sentence; empty: there are none."""
     return "; ".join(
         f"version {version}: {reason}" if version and f"version {version}" not in reason else reason

@@ -5,10 +5,10 @@ Pure: rules only. Owner: the coordinator; it publishes them with the registry.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 LOG_FORMATS = ("default", "ISO8601")
 TRACE_LEVELS = ("OFF", "TIMESTAMPS")
@@ -37,8 +37,7 @@ class LogChange(Struct, frozen=True, array_like=True):
 
     def onto(self, base: LogSettings) -> LogSettings:
         """The settings with what this says of them."""
-        told = {name: getattr(self, name) for name in self.__struct_fields__}
-        return replace(base, **{name: value for name, value in told.items() if value is not None})
+        return replace(base, **_given(self))
 
 
 class TraceSettings(Struct, frozen=True, array_like=True):
@@ -63,22 +62,18 @@ class TraceChange(Struct, frozen=True, array_like=True):
     cleared: tuple[str, ...] = ()
 
     def onto(self, base: TraceSettings) -> TraceSettings:
-        """The settings with what this says of them."""
-        return TraceSettings(
-            base.on if self.on is None else self.on,
-            base.rate if self.rate is None else self.rate,
-            base.count if self.count is None else self.count,
-        )
+        return replace(base, **_given(self))
 
     def then(self, later: TraceChange) -> TraceChange:
         """Both, the later on top; what it clears is gone."""
-        told = {name: getattr(self, name) for name in ("on", "rate", "count")}
-        for name in told:
-            if name in later.cleared:
-                told[name] = None
-            elif getattr(later, name) is not None:
-                told[name] = getattr(later, name)
-        return TraceChange(**told)
+        both = {**_given(self), **_given(later)}
+        return TraceChange(**{n: value for n, value in both.items() if n not in later.cleared})
+
+
+def _given(change: LogChange | TraceChange) -> dict[str, Any]:
+    """What it changes, by name."""
+    fields = asdict(change).items()
+    return {name: value for name, value in fields if value is not None and name != "cleared"}
 
 
 def initial_log(level: str) -> LogSettings:
@@ -87,7 +82,7 @@ def initial_log(level: str) -> LogSettings:
     return LogSettings(info=rank <= 1, warning=rank <= 2, verbose=int(rank == 0))
 
 
-class Tuning(Struct, frozen=True, array_like=True):
+class RuntimeSettings(Struct, frozen=True, array_like=True):
     """All of it. `models`: what is particular to single models."""
 
     log: LogSettings = LogSettings()
@@ -95,19 +90,19 @@ class Tuning(Struct, frozen=True, array_like=True):
     models: dict[str, TraceChange] = {}
 
     def trace_of(self, model: str) -> TraceSettings:
-        """What holds for a model."""
         change = self.models.get(model)
         return self.trace if change is None else change.onto(self.trace)
 
-    def with_trace(self, model: str, change: TraceChange) -> Tuning:
+    def with_trace(self, model: str, change: TraceChange) -> RuntimeSettings:
         """After a change, of one model or (empty) of what holds for all."""
         if not model:
-            return replace(self, trace=_cleared(self.trace, change))
+            cleared = {name: getattr(TraceSettings(), name) for name in change.cleared}
+            return replace(self, trace=change.onto(replace(self.trace, **cleared)))
         merged = self.models.get(model, TraceChange()).then(change)
         rest = {name: kept for name, kept in self.models.items() if name != model}
         return replace(self, models=rest if merged == TraceChange() else {**rest, model: merged})
 
-    def taken(self, model: str, wanted: int) -> tuple[Tuning, int]:
+    def taken(self, model: str, wanted: int) -> tuple[RuntimeSettings, int]:
         """After that many traces of a model were asked for, and how many there may be."""
         settings = self.trace_of(model)
         if not settings.active:
@@ -117,10 +112,5 @@ class Tuning(Struct, frozen=True, array_like=True):
         granted = min(wanted, settings.count)
         own = self.models.get(model)
         change = TraceChange(count=settings.count - granted)
-        of = model if own is not None and own.count is not None else ""
-        return self.with_trace(of, change), granted
-
-
-def _cleared(base: TraceSettings, change: TraceChange) -> TraceSettings:
-    defaults = TraceSettings()
-    return change.onto(replace(base, **{n: getattr(defaults, n) for n in change.cleared}))
+        scope = model if own is not None and own.count is not None else ""
+        return self.with_trace(scope, change), granted

@@ -1,7 +1,7 @@
 """The allocator of one arena: slots in shared segments and in segments of their own.
 
-Pure bookkeeping of the one process that writes the arena (I1): integers in, integers
-out. It decides; `shmserve.shm.arena` maps memory and asks for budget. A tensor up to
+Pure bookkeeping of the one process that writes the arena (I1), and every step of a
+slot's life. It decides; `shmserve.shm.arena` maps memory and asks for budget. A tensor up to
 `MAX_SHARED` bytes gets a block of a shared segment, a larger one a segment of its own,
 which is kept for reuse when freed until `idle` hands it out for giving back.
 """
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from shmserve.core.memory.buddy import MIN_BLOCK, Buddy, order_of
-from shmserve.core.memory.slots import Slot, SlotEvent, SlotState
+from shmserve.core.memory.buddy import MIN_BLOCK, Buddy
+from shmserve.core.memory.slots import NO_BYTES, TRANSITIONS, Slot, SlotEvent, SlotState
 from shmserve.errors import StaleDescriptor
 
 MAX_SHARED = 1 << 20
-_MAX_ORDER = order_of(MAX_SHARED)
+_MIN_BITS = (MIN_BLOCK - 1).bit_length()
+_MAX_ORDER = (MAX_SHARED - 1).bit_length() - _MIN_BITS  # blocks are MIN_BLOCK << order bytes
 _MAX_WASTE = 2  # a cached segment may be this many times larger than the tensor
 
 
@@ -40,14 +41,15 @@ class ArenaStats(Struct, frozen=True):
 
 
 class _Segment:
-    __slots__ = ("buddy", "freed_at", "number", "size", "slots")
+    __slots__ = ("buddy", "freed_at", "number", "size", "slots", "view")
 
-    def __init__(self, number: int, size: int, shared: bool) -> None:
+    def __init__(self, number: int, size: int, shared: bool, now: float, view: memoryview) -> None:
         self.number = number
         self.size = size
         self.buddy = Buddy(size, _MAX_ORDER) if shared else None
         self.slots = 0  # slots not FREE that lie in it
-        self.freed_at = 0.0
+        self.freed_at = now
+        self.view = view
 
 
 def own_segment_size(nbytes: int) -> int:
@@ -57,53 +59,66 @@ def own_segment_size(nbytes: int) -> int:
 
 
 class Arena:
-    """Slots, their segments and their states. Not thread-safe: the owner locks."""
+    """Slots, their segments and their states. Not thread-safe: the owner locks.
+
+    The first shared segment is never given back, so its blocks stay with their slots when
+    they are freed, for the next tensor of that size: a server in steady state takes a slot
+    from one list and puts it back. They return to the allocator when a block is missing.
+    """
 
     def __init__(self) -> None:
         self._segments: dict[int, _Segment] = {}
         self._shared: list[_Segment] = []
+        self._first: _Segment | None = None  # of the shared ones
         self._cached: list[_Segment] = []  # own segments without a slot
         self._slots: list[Slot] = []
-        self._free_numbers: list[int] = []
+        self._ready: list[list[Slot]] = [[] for _ in range(_MAX_ORDER + 1)]  # FREE, with a block
+        self._bare: list[Slot] = []  # FREE, without
 
-    def add_segment(self, number: int, size: int, shared: bool, now: float) -> None:
-        """Take a new segment into use. `now` starts its idle time.
+    def add_segment(
+        self, number: int, size: int, shared: bool, now: float, view: memoryview = NO_BYTES
+    ) -> None:
+        """Take a new segment into use. `now` starts its idle time; slots get parts of `view`.
 
         A shared one is a multiple of `MAX_SHARED` bytes.
         """
-        segment = _Segment(number, size, shared)
-        segment.freed_at = now
-        self._segments[number] = segment
+        segment = self._segments[number] = _Segment(number, size, shared, now, view)
         (self._shared if shared else self._cached).append(segment)
+        if shared and self._first is None:
+            self._first = segment
 
     def reserve(self, nbytes: int) -> Slot | NeedSegment:
         """A RESERVED slot of at least `nbytes` bytes, or the segment that is missing for it."""
         if nbytes <= MAX_SHARED:
-            order = order_of(nbytes)
-            for segment in self._shared:
-                offset = segment.buddy.allocate(order) if segment.buddy else None
-                if offset is not None:
-                    slot = self._occupy(segment, offset, MIN_BLOCK << order, nbytes)
-                    slot.order = order
-                    return slot
-            return NeedSegment(MAX_SHARED, True)
-        fitting = [s for s in self._cached if nbytes <= s.size <= nbytes * _MAX_WASTE]
-        if not fitting:
-            return NeedSegment(own_segment_size(nbytes), False)
-        segment = min(fitting, key=lambda s: s.size)
-        self._cached.remove(segment)
-        return self._occupy(segment, 0, segment.size, nbytes)
-
-    def _occupy(self, segment: _Segment, offset: int, size: int, nbytes: int) -> Slot:
-        if self._free_numbers:
-            slot = self._slots[self._free_numbers.pop()]
+            order = max((nbytes - 1).bit_length() - _MIN_BITS, 0)
+            ready = self._ready[order]
+            slot = ready.pop() if ready else self._with_block(order)
         else:
-            slot = Slot(len(self._slots))
-            self._slots.append(slot)
-        slot.apply(SlotEvent.RESERVE)
-        slot.segment, slot.offset, slot.size, slot.nbytes = segment.number, offset, size, nbytes
+            slot = self._with_segment(nbytes)
+        if slot is None:
+            shared = nbytes <= MAX_SHARED
+            return NeedSegment(MAX_SHARED if shared else own_segment_size(nbytes), shared)
+        slot.state = TRANSITIONS[slot.state, SlotEvent.RESERVE]
+        slot.nbytes = nbytes
+        segment = self._segments[slot.segment]
         segment.slots += 1
+        slot.view = segment.view[slot.offset : slot.offset + nbytes]
         return slot
+
+    def seal(self, slot: Slot) -> None:
+        """Writing is over (I2)."""
+        slot.state = TRANSITIONS[slot.state, SlotEvent.SEAL]
+
+    def lease(self, slot: Slot) -> None:
+        """One more reader has the right to the slot."""
+        slot.state = TRANSITIONS[slot.state, SlotEvent.LEASE]
+        slot.leases += 1
+
+    def seal_and_lease(self, slot: Slot) -> None:
+        """Writing is over (I2), and the first reader is about to be told."""
+        sealed = TRANSITIONS[slot.state, SlotEvent.SEAL]
+        slot.state = TRANSITIONS[sealed, SlotEvent.LEASE]
+        slot.leases = 1
 
     def release(self, number: int, generation: int, now: float) -> bool:
         """A reader gives its lease back; True if the slot became free.
@@ -114,25 +129,73 @@ class Arena:
         if not 0 <= number < len(self._slots):
             raise StaleDescriptor(f"release of unknown slot {number}")
         slot = self._slots[number]
-        last = slot.release(generation)
+        if generation != slot.generation or slot.state is not SlotState.LEASED:
+            raise StaleDescriptor(f"release of generation {generation} of {slot!r}")
+        last = slot.leases == 1
+        event = SlotEvent.RELEASE_LAST if last else SlotEvent.RELEASE
+        slot.state = TRANSITIONS[slot.state, event]
+        slot.leases -= 1
         if last:
             self._vacate(slot, now)
         return last
 
     def reclaim(self, slot: Slot, now: float) -> None:
         """The owner takes back a slot that no reader has (RESERVED or SEALED)."""
-        slot.apply(SlotEvent.RECLAIM)
+        slot.state = TRANSITIONS[slot.state, SlotEvent.RECLAIM]
         self._vacate(slot, now)
 
     def _vacate(self, slot: Slot, now: float) -> None:
+        slot.generation += 1  # I4: only grows
+        slot.view = NO_BYTES
         segment = self._segments[slot.segment]
         segment.slots -= 1
         segment.freed_at = now
+        if segment is self._first:
+            self._ready[slot.order].append(slot)
+            return
         if segment.buddy is not None:
             segment.buddy.free(slot.offset, slot.order)
         else:
             self._cached.append(segment)
-        self._free_numbers.append(slot.number)
+        self._bare.append(slot)
+
+    def _with_block(self, order: int) -> Slot | None:
+        """A FREE slot with a block of a shared segment, None if there is no room."""
+        for segment in self._shared:
+            assert segment.buddy is not None
+            offset = segment.buddy.allocate(order)
+            if offset is None and segment is self._first:
+                self._return_blocks(segment.buddy)
+                offset = segment.buddy.allocate(order)
+            if offset is not None:
+                return self._bound(segment, offset, MIN_BLOCK << order, order)
+        return None
+
+    def _return_blocks(self, buddy: Buddy) -> None:
+        for ready in self._ready:
+            for slot in ready:
+                buddy.free(slot.offset, slot.order)
+            self._bare += ready
+            ready.clear()
+
+    def _with_segment(self, nbytes: int) -> Slot | None:
+        """A FREE slot with a cached segment of its own, None if none fits."""
+        fitting = [s for s in self._cached if nbytes <= s.size <= nbytes * _MAX_WASTE]
+        if not fitting:
+            return None
+        segment = min(fitting, key=lambda s: s.size)
+        self._cached.remove(segment)
+        return self._bound(segment, 0, segment.size, 0)
+
+    def _bound(self, segment: _Segment, offset: int, size: int, order: int) -> Slot:
+        if self._bare:
+            slot = self._bare.pop()
+        else:
+            slot = Slot(len(self._slots))
+            self._slots.append(slot)
+        slot.segment, slot.offset, slot.size = segment.number, offset, size
+        slot.order = order
+        return slot
 
     def idle(self, before: float, nbytes: int | None = None) -> list[int]:
         """Drop segments unused since `before` (all but the first shared one), longest first.
@@ -141,16 +204,21 @@ class Arena:
         frees the memory and gives the budget back.
         """
         spare = [s for s in self._shared[1:] if s.slots == 0] + self._cached
-        found: list[int] = []
+        numbers: list[int] = []
         total = 0
         for segment in sorted(spare, key=lambda s: s.freed_at):
             if segment.freed_at > before or (nbytes is not None and total >= nbytes):
                 break
             (self._shared if segment.buddy is not None else self._cached).remove(segment)
             del self._segments[segment.number]
-            found.append(segment.number)
+            numbers.append(segment.number)
             total += segment.size
-        return found
+        return numbers
+
+    def let_go(self) -> None:
+        """No memory is handed out any more; slots in use keep theirs until they are freed."""
+        for segment in self._segments.values():
+            segment.view = NO_BYTES
 
     def slots(self) -> list[Slot]:
         """Every slot that is not FREE."""

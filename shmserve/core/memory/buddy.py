@@ -10,11 +10,6 @@ from __future__ import annotations
 MIN_BLOCK = 256  # bytes; blocks are aligned to their size, so from 4 KiB up to pages
 
 
-def order_of(nbytes: int) -> int:
-    """The smallest order whose block (`MIN_BLOCK` << order) holds `nbytes`."""
-    return max(0, (max(nbytes, 1) - 1).bit_length() - (MIN_BLOCK.bit_length() - 1))
-
-
 class Buddy:
     """Allocates blocks of ``MIN_BLOCK << order`` bytes, order 0 to `max_order`."""
 
@@ -70,7 +65,3 @@ class Buddy:
                     alone.append(offset)
             self._free[level] = alone
         self._mergeable = False
-
-    def free_blocks(self) -> list[tuple[int, int]]:
-        """(offset, size) of every free block: for tests and `shmserve show`."""
-        return sorted((o, MIN_BLOCK << k) for k, level in enumerate(self._free) for o in level)

@@ -15,7 +15,7 @@ gives back its own idle segments before it asks for more, so it is not asked to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from shmserve.core.control.effects import AnswerGrant, AskTrim, Effect
 from shmserve.errors import ProtocolViolation
@@ -24,8 +24,7 @@ PARK_S = 0.25  # how long a request waits for others to trim
 MAX_PARKED = 64
 
 
-@dataclass(frozen=True, slots=True)
-class _Parked:
+class _ParkedGrant(Struct, frozen=True):
     process: str
     ticket: int
     nbytes: int
@@ -44,7 +43,7 @@ class Ledger:
         self._floor_bytes = floor_bytes
         self._settle_until = settle_until
         self._held: dict[str, int] = {}
-        self._parked: list[_Parked] = []
+        self._parked: list[_ParkedGrant] = []
 
     @property
     def total(self) -> int:
@@ -52,7 +51,6 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
         return len(self._parked)
 
     def held(self, process: str) -> int:
@@ -82,7 +80,7 @@ class Ledger:
         trims = [] if unsettled else self._trims(process, self.total + nbytes - self.pool_bytes)
         if not (trims or unsettled) or len(self._parked) >= MAX_PARKED:
             return [self._refusal(process, ticket, nbytes)]
-        self._parked.append(_Parked(process, ticket, nbytes, now + PARK_S))
+        self._parked.append(_ParkedGrant(process, ticket, nbytes, now + PARK_S))
         return trims
 
     def give_back(self, process: str, nbytes: int, now: float) -> list[Effect]:
@@ -127,8 +125,7 @@ class Ledger:
     def _trims(self, asking: str, shortage: int) -> list[Effect]:
         """Whom to ask for how much, the largest holder first; empty if it cannot suffice."""
         spare = sorted(
-            ((held - self._floor_bytes, name) for name, held in self._held.items()),
-            reverse=True,
+            ((held - self._floor_bytes, name) for name, held in self._held.items()), reverse=True
         )
         effects: list[Effect] = []
         for surplus, name in spare:

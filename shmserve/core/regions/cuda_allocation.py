@@ -19,9 +19,8 @@ def check_arguments(name: str, handle: bytes, device_id: int, byte_size: int) ->
     """
     check_name(name)
     if len(handle) != HANDLE_BYTES:
-        raise refusal(
-            name, f"raw_handle has {len(handle)} bytes, a cudaIpcMemHandle_t has {HANDLE_BYTES}"
-        )
+        text = f"raw_handle has {len(handle)} bytes, a cudaIpcMemHandle_t has {HANDLE_BYTES}"
+        raise refusal(name, text)
     if device_id < 0:
         raise refusal(name, f"device_id {device_id} is negative")
     if not 0 < byte_size <= _MAX_SIZE:
@@ -63,6 +62,5 @@ def check_allocation(region: Region, nbytes: int) -> None:
 
 def refusal(name: str, why: str) -> InvalidArgument:
     """Why arguments cannot be right."""
-    return InvalidArgument(
-        f"failed to register CUDA shared memory region: '{name}': invalid args: {why}"
-    )
+    text = f"failed to register CUDA shared memory region: '{name}': invalid args: {why}"
+    return InvalidArgument(text)

@@ -77,12 +77,8 @@ def visible(
     prefix = region_key(caller, "", settings, server_uid)
     if prefix is None:
         return []
-    found = [
-        region
-        for key, region in regions.items()
-        if key.startswith(prefix) and kind in ("", region.kind)
-    ]
-    return sorted(found, key=lambda region: region.name)
+    inside = [region for key, region in regions.items() if key.startswith(prefix)]
+    return sorted((r for r in inside if kind in ("", r.kind)), key=lambda region: region.name)
 
 
 class RegionBook:
@@ -100,6 +96,7 @@ class RegionBook:
         """Continue what an earlier coordinator published."""
         self.regions = dict(regions)
         self._keys = {region.number: key for key, region in regions.items()}
+        self._strikes = {region.uid for region in regions.values() if region.copy}
         self.next_number = max([next_number, *(number + 1 for number in self._keys)])
 
     def get(self, number: int) -> Region | None:
@@ -135,7 +132,7 @@ class RegionBook:
 
         Raises:
             InvalidArgument, PermissionDenied, AlreadyExists, ResourceExhausted: as checked in
-                the order of docs/ARCHITECTURE.md, section 4.
+                the order of docs/ARCHITECTURE.md, section 3.
         """
         self.may_register(caller)
         check_name(name)
@@ -147,14 +144,14 @@ class RegionBook:
                 f"failed to register shared memory region '{name}': invalid args: offset {offset}"
                 f" and byte_size {byte_size} must lie within the object's {facts.size} bytes"
             )
-        made = Region(
+        region = Region(
             name, 0, key, offset, byte_size, caller.uid, caller.pid,
             caller.started, facts.device, facts.inode, facts.size,
             copy=caller.uid in self._strikes and not sealed, sealed=sealed,
         )  # fmt: skip
-        return self.enter(made, again)
+        return self.enter(region, again)
 
-    def admit(self, made: Region, again: bool = False) -> Region:
+    def admit(self, region: Region, again: bool = False) -> Region:
         """A region that is complete but for its number (0), if it may be entered; or the very
         same one, which is there already, if the question was asked `again`.
 
@@ -162,17 +159,17 @@ class RegionBook:
             AlreadyExists: its name is taken, by a region of whatever kind.
             InvalidArgument, ResourceExhausted: a quota.
         """
-        there = self.regions.get(self._place(made.uid, made.name))
+        there = self.regions.get(self._place(region.uid, region.name))
         if there is not None:
-            if again and replace(made, number=there.number) == there:
+            if again and replace(region, number=there.number) == there:
                 return there
-            raise AlreadyExists(f"shared memory region '{made.name}' already in manager")
-        self._check_quotas(made)
-        return made
+            raise AlreadyExists(f"shared memory region '{region.name}' already in manager")
+        self._check_quotas(region)
+        return region
 
-    def enter(self, made: Region, again: bool = False) -> Region:
+    def enter(self, candidate: Region, again: bool = False) -> Region:
         """Number and keep a region; as `admit`."""
-        region = self.admit(made, again)
+        region = self.admit(candidate, again)
         if not region.number:
             region = replace(region, number=self.next_number)
             self.next_number += 1
@@ -191,18 +188,17 @@ class RegionBook:
         acting = self._server_uid if caller.remote else caller.uid
         trusted = acting == 0 or acting in self._settings.client_shm_allowed_uids
         if facts.ours or not (trusted or facts.uid == acting):
-            raise PermissionDenied(
-                f"shared memory region '{name}': the caller does not own the object"
-            )
+            text = f"shared memory region '{name}': the caller does not own the object"
+            raise PermissionDenied(text)
 
-    def _check_quotas(self, made: Region) -> None:
-        settings, byte_size = self._settings, made.byte_size
+    def _check_quotas(self, candidate: Region) -> None:
+        settings, byte_size = self._settings, candidate.byte_size
         if byte_size > settings.client_shm_max_region_bytes:
             raise InvalidArgument(
                 f"a shared memory region may have {settings.client_shm_max_region_bytes} bytes,"
                 f" not {byte_size} (setting client_shm_max_region_bytes)"
             )
-        own = [region.byte_size for region in self.regions.values() if region.uid == made.uid]
+        own = [region.byte_size for region in self.regions.values() if region.uid == candidate.uid]
         if len(own) >= settings.client_shm_max_regions:
             raise ResourceExhausted(
                 f"too many shared memory regions: {len(own)} (setting client_shm_max_regions)"
@@ -232,22 +228,28 @@ class RegionBook:
         return gone
 
     def of_process(self, pid: int, started: int) -> list[Region]:
-        """What a process has registered."""
         return [r for r in self.regions.values() if r.pid == pid and r.started == started]
 
-    def quarantine(self, number: int, reason: str, strike: bool) -> Region | None:
-        """Take a region out of use; `strike`: an executor died of it. None: nothing to do."""
-        key = self._keys.get(number)
-        region = self.regions[key] if key is not None else None
-        if region is None or key is None:
+    def quarantine(self, number: int, reason: str) -> Region | None:
+        """Take a region out of use. None: nothing to do."""
+        region = self.get(number)
+        if region is None or region.quarantined:
             return None
-        if strike:
-            self._strikes.add(region.uid)
-        if region.quarantined:
-            return None
-        region = replace(region, quarantined=reason)
-        self.regions[key] = region
+        region = self.regions[self._keys[number]] = replace(region, quarantined=reason)
         return region
+
+    def strike(self, uid: int) -> list[int]:
+        """An executor died of a region of this owner's: from now on none of its regions is mapped
+        that can be pulled away. Returns the numbers of those that may be mapped already."""
+        self._strikes.add(uid)
+        changed = [
+            (key, region)
+            for key, region in self.regions.items()
+            if region.uid == uid and not (region.sealed or region.copy or region.cuda)
+        ]
+        for key, region in changed:
+            self.regions[key] = replace(region, copy=True)
+        return [region.number for _, region in changed]
 
 
 def find(

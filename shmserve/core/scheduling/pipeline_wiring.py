@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from shmserve.errors import ConfigError, Internal
-from shmserve.tensor.spec import ModelSpec, TensorSpec
+from shmserve.tensor.spec import ModelSpec, TensorSpec, fits
 
 
 class Joint(Struct, frozen=True):
@@ -62,7 +62,7 @@ def _pairs(
 
 def _may_fit(source: tuple[int, ...], target: tuple[int, ...]) -> bool:
     return len(source) == len(target) and all(
-        -1 in (one, other) or one == other for one, other in zip(source, target, strict=True)
+        -1 in (size, other) or size == other for size, other in zip(source, target, strict=True)
     )
 
 
@@ -73,10 +73,7 @@ def check(pipeline: str, joint: Joint, taker: ModelSpec, shape: tuple[int, ...])
         Internal: it is not; says which models and which shapes.
     """
     wanted = joint.input.shape
-    fits = len(shape) == len(wanted) and all(
-        want in (-1, dim) for want, dim in zip(wanted, shape, strict=True)
-    )
-    if not fits or 0 < taker.max_batch_size < (shape[0] if shape else 0):
+    if not fits(wanted, shape) or 0 < taker.max_batch_size < (shape[0] if shape else 0):
         most = f" and at most {taker.max_batch_size} in a batch" if taker.max_batch_size else ""
         raise Internal(
             f"pipeline '{pipeline}': output '{joint.output}' has shape {list(shape)}, but "

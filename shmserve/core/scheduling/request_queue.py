@@ -22,8 +22,8 @@ class RequestQueue(Generic[Key, Item]):
 
     def cancel(self, key: Key) -> Item | None:
         """Take an item out that has not started; None if it is not here."""
-        found = self._items.pop(key, None)
-        return None if found is None else found[0]
+        entry = self._items.pop(key, None)
+        return None if entry is None else entry[0]
 
     def pop(self, now_ns: int) -> tuple[Item, bool] | None:
         """The next item and whether it is still in time; None if the queue is empty."""
@@ -36,9 +36,9 @@ class RequestQueue(Generic[Key, Item]):
         """The item that `pop` would give now; None if the queue is empty."""
         return next(iter(self._items.values()))[0] if self._items else None
 
-    def drop_where(self, wanted: Callable[[Key], bool]) -> list[Item]:
-        """Take out every item whose key is `wanted` (of a connection that closed, say)."""
-        return [self._items.pop(key)[0] for key in [k for k in self._items if wanted(k)]]
+    def drop_where(self, is_wanted: Callable[[Key], bool]) -> list[Item]:
+        """Take out every item whose key `is_wanted` (those of a connection that closed, say)."""
+        return [self._items.pop(key)[0] for key in [k for k in self._items if is_wanted(k)]]
 
     def __iter__(self) -> Iterator[Key]:
         """The keys of everything that waits."""

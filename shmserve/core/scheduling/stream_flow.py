@@ -13,8 +13,6 @@ from shmserve.errors import ProtocolViolation
 
 
 class StreamState(Enum):
-    """Where a stream is."""
-
     OPEN = "OPEN"  # the model sends, the frontend reads
     MUTED = "MUTED"  # nobody reads any more: what is sent is dropped until the model is done
     CLOSED = "CLOSED"  # the model has sent its final flag

@@ -50,19 +50,11 @@ ALL_COLUMNS = (
 
 
 def from_requests(counts: RequestCounts) -> list[int]:
-    """What a frontend has counted."""
-    return [
-        counts.succeeded,
-        counts.success_ns,
-        *counts.failures,
-        *counts.copied,
-        *counts.buckets,
-        *_NO_RUNS,
-    ]
+    answered = (counts.succeeded, counts.success_ns)
+    return [*answered, *counts.failures, *counts.copied, *counts.buckets, *_NO_RUNS]
 
 
 def from_runs(counts: ExecutorCounts) -> list[int]:
-    """What an executor has counted."""
     runs = (counts.executions, counts.inferences, counts.requests)
     return [*_NO_REQUESTS, *runs, *counts.stage_ns]
 

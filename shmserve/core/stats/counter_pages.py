@@ -54,13 +54,11 @@ _NAMES = Gauges.__struct_fields__
 
 
 def write_gauges(words: Words, gauges: Gauges) -> None:
-    """Store them, one word each."""
     for index, name in enumerate(_NAMES, _GAUGES):
         words[index] = getattr(gauges, name)
 
 
 def read_gauges(words: Words) -> Gauges:
-    """As they were stored last."""
     return Gauges(*words[_GAUGES : _GAUGES + len(_NAMES)])
 
 
@@ -70,6 +68,5 @@ def is_page(words: Words, nwords: int) -> bool:
 
 
 def add_each(into: list[int], values: Sequence[int]) -> None:
-    """Add element by element."""
     for index, value in enumerate(values):
         into[index] += value

@@ -1,7 +1,7 @@
 """What an executor counts: runs of its one model version. Layout, writer and reader.
 
 A request is counted here when the model has answered it; what becomes of requests as their
-clients see it (answered, failed and why) the frontends count (`core.request_counters`).
+clients see it (answered, failed and why) the frontends count (`core.stats.request_counters`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ _TOGETHER_S = 60.0  # the same thing again within this is one entry
 _MAX_TEXT = 300
 
 
-class Trouble(Struct, array_like=True):
+class Incident(Struct, array_like=True):
     """`first` and `last`: seconds since 1970; `count`: how often in between."""
 
     first: float
@@ -22,11 +22,11 @@ class Trouble(Struct, array_like=True):
     count: int = 1
 
 
-class Troubles:
+class Incidents:
     """The latest last."""
 
     def __init__(self) -> None:
-        self._entries: list[Trouble] = []
+        self._entries: list[Incident] = []
 
     def add(self, now: float, what: str, text: str, count: int = 1) -> None:
         """Something went wrong; `what` names the thing, `text` says what about it."""
@@ -36,8 +36,8 @@ class Troubles:
                 entry.last, entry.count = now, entry.count + count
                 self._entries.append(self._entries.pop(index))
                 return
-        self._entries.append(Trouble(now, now, what, text, count))
+        self._entries.append(Incident(now, now, what, text, count))
         del self._entries[:-LIMIT]
 
-    def list(self) -> tuple[Trouble, ...]:
+    def list(self) -> tuple[Incident, ...]:
         return tuple(self._entries)

@@ -24,7 +24,7 @@ _MOST = 1e300  # so that sums of what is told stay numbers
 _AT = [PERCENTS.index(percent) for percent in CDF_COLUMNS]
 
 
-class Reported(Struct):
+class ModelMetrics(Struct):
     """One name's last second in one process. `points`: of ``cdf``, by `PERCENTS`."""
 
     kind: str
@@ -33,44 +33,44 @@ class Reported(Struct):
     count: int = 0
 
 
-def parse(data: Any) -> dict[str, Reported]:
+def parse(data: Any) -> dict[str, ModelMetrics]:
     """What one process told, as name -> (kind, count, value); what makes no sense is left out."""
-    found: dict[str, Reported] = {}
+    metrics: dict[str, ModelMetrics] = {}
     for name, entry in data.items() if isinstance(data, dict) else ():
-        if len(found) >= _MAX_NAMES:
+        if len(metrics) >= _MAX_NAMES:
             break
-        one = _entry(entry) if isinstance(name, str) and 0 < len(name) <= _MAX_NAME else None
-        if one is not None:
-            found[name] = one
-    return found
+        metric = _entry(entry) if isinstance(name, str) and 0 < len(name) <= _MAX_NAME else None
+        if metric is not None:
+            metrics[name] = metric
+    return metrics
 
 
-def merged(parts: Sequence[Reported]) -> Reported:
+def merged(parts: Sequence[ModelMetrics]) -> ModelMetrics:
     """One name of all instances of a model; its kind is the first one's."""
     kind = parts[0].kind
     alike = [part for part in parts if part.kind == kind and part.count]
     count = sum(part.count for part in alike)
     if kind == "inc":
-        return Reported(kind, sum(part.value for part in alike), count=count)
+        return ModelMetrics(kind, sum(part.value for part in alike), count=count)
     if not alike:
-        return Reported(kind)
+        return ModelMetrics(kind)
     if kind == CDF:
-        return Reported(kind, points=_mixed(alike), count=count)
+        return ModelMetrics(kind, points=_mixed(alike), count=count)
     values = [part.value for part in alike]
     if kind == "avg":
         mean = sum(part.value * part.count for part in alike) / count
-        return Reported(kind, mean, count=count)
-    return Reported(kind, max(values) if kind == "max" else min(values), count=count)
+        return ModelMetrics(kind, mean, count=count)
+    return ModelMetrics(kind, max(values) if kind == "max" else min(values), count=count)
 
 
-def gauges(one: Reported) -> list[float]:
+def gauges(metric: ModelMetrics) -> list[float]:
     """As a second of a track: one value, or the `CDF_COLUMNS`."""
-    if one.kind == CDF:
-        return [one.points[at] if one.points else nan for at in _AT]
-    return [one.value]
+    if metric.kind == CDF:
+        return [metric.points[at] if metric.points else nan for at in _AT]
+    return [metric.value]
 
 
-def _entry(entry: Any) -> Reported | None:
+def _entry(entry: Any) -> ModelMetrics | None:
     if not isinstance(entry, list | tuple) or len(entry) != 3:
         return None
     kind, count, value = entry
@@ -78,10 +78,10 @@ def _entry(entry: Any) -> Reported | None:
         return None
     if kind == CDF and isinstance(value, list | tuple):
         points = [_number(point) for point in value]
-        whole = len(points) == (len(PERCENTS) if count else 0)
-        return Reported(kind, nan, points, count) if whole and all(map(isfinite, points)) else None
+        whole = len(points) == (len(PERCENTS) if count else 0) and all(map(isfinite, points))
+        return ModelMetrics(kind, nan, points, count) if whole else None
     if isinstance(kind, str) and kind in KINDS and isfinite(_number(value)):
-        return Reported(kind, _number(value), (), count)
+        return ModelMetrics(kind, _number(value), (), count)
     return None
 
 
@@ -89,7 +89,7 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and abs(value) < _MOST else nan
 
 
-def _mixed(parts: Sequence[Reported]) -> Sequence[float]:
+def _mixed(parts: Sequence[ModelMetrics]) -> Sequence[float]:
     """Several distributions as one, each with the weight of its number of values."""
     if len(parts) == 1:
         return parts[0].points

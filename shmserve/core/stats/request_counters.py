@@ -7,6 +7,7 @@ own (`OTHER`); a row's name is complete before the number of rows in use says th
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from enum import IntEnum
 
 from msgspec import Struct, field
@@ -96,36 +97,31 @@ class RequestCounters:
         words[ROWS_WORD] = 1
         words[0] = MAGIC
 
-    def row(self, model: str, version: str) -> int:
-        """Where a model version's row is; the one of all others if there is no room."""
-        return self._rows.get((model, version)) or self._new_row(model, version)
-
-    def succeeded(self, row: int, ns: int) -> None:
-        """A request was answered, `ns` after its arrival."""
+    def ended(
+        self, model: str, version: str, reason: Reason | None, ns: int, copied: Sequence[int] = ()
+    ) -> None:
+        """A request was answered, or failed for a reason, `ns` after its arrival; `copied`: bytes
+        that were copied for it, by stage."""
         words = self._words
-        words[row + _SUCCEEDED] += 1
-        words[row + _SUCCESS_NS] += ns
-        words[row + _HISTOGRAM + bisect_left(BOUNDS_NS, ns)] += 1
+        row = self._rows.get((model, version)) or self._new_row(model, version)
+        if reason is None:
+            words[row + _SUCCEEDED] += 1
+            words[row + _SUCCESS_NS] += ns
+            words[row + _HISTOGRAM + bisect_left(BOUNDS_NS, ns)] += 1
+        else:
+            words[row + _FAILURES + reason] += 1
+            if reason is not Reason.BAD_REQUEST:
+                words[row + _FAIL_NS] += ns
+        for at, nbytes in enumerate(copied, row + _COPIED):
+            words[at] += nbytes
 
-    def failed(self, row: int, reason: Reason, ns: int) -> None:
-        """A request failed `ns` after its arrival."""
-        self._words[row + _FAILURES + reason] += 1
-        if reason is not Reason.BAD_REQUEST:
-            self._words[row + _FAIL_NS] += ns
-
-    def copied(self, row: int, inputs: int, batch: int, out: int, device: int) -> None:
-        """Bytes copied for a request, by stage."""
-        at = row + _COPIED
-        if inputs:
-            self._words[at] += inputs
-        if batch:
-            self._words[at + 1] += batch
-        if out:
-            self._words[at + 2] += out
-        if device:
-            self._words[at + 3] += device
+    def copied_out(self, model: str, version: str, nbytes: int) -> None:
+        """Bytes of an answer that were copied after it had been counted."""
+        row = self._rows.get((model, version)) or self._new_row(model, version)
+        self._words[row + _COPIED + COPIES.index("out")] += nbytes
 
     def _new_row(self, model: str, version: str) -> int:
+        """Where a model version's row is from now on; the one of all others if there is no room."""
         number = len(self._rows) + 1
         name = f"{model}/{version}".encode()
         if number >= self._limit or len(name) > _NAME_BYTES:
@@ -143,7 +139,7 @@ def read(words: Words) -> dict[tuple[str, str], RequestCounts] | None:
     """The counts on a page by (model, version); None: it is none of this layout."""
     if not is_page(words, nwords(0)):
         return None
-    found: dict[tuple[str, str], RequestCounts] = {}
+    rows_by_model: dict[tuple[str, str], RequestCounts] = {}
     rows = min(words[ROWS_WORD], (len(words) - HEAD_WORDS) // ROW_WORDS)
     for number in range(rows):
         at = HEAD_WORDS + number * ROW_WORDS
@@ -156,10 +152,10 @@ def read(words: Words) -> dict[tuple[str, str], RequestCounts] | None:
             list(words[at + _HISTOGRAM : at + _HISTOGRAM + BUCKETS]),
         )
         if number:
-            found.setdefault(_name(words, at), RequestCounts()).add(counts)
+            rows_by_model.setdefault(_name(words, at), RequestCounts()).add(counts)
         elif counts.requests or any(counts.copied):
-            found[OTHER] = counts
-    return found
+            rows_by_model[OTHER] = counts
+    return rows_by_model
 
 
 def _name(words: Words, at: int) -> tuple[str, str]:

@@ -22,7 +22,7 @@ Derive = Callable[[Sequence[int], float, int], list[float]]
 Column = list[float | None]
 
 
-class Level(NamedTuple):
+class SeriesLevel(NamedTuple):
     """A resolution: so many seconds a point, so many points are kept."""
 
     name: str
@@ -31,27 +31,32 @@ class Level(NamedTuple):
 
 
 LEVELS = (
-    Level("second", 1, 60),
-    Level("minute", 60, 60),
-    Level("hour", 3600, 24),
-    Level("day", 86400, 30),
+    SeriesLevel("second", 1, 60),
+    SeriesLevel("minute", 60, 60),
+    SeriesLevel("hour", 3600, 24),
+    SeriesLevel("day", 86400, 30),
 )
 
 
-class Kind(Struct, frozen=True):
+class SeriesKind(Struct, frozen=True):
     """What a track is made of: columns that `derive` makes of counts, then gauges.
 
     `gauges`: name and how the seconds of a period become one: mean, max or min.
     """
 
-    columns: tuple[str, ...]
-    width: int
-    derive: Derive | None
-    gauges: tuple[tuple[str, str], ...]
+    columns: tuple[str, ...] = ()
+    width: int = 0
+    derive: Derive | None = None
+    gauges: tuple[tuple[str, str], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.columns, *(name for name, _ in self.gauges))
+
+
+def means(*gauges: str) -> SeriesKind:
+    """Of gauges alone, whose periods have the mean of their seconds."""
+    return SeriesKind(gauges=tuple((name, "mean") for name in gauges))
 
 
 class Sample(Struct):
@@ -71,14 +76,14 @@ class _Period:
 
     __slots__ = ("counts", "gauges", "seconds", "slowest", "weights")
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: SeriesKind) -> None:
         self.counts = [0] * kind.width
         self.gauges = [nan] * len(kind.gauges)
         self.weights = [0] * len(kind.gauges)
         self.seconds = 0.0
         self.slowest = 0
 
-    def add(self, kind: Kind, sample: Sample, seconds: float) -> None:
+    def add(self, kind: SeriesKind, sample: Sample, seconds: float) -> None:
         self.seconds += seconds
         self.slowest = max(self.slowest, sample.slowest)
         if sample.counts:
@@ -94,7 +99,7 @@ class _Period:
                 self.gauges[index] = (max if way == "max" else min)(self.gauges[index], value)
             self.weights[index] += 1
 
-    def values(self, kind: Kind) -> list[float]:
+    def values(self, kind: SeriesKind) -> list[float]:
         derived = kind.derive(self.counts, self.seconds, self.slowest) if kind.derive else []
         gauges = (
             value / weight if way == "mean" and weight else value
@@ -106,7 +111,7 @@ class _Period:
 class Track:
     """A group of series. `touched`: the last second in which it had any value."""
 
-    def __init__(self, kind: Kind, second: int) -> None:
+    def __init__(self, kind: SeriesKind, second: int) -> None:
         self.kind = kind
         self.touched = second
         self._width = len(kind.names)
@@ -134,20 +139,20 @@ class Track:
         points, ring = LEVELS[level].points, self._rings[level]
         last = self._running[level]
         more = last.values(self.kind) if running and last.seconds else [nan] * self._width
-        found: dict[str, Column] = {}
+        columns: dict[str, Column] = {}
         for index, name in enumerate(self.kind.names):
             cells = [ring[number % points * self._width + index] for number in range(first, until)]
             if running:
                 cells.append(more[index])
-            found[name] = [None if isnan(value) else value for value in cells]
-        return found
+            columns[name] = [None if isnan(value) else value for value in cells]
+        return columns
 
     def _put(self, level: int, number: int, values: Sequence[float]) -> None:
         at = number % LEVELS[level].points * self._width
         self._rings[level][at : at + self._width] = array("d", values)
 
 
-class History:
+class TimeSeries:
     """All tracks by key. `limit`: how many. A new one takes the place of the one that has had
     no values for longest, but of none that had any within the last hour."""
 
@@ -159,7 +164,7 @@ class History:
         self._seconds = [0.0 for _ in LEVELS]  # that it has so far
 
     def add(
-        self, second: int, seconds: float, samples: Mapping[Hashable, tuple[Kind, Sample]]
+        self, second: int, seconds: float, samples: Mapping[Hashable, tuple[SeriesKind, Sample]]
     ) -> None:
         """The given second (later than all before) is over; `seconds`: since the last sample."""
         if second < self._next:

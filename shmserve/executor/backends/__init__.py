@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
+from shmserve import extensions
 from shmserve.errors import ConfigError
 from shmserve.executor.backend import Backend, Context
 from shmserve.executor.backends import reshape
-from shmserve.protocol.triton_config.model_config import GRPS, ONNXRUNTIME, PYTHON, PYTORCH
 from shmserve.tensor.spec import ModelSpec
-
-# Imported when needed: a process should not pay for the frameworks of other models
-_KINDS = {
-    PYTHON: ("python", "PythonBackend"),
-    ONNXRUNTIME: ("onnxruntime", "OnnxRuntimeBackend"),
-    PYTORCH: ("pytorch", "PytorchBackend"),
-    GRPS: ("grps.backend", "GrpsBackend"),
-}
 
 
 def create(spec: ModelSpec) -> Backend:
@@ -25,23 +18,35 @@ def create(spec: ModelSpec) -> Backend:
     Raises:
         ConfigError: there is no such backend.
     """
-    if spec.backend not in _KINDS:
+    if spec.backend not in extensions.names(extensions.BACKENDS):
         raise ConfigError(f"model '{spec.name}': backend '{spec.backend}' is not supported")
-    module, kind = _KINDS[spec.backend]
-    backend: Backend = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
+    backend: Backend = extensions.load(extensions.BACKENDS, spec.backend)()
     return backend
 
 
-def load(context: Context) -> tuple[Backend, ModelSpec]:
-    """A loaded backend that speaks the client's shapes, and the completed spec.
+def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
+    """The backend, loaded, as one that speaks the client's shapes, and the completed spec.
 
     Raises:
         ShmserveError: as `Backend.load`; nothing is left behind then.
     """
-    backend = create(context.spec)
     try:
         spec = backend.load(context)
     except BaseException:
         backend.close()
         raise
     return reshape.wrapped(backend, spec), spec
+
+
+def import_extra(module: str, backend: str, extra: str) -> Any:
+    """The framework of a backend, which is one of our extras.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ConfigError(
+            f"backend '{backend}' needs the extra '{extra}': pip install 'shmserve[{extra}]'"
+        ) from None

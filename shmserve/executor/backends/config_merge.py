@@ -20,9 +20,7 @@ def with_own_tensors(spec: ModelSpec, directory: str) -> ModelSpec:
     """
     if spec.inputs or spec.outputs:
         return spec
-    own = msgspec.json.decode(read_folder(directory).config.json)
-    told = msgspec.json.decode(spec.config_json)
-    told |= {key: own.get(key, []) for key in ("input", "output")}
-    text = msgspec.json.encode(told).decode()
-    config = model_config.parse_json(text, spec.name, spec.backend)
+    own = read_folder(directory).config.document
+    merged = msgspec.structs.replace(spec.config, input=own.input, output=own.output)
+    config = model_config.of_spec(msgspec.structs.replace(spec, config=merged))
     return config.spec(spec.version, read_labels(config, directory))

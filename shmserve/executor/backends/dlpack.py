@@ -195,10 +195,10 @@ def _check_device(kind: int) -> None:
 
 
 def _dtype(tensor: _Tensor) -> np.dtype[Any]:
-    found = _DTYPES.get((tensor.code, tensor.bits))
-    if found is None or tensor.lanes != 1:
+    dtype = _DTYPES.get((tensor.code, tensor.bits))
+    if dtype is None or tensor.lanes != 1:
         raise TypeError(
             f"no datatype for DLPack elements of code {tensor.code}, "
             f"{tensor.bits} bits, {tensor.lanes} lanes"
         )
-    return found
+    return dtype

@@ -6,27 +6,28 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Protocol
 
-import msgspec
-
 from shmserve.errors import ConfigError, Internal
-from shmserve.executor.backend import CPU, Context, Request, Response
+from shmserve.executor.backend import CPU, BatchForm, Context, Request, Response
 from shmserve.executor.backends.model_errors import from_load
-from shmserve.protocol.triton_config.model_config import MODEL_FILES
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
 
 
 class Dialect(Protocol):
-    """One way to write a model.py. `reads_on_device`: as a backend's, once it has started."""
+    """One way to write a model.py. `reads_on_device` and `batching`: as a backend's, once it
+    has started."""
 
     @property
     def reads_on_device(self) -> bool: ...
+
+    @property
+    def batching(self) -> BatchForm: ...
 
     def start(self, context: Context) -> ModelSpec: ...
 
@@ -36,32 +37,38 @@ class Dialect(Protocol):
 
 
 class PythonBackend:
-    """Runs `TritonPythonModel` or `Model` of a model.py."""
+    """Runs `TritonPythonModel` or `Model` of a model.py.
+
+    Attributes:
+        execute: the dialect's, once the model is loaded.
+        reads_on_device: whether the model wants its inputs on the instance's GPU.
+        batching: what it makes of a batch.
+    """
+
+    chooses_device = False
 
     def __init__(self) -> None:
-        self._dialect: Dialect | None = None
         self.device = CPU
-
-    @property
-    def reads_on_device(self) -> bool:
-        """Whether the model wants its inputs on the instance's GPU."""
-        return self._dialect is not None and self._dialect.reads_on_device
+        self.reads_on_device = False
+        self.batching = BatchForm.ALONE
+        self.execute: Callable[[Sequence[Request]], Sequence[Response]] = _not_loaded
+        self._dialect: Dialect | None = None
 
     def load(self, context: Context) -> ModelSpec:
-        spec, self.device = context.spec, context.device
         try:
-            self._dialect = _dialect(_import(context), spec.name)
-            return self._dialect.start(context)
+            dialect = self._dialect = _dialect(_import(context), context.spec)
+            spec = dialect.start(context)
         except (Exception, SystemExit) as ex:
             raise from_load(ex, _log, context.instance) from ex
-
-    def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
-        if self._dialect is None:
-            raise Internal("the model is not loaded")
-        return self._dialect.execute(requests)
+        self.device = context.device
+        self.reads_on_device = dialect.reads_on_device
+        self.batching = dialect.batching
+        self.execute = dialect.execute
+        return spec
 
     def close(self) -> None:
         dialect, self._dialect = self._dialect, None
+        self.execute = _not_loaded
         if dialect is None:
             return
         try:
@@ -70,10 +77,8 @@ class PythonBackend:
             _log.warning("a model failed to close: %s", type(ex).__name__, exc_info=ex)
 
 
-def model_file(spec: ModelSpec) -> str:
-    """The name of the file in the version's folder."""
-    config = msgspec.json.decode(spec.config_json)
-    return config.get("default_model_filename") or MODEL_FILES[spec.backend]
+def _not_loaded(_: Sequence[Request]) -> Sequence[Response]:
+    raise Internal("the model is not loaded")
 
 
 def _import(context: Context) -> ModuleType:
@@ -89,7 +94,7 @@ def _import(context: Context) -> ModuleType:
     for path in (context.directory, folder):
         if path not in sys.path:
             sys.path.insert(0, path)
-    file = model_file(spec)
+    file = spec.config.model_file
     # as in Triton: the version's folder is a package, so that `from . import helper` works
     package = ModuleType(spec.version)
     package.__path__ = [folder]
@@ -116,15 +121,21 @@ class _SourceLoader(SourceFileLoader):
         return code
 
 
-def _dialect(module: ModuleType, model: str) -> Dialect:
+def _dialect(module: ModuleType, spec: ModelSpec) -> Dialect:
     triton = getattr(module, "TritonPythonModel", None)
     native = getattr(module, "Model", None)
     if isinstance(triton, type):
         from shmserve.executor.backends.triton.dialect import TritonDialect
 
         return TritonDialect(triton)
-    if isinstance(native, type):
-        from shmserve.executor.backends.native.dialect import NativeDialect
+    if not isinstance(native, type):
+        raise ConfigError(
+            f"model '{spec.name}' has neither a class TritonPythonModel nor a class Model"
+        )
+    if spec.decoupled:
+        from shmserve.executor.backends.native.stream_dialect import NativeStreamDialect
 
-        return NativeDialect(native)
-    raise ConfigError(f"model '{model}' has neither a class TritonPythonModel nor a class Model")
+        return NativeStreamDialect(native)
+    from shmserve.executor.backends.native.dialect import NativeDialect
+
+    return NativeDialect(native)

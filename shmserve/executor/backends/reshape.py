@@ -8,15 +8,16 @@ configuration is read).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from shmserve.executor.backend import Backend, InputTensor, Output, Request, Response, Responses
-from shmserve.tensor.dtypes import element_count
+from shmserve.tensor.config_document import InputEntry, OutputEntry
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 Shape = tuple[int, ...]
@@ -44,7 +45,7 @@ def _filled(shape: Shape, old: Shape, new: Shape) -> Shape:
 
 def model_side(spec: ModelSpec) -> ModelSpec:
     """The spec as the model sees it: the same object where nothing is reshaped."""
-    inputs, outputs = _changes(spec)
+    inputs, outputs = _changes(spec.config.input), _changes(spec.config.output)
     if not inputs and not outputs:
         return spec
     return msgspec.structs.replace(
@@ -62,25 +63,17 @@ def _reshaped(tensor: TensorSpec, changes: Mapping[str, _Change]) -> TensorSpec:
     return msgspec.structs.replace(tensor, shape=(*batch, *change.inner))
 
 
-def _changes(spec: ModelSpec) -> tuple[dict[str, _Change], dict[str, _Change]]:
-    config = msgspec.json.decode(spec.config_json)
-    found = []
-    for key in ("input", "output"):
-        entries = [entry for entry in config.get(key, []) if "reshape" in entry]
-        found.append(
-            {
-                entry["name"]: _Change(
-                    tuple(entry["dims"]), tuple(entry["reshape"].get("shape", ()))
-                )
-                for entry in entries
-            }
-        )
-    return found[0], found[1]
+def _changes(entries: Iterable[InputEntry | OutputEntry]) -> dict[str, _Change]:
+    return {
+        entry.name: _Change(entry.dims, entry.reshape.shape)
+        for entry in entries
+        if entry.reshape is not UNSET
+    }
 
 
 def wrapped(backend: Backend, spec: ModelSpec) -> Backend:
     """The loaded backend, behind the reshapes of its configuration if there are any."""
-    inputs, outputs = _changes(spec)
+    inputs, outputs = _changes(spec.config.input), _changes(spec.config.output)
     return _Reshaping(backend, inputs, outputs) if inputs or outputs else backend
 
 
@@ -93,20 +86,19 @@ class _Reshaping:
         self._backend = backend
         self._inputs = inputs
         self._outputs = outputs
+        self.chooses_device = backend.chooses_device
         self.device = backend.device
         self.reads_on_device = backend.reads_on_device
+        self.batching = backend.batching
         self.load = backend.load
         self.close = backend.close
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
-        inner = [self._request(one) for one in requests]
+        inner = [
+            _ReshapedRequest(request, self._inputs, self._outputs, self._response)
+            for request in requests
+        ]
         return [self._response(response) for response in self._backend.execute(inner)]
-
-    def _request(self, source: Request) -> _ReshapedRequest:
-        request = _ReshapedRequest(source, self._inputs, self._outputs)
-        if source.responses is not None:
-            request.responses = _ReshapedResponses(source.responses, self._response)
-        return request
 
     def _response(self, response: Response) -> Response:
         if response.error is not None:
@@ -119,7 +111,7 @@ class _Reshaping:
         if change is None or len(output.array.shape) < len(change.inner):
             return output
         shape = change.to_client(output.array.shape)
-        if element_count(shape) != output.array.size:  # not what the configuration says: as it is
+        if prod(shape) != output.array.size:  # not what the configuration says: as it is
             return output
         return Output(output.name, output.datatype, output.array.reshape(shape))
 
@@ -164,11 +156,17 @@ class _ReshapedRequest:
     """A request with the shapes the model wants; everything else is the request's own."""
 
     def __init__(
-        self, source: Request, inputs: dict[str, _Change], outputs: dict[str, _Change]
+        self,
+        source: Request,
+        inputs: dict[str, _Change],
+        outputs: dict[str, _Change],
+        reshaped: Callable[[Response], Response],
     ) -> None:
         self._source = source
         self._outputs = outputs
         self.responses: Responses | None = None
+        if source.responses is not None:
+            self.responses = _ReshapedResponses(source.responses, reshaped)
         self.inputs: Mapping[str, InputTensor] = {
             name: _ReshapedInput(tensor, inputs[name].to_model(tensor.shape))
             if name in inputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from shmserve.errors import StaleDescriptor
 from shmserve.shm.arena import ArenaMemory
@@ -10,31 +10,26 @@ from shmserve.shm.mappings import Mappings
 from shmserve.shm.peer_segments import PeerSegments
 from shmserve.transport.channel import Channel
 
+_MOST_FREED = 1024  # told with one answer, which has a largest size
+
 
 class FrontendProcess:
     """One frontend process; it may have many connections.
 
-    `held` are our output slots it has not released; `freed` its own input slots that a
-    model kept and has let go of since (filled by finalizers, so only ever appended to).
+    `held` are our output slots it has not released, with its leases on each; `freed` its own input
+    slots that a model kept and has let go of since (filled by finalizers: only appended to).
     """
 
     def __init__(self, name: str, mappings: Mappings | None = None) -> None:
         self.name = name
         self.segments = PeerSegments(mappings=mappings)
-        self.held: set[tuple[int, int]] = set()
+        self.held: Counter[tuple[int, int]] = Counter()
         self.freed: list[tuple[int, int]] = []
-        self.connections = 0
-
-    def release(self, memory: ArenaMemory, slots: tuple[tuple[int, int], ...]) -> None:
-        """It is done with output slots; what it does not hold it cannot release."""
-        for lease in slots:
-            if lease in self.held:
-                self.held.discard(lease)
-                memory.release(*lease)
+        self.connections: set[FrontendConnection] = set()
 
     def close(self, memory: ArenaMemory) -> None:
         """Its last connection is gone: everything it held comes back."""
-        for lease in self.held:
+        for lease in self.held.elements():
             try:
                 memory.release(*lease)
             except StaleDescriptor:
@@ -43,16 +38,14 @@ class FrontendProcess:
         self.segments.clear()
 
     def take_freed(self) -> tuple[tuple[int, int], ...]:
-        if not self.freed:
-            return ()
-        count = len(self.freed)
+        count = min(len(self.freed), _MOST_FREED)  # the rest goes with the next answers
         taken = tuple(self.freed[:count])
         del self.freed[:count]
         return taken
 
 
-class Connection:
-    """One data channel. `frontend` is None until its hello."""
+class FrontendConnection:
+    """One data channel whose frontend has said hello; its state is for `Channels` to change."""
 
     __slots__ = (
         "backlog",
@@ -65,12 +58,12 @@ class Connection:
         "refusing",
     )
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, frontend: FrontendProcess) -> None:
         self.channel = channel
         self.fd = channel.fileno()
-        self.frontend: FrontendProcess | None = None
+        self.frontend = frontend
         self.known: set[int] = set()  # our segments offered on it
-        self.refusing = False  # no further message comes in
         self.drops = 0  # how many of our segments were gone when it was last told
+        self.refusing = False  # no further message comes in
         self.closed = False
         self.backlog: deque[tuple[bytes, list[int]]] = deque()  # answers it has no room for yet

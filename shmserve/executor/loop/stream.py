@@ -17,34 +17,18 @@ from msgspec import Struct
 from shmserve.core.scheduling.stream_flow import Flow, Gate, StreamEvent, StreamState
 from shmserve.errors import Code, ProtocolViolation, ShmserveError
 from shmserve.executor.backend import Response
-from shmserve.executor.holdings import Holdings
-from shmserve.executor.inputs import InputReader
-from shmserve.executor.loop.connections import Connection, FrontendProcess
-from shmserve.executor.outputs import Placement
+from shmserve.executor.loop.connections import FrontendConnection
 from shmserve.executor.run_statistics import Spent
 from shmserve.executor.runner import what_failed
-from shmserve.executor.tensors.inputs import ExecutorRequest
-from shmserve.executor.tensors.mapped_regions import ClientRegions
+from shmserve.executor.tensors.request import ExecutorRequest, Outputs
+from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Answer, Copied, Execute, Parameter, Timing
-from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.client_region import Shrunk
-from shmserve.tensor.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
 MAX_CREDIT = 1024
 _CANCELLED = (Code.CANCELLED, "cancelled")
-
-
-class Parts(Struct, frozen=True):
-    """What all streams of an executor share."""
-
-    spec: ModelSpec
-    memory: ArenaMemory
-    regions: ClientRegions
-    reader: InputReader
-    holdings: Holdings
-    post: Callable[[Posted | Abandoned], None]
 
 
 class Posted(Struct, frozen=True):
@@ -56,7 +40,7 @@ class Posted(Struct, frozen=True):
     leases: list[tuple[int, int]]
 
 
-class Abandoned(Struct, frozen=True):
+class StreamAbandoned(Struct, frozen=True):
     """To the loop: nobody is left in the model who could end the stream."""
 
     stream: Stream
@@ -71,23 +55,28 @@ class Stream:
     """
 
     def __init__(
-        self, parts: Parts, connection: Connection, frontend: FrontendProcess, message: Execute
+        self,
+        workspace: Workspace,
+        post: Callable[[Posted | StreamAbandoned], None],
+        connection: FrontendConnection,
+        message: Execute,
     ) -> None:
         if not 0 < message.credit <= MAX_CREDIT:
             raise ProtocolViolation(f"a stream with credit for {message.credit} answers")
         self.connection = connection
-        self.frontend = frontend
+        self.frontend = connection.frontend
         self.number = message.request
+        self.message = message
         self.progress_ns = time.monotonic_ns()
         self.waiting = False
-        self._parts = parts
-        self.message = message
+        self.spent = Spent()
+        self._workspace = workspace
+        self._post = post
         self._flow = Flow(message.credit)
         self._changed = threading.Condition()  # guards the flow
         self._turn = threading.Lock()  # one answer at a time: that keeps their order
         self._muted: tuple[str, str] | None = None  # why, for the final answer: code and text
         self._request: ExecutorRequest | None = None
-        self.spent = Spent()
         self._queue_ns = max(0, self.progress_ns - message.sent_ns)
 
     # ------------------------------------------------- the thread of the model
@@ -99,14 +88,9 @@ class Stream:
             ProtocolViolation: a descriptor outside of what the frontend offered.
             ShmserveError: client memory that cannot be used.
         """
-        parts, message = self._parts, self.message
-        inputs = parts.reader.read(self.frontend, message)
-        places = parts.reader.places(message) if message.places else None
-        requested = message.outputs or tuple(output.name for output in parts.spec.outputs)
-        self._request = ExecutorRequest(
-            message, inputs, requested, parts.memory, places, self.is_cancelled,
-            parts.regions.devices, self,
-        )  # fmt: skip
+        workspace, message = self._workspace, self.message
+        inputs = workspace.read(self.frontend, message)
+        self._request = ExecutorRequest(workspace, message, inputs, self.is_cancelled, self)
         return self._request
 
     def is_cancelled(self) -> bool:
@@ -114,14 +98,14 @@ class Stream:
         return self._flow.state in (StreamState.MUTED, StreamState.FAILED)
 
     def send(self, response: Response | None, final: bool = False) -> None:
-        """See `backend.Responses`."""
+        """Send an answer, once the frontend has taken enough of the earlier ones."""
         with self._turn:
             called_ns = time.monotonic_ns()
             gate = self._pass(response is not None, final)
             if gate is Gate.GO:
                 self._answer(response, final, called_ns)
             elif self._request is not None:
-                self._parts.holdings.drop_offers(self._request)
+                self._request.drop_offers()
             self.progress_ns = time.monotonic_ns()
 
     def _pass(self, full: bool, final: bool) -> Gate:
@@ -146,52 +130,49 @@ class Stream:
             self._muted = (Code.DEADLINE_EXCEEDED, text)
 
     def _answer(self, response: Response | None, final: bool, called_ns: int) -> None:
-        request, holdings = self._request, self._parts.holdings
+        request = self._request
         assert request is not None
         granted_ns = time.monotonic_ns()
-        placement = Placement(request, self._parts.memory)
+        outputs = Outputs(request)
         code, text = self._muted or ("", "")
         if not code and response is not None:
-            code, text = self._place(placement, response)
+            code, text = self._place(outputs, response)
         # Nothing leaves, and no slot is free again, before the GPU is done with it.
-        failed = self._parts.regions.devices.settle()
+        failed = self._workspace.devices.settle()
         if failed is not None and not code:
             code, text = failed.code, failed.message
         if code:
-            holdings.undo(placement)
+            outputs.undo()
         parameters: dict[str, Parameter] = {}
         if not code and response is not None:
             parameters = response.parameters
-        holdings.drop_offers(request)
-        leases = holdings.lease(placement)
-        retained = self._end_inputs(request) if final else ()
+        request.drop_offers()
+        leases = outputs.lease()
+        retained = self._end(request) if final else ()
         timing = Timing(
             self._queue_ns,
             0,
             max(0, called_ns - self.progress_ns),
             time.monotonic_ns() - granted_ns,
         )
-        copied_in, moved_in = request.take_counts()
-        copied = Copied(
-            out=placement.copied_out, device=moved_in + placement.moved, inputs=copied_in
-        )
         self._queue_ns = 0
+        copied_in, moved_in = request.take_counts()
+        copied = Copied(out=outputs.copied, device=moved_in + outputs.moved, inputs=copied_in)
         answer = Answer(
-            self.number, tuple(placement.tensors), code, text, parameters, timing, copied,
+            self.number, tuple(outputs.tensors), code, text, parameters, timing, copied,
             final=final, retained=retained,
         )  # fmt: skip
-        segments = [slot.segment for slot in placement.slots]
-        self._parts.post(Posted(self, answer, segments, leases))
+        self._post(Posted(self, answer, [slot.segment for slot in outputs.slots], leases))
 
-    def _place(self, placement: Placement, response: Response) -> tuple[str, str]:
+    def _place(self, outputs: Outputs, response: Response) -> tuple[str, str]:
         """Place an answer; code and text of why it cannot be, or ""."""
         error = response.error
         if error is not None:
             return error.code, error.message
         try:
-            placement.place(response)
+            outputs.place(response)
         except Shrunk as ex:
-            self._parts.regions.shrunk(ex)
+            self._workspace.regions.shrunk(ex)
             return ex.code, ex.message
         except ShmserveError as ex:
             return ex.code, ex.message
@@ -200,11 +181,11 @@ class Stream:
             return error.code, error.message
         return "", ""
 
-    def _end_inputs(self, request: ExecutorRequest) -> tuple[int, ...]:
-        kept = self._parts.holdings.retained(request, self.frontend, self.message)
+    def _end(self, request: ExecutorRequest) -> tuple[int, ...]:
+        retained = request.retained(self.frontend)
         for tensor in request.inputs.values():
             tensor.close()
-        return kept
+        return retained
 
     def fail(self, error: ShmserveError) -> None:
         """End the stream for the model, from any thread; later answers are dropped."""
@@ -213,21 +194,21 @@ class Stream:
                 return
             self._changed.notify_all()
         code, text = self._muted or (error.code, error.message)
-        self._parts.regions.devices.settle()  # what was begun may be reading and writing still
+        self._workspace.devices.settle()  # what was begun may be reading and writing still
         retained: tuple[int, ...] = ()
         request = self._request
         if request is not None:
             if self._turn.acquire(blocking=False):  # else the sender drops them
-                self._parts.holdings.drop_offers(request)
+                request.drop_offers()
                 self._turn.release()
-            retained = self._end_inputs(request)
+            retained = self._end(request)
         answer = Answer(self.number, error_code=code, error=text, retained=retained)
-        self._parts.post(Posted(self, answer, [], []))
+        self._post(Posted(self, answer, [], []))
 
     def abandoned(self) -> None:
-        """See `backend.Responses`. Takes no lock: it may run in the midst of anything."""
+        """Nobody can send any more. Takes no lock: it may run in the midst of anything."""
         if self._flow.live:
-            self._parts.post(Abandoned(self))
+            self._post(StreamAbandoned(self))
 
     # --------------------------------------------------- the thread of the loop
 

@@ -10,30 +10,32 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import queue
-import select
 import threading
 import time
 from collections import deque
-from typing import Any
 
 from msgspec import Struct
 
-from shmserve.errors import Code, Internal, PeerDied, ProtocolViolation, ShmserveError
-from shmserve.executor.holdings import Holdings
-from shmserve.executor.inputs import InputReader
-from shmserve.executor.loop.connections import Connection
-from shmserve.executor.loop.request_loop import WAKE_S, Loop
-from shmserve.executor.loop.stream import Abandoned, Parts, Posted, Stream
-from shmserve.executor.runner import late, what_failed
+from shmserve.core.scheduling.request_queue import RequestQueue
+from shmserve.errors import Code, Internal, ProtocolViolation, ShmserveError
+from shmserve.executor.backend import Backend
+from shmserve.executor.loop.channels import Channels
+from shmserve.executor.loop.connections import FrontendConnection
+from shmserve.executor.loop.request_loop import WAKE_S, Requested
+from shmserve.executor.loop.stream import Posted, Stream, StreamAbandoned
+from shmserve.executor.run_statistics import RunStatistics
+from shmserve.executor.runner import cancelled, late, what_failed
+from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Answer, Credit, Execute
-from shmserve.transport.channel import check_size
+from shmserve.shm.status_page import BUSY_SINCE, DEPTH, StatusPage
 
 log = logging.getLogger(__name__)
 
 _SILENT_NS = 5_000_000_000  # a stream that says nothing for so long may have lost its sender
 _COLLECT_NS = 10_000_000_000
+
+Key = tuple[FrontendConnection, int]  # of a request
 
 
 class _Returned(Struct, frozen=True):
@@ -43,22 +45,47 @@ class _Returned(Struct, frozen=True):
     violation: str = ""
 
 
-class StreamLoop(Loop):
-    """Serves one loaded decoupled backend until `stop` is called."""
+class StreamLoop:
+    """Serves one loaded decoupled backend until `stop` is called.
 
-    def __init__(self, *, max_streams: int, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        spec, memory = arguments["spec"], arguments["memory"]
-        reader = InputReader(spec.name, arguments["regions"])
-        self._holdings = Holdings(memory)
-        self._parts = Parts(spec, memory, arguments["regions"], reader, self._holdings, self._post)
-        self._backend = arguments["backend"]
+    Attributes:
+        executed: how many streams have come to their end.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        workspace: Workspace,
+        channels: Channels,
+        status: StatusPage,
+        segment_idle_s: float,
+        max_streams: int,
+    ) -> None:
+        self.executed = 0
+        self._backend = backend
+        self._workspace = workspace
+        self._channels = channels
+        self._status = status
+        self._idle_s = segment_idle_s
         self._max_streams = max_streams
-        self._streams: dict[tuple[Connection, int], Stream] = {}  # the model owes their final flag
+        self._statistics = RunStatistics(status.counters, workspace.spec)
+        self._queue: RequestQueue[Key, Requested] = RequestQueue()
+        self._streams: dict[Key, Stream] = {}  # the model owes their final flag
         self._executing: Stream | None = None
         self._work: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
-        self._outbox: deque[Posted | Abandoned | _Returned] = deque()  # bounded by credit
+        self._outbox: deque[Posted | StreamAbandoned | _Returned] = deque()  # bounded by credit
+        self._busy_since = 0
         self._collected_ns = 0
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Finish what was accepted, then return from `run`. Safe from any thread or signal."""
+        self._stopping = True
+        self._channels.wake()
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
 
     def run(self) -> None:
         """Serve until stopped and everything accepted is answered. The model runs in here."""
@@ -86,10 +113,10 @@ class StreamLoop(Loop):
                 stream.fail(what_failed(ex))
         self._post(_Returned(stream, violation))
 
-    def _post(self, event: Posted | Abandoned | _Returned) -> None:
+    def _post(self, event: Posted | StreamAbandoned | _Returned) -> None:
         """Hand something to the loop's thread; from any thread, also from a finalizer."""
         self._outbox.append(event)
-        self._wake()
+        self._channels.wake()
 
     # ---------------------------------------------------- the loop's thread
 
@@ -100,27 +127,23 @@ class StreamLoop(Loop):
             log.critical("the executor's loop is broken", exc_info=True)
             raise
         finally:
-            for connection in list(self._connections.values()):
-                self._close(connection)
+            self._channels.disconnect()
             self._work.put(None)
 
     def _serve(self) -> None:
         tick_at = time.monotonic() + WAKE_S
         while True:
-            settled = not (self._queue or self._streams or self._executing or self._outbox)
-            if self._stopping and settled and not self._has_backlog():
+            busy = self._queue or self._streams or self._executing or self._outbox
+            if self._channels.closed and self._channels.settled and not busy:
                 return
-            for fd, mask in self._epoll.poll(0 if self._outbox else WAKE_S):
-                if mask & select.EPOLLOUT:
-                    self._send_backlog(fd)
-                if mask & ~select.EPOLLOUT:
-                    self._ready(fd)
-            if self._stopping and not self._closed:
-                self._take_the_last()
+            self._take_in(0 if self._outbox else WAKE_S)
+            if self._stopping and not self._channels.closed:
+                self._channels.refuse(
+                    {connection for connection, _ in (*self._queue, *self._streams)}
+                )
             while self._outbox:
                 self._handle(self._outbox.popleft())
-            self._regions.tell_closed()
-            self._end_if_lost()
+            self._workspace.settle()
             self._start_next()
             now = time.monotonic()
             if now >= tick_at:
@@ -129,34 +152,38 @@ class StreamLoop(Loop):
 
     def _tick(self) -> None:
         now = time.monotonic_ns()
-        self._holdings.settle()
-        self._memory.trim(self._idle_s)
-        self._devices.trim(self._idle_s)
-        self._statistics.measure(self._memory)
+        self._workspace.trim(self._idle_s)
+        self._statistics.measure(self._workspace.memory)
         quiet = [s.progress_ns for s in self._streams.values() if not s.waiting]
         if self._executing is not None and not self._executing.waiting:
             quiet.append(self._executing.progress_ns)
-        since = min(quiet, default=0)
-        self._status.set_busy(since)
+        since = self._busy_since = min(quiet, default=0)
+        self._publish()
         if since and now - since > _SILENT_NS and now - self._collected_ns > _COLLECT_NS:
             self._collected_ns = now
             gc.collect()  # a sender in a reference cycle is not let go of by itself
+
+    def _publish(self) -> None:
+        self._status.words[DEPTH] = len(self._queue) + len(self._streams)
+        self._status.words[BUSY_SINCE] = self._busy_since
 
     def _start_next(self) -> None:
         while self._queue and self._executing is None and len(self._streams) < self._max_streams:
             popped = self._queue.pop(time.monotonic_ns())
             assert popped is not None
             (connection, message), in_time = popped
+            if connection.closed:
+                continue
             if in_time:
                 self._start(connection, message)
             else:
-                self._send(connection, late(message.request), [])
-        self._status.set_depth(len(self._queue) + len(self._streams))
+                self._channels.send(connection, late(message.request), [])
+        self._publish()
 
-    def _start(self, connection: Connection, message: Execute) -> None:
-        assert connection.frontend is not None
+    def _start(self, connection: FrontendConnection, message: Execute) -> None:
+        key = (connection, message.request)
         try:
-            if (connection, message.request) in self._streams:
+            if key in self._streams:
                 raise ProtocolViolation("a request number was used twice")
             if not message.credit:
                 answer = Answer(
@@ -164,25 +191,21 @@ class StreamLoop(Loop):
                     error_code=Code.UNIMPLEMENTED,
                     error="a decoupled model needs a stream",
                 )
-                self._send(connection, answer, [])
+                self._channels.send(connection, answer, [])
                 return
-            stream = Stream(self._parts, connection, connection.frontend, message)
+            stream = Stream(self._workspace, self._post, connection, message)
         except ProtocolViolation as ex:
-            self._expel(connection, str(ex))
+            self._channels.expel(connection, str(ex))
             return
-        self._streams[connection, message.request] = self._executing = stream
+        self._streams[key] = self._executing = stream
         self._work.put(stream)
-
-    def _expel(self, connection: Connection, why: str) -> None:
-        log.warning("closing a channel of pid %d: %s", connection.channel.peer_pid, why)
-        self._close(connection)
 
     # ------------------------------------------------------------- from the model
 
-    def _handle(self, event: Posted | Abandoned | _Returned) -> None:
+    def _handle(self, event: Posted | StreamAbandoned | _Returned) -> None:
         if isinstance(event, Posted):
             self._deliver(event)
-        elif isinstance(event, Abandoned):
+        elif isinstance(event, StreamAbandoned):
             name = event.stream.frontend.name
             log.warning("request %d of %s has no final response", event.stream.number, name)
             event.stream.fail(
@@ -191,7 +214,7 @@ class StreamLoop(Loop):
         else:
             self._executing = None
             if event.violation:
-                self._expel(event.stream.connection, event.violation)
+                self._channels.expel(event.stream.connection, event.violation)
                 self._streams.pop((event.stream.connection, event.stream.number), None)
 
     def _deliver(self, posted: Posted) -> None:
@@ -205,76 +228,38 @@ class StreamLoop(Loop):
                 self._statistics.streamed(stream.spent, stream.message)
         if not wanted:
             for lease in posted.leases:
-                self._memory.release(*lease)
+                self._workspace.memory.release(*lease)
             return
         stream.frontend.held.update(posted.leases)
-        self._send(stream.connection, answer, posted.segments)
+        self._channels.send(stream.connection, answer, posted.segments)
 
-    # ----------------------------------------------------- to and from frontends
+    # ------------------------------------------------------------- from frontends
 
-    def _cancel_started(self, connection: Connection, request: int) -> None:
-        stream = self._streams.get((connection, request))
-        if stream is not None:
-            stream.mute()
-
-    def _credit(self, connection: Connection, message: Credit) -> None:
-        stream = self._streams.get((connection, message.request))
-        if stream is not None:
-            stream.grant(message.answers)
-
-    def _close(self, connection: Connection) -> None:
-        super()._close(connection)
-        for (other, _), stream in self._streams.items():
-            if other is connection:
+    def _take_in(self, wait_s: float) -> None:
+        for connection, message in self._channels.receive(wait_s):
+            if message is None:
+                self._forget(connection)
+                continue
+            key = (connection, message.request)
+            stream = self._streams.get(key)
+            if isinstance(message, Execute):
+                self._queue.push(key, (connection, message), message.deadline_ns)
+            elif isinstance(message, Credit):
+                if stream is not None:
+                    self._grant(stream, message.answers)
+            elif self._queue.cancel(key) is not None:
+                self._channels.send(connection, cancelled(message.request), [])
+            elif stream is not None:
                 stream.mute()
-        while connection.backlog:
-            _close_all(connection.backlog.popleft()[1])
 
-    def _transmit(self, connection: Connection, data: bytes, fds: list[int]) -> None:
-        """Never waits for a frontend: what it has no room for is kept until it has."""
-        if connection.backlog:
-            check_size(data)
-        elif connection.channel.send_now(data, fds):
-            return
-        else:
-            self._await_room(connection)
-        connection.backlog.append((data, [os.dup(fd) for fd in fds]))
-
-    def _await_room(self, connection: Connection) -> None:
-        if connection.refusing:
-            self._epoll.register(connection.fd, select.EPOLLOUT)
-        else:
-            self._epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
-
-    def _refuse(self, connection: Connection) -> None:
-        already = connection.refusing
-        super()._refuse(connection)
-        if connection.backlog and not already and not connection.closed:
-            self._await_room(connection)
-
-    def _busy(self) -> set[int]:
-        return super()._busy() | {connection.fd for connection, _ in self._streams}
-
-    def _send_backlog(self, fd: int) -> None:
-        connection = self._connections.get(fd)
-        if connection is None:
-            return
-        backlog = connection.backlog
+    def _grant(self, stream: Stream, answers: int) -> None:
         try:
-            while backlog and connection.channel.send_now(*backlog[0]):
-                _close_all(backlog.popleft()[1])
-        except PeerDied:
-            self._close(connection)
-            return
-        if not backlog and connection.refusing:
-            self._epoll.unregister(fd)
-        elif not backlog:
-            self._epoll.modify(fd, select.EPOLLIN)
+            stream.grant(answers)
+        except ProtocolViolation as ex:
+            self._channels.expel(stream.connection, str(ex))
 
-    def _has_backlog(self) -> bool:
-        return any(connection.backlog for connection in self._connections.values())
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+    def _forget(self, connection: FrontendConnection) -> None:
+        self._queue.drop_where(lambda key: key[0] is connection)
+        for (owner, _), stream in self._streams.items():
+            if owner is connection:
+                stream.mute()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shmserve.core.registry import Region
 from shmserve.errors import Internal, InvalidArgument
-from shmserve.executor.backend import Output
-from shmserve.executor.devices import Devices, is_on_device
+from shmserve.executor.devices import Devices
 from shmserve.executor.tensors.inputs import Input
 from shmserve.executor.tensors.region_outputs import Window
 from shmserve.protocol.control.data_messages import RegionRef, WireTensor
-from shmserve.tensor import bytes_codec
-from shmserve.tensor.dtypes import DATATYPES, element_count
+from shmserve.tensor.dtypes import DATATYPES
 
 if TYPE_CHECKING:
     from shmserve.cuda.device import Device
@@ -58,7 +57,7 @@ class CudaRegion:
         Raises:
             InvalidArgument: it reaches outside of the region.
         """
-        nbytes = element_count(shape) * dtype.itemsize
+        nbytes = prod(shape) * dtype.itemsize
         size = self.region.byte_size
         if not 0 <= nbytes <= at.nbytes or at.offset < 0 or at.offset + nbytes > size:
             raise InvalidArgument(
@@ -69,9 +68,10 @@ class CudaRegion:
 
 
 class CudaInput:
-    """A numeric input in a CUDA region; implements `backend.InputTensor`."""
+    """A numeric input in a CUDA region; implements `backend.InputTensor`. `copied` and `moved`
+    are as an `Input`'s."""
 
-    slot = False
+    lease = None
     base = None
 
     def __init__(
@@ -82,7 +82,8 @@ class CudaInput:
         self.datatype = tensor.datatype
         self.shape = tensor.shape
         self.device = f"cuda:{region.ordinal}"
-        self._moved = 0
+        self.copied = 0
+        self.moved = 0
         self._devices = devices
         self._tensor = tensor
         self._at = tensor.at
@@ -103,7 +104,9 @@ class CudaInput:
 
     def private(self) -> Array:
         """A writable copy in host memory."""
-        return self._on_host().private()
+        copy = self._on_host().private()
+        self.copied += copy.nbytes
+        return copy
 
     def on_device(self) -> Any:
         """The CuPy array itself; a copy of it where the instance's device cannot work on it."""
@@ -123,33 +126,23 @@ class CudaInput:
 
     def _copy_of(self, there: Any) -> Any:
         copy = self._region.device.copied(there)
-        self._moved += copy.nbytes
+        self.moved += copy.nbytes
         return copy
 
     def bring(self) -> None:
         """It need not be brought to a device."""
-
-    def take_counts(self) -> tuple[int, int]:
-        """As `request.Input.take_counts`."""
-        copied = self._host.take_counts()[0] if self._host is not None else 0
-        moved, self._moved = self._moved, 0
-        return copied, moved
 
     def close(self) -> None:
         """The request has ended."""
         self._over = True
         self._host = self._near = None
 
-    def still_held(self) -> bool:
-        """Arrays keep the memory open by themselves."""
-        return False
-
     def _on_host(self) -> Input:
         self._check_open()
         if self._host is None:
             view = self._region.to_host(self._at)
-            self._moved += len(view)
-            self._host = Input(self._tensor, view, self._model, self._devices, slot=False)
+            self.moved += len(view)
+            self._host = Input(self._tensor, view, self._model, self._devices)
         return self._host
 
     def _check_open(self) -> None:
@@ -181,32 +174,15 @@ class CudaPlace(Window):
             return self._region.array(self._at, shape, dtype)
         return self._region.device.empty(shape, dtype)
 
-    def put(self, output: Output, size: int | list[bytes]) -> WireTensor:
-        """Start to have the output there; it is when the device has been waited for."""
-        self.moved = 0
-        array = output.array
-        if isinstance(size, list):
-            nbytes = bytes_codec.encoded_size(size)
-            self._put_host(np.frombuffer(bytes_codec.encode(size), np.uint8))
-        else:
-            nbytes = size
-            if is_on_device(array):
-                self._put_device(array)
-            else:
-                self._put_host(np.ascontiguousarray(array))
-        at = RegionRef(self._at.region, self._at.offset, nbytes)
-        return WireTensor(output.name, output.datatype, output.array.shape, at)
-
     def _put_device(self, array: Any) -> None:
         target = self._region.array(self._at, (array.nbytes,), _BYTE)
-        if array.nbytes and not (array.flags.c_contiguous and array.data.ptr == target.data.ptr):
+        if not (array.flags.c_contiguous and array.data.ptr == target.data.ptr):
             self._region.device.move(array, target)
             self.moved = array.nbytes
 
     def _put_host(self, array: Array) -> None:
-        if not array.nbytes:
-            return
-        self._region.device.put_in(array, self._region.array(self._at, (array.nbytes,), _BYTE))
+        target = self._region.array(self._at, (array.nbytes,), _BYTE)
+        self._region.device.put_in(np.ascontiguousarray(array), target)
         # The driver may still read what is nobody's once this returns.
         self._region.device.synchronize()
         self.moved = array.nbytes

@@ -13,15 +13,16 @@ from shmserve.core.registry import CUDA, Region
 from shmserve.errors import Code, ShmserveError, Unavailable, from_code
 from shmserve.executor.devices import Devices
 from shmserve.executor.tensors.cuda_region import CudaRegion
+from shmserve.protocol.control.messages import FromCoordinator, ToCoordinator
 from shmserve.protocol.control.region_messages import (
     NeedRegion,
     RegionGiven,
     RegionsClosed,
     RegionShrunk,
 )
-from shmserve.protocol.messages import FromCoordinator, ToCoordinator
 from shmserve.shm.client_region import ClientRegion, Shrunk
-from shmserve.transport.questions import Make, close_all
+from shmserve.transport.channel import close_all
+from shmserve.transport.pending_requests import Make
 
 _ASK_S = 2.0
 
@@ -39,7 +40,12 @@ def _closed() -> None:
 
 
 class ClientRegions:
-    """By number. `copy`: never map, always copy (`client_shm_mode`)."""
+    """By number. `copy`: never map, always copy (`client_shm_mode`).
+
+    Attributes:
+        closing: CUDA regions that are no more and may still be in use: what gives their
+            memory; None: it is closed, and `tell_closed` says so.
+    """
 
     def __init__(self, link: Asks, devices: Devices, copy: bool = False) -> None:
         self.devices = devices
@@ -47,8 +53,7 @@ class ClientRegions:
         self._copy = copy
         self._mapped: dict[int, ClientRegion | CudaRegion] = {}
         self._gone: set[int] = set()  # while a question is under way
-        # CUDA regions that may still be in use; None: it is closed
-        self._closing: dict[int, Callable[[], object | None]] = {}
+        self.closing: dict[int, Callable[[], object | None]] = {}
         self._lock = threading.Lock()
 
     def use(self, number: int) -> ClientRegion | CudaRegion:
@@ -77,7 +82,7 @@ class ClientRegions:
     def _map(self, number: int) -> ClientRegion | CudaRegion:
         with self._lock:
             self._gone.clear()
-            self._closing.pop(number, None)  # of the time before `clear`
+            self.closing.pop(number, None)  # of the time before `clear`
         answer, fds = self._link.ask(lambda ticket, _: NeedRegion(ticket, number), _ASK_S)
         if not isinstance(answer, RegionGiven):
             close_all(fds)
@@ -95,7 +100,7 @@ class ClientRegions:
                 if isinstance(region, ClientRegion) and region.size:
                     self.devices.mappings.mapped(region.address, region.size, writable=True)
             elif isinstance(region, CudaRegion):
-                self._closing[number] = region.memory
+                self.closing[number] = region.memory
         return region
 
     def _opened(self, region: Region, fds: list[int]) -> ClientRegion | CudaRegion:
@@ -128,7 +133,7 @@ class ClientRegions:
         if isinstance(region, ClientRegion):
             self.devices.mappings.unmapping(region.address)
         elif region is not None:
-            self._closing[number] = _closed if self._is_shared(region) else region.memory
+            self.closing[number] = _closed if self._is_shared(region) else region.memory
 
     def _is_shared(self, region: CudaRegion) -> bool:
         """Whether another region is the same memory, which stays open for that."""
@@ -138,12 +143,10 @@ class ClientRegions:
 
     def tell_closed(self) -> None:
         """Tell the coordinator which regions that are no more are closed by now."""
-        if not self._closing:
-            return
         with self._lock:
-            closed = [number for number, memory in self._closing.items() if memory() is None]
+            closed = [number for number, memory in self.closing.items() if memory() is None]
             for number in closed:
-                del self._closing[number]
+                del self.closing[number]
         if closed:
             self._link.send(RegionsClosed(tuple(closed)))
 

@@ -6,6 +6,7 @@ copied once. Nothing is ever written outside of the window.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,13 @@ import numpy as np
 from shmserve.errors import InvalidArgument
 from shmserve.executor.backend import Output
 from shmserve.executor.devices import Devices, is_on_device
+from shmserve.executor.tensors.inputs import Array, from_bytes
 from shmserve.protocol.control.data_messages import RegionRef, WireTensor
 from shmserve.shm.client_region import ClientRegion
 from shmserve.tensor import bytes_codec
 
-Array = np.ndarray[Any, Any]
 
-
-class Window:
+class Window(ABC):
     """Where one output goes: at most `at.nbytes` bytes of a region.
 
     `copied`: bytes that the processor had to move there; `moved`: that the GPU had to.
@@ -54,8 +54,29 @@ class Window:
                 f" ({self._at.nbytes} bytes) should be at least {nbytes} bytes to hold the results"
             )
 
+    def put(self, output: Output, size: int | list[bytes]) -> WireTensor:
+        """Have the output there: `size` is what `size_of` said. What comes from a GPU or goes to
+        one is there when that has been waited for."""
+        self.copied = self.moved = 0
+        array = output.array
+        if isinstance(size, list):
+            array = from_bytes(memoryview(bytes_codec.encode(size)), np.dtype(np.uint8))
+        if array.nbytes:
+            if is_on_device(array):
+                self._put_device(array)
+            else:
+                self._put_host(array)
+        at = RegionRef(self._at.region, self._at.offset, array.nbytes)
+        return WireTensor(output.name, output.datatype, output.array.shape, at)
 
-class Place(Window):
+    @abstractmethod
+    def _put_device(self, array: Any) -> None: ...
+
+    @abstractmethod
+    def _put_host(self, array: Array) -> None: ...
+
+
+class RegionOutput(Window):
     """A window of a system region that an output goes to."""
 
     def __init__(self, name: str, at: RegionRef, region: ClientRegion, devices: Devices) -> None:
@@ -64,7 +85,7 @@ class Place(Window):
         self._region = region
         self._devices = devices
         self._view = memoryview(b"") if region.copy else region.view(at)
-        self._address = _address(self._view)
+        self._address = _address_of(np.frombuffer(self._view, np.uint8)) if len(self._view) else 0
 
     def offer(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
         """A writable array in the client's memory; in memory of our own where the client's
@@ -83,24 +104,6 @@ class Place(Window):
         self.check_size(nbytes)
         return self._devices.open().empty(shape, dtype)
 
-    def put(self, output: Output, size: int | list[bytes]) -> WireTensor:
-        """Have the output there: `size` is what `size_of` said. What comes from a GPU is there
-        when that has been waited for."""
-        self.copied = self.moved = 0
-        array = output.array
-        if isinstance(size, list):
-            nbytes = bytes_codec.encoded_size(size)
-            if nbytes:
-                self._write(memoryview(bytes_codec.encode(size)))
-        else:
-            nbytes = size
-            if nbytes and is_on_device(array):
-                self._put_device(array)
-            elif nbytes and not self._is_there(array):
-                self._put_array(array)
-        at = RegionRef(self._at.region, self._at.offset, nbytes)
-        return WireTensor(output.name, output.datatype, array.shape, at)
-
     def _put_device(self, array: Any) -> None:
         device = self._devices.open()
         self.moved = array.nbytes
@@ -112,30 +115,20 @@ class Place(Window):
         else:
             device.take_out(array, np.frombuffer(self._view[: array.nbytes], np.uint8))
 
-    def _put_array(self, array: Array) -> None:
+    def _put_host(self, array: Array) -> None:
         if self._region.copy:
             # Reading what is in a private array: no client can pull it away.
             self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            return
-        target = np.frombuffer(self._view[: array.nbytes], array.dtype).reshape(array.shape)
-        np.copyto(target, array)
-        self.copied += array.nbytes
+        elif not (array.flags.c_contiguous and _address_of(array) == self._address):
+            target = np.frombuffer(self._view[: array.nbytes], array.dtype).reshape(array.shape)
+            np.copyto(target, array)
+            self.copied += array.nbytes
 
     def _write(self, data: memoryview) -> None:
-        if self._region.copy:
-            self._region.write(self._at, data)
-        else:
-            self._view[: len(data)] = data
+        self._region.write(self._at, data)
         self.copied += len(data)
 
-    def _is_there(self, array: Array) -> bool:
-        if self._region.copy or not array.flags.c_contiguous:
-            return False
-        return int(array.__array_interface__["data"][0]) == self._address
 
-
-def _address(view: memoryview) -> int:
-    if not len(view):
-        return 0
-    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+def _address_of(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
     return address

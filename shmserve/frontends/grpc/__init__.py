@@ -1,0 +1,1 @@
+"""The gRPC process: its server and listeners, the calls of the inference service, health."""

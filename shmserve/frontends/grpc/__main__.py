@@ -13,10 +13,11 @@ import threading
 from setproctitle import setproctitle
 
 from shmserve import config
-from shmserve.dispatch import Dispatcher
+from shmserve.dispatch import open_dispatcher
 from shmserve.errors import ConfigError
-from shmserve.frontends.grpc import malloc_trim as heap
-from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc import malloc_trim
+from shmserve.frontends.grpc.callers import AddressCallers, Callers
+from shmserve.frontends.grpc.http2_engine.engine import SocketCallers
 from shmserve.frontends.grpc.listeners import AlreadyRuns, Listening, private
 from shmserve.frontends.grpc.server import GrpcServer
 from shmserve.observe import logs
@@ -42,10 +43,10 @@ def main() -> int:
 
 
 def _serve(settings: config.Settings, number: int, stop: threading.Event) -> int:
-    dispatcher = Dispatcher(settings, "grpc")
+    dispatcher = open_dispatcher(settings, "grpc")
     try:
         listening = Listening(settings, config.run_dir(settings), number)
-        server = GrpcServer(dispatcher, settings, Callers(listening.binds, private(settings)))
+        server = GrpcServer(dispatcher, settings, _callers(settings, listening))
         bound = listening.bind(server.server)
     except AlreadyRuns:
         _log.info("another process has this number")
@@ -59,13 +60,19 @@ def _serve(settings: config.Settings, number: int, stop: threading.Event) -> int
         gc.collect()
         gc.freeze()  # modules and handlers live for ever
         _log.info("listening on %s", " ".join(bound))
-        heap.trim_until(stop, settings.segment_idle_s)
+        malloc_trim.trim_until(stop, settings.segment_idle_s)
         _log.info("draining")
         server.drain(settings.drain_timeout_s)
     finally:
         listening.close()
         dispatcher.close()
     return 0
+
+
+def _callers(settings: config.Settings, listening: Listening) -> Callers:
+    if settings.grpc_server == "http2":
+        return SocketCallers()
+    return AddressCallers(listening.binds, private(settings))
 
 
 if __name__ == "__main__":

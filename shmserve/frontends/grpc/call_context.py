@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import threading
 
-import grpc
-
 from shmserve.core.regions.region_book import Caller
+from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.errors import DeadlineExceeded
 from shmserve.frontends.grpc.callers import Callers
-from shmserve.frontends.oip.seam import Call
+from shmserve.frontends.grpc.rpc_methods import RpcContext
 
 
-class Asker:
-    """See the module. One per call of gRPC's, however many requests a stream has."""
+class CallContext:
+    """One per call of gRPC's, however many requests a stream has. It waits `most_s` at most."""
 
-    def __init__(self, context: grpc.ServicerContext, callers: Callers) -> None:
+    def __init__(self, context: RpcContext, callers: Callers, most_s: float) -> None:
         self.context = context
+        self._most_s = most_s
         self._callers = callers
         self._caller: Caller | None = None
         self._lock = threading.Lock()
-        self._calls: set[Call] = set()
+        self._calls: set[InferenceCall] = set()
         self._gone = not context.add_callback(self._end)
 
     def caller(self) -> Caller:
@@ -29,8 +29,8 @@ class Asker:
             self._caller = self._callers.of(self.context)
         return self._caller
 
-    def timeout(self, most_s: float) -> float:
-        """How long it waits, but at most so long.
+    def timeout(self) -> float:
+        """How long it waits.
 
         Raises:
             DeadlineExceeded: no longer.
@@ -38,13 +38,13 @@ class Asker:
         remaining: float = self.context.time_remaining()
         if remaining <= 0:
             raise DeadlineExceeded("the call's deadline has passed")
-        return min(remaining, most_s)
+        return min(remaining, self._most_s)
 
     def wants(self, key: str, value: str) -> bool:
         """Whether its metadata say so."""
         return (key, value) in self.context.invocation_metadata()
 
-    def attach(self, call: Call) -> None:
+    def attach(self, call: InferenceCall) -> None:
         """This request is cancelled when the client goes, until it is detached."""
         with self._lock:
             self._calls.add(call)
@@ -52,7 +52,7 @@ class Asker:
         if gone:
             call.cancel()
 
-    def detach(self, call: Call) -> None:
+    def detach(self, call: InferenceCall) -> None:
         with self._lock:
             self._calls.discard(call)
 

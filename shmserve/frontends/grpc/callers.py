@@ -1,7 +1,7 @@
 """Who a call comes from, as the kernel says.
 
-gRPC tells no more than the client's address, so each look is at what is connected now: it
-counts only if it is unambiguous and the call's connection is still there afterwards.
+The `grpcio` library tells no more than the client's address, so each look is at what is connected
+now: it counts only if it is unambiguous and the call's connection is still there afterwards.
 """
 
 from __future__ import annotations
@@ -9,21 +9,34 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable
+from typing import Protocol
 from urllib.parse import unquote
 
-import grpc
-
 from shmserve.core.regions.region_book import Caller
+from shmserve.frontends.access import RELAYED, Access, Action
 from shmserve.frontends.grpc.listeners import Bind
-from shmserve.transport import peer_credentials as peers
+from shmserve.frontends.grpc.rpc_methods import RpcContext
+from shmserve.transport import peer_credentials
 from shmserve.transport.peer_credentials import REMOTE
 
 Address = tuple[str, int]
 _ANY = ("0.0.0.0", "::")
-_LOOPBACK = ("127.0.0.1", "::1")
 
 
-class Callers:
+class Callers(Protocol):
+    """Knows callers, as the engine can."""
+
+    def of(self, context: RpcContext) -> Caller:
+        """The caller of a call."""
+        ...
+
+
+def relayed(context: RpcContext) -> bool:
+    """Whether a proxy says that it passes on somebody else's call."""
+    return any(key in RELAYED for key, _ in context.invocation_metadata())
+
+
+class AddressCallers:
     """`private`: only the server's own user can connect to the Unix sockets. The kernel knows
     who is at the other end of one, but gRPC does not say which one a call came over."""
 
@@ -31,8 +44,10 @@ class Callers:
         self._local = Caller(os.geteuid()) if private else REMOTE
         self._listens = [pair for bind in binds if not bind.path for pair in _resolved(bind)]
 
-    def of(self, context: grpc.ServicerContext) -> Caller:
-        """The caller of a call."""
+    def of(self, context: RpcContext) -> Caller:
+        """The caller of a call; nobody known if it is relayed for somebody else."""
+        if relayed(context):
+            return REMOTE
         scheme, _, rest = context.peer().partition(":")
         if scheme == "unix":
             return self._local
@@ -41,23 +56,43 @@ class Callers:
             return REMOTE
         client = (host.removeprefix("[").removesuffix("]"), int(port))
         # The same client address may be connected to several of ours, for several users.
-        found = {peers.of_addresses(client, server) for server in self._servers(client[0])}
-        found.discard(REMOTE)
-        users = {caller.uid for caller in found}
+        callers = {
+            peer_credentials.of_addresses(client, server) for server in self._servers(client)
+        }
+        callers.discard(REMOTE)
+        users = {caller.uid for caller in callers}
         if len(users) != 1 or not context.is_active():
             return REMOTE
-        return found.pop() if len(found) == 1 else Caller(users.pop())
+        return callers.pop() if len(callers) == 1 else Caller(users.pop())
 
-    def _servers(self, client: str) -> set[Address]:
-        """Where on our side a connection of this client may end."""
-        hosts = {*_LOOPBACK, client}
-        return {
-            (own, port)
-            for host, port in self._listens
-            for own in (hosts if host in _ANY else (host,))
-        }
+    def _servers(self, client: Address) -> set[Address]:
+        """Where on our side a connection of this client may end: all of them, whichever of this
+        host's addresses they lead to, or another user's could be taken for it."""
+        anywhere = {port for host, port in self._listens if host in _ANY}
+        servers = {(host, port) for host, port in self._listens if host not in _ANY}
+        if anywhere:
+            found = peer_credentials.servers_of(client)
+            servers |= {(host, port) for host, port in found if port in anywhere}
+        return servers
+
+
+class CallAccess:
+    """Whether the caller of a call may do something."""
+
+    def __init__(self, access: Access, callers: Callers) -> None:
+        self.access = access
+        self.callers = callers
+
+    def check(self, action: Action, context: RpcContext) -> None:
+        """Let it be done, or not.
+
+        Raises:
+            PermissionDenied: this caller may not.
+        """
+        if not self.access.open_to_all(action):
+            self.access.check(action, self.callers.of(context))
 
 
 def _resolved(bind: Bind) -> list[Address]:
-    found = socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM)
-    return [(str(address[0]), int(address[1])) for *_, address in found]
+    addresses = socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM)
+    return [(str(address[0]), int(address[1])) for *_, address in addresses]

@@ -9,19 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
 
-import grpc
+from shmserve.frontends.grpc.rpc_methods import RpcContext
 
 _log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 
 
-class Overdue:
+class ClientDeadlines:
     """Who is waited for, and until when. `close` ends its thread."""
 
     def __init__(self) -> None:
-        self._due: dict[grpc.ServicerContext, float] = {}
+        self._due: dict[RpcContext, float] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="overdue", daemon=True)
 
@@ -36,18 +37,18 @@ class Overdue:
     def __len__(self) -> int:
         return len(self._due)
 
-    def expect(self, context: grpc.ServicerContext, seconds: float) -> None:
+    def expect(self, context: RpcContext, seconds: float) -> None:
         """The client of this call has so long to do its part."""
         self._due[context] = time.monotonic() + seconds
 
-    def met(self, context: grpc.ServicerContext) -> None:
+    def met(self, context: RpcContext) -> None:
         """It has done it, or the call has ended."""
         self._due.pop(context, None)
 
-    def expect_taken(self, context: grpc.ServicerContext, seconds: float) -> None:
+    def expect_taken(self, context: RpcContext, seconds: float) -> None:
         """As `expect`, until the call has ended: its answer was taken."""
-        self.expect(context, seconds)
-        if not context.add_callback(lambda: self.met(context)):
+        self._due[context] = time.monotonic() + seconds
+        if not context.add_callback(partial(self.met, context)):
             self.met(context)
 
     def _run(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-import grpc
 from grpc_health.v1 import health_pb2
 
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import NotFound, Unavailable
+from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.metadata_rpcs import as_message
-from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.frontends.grpc.rpc_methods import RpcContext
 
 SERVICE = "grpc.health.v1.Health"
 _PERIOD_S = 0.25  # how often a watched status is looked at
@@ -22,29 +22,29 @@ _request = as_message(health_pb2.HealthCheckRequest)
 class Health:
     """`service`: the name that stands for the server, beside the empty one."""
 
-    def __init__(self, dispatcher: Dispatcher, service: str, draining: Callable[[], bool]) -> None:
+    def __init__(self, dispatcher: DispatchApi, service: str, draining: Callable[[], bool]) -> None:
         self._dispatcher = dispatcher
         self._servers = ("", service)
         self._draining = draining
 
-    def check(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+    def check(self, data: bytes, context: RpcContext) -> bytes:
         """Check."""
         status = self._status(str(_request(data).service))
         if status == _Status.SERVICE_UNKNOWN:
             raise NotFound("no such service, and no model of that name")
         return _encoded(status)
 
-    def watch(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def watch(self, data: bytes, context: RpcContext) -> Iterator[bytes]:
         """Watch: the status now, and again whenever it is another, for as long as one likes."""
         service = str(_request(data).service)
         ended = threading.Event()
         if not context.add_callback(ended.set):
             return
-        told: int | None = None
+        sent: int | None = None
         while not ended.is_set():
             status = self._status(service)
-            if status != told:
-                told = status
+            if status != sent:
+                sent = status
                 yield _encoded(status)
             ended.wait(_PERIOD_S)
 

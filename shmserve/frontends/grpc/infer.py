@@ -6,24 +6,23 @@ from collections.abc import Iterator
 from functools import partial
 from time import monotonic_ns
 
-import grpc
 import msgspec
-from msgspec import Struct
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.inference_call import InferenceCall
+from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.errors import ShmserveError
-from shmserve.frontends.grpc.call_context import Asker
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.grpc.call_context import CallContext
 from shmserve.frontends.grpc.callers import Callers
 from shmserve.frontends.grpc.request_mapping import checked_version, to_request
+from shmserve.frontends.grpc.rpc_methods import RpcContext
+from shmserve.frontends.inference import Inference
 from shmserve.frontends.oip.results import classify
-from shmserve.frontends.oip.seam import Call, Dispatcher, Outcome, Receipt
-from shmserve.frontends.oip.shared_memory import Regions
-from shmserve.protocol.control.data_messages import OutputPlace, Parameter
-from shmserve.protocol.oip.model_signature import ModelPlan, plan_of
-from shmserve.protocol.oip.request import InferOutput, InferRequest
+from shmserve.frontends.oip.shared_memory import SharedMemory
+from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.validation import (
-    CheckedInput,
     check_inputs,
     check_outputs,
     refuse_decoupled,
@@ -43,63 +42,110 @@ _FINAL = "triton_final_response"
 _encode_receipt = msgspec.json.Encoder().encode
 
 
-class Inference(Struct, frozen=True):
-    """A request that fits its model. `empty_final`: a final answer without outputs is wanted."""
+class InferMessage:
+    """An inference request over gRPC.
 
-    wire: WireInferRequest
-    entry: ModelEntry
-    plan: ModelPlan
-    request: InferRequest
-    inputs: list[CheckedInput]
-    wanted: tuple[InferOutput, ...]
-    places: tuple[OutputPlace, ...]
-    empty_final: bool
-    started: int
+    Attributes:
+        wire: the message.
+        wanted: the outputs it asks for, once it was checked.
+        empty_final: it asks for a final answer, too, when that has no outputs.
+    """
+
+    __slots__ = (
+        "_inputs",
+        "_one_answer",
+        "_serving",
+        "_signature",
+        "asker",
+        "empty_final",
+        "started_ns",
+        "wanted",
+        "wire",
+    )
+
+    def __init__(
+        self,
+        serving: Inferences,
+        wire: WireInferRequest,
+        asker: CallContext,
+        started_ns: int,
+        one_answer: bool,
+    ) -> None:
+        self.wire = wire
+        self.asker = asker
+        self.started_ns = started_ns
+        self._serving = serving
+        self._one_answer = one_answer
+
+    def check(self, signature: ModelSignature) -> RunOptions:
+        if self._one_answer and signature.spec.decoupled:
+            refuse_decoupled(signature, "ModelInfer RPC")
+        settings = self._serving.settings
+        request, self.empty_final = to_request(self.wire, settings)
+        find = partial(self._serving.regions.find, self.asker.caller)
+        self._inputs = check_inputs(signature, request, settings, find)
+        self.wanted, places = check_outputs(signature, request, find)
+        self._signature = signature
+        names = tuple([output.name for output in request.outputs])
+        timeout_s = self.asker.timeout()
+        return RunOptions(request.id, names, request.parameters, places, None, timeout_s)
+
+    def fill(self, call: InferenceCall) -> None:
+        """One copy of what the message holds."""
+        for checked, wire in zip(self._inputs, self.wire.inputs, strict=True):
+            source = checked.source
+            if checked.at is not None:
+                call.add_region_input(source.name, source.datatype, source.shape, checked.at)
+                continue
+            reservation = call.reserve(checked.nbytes)
+            if wire.contents is not None:
+                wire.contents.write(reservation.view, source.datatype)
+            else:
+                assert wire.raw is not None
+                reservation.view[:] = wire.raw
+                if not checked.signature.datatype.itemsize:
+                    model = self._signature.spec.name
+                    bytes_codec.check(reservation.view, checked.count, source.name, model)
+            call.receipt.copied_in += checked.nbytes
+            call.add_input(source.name, source.datatype, source.shape, reservation)
 
 
 class Inferences:
     """Runs models for the rpcs ModelInfer and ModelStreamInfer."""
 
     def __init__(
-        self, dispatcher: Dispatcher, settings: Settings, regions: Regions, callers: Callers
+        self, dispatcher: DispatchApi, settings: Settings, regions: SharedMemory, callers: Callers
     ) -> None:
+        self.settings = settings
+        self.regions = regions
         self._dispatcher = dispatcher
-        self._settings = settings
-        self._regions = regions
         self._callers = callers
 
-    def infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+    def infer(self, data: bytes, context: RpcContext) -> bytes:
         """ModelInfer: a ModelInferRequest to a ModelInferResponse."""
         started = monotonic_ns()
-        wire = self.parse(data)
+        wire = parse_request(data, self.settings)
         asker = self.asker(context)
-        entry = self.entry_of(wire)
-        item = self.prepare(wire, entry, asker, started, one_answer=True)
-        call = self._begin(item, asker)
-        try:
-            outcome = _execute(call, item)
+        inference = self.open(wire, self.entry_of(wire), asker, started, one_answer=True)
+        with inference:
+            outcome = inference.run()
             answered = monotonic_ns()
-            outputs, raw = _outputs(item, outcome, call.receipt)
-            spec = item.plan.spec
+            receipt = inference.receipt
+            outputs, raw = _outputs(inference, outcome)
+            spec = inference.signature.spec
             message = encode_response(
                 spec.name, spec.version, wire.id, outcome.parameters, outputs, raw
             )
-            call.receipt.send_ns = monotonic_ns() - answered
-            call.answered()
+            receipt.send_ns = monotonic_ns() - answered
+            inference.answered()
             if asker.wants(RECEIPT, "1"):
-                told = _encode_receipt(call.receipt.as_dict())
-                context.set_trailing_metadata(((RECEIPT, told.decode()),))
+                costs = _encode_receipt(receipt.as_dict())
+                context.set_trailing_metadata(((RECEIPT, costs.decode()),))
             return message
-        except BaseException as ex:
-            call.failed(ex)
-            raise
-        finally:
-            asker.detach(call)
-            call.close()
 
-    def asker(self, context: grpc.ServicerContext) -> Asker:
+    def asker(self, context: RpcContext) -> CallContext:
         """The client of a call."""
-        return Asker(context, self._callers)
+        return CallContext(context, self._callers, self.settings.request_timeout_s)
 
     def parse(self, data: bytes) -> WireInferRequest:
         """A ModelInferRequest.
@@ -107,7 +153,7 @@ class Inferences:
         Raises:
             InvalidArgument: it is none, or larger than the settings allow.
         """
-        return parse_request(data, self._settings)
+        return parse_request(data, self.settings)
 
     def entry_of(self, wire: WireInferRequest) -> ModelEntry:
         """The model version a request is for.
@@ -115,85 +161,54 @@ class Inferences:
         Raises:
             ShmserveError: there is none, or it cannot be used now.
         """
-        return self._dispatcher.ready_model(wire.model_name, checked_version(wire.model_version))
+        version = wire.model_version
+        return self._dispatcher.ready_model(
+            wire.model_name, checked_version(version) if version else ""
+        )
 
-    def prepare(
+    def open(
         self,
         wire: WireInferRequest,
         entry: ModelEntry,
-        asker: Asker,
-        started: int,
+        asker: CallContext,
+        started_ns: int,
         one_answer: bool = False,
-    ) -> Inference:
+    ) -> Inference[InferMessage]:
         """Check a request; nothing is reserved yet. `one_answer`: more cannot be sent.
 
         Raises:
             ShmserveError: what does not fit.
         """
-        try:
-            plan = plan_of(entry.spec)
-            if one_answer:
-                refuse_decoupled(plan, "ModelInfer RPC")
-            request, empty_final = to_request(wire, self._settings)
-            find = partial(self._regions.find, asker.caller)
-            inputs = check_inputs(plan, request, self._settings, find)
-            wanted, places = check_outputs(plan, request, find)
-        except BaseException as ex:
-            self._dispatcher.refused(entry, ex)
-            raise
-        return Inference(wire, entry, plan, request, inputs, wanted, places, empty_final, started)
+        message = InferMessage(self, wire, asker, started_ns, one_answer)
+        return Inference(self._dispatcher, entry, message, asker)
 
-    def answer(self, item: Inference, asker: Asker) -> bytes:
-        """The one answer of an ordinary model, as a ModelStreamInferResponse."""
-        call = self._begin(item, asker)
-        try:
-            outcome = _execute(call, item)
-            message = _stream_message(item, outcome, call.receipt, final=True)
-            call.answered()
-            return message
-        except BaseException as ex:
-            call.failed(ex)
-            raise
-        finally:
-            asker.detach(call)
-            call.close()
 
-    def answers(self, item: Inference, asker: Asker, strict: bool) -> Iterator[bytes]:
-        """All answers of a model as ModelStreamInferResponses, errors of the model among them
-        (or raised, if `strict`). Closing the iterator cancels what has not come.
-        """
-        call = self._begin(item, asker)
-        try:
-            request = item.request
-            names = tuple([output.name for output in request.outputs])
-            for outcome in call.stream(request.id, names, request.parameters, places=item.places):
-                if outcome.error is not None:
-                    if strict:
-                        raise outcome.error
-                    yield encode_error(item.wire, outcome.error, item.entry, outcome.final)
-                elif outcome.outputs or not outcome.final or item.empty_final:
-                    yield _stream_message(item, outcome, call.receipt, final=outcome.final)
-        except Exception as ex:
-            call.failed(ex)
-            raise
-        finally:
-            asker.detach(call)
-            call.close()
+def only_answer(inference: Inference[InferMessage]) -> bytes:
+    """The one answer of an ordinary model, as a ModelStreamInferResponse."""
+    with inference:
+        message = _stream_message(inference, inference.run(), final=True)
+        inference.answered()
+        return message
 
-    def _begin(self, item: Inference, asker: Asker) -> Call:
-        """A call with every input in a slot, which ends when the client goes."""
-        timeout_s = asker.timeout(self._settings.request_timeout_s)
-        call = self._dispatcher.call(item.entry, timeout_s, cancellable=True)
-        asker.attach(call)
-        try:
-            _fill(call, item)
-        except BaseException as ex:
-            call.failed(ex)
-            asker.detach(call)
-            call.close()
-            raise
-        call.receipt.receive_ns = monotonic_ns() - item.started
-        return call
+
+def all_answers(inference: Inference[InferMessage], strict: bool) -> Iterator[bytes]:
+    """All answers of a model as ModelStreamInferResponses, errors of the model among them
+    (or raised, if `strict`). Closing the iterator cancels what has not come.
+    """
+    source = inference.source
+    try:
+        for outcome in inference.stream():
+            if outcome.error is not None:
+                if strict:
+                    raise outcome.error
+                yield encode_error(source.wire, outcome.error, inference.entry, outcome.final)
+            elif outcome.outputs or not outcome.final or source.empty_final:
+                yield _stream_message(inference, outcome, outcome.final)
+    except Exception as ex:
+        inference.failed(ex)
+        raise
+    finally:
+        inference.close()
 
 
 def encode_error(
@@ -208,43 +223,16 @@ def encode_error(
     )
 
 
-def _execute(call: Call, item: Inference) -> Outcome:
-    request = item.request
-    names = tuple([output.name for output in request.outputs])
-    return call.execute(request.id, names, request.parameters, places=item.places)
+_Rows = list[tuple[str, str, tuple[int, ...]]]
 
 
-def _fill(call: Call, item: Inference) -> None:
-    """Bring every input into a slot: one copy of what the message holds."""
-    receipt = call.receipt
-    model = item.plan.spec.name
-    for checked, wire in zip(item.inputs, item.wire.inputs, strict=True):
-        source = checked.source
-        if checked.at is not None:
-            call.add_region_input(source.name, source.datatype, source.shape, checked.at)
-            continue
-        reservation = call.reserve(checked.nbytes)
-        if wire.contents is not None:
-            wire.contents.write(reservation.view, source.datatype)
-        else:
-            assert wire.raw is not None
-            reservation.view[:] = wire.raw
-            if not checked.plan.datatype.itemsize:
-                bytes_codec.check(reservation.view, checked.count, source.name, model)
-        receipt.copied_in += checked.nbytes
-        call.add_input(source.name, source.datatype, source.shape, reservation)
-
-
-_Rows = list[tuple[str, str, tuple[int, ...], dict[str, Parameter]]]
-_NO_PARAMETERS: dict[str, Parameter] = {}
-
-
-def _outputs(item: Inference, outcome: Outcome, receipt: Receipt) -> tuple[_Rows, list[Part]]:
+def _outputs(inference: Inference[InferMessage], outcome: Outcome) -> tuple[_Rows, list[Part]]:
     """What a response says of its outputs, and their bytes: empty for those in client memory."""
     given = {tensor.name: tensor for tensor in outcome.outputs}
+    receipt = inference.receipt
     rows: _Rows = []
     raw: list[Part] = []
-    for want in item.wanted:
+    for want in inference.source.wanted:
         tensor = given.get(want.name)
         if tensor is None:
             continue
@@ -253,18 +241,19 @@ def _outputs(item: Inference, outcome: Outcome, receipt: Receipt) -> tuple[_Rows
         if want.region is not None:
             data = b""
         elif want.classification:
-            datatype, shape, data = classify(item.plan, want, tensor)
-        rows.append((tensor.name, datatype, shape, _NO_PARAMETERS))
+            datatype, shape, data = classify(inference.signature, want, tensor)
+        rows.append((tensor.name, datatype, shape))
         raw.append(data)
         receipt.copied_out += len(data)
     return rows, raw
 
 
-def _stream_message(item: Inference, outcome: Outcome, receipt: Receipt, final: bool) -> bytes:
-    outputs, raw = _outputs(item, outcome, receipt)
-    spec = item.plan.spec
+def _stream_message(inference: Inference[InferMessage], outcome: Outcome, final: bool) -> bytes:
+    outputs, raw = _outputs(inference, outcome)
+    spec = inference.signature.spec
     version = spec.version if outputs or not final else ""  # as Triton has it for a bare end
     parameters = {**outcome.parameters, _FINAL: final}
+    request_id = inference.source.wire.id
     return encode_stream_response(
-        "", response_parts(spec.name, version, item.wire.id, parameters, outputs, raw)
+        "", response_parts(spec.name, version, request_id, parameters, outputs, raw)
     )

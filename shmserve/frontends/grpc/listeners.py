@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import stat
 import time
 
@@ -16,6 +17,8 @@ from msgspec import Struct
 
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
+from shmserve.frontends.grpc.http2_engine.transports import tls_context
+from shmserve.frontends.grpc.rpc_methods import Ports
 from shmserve.transport import rundir
 from shmserve.transport.processes import FileLock
 
@@ -58,8 +61,8 @@ def private(settings: Settings) -> bool:
     return not int(settings.grpc_socket_mode, 8) & _READ_WRITE_OF_OTHERS
 
 
-def credentials(settings: Settings) -> grpc.ServerCredentials | None:
-    """What TLS needs, from its files; None: TCP connections are not encrypted.
+def credentials(settings: Settings) -> grpc.ServerCredentials | ssl.SSLContext | None:
+    """What TLS needs of the engine, from its files; None: TCP connections are not encrypted.
 
     Raises:
         ConfigError: a file is missing.
@@ -71,12 +74,27 @@ def credentials(settings: Settings) -> grpc.ServerCredentials | None:
         if settings.grpc_tls_client_ca:
             raise ConfigError("grpc_tls_client_ca: needs grpc_tls_cert and grpc_tls_key")
         return None
+    if settings.grpc_server == "http2":
+        return _tls_context(settings)
     authority = _read("grpc_tls_client_ca", settings.grpc_tls_client_ca)
     return grpc.ssl_server_credentials(
         [(_read("grpc_tls_key", key), _read("grpc_tls_cert", cert))],
         root_certificates=authority or None,
         require_client_auth=bool(authority),
     )
+
+
+def _tls_context(settings: Settings) -> ssl.SSLContext:
+    cert, key = settings.grpc_tls_cert, settings.grpc_tls_key
+    authority = settings.grpc_tls_client_ca
+    for setting, path in (
+        ("grpc_tls_key", key), ("grpc_tls_cert", cert), ("grpc_tls_client_ca", authority),
+    ):  # fmt: skip
+        _read(setting, path)
+    try:
+        return tls_context(cert, key, authority)
+    except OSError as ex:
+        raise ConfigError(f"grpc_tls_cert, grpc_tls_key: not usable: {ex.strerror}") from None
 
 
 def _read(setting: str, path: str) -> bytes:
@@ -102,7 +120,7 @@ class Listening:
         self.binds = [parse(text) for text in settings.grpc_bind]
         self.credentials = credentials(settings)
 
-    def bind(self, server: grpc.Server) -> list[str]:
+    def bind(self, server: Ports) -> list[str]:
         """Add every address to a server that has not been started; returns what is bound.
 
         Raises:
@@ -153,39 +171,40 @@ class Listening:
         locks: list[FileLock] = [rundir.lock(self._run_dir, f"grpc-{n}") for n in numbers]
         return [pid for lock in locks if (pid := lock.holder()) is not None]
 
-    def _bind_tcp(self, server: grpc.Server, bind: Bind, alone: bool) -> str:
+    def _bind_tcp(self, server: Ports, bind: Bind, alone: bool) -> str:
         if alone:
             _probe(bind)
-        try:
-            if self.credentials is not None:
-                port = server.add_secure_port(bind.text, self.credentials)
-            else:
-                port = server.add_insecure_port(bind.text)
-        except RuntimeError as ex:
-            raise ConfigError(f"grpc_bind: cannot listen on {bind.text}: {ex}") from None
+        port = _add(server, bind, self.credentials)
         return f"{bind.text.rpartition(':')[0]}:{port}"
 
-    def _bind_unix(self, server: grpc.Server, bind: Bind) -> None:
+    def _bind_unix(self, server: Ports, bind: Bind) -> None:
         _make_way(bind.path)
         umask = os.umask(0o777 & ~int(self._settings.grpc_socket_mode, 8))
         try:
-            server.add_insecure_port(bind.text)
-        except RuntimeError as ex:
-            raise ConfigError(f"grpc_bind: cannot listen on {bind.text}: {ex}") from None
+            _add(server, bind, None)
         finally:
             os.umask(umask)
         self._sockets.append((bind.path, os.lstat(bind.path).st_ino))
 
 
+def _add(server: grpc.Server, bind: Bind, credentials: grpc.ServerCredentials | None) -> int:
+    try:
+        if credentials is None:
+            return int(server.add_insecure_port(bind.text))
+        return int(server.add_secure_port(bind.text, credentials))
+    except RuntimeError as ex:
+        raise ConfigError(f"grpc_bind: cannot listen on {bind.text}: {ex}") from None
+
+
 def _probe(bind: Bind) -> None:
     """Refuse an address somebody else listens on, even one who would share it."""
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError as ex:
         raise ConfigError(f"grpc_bind: {bind.text} has no address: {ex.strerror}") from None
-    for family, kind, protocol, _, address in found:
+    for family, kind, protocol, _, address in addresses:
         with socket.socket(family, kind, protocol) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:

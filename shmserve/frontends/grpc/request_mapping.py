@@ -5,6 +5,8 @@ Source: Triton's gRPC frontend; the kinds of parameters are its, the wording fol
 
 from __future__ import annotations
 
+from math import prod
+
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
 from shmserve.protocol.control.data_messages import Parameter
@@ -24,7 +26,6 @@ from shmserve.protocol.protobuf.infer_wire import (
     WireOutput,
     check_data,
 )
-from shmserve.tensor.dtypes import element_count
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 _REGION = "shared_memory_region"
@@ -102,7 +103,7 @@ def _input(wire: WireInput, index: int) -> InferInput:
     if region is not None:
         return InferInput(wire.name, wire.shape, wire.datatype, where, region=region)
     if wire.contents is not None:
-        size = wire.contents.nbytes(wire.datatype, element_count(wire.shape))
+        size = wire.contents.nbytes(wire.datatype, prod(wire.shape))
     else:
         assert wire.raw is not None  # check_data has seen to it
         size = len(wire.raw)

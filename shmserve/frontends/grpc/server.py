@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
-import grpc
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
-from shmserve.frontends.grpc.callers import Callers
-from shmserve.frontends.grpc.client_deadlines import Overdue
-from shmserve.frontends.grpc.control import RepositoryResources, ServerResources
-from shmserve.frontends.grpc.grps import SERVICE as GRPS
-from shmserve.frontends.grpc.grps import GrpsRpcs
+from shmserve.frontends.access import Access
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.grpc.callers import CallAccess, Callers
+from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
+from shmserve.frontends.grpc.control_rpcs import RepositoryResources, ServerResources
+from shmserve.frontends.grpc.grpcio_engine import grpcio_engine
+from shmserve.frontends.grpc.handlers import Methods
 from shmserve.frontends.grpc.health import Health
+from shmserve.frontends.grpc.http2_engine.engine import Http2Engine
 from shmserve.frontends.grpc.infer import Inferences
-from shmserve.frontends.grpc.metadata_rpcs import RegionResources, Resources, as_message, as_unary
-from shmserve.frontends.grpc.methods import Methods
+from shmserve.frontends.grpc.metadata_rpcs import (
+    RegionResources,
+    Resources,
+    Rpcs,
+    as_message,
+    as_unary,
+)
+from shmserve.frontends.grpc.rpc_methods import Engine, RpcContext, RpcMethod, RpcServices
+from shmserve.frontends.grpc.services import Services, add_extensions
 from shmserve.frontends.grpc.stream import METHOD as STREAM
 from shmserve.frontends.grpc.stream import Streams
 from shmserve.frontends.grpc.thread_pools import BoundedPool, Refusals
-from shmserve.frontends.oip.seam import Dispatcher
-from shmserve.frontends.oip.shared_memory import Regions
+from shmserve.frontends.oip.shared_memory import SharedMemory
 
 _log = logging.getLogger(__name__)
 
@@ -43,45 +51,51 @@ _LOADING_CALLS = 64
 _REFLECTIONS = 4
 _TELL_S = 0.3  # between "not ready" and refusing calls
 _LOOK_S = 0.02
-_COMPRESSIONS = {
-    "none": grpc.Compression.NoCompression,
-    "deflate": grpc.Compression.Deflate,
-    "gzip": grpc.Compression.Gzip,
-}
 
 
 class GrpcServer:
-    """One server. `server` is gRPC's, for addresses to be added before `start`."""
+    """One server. `server` is its engine, for addresses to be added before `start`."""
 
-    def __init__(self, dispatcher: Dispatcher, settings: Settings, callers: Callers) -> None:
-        self._overdue = Overdue()
-        self._methods = Methods(self._overdue, settings)
+    def __init__(self, dispatcher: DispatchApi, settings: Settings, callers: Callers) -> None:
+        self._overdue = ClientDeadlines()
+        access = CallAccess(Access(settings, os.geteuid()), callers)
+        self._methods = Methods(self._overdue, settings, access)
         self._make_pools(settings)
-        regions = Regions(dispatcher, settings)
+        regions = SharedMemory(dispatcher, settings)
         inferences = Inferences(dispatcher, settings, regions, callers)
         self._streams = Streams(inferences, self._stream_threads, settings.grpc_stream_requests)
         health = Health(dispatcher, SERVICE.full_name, lambda: self._streams.draining)
         resources = Resources(dispatcher, settings, health.ready)
-        asking = RegionResources(regions, callers).rpcs()
-        asking |= ServerResources(dispatcher, settings).rpcs()
-        loading = RepositoryResources(dispatcher, settings).rpcs()
-        handlers = self._inference_handlers(inferences)
+        memory = RegionResources(regions, callers).rpcs()
+        asking = ServerResources(dispatcher, settings, access).rpcs()
+        loading = RepositoryResources(dispatcher, settings, access).rpcs()
+        methods = self._methods
+        handlers = {
+            INFER: methods.unary(INFER, "inference", inferences.infer, self._calls, large=True),
+            STREAM: methods.stream(STREAM, "inference", self._streams.serve, self._stream_calls),
+        }
         handlers |= self._message_handlers(resources.health_rpcs(), self._health)
         handlers |= self._message_handlers(resources.rpcs(), self._quick)
+        handlers |= self._message_handlers(memory, self._asking)
         handlers |= self._message_handlers(asking, self._asking)
         handlers |= self._message_handlers(loading, self._loading, large=True)
-        services = {SERVICE.full_name: handlers, HEALTH.full_name: self._health_handlers(health)}
-        services[GRPS.full_name] = GrpsRpcs(dispatcher, settings, self._methods).handlers(
-            self._calls, self._stream_calls, self._quick, self._asking
+        services = Services(
+            self._methods,
+            {"inference": self._calls, "quick": self._quick, "asking": self._asking},
+            self._stream_calls,
         )
+        services.add(SERVICE.full_name, handlers)
+        services.add(HEALTH.full_name, self._health_handlers(health))
+        add_extensions(services, dispatcher, settings)
         if settings.grpc_reflection:
-            services |= self._reflection_handlers([*services])
-        self.server = grpc.server(
-            self._refusals,  # never used: every handler names its pool
-            [grpc.method_handlers_generic_handler(name, made) for name, made in services.items()],
-            options=options(settings),
-            compression=_COMPRESSIONS[settings.grpc_compression],
-        )
+            services.add(*self._reflection_handlers([*services.added]))
+        self.server = self._engine(services.added, settings)
+
+    def _engine(self, services: RpcServices, settings: Settings) -> Engine:
+        if settings.grpc_server == "http2":
+            return Http2Engine(services, settings, self._overdue)
+        engine: Engine = grpcio_engine(services, settings, self._refusals)
+        return engine
 
     def _make_pools(self, settings: Settings) -> None:
         make = partial(BoundedPool, refusals=(refusals := Refusals()))
@@ -145,64 +159,34 @@ class GrpcServer:
 
     # ------------------------------------------------------------------ handlers
 
-    def _inference_handlers(self, inferences: Inferences) -> dict[str, grpc.RpcMethodHandler]:
-        return {
-            INFER: self._methods.unary(INFER, inferences.infer, self._calls, large=True),
-            STREAM: self._methods.stream(STREAM, self._streams.serve, self._stream_calls),
-        }
-
     def _message_handlers(
-        self, rpcs: dict[str, Any], pool: BoundedPool, large: bool = False
-    ) -> dict[str, grpc.RpcMethodHandler]:
+        self, rpcs: Rpcs, pool: BoundedPool, large: bool = False
+    ) -> dict[str, RpcMethod]:
         handlers = {}
-        for name, rpc in rpcs.items():
+        for name, (category, rpc) in rpcs.items():
             request = GetMessageClass(SERVICE.methods_by_name[name].input_type)
-            handlers[name] = self._methods.unary(name, as_unary(request, rpc), pool, large)
+            handlers[name] = self._methods.unary(
+                name, category, as_unary(request, rpc), pool, large
+            )
         return handlers
 
-    def _health_handlers(self, health: Health) -> dict[str, grpc.RpcMethodHandler]:
-        def watch(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _health_handlers(self, health: Health) -> dict[str, RpcMethod]:
+        def watch(requests: Iterator[bytes], context: RpcContext) -> Iterator[bytes]:
             return health.watch(self._methods.first(requests, context), context)
 
         return {
-            "Check": self._methods.unary("Check", health.check, self._health),
-            "Watch": self._methods.stream("Watch", watch, self._watchers),
+            "Check": self._methods.unary("Check", "health", health.check, self._health),
+            "Watch": self._methods.stream("Watch", "health", watch, self._watchers),
         }
 
-    def _reflection_handlers(
-        self, services: list[str]
-    ) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
+    def _reflection_handlers(self, services: list[str]) -> tuple[str, dict[str, RpcMethod]]:
         servicer = reflection.ReflectionServicer([*services, reflection.SERVICE_NAME])
         parse = as_message(reflection_pb2.ServerReflectionRequest)
 
-        def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        def answer(requests: Iterator[bytes], context: RpcContext) -> Iterator[bytes]:
             for response in servicer.ServerReflectionInfo(map(parse, requests), context):
                 yield response.SerializeToString()
 
         name = "ServerReflectionInfo"
-        handler = self._methods.stream(name, answer, self._reflections)
-        return {reflection.SERVICE_NAME: {name: handler}}
-
-
-def options(settings: Settings) -> list[tuple[str, int]]:
-    """gRPC's channel arguments for a server with these settings."""
-    most = settings.grpc_max_message_bytes
-    made = [
-        ("grpc.so_reuseport", int(settings.grpc_processes > 1)),
-        ("grpc.max_receive_message_length", most),
-        ("grpc.max_send_message_length", most),
-        ("grpc.keepalive_time_ms", _ms(settings.grpc_keepalive_time_s)),
-        ("grpc.keepalive_timeout_ms", _ms(settings.grpc_keepalive_timeout_s)),
-        ("grpc.keepalive_permit_without_calls", int(settings.grpc_keepalive_without_calls)),
-        (
-            "grpc.http2.min_ping_interval_without_data_ms",
-            _ms(settings.grpc_min_ping_interval_s),
-        ),
-    ]
-    if settings.grpc_max_connection_age_s:
-        made.append(("grpc.max_connection_age_ms", _ms(settings.grpc_max_connection_age_s)))
-    return made
-
-
-def _ms(seconds: float) -> int:
-    return min(round(seconds * 1000), (1 << 31) - 1)
+        handler = self._methods.stream(name, "metadata", answer, self._reflections)
+        return reflection.SERVICE_NAME, {name: handler}

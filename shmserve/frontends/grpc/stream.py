@@ -19,11 +19,21 @@ from typing import TypeGuard
 import grpc
 
 from shmserve.core.registry import ModelEntry
-from shmserve.errors import ShmserveError, Unavailable
-from shmserve.frontends.grpc.call_context import Asker
+from shmserve.errors import Cancelled, ShmserveError, Unavailable
+from shmserve.frontends.grpc.call_context import CallContext
 from shmserve.frontends.grpc.error_statuses import as_error
-from shmserve.frontends.grpc.infer import Inference, Inferences, encode_error
+from shmserve.frontends.grpc.infer import (
+    Inferences,
+    InferMessage,
+    all_answers,
+    encode_error,
+    only_answer,
+)
+from shmserve.frontends.grpc.rpc_methods import RpcContext
+from shmserve.frontends.inference import Inference
 from shmserve.protocol.protobuf.infer_wire import WireInferRequest
+
+Running = Inference[InferMessage]
 
 METHOD = "ModelStreamInfer"
 _ERRORS_END_IT = ("triton_grpc_error", "true")
@@ -48,7 +58,7 @@ class Streams:
         self.busy = 0
         self._lock = threading.Lock()
 
-    def serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def serve(self, requests: Iterator[bytes], context: RpcContext) -> Iterator[bytes]:
         """The answers of one stream.
 
         Raises:
@@ -60,12 +70,12 @@ class Streams:
             with self.working():
                 item = self.begin(data, asker, strict)
                 if not _is_decoupled(item):
-                    yield self.answer(item, asker, strict)
+                    yield self.answer(item, strict)
                     continue
             yield from Session(self, asker, strict).run(item, requests)
             return
 
-    def begin(self, data: bytes, asker: Asker, strict: bool) -> Inference | bytes:
+    def begin(self, data: bytes, asker: CallContext, strict: bool) -> Running | bytes:
         """A request that can run, or the message that says why it cannot."""
         started = monotonic_ns()
         wire: WireInferRequest | None = None
@@ -75,20 +85,20 @@ class Streams:
                 raise Unavailable("the server is stopping")
             wire = self.inferences.parse(data)
             entry = self.inferences.entry_of(wire)
-            return self.inferences.prepare(wire, entry, asker, started)
+            return self.inferences.open(wire, entry, asker, started)
         except Exception as ex:
-            return self.told(wire, entry, ex, strict)
+            return self.failure(wire, entry, ex, strict)
 
-    def answer(self, item: Inference | bytes, asker: Asker, strict: bool) -> bytes:
+    def answer(self, item: Running | bytes, strict: bool) -> bytes:
         """The one message that an ordinary model's request gets."""
         if isinstance(item, bytes):
             return item
         try:
-            return self.inferences.answer(item, asker)
+            return only_answer(item)
         except Exception as ex:
-            return self.told(item.wire, item.entry, ex, strict)
+            return self.failure(item.source.wire, item.entry, ex, strict)
 
-    def told(
+    def failure(
         self,
         wire: WireInferRequest | None,
         entry: ModelEntry | None,
@@ -119,14 +129,14 @@ class Streams:
             self.count(-1)
 
 
-def _is_decoupled(item: Inference | bytes) -> TypeGuard[Inference]:
-    return isinstance(item, Inference) and item.plan.spec.decoupled
+def _is_decoupled(item: Running | bytes) -> TypeGuard[Running]:
+    return isinstance(item, Inference) and item.signature.spec.decoupled
 
 
 class Session:
     """A stream whose requests run at the same time. Every thread of it ends with the call."""
 
-    def __init__(self, streams: Streams, asker: Asker, strict: bool) -> None:
+    def __init__(self, streams: Streams, asker: CallContext, strict: bool) -> None:
         self._streams = streams
         self._asker = asker
         self._strict = strict
@@ -136,9 +146,10 @@ class Session:
         self._requests = 0  # to decoupled models, running
         self._over = False
 
-    def run(self, first: Inference, requests: Iterator[bytes]) -> Iterator[bytes]:
+    def run(self, first: Running, requests: Iterator[bytes]) -> Iterator[bytes]:
         """The answers to `first`, which is for a decoupled model, and to all that follow."""
         if not self._asker.context.add_callback(self._end):
+            first.failed(Cancelled("the call has ended"))
             return
         try:
             self._spawn(lambda: self._read(first, requests))
@@ -202,7 +213,7 @@ class Session:
                 self._working -= 1
                 self._changed.notify_all()
 
-    def _read(self, first: Inference, requests: Iterator[bytes]) -> None:
+    def _read(self, first: Running, requests: Iterator[bytes]) -> None:
         self._start(first)
         for data in requests:
             with self._streams.working():
@@ -210,26 +221,27 @@ class Session:
                 if _is_decoupled(item):
                     self._start(item)
                 else:
-                    self._put(self._streams.answer(item, self._asker, self._strict))
+                    self._put(self._streams.answer(item, self._strict))
 
-    def _start(self, item: Inference) -> None:
+    def _start(self, item: Running) -> None:
         """Run a request in a thread of its own, once fewer than the most run."""
         with self._changed:
             while self._requests >= self._streams.most_requests and not self._over:
                 self._changed.wait()
             if self._over:
+                item.failed(Cancelled("the call has ended"))
                 return
             self._requests += 1
         self._spawn(lambda: self._produce(item))
 
-    def _produce(self, item: Inference) -> None:
+    def _produce(self, item: Running) -> None:
         try:
             with self._streams.working():
-                for message in self._streams.inferences.answers(item, self._asker, self._strict):
+                for message in all_answers(item, self._strict):
                     if not self._put(message):
                         return
         except Exception as ex:
-            self._put(self._streams.told(item.wire, item.entry, ex, self._strict))
+            self._put(self._streams.failure(item.source.wire, item.entry, ex, self._strict))
         finally:
             with self._changed:
                 self._requests -= 1

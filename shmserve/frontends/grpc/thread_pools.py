@@ -48,26 +48,40 @@ def check_admitted() -> None:
 
 
 class BoundedPool(ThreadPoolExecutor):
-    """At most `threads` calls run and `limit` run or wait; `why` tells the others."""
+    """At most `threads` calls run and `limit` run or wait; `why` tells the others.
+
+    Attributes:
+        why: what those are told.
+        count: calls that run, wait, or have a place reserved.
+    """
 
     def __init__(self, name: str, threads: int, limit: int, refusals: Refusals, why: str) -> None:
         super().__init__(threads, thread_name_prefix=name)
         self._limit = limit
         self._refusals = refusals
-        self._why = why
+        self.why = why
         self._lock = threading.Lock()
         self.count = 0
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def reserve(self) -> bool:
+        """A place for `submit_reserved` or `give_back`; False: there is none."""
         with self._lock:
-            full = self.count >= self._limit
-            self.count += not full
-        if full:
-            return self._refusals.refuse(self._why, fn, *args, **kwargs)
-        future = super().submit(fn, *args, **kwargs)
-        future.add_done_callback(self._done)
-        return future
+            free = self.count < self._limit
+            self.count += free
+        return free
 
-    def _done(self, _: Future[Any]) -> None:
+    def give_back(self) -> None:
+        """The reserved place is not needed."""
         with self._lock:
             self.count -= 1
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        if not self.reserve():
+            return self._refusals.refuse(self.why, fn, *args, **kwargs)
+        return self.submit_reserved(fn, *args, **kwargs)
+
+    def submit_reserved(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """As `submit`, in a place that was reserved."""
+        future = super().submit(fn, *args, **kwargs)
+        future.add_done_callback(lambda _: self.give_back())
+        return future

@@ -1,0 +1,1 @@
+"""The HTTP application of Falcon, under gunicorn's workers: routes, errors, compression."""

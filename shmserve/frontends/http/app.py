@@ -2,61 +2,49 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from typing import Any
+
 import falcon
 
 from shmserve.config import Settings
-from shmserve.errors import ShmserveError
-from shmserve.frontends.http import failures, observing
-from shmserve.frontends.http.generate import GenerateResource, GenerateStreamResource
-from shmserve.frontends.http.guard import Guard
-from shmserve.frontends.http.infer import InferResource
-from shmserve.frontends.http.resources import (
-    LiveResource,
-    ModelConfigResource,
-    ModelReadyResource,
-    ModelResource,
-    ReadyResource,
-    ServerResource,
-)
-from shmserve.frontends.http.routes import dashboard
+from shmserve.frontends.access import Access, Origins
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http import route_table
+from shmserve.frontends.http.error_handlers import ErrorHandlers
+from shmserve.frontends.http.origin_check import OriginCheck
+from shmserve.frontends.http.restricted_api import Guard, HttpApp
+from shmserve.frontends.http.route_table import MODEL_PATHS, Routes
+from shmserve.frontends.http.routes import dashboard, generate, metadata
 from shmserve.frontends.http.routes import regions as region_routes
 from shmserve.frontends.http.routes import repository as repository_routes
+from shmserve.frontends.http.routes import settings as settings_routes
+from shmserve.frontends.http.routes.infer import InferResource
 from shmserve.frontends.oip.repository import Repository
 from shmserve.frontends.oip.restricted_apis import Restricted
-from shmserve.frontends.oip.seam import Dispatcher
-from shmserve.frontends.oip.shared_memory import Regions
-from shmserve.grps.frontend.http import grps_routes as grps
-
-# A model's paths stand once without and once with a version
-_MODEL = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+from shmserve.frontends.oip.shared_memory import SharedMemory
 
 
-def create_app(
-    dispatcher: Dispatcher, settings: Settings
-) -> falcon.App[falcon.Request, falcon.Response]:
+def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
     """The WSGI application of one HTTP worker."""
-    restricted = Restricted(settings.http_restricted_api)
-    guard = Guard(restricted)
-    app: falcon.App[falcon.Request, falcon.Response] = falcon.App(
-        media_type="application/json", middleware=[guard] if restricted else None
-    )
-    app.add_error_handler(Exception, failures.on_unexpected)
-    app.add_error_handler(falcon.HTTPError, failures.on_http_error)
-    app.add_error_handler(ShmserveError, failures.on_shmserve_error)
-    app.add_route("/v2", ServerResource(settings))
-    app.add_route("/v2/health/live", LiveResource())
-    app.add_route("/v2/health/ready", ReadyResource(dispatcher))
-    regions = Regions(dispatcher, settings)
-    observing.add_routes(app, dispatcher, settings)
-    dashboard.add_routes(app, dispatcher, settings)
-    region_routes.add_routes(app, regions, settings)
-    repository_routes.add_routes(app, Repository(dispatcher, settings), settings)
-    for path in _MODEL:
-        app.add_route(path, ModelResource(dispatcher))
-        app.add_route(f"{path}/ready", ModelReadyResource(dispatcher))
-        app.add_route(f"{path}/config", ModelConfigResource(dispatcher))
-        app.add_route(f"{path}/infer", InferResource(dispatcher, settings, regions))
-        app.add_route(f"{path}/generate", GenerateResource(dispatcher, settings))
-        app.add_route(f"{path}/generate_stream", GenerateStreamResource(dispatcher, settings))
-    grps.add_routes(app, dispatcher, settings, guard)
+    access = Access(settings, os.geteuid())
+    origins = OriginCheck(Origins(settings, settings.http_bind, socket.gethostname()))
+    guard = Guard(Restricted(settings.http_restricted_api), access)
+    middleware: list[Any] = [origins, guard] if guard else [origins]
+    app: HttpApp = falcon.App(media_type="application/json", middleware=middleware)
+    errors = ErrorHandlers()
+    errors.install(app)
+    routes = Routes(app, guard, origins, errors)
+    regions = SharedMemory(dispatcher, settings)
+    metadata.add_routes(routes, dispatcher, settings)
+    settings_routes.add_routes(routes, dispatcher, settings)
+    dashboard.add_routes(routes, dispatcher, settings)
+    region_routes.add_routes(routes, regions, settings)
+    repository_routes.add_routes(routes, Repository(dispatcher, settings, access), settings)
+    generate.add_routes(routes, dispatcher, settings)
+    for path in MODEL_PATHS:
+        routes.add("inference", f"{path}/infer", InferResource(dispatcher, settings, regions))
+    route_table.add_extensions(routes, dispatcher, settings)
+    routes.finish()
     return app

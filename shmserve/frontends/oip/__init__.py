@@ -1,0 +1,1 @@
+"""The Open Inference Protocol's operations, whichever of HTTP and gRPC they came by."""

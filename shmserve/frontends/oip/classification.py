@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from shmserve.tensor.dtypes import DATATYPES, element_count
+from shmserve.tensor.dtypes import DATATYPES
 
 
 def top_classes(
@@ -24,7 +25,7 @@ def top_classes(
     """
     array = np.frombuffer(view, DATATYPES[datatype].numpy)
     rows, rest = (shape[0], shape[1:]) if batched and shape else (1, shape)
-    table = array.reshape(rows, element_count(rest))
+    table = array.reshape(rows, prod(rest))
     k = min(k, table.shape[1])
     elements = [text for row in table for text in _row(row, k, labels)]
     return elements, (rows, k) if batched else (k,)

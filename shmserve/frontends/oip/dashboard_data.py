@@ -13,19 +13,23 @@ from shmserve.core.registry import ModelState, Snapshot
 from shmserve.core.stats.counter_pages import BOUNDS_NS
 from shmserve.core.stats.time_series import LEVELS
 from shmserve.errors import InvalidArgument, Unavailable
-from shmserve.frontends.oip.seam import Dispatcher
-from shmserve.protocol.control.history_messages import HistoryReport, ModelHistory
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.protocol.control.history_messages import HistoryReport
 from shmserve.protocol.control.stats_messages import Report
 
 _BOUNDS_MS = [ns / 1e6 for ns in BOUNDS_NS]
 _LEVELS = {level.name: number for number, level in enumerate(LEVELS)}
+_AS_THEY_ARE = (
+    *("life", "first", "until", "running", "ended_at", "age_s"),
+    *("total", "system", "machine_bytes", "processors"),
+)
 _NO_REPORT = Report((), (), {}, {})
 
 
-class Monitor:
+class DashboardData:
     """`data` is the whole of it."""
 
-    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
+    def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
         self._server = {"name": settings.server_name, "version": shmserve.__version__}
 
@@ -42,24 +46,17 @@ class Monitor:
         if level not in _LEVELS:
             raise InvalidArgument(f"level '{level}' is none of {', '.join(_LEVELS)}")
         number = _LEVELS[level]
-        history = self._dispatcher.server.history(number, since, life)
+        history = self._dispatcher.coordinator.history(number, since, life)
         snapshot = self._snapshot()
         report = history.report or _NO_REPORT
         return {
             "server": {**self._server, "state": _state(snapshot)},
             "now": time.time(),
-            "life": history.life,
             "level": level,
             "seconds": LEVELS[number].seconds,
             "points": LEVELS[number].points,
-            "first": history.first,
-            "until": history.until,
-            "running": history.running,
-            "ended_at": history.ended_at,
-            "age_s": history.age_s,
             "bounds_ms": _BOUNDS_MS,
-            "total": history.total,
-            "system": history.system,
+            **{name: getattr(history, name) for name in _AS_THEY_ARE},
             "models": _models(history, snapshot, report),
             "values": [
                 {
@@ -77,9 +74,7 @@ class Monitor:
             "ends": report.ends,
             "regions": [msgspec.structs.asdict(kind) for kind in report.regions],
             "pool_bytes": report.pool_bytes,
-            "troubles": [msgspec.structs.asdict(entry) for entry in reversed(history.troubles)],
-            "machine_bytes": history.machine_bytes,
-            "processors": history.processors,
+            "troubles": [msgspec.structs.asdict(entry) for entry in reversed(history.incidents)],
         }
 
     def _snapshot(self) -> Snapshot | None:
@@ -115,10 +110,10 @@ def _models(
                 live = len(entry.instances)
                 rows[name, version] = _row(name, version, entry.state, entry.reason, live)
     for key, row in rows.items():
-        counts, found = totals.get(key), series.get(key)
+        counts, model_series = totals.get(key), series.get(key)
         row["requests"] = counts.requests if counts is not None else 0
         row["failed"] = sum(counts.failures) if counts is not None else 0
-        row["series"] = found.columns if isinstance(found, ModelHistory) else {}
+        row["series"] = model_series.columns if model_series is not None else {}
     return [rows[key] for key in sorted(rows)]
 
 

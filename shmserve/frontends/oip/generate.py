@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 
 from shmserve.config import Settings
+from shmserve.dispatch.outcome import Outcome, OutputTensor
+from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import InvalidArgument, TooLarge
-from shmserve.frontends.oip.seam import Outcome, OutputTensor, Receipt
 from shmserve.protocol.control.data_messages import Parameter
-from shmserve.protocol.oip import strict_parser as oip_strict
+from shmserve.protocol.oip import strict_parser
 from shmserve.protocol.oip.answer import json_data
-from shmserve.protocol.oip.model_signature import InputPlan, ModelPlan
+from shmserve.protocol.oip.model_signature import InputSignature, ModelSignature
 from shmserve.protocol.oip.request import InferInput, InferRequest, check_parameters
 from shmserve.tensor.dtypes import DATATYPES
 
@@ -29,20 +30,20 @@ _encode = msgspec.json.Encoder().encode
 _SHOWN = 64  # characters of a client's value that a message repeats
 
 
-def parse_generate(plan: ModelPlan, text: bytes, limits: Settings) -> InferRequest:
+def parse_generate(signature: ModelSignature, text: bytes, limits: Settings) -> InferRequest:
     """A request of the generate extension as an inference request.
 
     Raises:
         InvalidArgument: it is malformed; the message names the key.
     """
-    document = oip_strict.loads(text, limits, functools.partial(_members_once, plan))
+    document = strict_parser.loads(text, limits, functools.partial(_members_once, signature))
     if not isinstance(document, dict):
         raise InvalidArgument(f"the request must be a JSON object, got {_show(document)}")
     inputs: list[InferInput] = []
     parameters: dict[str, Parameter] = {}
     request_id = ""
-    for key, value in _members(plan, document):
-        spec = plan.inputs.get(key)
+    for key, value in _members(signature, document):
+        spec = signature.inputs.get(key)
         if spec is not None:
             if any(given.name == key for given in inputs):
                 raise _twice(key)
@@ -55,7 +56,8 @@ def parse_generate(plan: ModelPlan, text: bytes, limits: Settings) -> InferReque
             parameters[key] = value
         else:
             raise InvalidArgument(
-                f"parameter '{key}' has invalid type: it is no input of model '{plan.spec.name}',"
+                f"parameter '{key}' has invalid type: it is no input of model"
+                f" '{signature.spec.name}',"
                 f" and must be a boolean, a number or a string, got {_show(value)}"
             )
     if len(parameters) > limits.max_inputs:
@@ -67,13 +69,13 @@ def parse_generate(plan: ModelPlan, text: bytes, limits: Settings) -> InferReque
     return InferRequest(tuple(inputs), (), request_id, parameters)
 
 
-def _members_once(plan: ModelPlan, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _members_once(signature: ModelSignature, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object; an input that occurs twice in it is a mistake, other keys count as last told."""
     members = dict(pairs)
     if len(members) < len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
-            if key in seen and key in plan.inputs:
+            if key in seen and key in signature.inputs:
                 raise _twice(key)
             seen.add(key)
     return members
@@ -83,9 +85,9 @@ def _twice(name: str) -> InvalidArgument:
     return InvalidArgument(f"input '{name}' already exists in request")
 
 
-def _members(plan: ModelPlan, document: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+def _members(signature: ModelSignature, document: dict[str, Any]) -> Iterable[tuple[str, Any]]:
     for key, value in document.items():
-        if key == "parameters" and key not in plan.inputs:
+        if key == "parameters" and key not in signature.inputs:
             if not isinstance(value, dict):
                 raise InvalidArgument(f"parameters must be an object, got {_show(value)}")
             yield from value.items()
@@ -93,7 +95,7 @@ def _members(plan: ModelPlan, document: dict[str, Any]) -> Iterable[tuple[str, A
             yield key, value
 
 
-def _input(spec: InputPlan, value: Any) -> InferInput:
+def _input(spec: InputSignature, value: Any) -> InferInput:
     shape = _fitted(_shape(value, spec.name), spec.shape)
     data = value if isinstance(value, list) else [value]
     return InferInput(spec.name, shape, spec.datatype.name, f"input '{spec.name}'", data)
@@ -137,7 +139,9 @@ def _shape(value: Any, name: str) -> tuple[int, ...]:
     return shape
 
 
-def encode_outcome(plan: ModelPlan, request_id: str, outcome: Outcome, receipt: Receipt) -> bytes:
+def encode_outcome(
+    signature: ModelSignature, request_id: str, outcome: Outcome, receipt: Receipt
+) -> bytes:
     """An answer as a flat JSON object; what is converted counts as copied.
 
     Raises:
@@ -146,7 +150,7 @@ def encode_outcome(plan: ModelPlan, request_id: str, outcome: Outcome, receipt: 
     """
     if outcome.error is not None:
         raise outcome.error
-    spec = plan.spec
+    spec = signature.spec
     members: dict[str, Any] = {"model_name": spec.name, "model_version": spec.version}
     if request_id:
         members["id"] = request_id

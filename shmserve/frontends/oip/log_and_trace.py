@@ -15,12 +15,12 @@ from shmserve.core.control.runtime_settings import (
     TRACE_LEVELS,
     UNLIMITED,
     LogChange,
+    RuntimeSettings,
     TraceChange,
-    Tuning,
     initial_log,
 )
 from shmserve.errors import InvalidArgument, Unimplemented
-from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.frontends.dispatch_api import DispatchApi
 
 _LARGEST = (1 << 31) - 1
 _SHOWN = 64
@@ -32,11 +32,11 @@ LogValue = bool | int | str
 
 
 class ServerSettings:
-    """See the module."""
+    """Reads and changes what is logged and traced, for any transport."""
 
-    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
+    def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
-        self._initial = Tuning(initial_log(settings.log_level))
+        self._initial = RuntimeSettings(initial_log(settings.log_level))
 
     def trace(
         self, model: str = "", update: Mapping[str, TraceValue] | None = None
@@ -50,7 +50,7 @@ class ServerSettings:
         if model and model not in self._dispatcher.snapshot().models:
             raise InvalidArgument(f"Request for unknown model : {model}")
         if update:
-            self._dispatcher.server.change_trace(model, _trace_change(update))
+            self._dispatcher.coordinator.change_trace(model, _trace_change(update))
         settings = self._tuning().trace_of(model)
         return {
             "trace_level": [TRACE_LEVELS[settings.on]],
@@ -69,7 +69,7 @@ class ServerSettings:
             Unimplemented: what Triton can do and this server cannot.
         """
         if update:
-            self._dispatcher.server.change_log(_log_change(update))
+            self._dispatcher.coordinator.change_log(_log_change(update))
         log = self._tuning().log
         return {
             "log_file": "",
@@ -80,7 +80,7 @@ class ServerSettings:
             "log_format": log.format,
         }
 
-    def _tuning(self) -> Tuning:
+    def _tuning(self) -> RuntimeSettings:
         return self._dispatcher.snapshot().tuning or self._initial
 
 
@@ -88,7 +88,7 @@ class ServerSettings:
 
 
 def _log_change(update: Mapping[str, Any]) -> LogChange:
-    told: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for name, value in update.items():
         if name == "log_file":
             if value is not None:
@@ -96,29 +96,29 @@ def _log_change(update: Mapping[str, Any]) -> LogChange:
         elif name in _LOG_FLAGS:
             if not isinstance(value, bool):
                 raise InvalidArgument(f"'{name}' must be true or false, got {_shown(value)}")
-            told[_LOG_FLAGS[name]] = value
+            changes[_LOG_FLAGS[name]] = value
         elif name == "log_verbose_level":
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
                 raise InvalidArgument(
                     f"'log_verbose_level' must be an integer from 0, got {_shown(value)}"
                 )
-            told["verbose"] = value
+            changes["verbose"] = value
         elif name == "log_format":
             if value not in LOG_FORMATS:
                 raise InvalidArgument(
                     f"'log_format' must be one of {', '.join(LOG_FORMATS)}, got {_shown(value)}"
                 )
-            told["format"] = value
+            changes["format"] = value
         else:
             raise InvalidArgument(f"there is no log setting '{name[:_SHOWN]}'")
-    return LogChange(**told)
+    return LogChange(**changes)
 
 
 # ------------------------------------------------------------------------- tracing
 
 
 def _trace_change(update: Mapping[str, Any]) -> TraceChange:
-    told: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     cleared: list[str] = []
     for name, value in update.items():
         if name == "trace_file":
@@ -132,8 +132,8 @@ def _trace_change(update: Mapping[str, Any]) -> TraceChange:
             continue
         checked = check(name, value)
         if name in _TRACE_NAMES:
-            told[_TRACE_NAMES[name]] = checked
-    return TraceChange(**told, cleared=tuple(cleared))
+            changes[_TRACE_NAMES[name]] = checked
+    return TraceChange(**changes, cleared=tuple(cleared))
 
 
 def _level(name: str, value: Any) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
 from shmserve import ids
 from shmserve.config import Settings
+from shmserve.core.regions.region_book import Caller
 from shmserve.errors import InvalidArgument, TooLarge, Unavailable, Unimplemented
-from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.frontends.access import Access
+from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.control.data_messages import Parameter
 
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
@@ -29,10 +31,11 @@ class IndexRow(Struct, frozen=True, omit_defaults=True):
 
 
 class Repository:
-    """See the module. One per process."""
+    """Lists, loads and unloads models for any transport. One per process."""
 
-    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
+    def __init__(self, dispatcher: DispatchApi, settings: Settings, access: Access) -> None:
         self._dispatcher = dispatcher
+        self._access = access
         self._settings = settings
 
     def index(self, ready_only: bool = False) -> list[IndexRow]:
@@ -50,32 +53,42 @@ class Repository:
             rows = [row for row in rows if row.state == "READY"]
         elif self._settings.model_control == "explicit":
             known = {row.name for row in rows}
-            rows += [IndexRow(n) for n in self._dispatcher.models.folders() if n not in known]
+            rows += [
+                IndexRow(n) for n in self._dispatcher.coordinator.model_folders() if n not in known
+            ]
         return sorted(rows, key=lambda row: (row.name, len(row.version), row.version))
 
-    def load(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
+    def load(
+        self,
+        name: str,
+        parameters: Mapping[str, Parameter | bytes],
+        caller: Callable[[], Caller],
+    ) -> None:
         """Load a model, or load it again; returns when it serves.
 
         Args:
             name: the model.
             parameters: ``config``, a configuration as JSON, and ``file:<path>``, the
                 content of a file; with files the model is made of nothing else.
+            caller: who asks; looked up only if it matters.
 
         Raises:
             ShmserveError: it was refused, or the model cannot be loaded.
         """
         self._check(name)
+        if parameters and not self._access.open_to_all("send models"):
+            self._access.check("send models", caller())
         config, files = self._overrides(name, parameters)
-        self._dispatcher.models.load(name, config, files)
+        self._dispatcher.coordinator.load_model(name, config, files)
 
-    def unload(self, name: str, unload_dependents: bool = False) -> None:
+    def unload(self, name: str) -> None:
         """Serve a model no more. No model depends on another here.
 
         Raises:
             ShmserveError: it was refused.
         """
         self._check(name)
-        self._dispatcher.models.unload(name)
+        self._dispatcher.coordinator.unload_model(name)
 
     def _check(self, name: str) -> None:
         if self._settings.model_control != "explicit":

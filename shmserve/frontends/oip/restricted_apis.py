@@ -8,12 +8,12 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, PermissionDenied, Unavailable
 
-CATEGORIES = (
+Category = Literal[
     "health",
     "metadata",
     "inference",
@@ -23,11 +23,12 @@ CATEGORIES = (
     "statistics",
     "trace",
     "logging",
-)
+]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 GRPC_PREFIX = "triton-grpc-protocol-"  # of the metadata key that carries the secret
 
 
-class Headers(Protocol):
+class HeaderSource(Protocol):
     """Header fields or metadata by lower-case name."""
 
     def get(self, name: str, /) -> str | None: ...
@@ -65,7 +66,7 @@ class Restricted:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
-    def check(self, category: str, headers: Headers) -> None:
+    def check(self, category: Category, headers: HeaderSource) -> None:
         """Let a request of a category through, or not.
 
         Raises:
@@ -82,6 +83,17 @@ class Restricted:
         if self._grpc:
             raise Unavailable(f"This protocol is restricted, expecting header '{name}'")
         raise PermissionDenied(f"This API is restricted, expecting header '{header}'")
+
+
+def known(category: Category, what: str) -> Category:
+    """The category that a route or an rpc is declared with.
+
+    Raises:
+        ValueError: there is none of that name; `what` would be open to everybody.
+    """
+    if category not in CATEGORIES:
+        raise ValueError(f"{what} has no category of the restricted APIs, but '{category}'")
+    return category
 
 
 def check_settings(settings: Settings) -> None:

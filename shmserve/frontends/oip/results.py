@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
+from shmserve.dispatch.outcome import Outcome, OutputTensor
+from shmserve.dispatch.receipt import Receipt
 from shmserve.frontends.oip.classification import top_classes
-from shmserve.frontends.oip.seam import Outcome, OutputTensor, Receipt
-from shmserve.protocol.oip.answer import AnswerOutput, BinarySize, encode_answer, json_data
-from shmserve.protocol.oip.model_signature import ModelPlan
+from shmserve.protocol.oip.answer import (
+    BinarySize,
+    InferAnswer,
+    InferAnswerOutput,
+    answer_parameters,
+    encode,
+    json_data,
+)
+from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.request import InferOutput, InferRequest
 from shmserve.tensor import bytes_codec
 
 
-class Result(Struct, frozen=True):
+class InferResult(Struct, frozen=True):
     """A response's body. `buffers` are views of shared memory, in the order of the JSON part."""
 
     head: bytes
@@ -23,12 +31,12 @@ class Result(Struct, frozen=True):
 
 
 def make_result(
-    plan: ModelPlan,
+    signature: ModelSignature,
     request: InferRequest,
     wanted: Sequence[InferOutput],
     outcome: Outcome,
     receipt: Receipt,
-) -> Result:
+) -> InferResult:
     """Put the answer together; what is converted to JSON counts as copied.
 
     Outputs come in the order of `wanted`. One that the model did not give is left out.
@@ -36,9 +44,9 @@ def make_result(
     Raises:
         InvalidArgument: an output has no JSON form but was wanted as JSON.
     """
-    spec = plan.spec
+    spec = signature.spec
     given = {tensor.name: tensor for tensor in outcome.outputs}
-    outputs: list[AnswerOutput] = []
+    outputs: list[InferAnswerOutput] = []
     buffers: list[memoryview | bytes] = []
     total = 0
     for want in wanted:
@@ -47,36 +55,37 @@ def make_result(
             continue
         name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
         if want.region is not None:  # it is there already
-            outputs.append(AnswerOutput(name, datatype, shape))
+            outputs.append(InferAnswerOutput(name, datatype, shape))
             continue
         data: memoryview | bytes = tensor.view
         if want.classification:
-            datatype, shape, data = classify(plan, want, tensor)
+            datatype, shape, data = classify(signature, want, tensor)
         if request.binary_output if want.binary is None else want.binary:
             size = len(data)
-            outputs.append(AnswerOutput(name, datatype, shape, BinarySize(size)))
+            outputs.append(InferAnswerOutput(name, datatype, shape, BinarySize(size)))
             if size:
                 buffers.append(data)
                 total += size
         else:
             elements = json_data(data, datatype, shape, name, spec.name)
             receipt.copied_out += len(tensor.view)
-            outputs.append(AnswerOutput(name, datatype, shape, data=elements))
-    head = encode_answer(spec.name, spec.version, request.id, outputs, outcome.parameters)
-    return Result(head, buffers, total)
+            outputs.append(InferAnswerOutput(name, datatype, shape, data=elements))
+    parameters = answer_parameters(outcome.parameters) if outcome.parameters else UNSET
+    answer = InferAnswer(spec.name, spec.version, outputs, request.id or UNSET, parameters)
+    return InferResult(encode(answer), buffers, total)
 
 
 def classify(
-    plan: ModelPlan, want: InferOutput, tensor: OutputTensor
+    signature: ModelSignature, want: InferOutput, tensor: OutputTensor
 ) -> tuple[str, tuple[int, ...], bytes]:
     """Datatype, shape and bytes of what an output that was to be classified becomes."""
-    known = plan.outputs.get(want.name)
+    known = signature.outputs.get(want.name)
     elements, shape = top_classes(
         tensor.view,
         tensor.datatype,
         tensor.shape,
         want.classification,
         known.labels if known is not None else (),
-        plan.spec.max_batch_size > 0,
+        signature.spec.max_batch_size > 0,
     )
     return "BYTES", shape, bytes_codec.encode(elements)

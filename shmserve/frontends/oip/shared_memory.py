@@ -1,7 +1,7 @@
 """The shared-memory extension without a transport: status, register, unregister, look up.
 
 Every frontend answers status and look-ups from the published registry; only register and
-unregister go to the coordinator. What a caller may do is `core.regions`' business.
+unregister go to the coordinator. What a caller may do is `core.regions.region_book`' business.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Any
 from msgspec import Struct
 
 from shmserve.config import Settings
+from shmserve.core.regions import region_book as rules
 from shmserve.core.regions.cuda_allocation import HANDLE_BYTES, check_arguments
 from shmserve.core.regions.region_book import Caller
-from shmserve.core.regions import region_book as rules
 from shmserve.core.regions.region_names import check_name, object_name
 from shmserve.core.registry import CUDA, SYSTEM, Region
 from shmserve.errors import InvalidArgument, NotFound, Unimplemented
-from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.control.data_messages import RegionRef
-from shmserve.protocol.oip.request import MAX_INT64, RegionWindow
+from shmserve.protocol.oip.json_request import MAX_INT64
+from shmserve.protocol.oip.request import RegionWindow
 from shmserve.protocol.oip.strict_parser import uint
 from shmserve.tensor.spec import ModelSpec
 
@@ -51,10 +52,10 @@ class CudaStatus(Struct, frozen=True):
     byte_size: int
 
 
-class Regions:
-    """See the module. One per process."""
+class SharedMemory:
+    """One per process."""
 
-    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
+    def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
         self._settings = settings
         self._server_uid = os.geteuid()
@@ -66,52 +67,45 @@ class Regions:
         Raises:
             NotFound: it has none of that name.
         """
-        found = self._own(caller, SYSTEM, name)
-        return [RegionStatus(r.name, r.key, r.offset, r.byte_size) for r in found]
+        own = self._own(caller, SYSTEM, name)
+        return [RegionStatus(r.name, r.key, r.offset, r.byte_size) for r in own]
 
     def cuda_status(self, caller: Caller, name: str = "") -> list[CudaStatus]:
         """As `status`, of CUDA regions."""
-        found = self._own(caller, CUDA, name)
-        return [CudaStatus(r.name, r.device_id, r.byte_size) for r in found]
+        own = self._own(caller, CUDA, name)
+        return [CudaStatus(r.name, r.device_id, r.byte_size) for r in own]
 
     def _own(self, caller: Caller, kind: str, name: str) -> list[Region]:
-        all_of_them = self._dispatcher.snapshot().regions
-        own = rules.visible(all_of_them, caller, self._settings, self._server_uid)
+        regions = self._dispatcher.snapshot().regions
+        own = rules.visible(regions, caller, self._settings, self._server_uid)
         named = [r for r in own if not name or r.name == name]
-        found = [r for r in named if r.kind == kind]
-        if name and named and not found:
+        matches = [r for r in named if r.kind == kind]
+        if name and named and not matches:
             raise NotFound(
                 f"The region named '{name}' is registered as {_CALLED[named[0].kind]} shared"
                 f" memory, not {_CALLED[kind]} shared memory"
             )
-        if name and not found:
+        if name and not matches:
             raise NotFound(f"Unable to find {kind} shared memory region: '{name}'")
-        return found
+        return matches
 
-    def register(self, caller: Caller, name: str, document: Any) -> None:
-        """Register a region from a request's body, already parsed.
+    def require_on(self) -> None:
+        """Raises Unimplemented: client shared memory is off."""
+        if self._off:
+            raise Unimplemented(OFF)
+
+    def register(self, caller: Caller, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Register a part of a shared-memory object.
 
         Raises:
             ShmserveError: it was refused.
         """
-        if self._off:
-            raise Unimplemented(OFF)
-        fields = document if isinstance(document, dict) else {}
-        for field in ("key", "byte_size"):
-            if field not in fields:
-                raise InvalidArgument(f"Shared memory register request has no '{field}' field")
-        key = fields["key"]
-        if not isinstance(key, str):
-            raise InvalidArgument("'key' must be a string")
-        offset, byte_size = (
-            uint(fields.get("offset", 0), "'offset'"),
-            uint(fields["byte_size"], "'byte_size'"),
-        )
+        self.require_on()
         check_name(name)
         object_name(key, name)
-        if offset + byte_size > MAX_INT64 or byte_size == 0:
+        if not 0 < byte_size <= MAX_INT64 or not 0 <= offset <= MAX_INT64 - byte_size:
             raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
-        self._dispatcher.regions.register(caller, name, key, offset, byte_size)
+        self._dispatcher.coordinator.register_region(caller, name, key, offset, byte_size)
 
     def register_cuda(
         self, caller: Caller, name: str, handle: bytes, device_id: int, byte_size: int
@@ -121,10 +115,11 @@ class Regions:
         Raises:
             ShmserveError: it was refused.
         """
-        if self._off:
-            raise Unimplemented(OFF)
+        self.require_on()
         check_arguments(name, handle, device_id, byte_size)
-        self._dispatcher.regions.register_cuda(caller, name, handle, device_id, byte_size)
+        self._dispatcher.coordinator.register_cuda_region(
+            caller, name, handle, device_id, byte_size
+        )
 
     def unregister(self, caller: Caller, name: str = "", kind: str = SYSTEM) -> None:
         """Remove one of the caller's regions of a kind, or all of them.
@@ -132,9 +127,8 @@ class Regions:
         Raises:
             Unimplemented: client shared memory is off.
         """
-        if self._off:
-            raise Unimplemented(OFF)
-        self._dispatcher.regions.unregister(caller, name, kind)
+        self.require_on()
+        self._dispatcher.coordinator.unregister_regions(caller, name, kind)
 
     def find(
         self, caller: Callable[[], Caller], spec: ModelSpec, window: RegionWindow
@@ -159,28 +153,39 @@ class Regions:
         return RegionRef(region.number, window.offset, window.nbytes)
 
 
+def parse_system(document: Any) -> tuple[str, int, int]:
+    """Key, offset and byte_size from the JSON of a request to register shared memory.
+
+    Raises:
+        InvalidArgument: a field is missing or of another type.
+    """
+    fields = _fields(document, "key", "byte_size")
+    key = fields["key"]
+    if not isinstance(key, str):
+        raise InvalidArgument("'key' must be a string")
+    return key, uint(fields.get("offset", 0), "'offset'"), uint(fields["byte_size"], "'byte_size'")
+
+
 def parse_cuda(document: Any) -> tuple[bytes, int, int]:
     """Handle, device_id and byte_size from the JSON of a request to register GPU memory.
 
     Raises:
         InvalidArgument: a field is missing or of another type, or the handle is not base64.
     """
-    fields = document if isinstance(document, dict) else {}
-    for field in ("raw_handle", "device_id", "byte_size"):
-        if field not in fields:
-            raise InvalidArgument(f"Shared memory register request has no '{field}' field")
-    handle = fields["raw_handle"]
-    if not isinstance(handle, dict) or "b64" not in handle:
-        raise InvalidArgument("Shared memory register request has no 'b64' field")
-    encoded = handle["b64"]
+    fields = _fields(document, "raw_handle", "device_id", "byte_size")
+    encoded = _fields(fields["raw_handle"], "b64")["b64"]
     try:
         raw = base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else b""
     except (binascii.Error, ValueError):
         raw = b""
     if len(raw) != HANDLE_BYTES:
         raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
-    device_id, byte_size = (
-        uint(fields["device_id"], "'device_id'"),
-        uint(fields["byte_size"], "'byte_size'"),
-    )
-    return raw, device_id, byte_size
+    return raw, uint(fields["device_id"], "'device_id'"), uint(fields["byte_size"], "'byte_size'")
+
+
+def _fields(document: Any, *needed: str) -> dict[str, Any]:
+    fields = document if isinstance(document, dict) else {}
+    for field in needed:
+        if field not in fields:
+            raise InvalidArgument(f"Shared memory register request has no '{field}' field")
+    return fields

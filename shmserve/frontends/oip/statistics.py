@@ -10,7 +10,7 @@ from typing import Any
 from shmserve.core.registry import ModelEntry, ModelState
 from shmserve.core.stats.executor_counters import OTHER_SIZES, RESPONSE, STAGES, ExecutorCounts
 from shmserve.errors import NotFound
-from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.control.stats_messages import ModelReport, Report
 
 _NONE = {"count": 0, "ns": 0}
@@ -19,7 +19,7 @@ _NONE = {"count": 0, "ns": 0}
 class Statistics:
     """`models` is the whole of it."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: DispatchApi) -> None:
         self._dispatcher = dispatcher
 
     def models(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ class Statistics:
             Unavailable: the numbers cannot be had now.
         """
         entries = self._entries(name, version)
-        report = self._dispatcher.server.report()
+        report = self._dispatcher.coordinator.report()
         known = {(m.model, m.version): m for m in report.models}
         return [
             _statistics(known.get(key) or ModelReport(*key), report)

@@ -12,8 +12,7 @@ import numpy as np
 
 from shmserve.errors import ShmserveError
 from shmserve.executor.backend import Output, Request, Response, Responses
-from shmserve.grps.protocol import custom_http as grps_http
-from shmserve.grps.protocol import model_parameters as grps_spec
+from shmserve.grps.protocol import custom_http, model_parameters
 from shmserve.grps.protocol.custom_http import HttpAnswer
 
 log = logging.getLogger(__name__)
@@ -27,14 +26,14 @@ def output(name: str, data: bytes | memoryview) -> Output:
 
 def message(data: bytes | memoryview) -> Response:
     """A serialized message as a response."""
-    return Response(outputs=(output(grps_spec.MESSAGE, data),))
+    return Response(outputs=(output(model_parameters.MESSAGE, data),))
 
 
 def http(head: HttpAnswer | None, body: bytes | memoryview) -> Response:
     """An HTTP answer, or a further part of one, as a response."""
-    outputs = [output(grps_http.BODY, body)]
+    outputs = [output(custom_http.BODY, body)]
     if head is not None:
-        outputs.insert(0, output(grps_http.HEAD, grps_http.encode(head)))
+        outputs.insert(0, output(custom_http.HEAD, custom_http.encode(head)))
     return Response(outputs=tuple(outputs))
 
 
@@ -58,10 +57,8 @@ class Answers:
         with self._lock:
             if self.ended:
                 log.warning("an answer after the last one is dropped")
-                return
-            self.started = True
-            self.ended = final
-            self._responses.send(response, final)
+            else:
+                self._send(response, final)
 
     def send_part(self, body: bytes, content_type: str, final: bool = False) -> None:
         """Send a part of an HTTP answer; the first one brings the head."""
@@ -69,25 +66,24 @@ class Answers:
             if self.ended:
                 log.warning("a part of an answer after the last one is dropped")
                 return
-            head = None
-            if not self.started:
-                head = HttpAnswer(200, (("Content-Type", content_type),))
-            self.started = True
-            self.ended = final
-            self._responses.send(http(head, body), final)
+            head = None if self.started else HttpAnswer(200, (("Content-Type", content_type),))
+            self._send(http(head, body), final)
 
     def fail(self, error: ShmserveError) -> None:
         """End with an error; it follows what was sent."""
         with self._lock:
             if self.ended:
                 log.warning("an error after the last answer cannot be told: %s", error.message)
-                return
-            self.ended = True
-            self._responses.send(Response(error=error), True)
+            else:
+                self._send(Response(error=error), True)
 
     def end(self) -> None:
         """Nothing more comes."""
         with self._lock:
             if not self.ended:
-                self.ended = True
-                self._responses.send(None, True)
+                self._send(None, True)
+
+    def _send(self, response: Response | None, final: bool) -> None:
+        self.started = True
+        self.ended = final
+        self._responses.send(response, final)

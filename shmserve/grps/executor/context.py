@@ -9,7 +9,7 @@ from shmserve._generated import grps_pb2
 from shmserve.grps.executor import answers
 from shmserve.grps.executor import flask_request as http
 from shmserve.grps.executor.answers import Answers
-from shmserve.grps.protocol import model_parameters as grps_spec
+from shmserve.grps.protocol import model_parameters
 from shmserve.grps.protocol.custom_http import HttpAnswer
 
 
@@ -29,7 +29,7 @@ class GrpsContext:
         answers: Answers | None = None,
         http_request: http.HttpRequest | None = None,
         streaming: bool = False,
-        stream_type: str = grps_spec.STREAM_TYPE,
+        stream_type: str = model_parameters.STREAM_TYPE,
         deadline_ns: int = 0,
     ) -> None:
         self._deadline_ns = deadline_ns

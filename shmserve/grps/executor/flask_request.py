@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-import msgspec
+from shmserve.errors import InvalidArgument, UnreadableMessage
+from shmserve.executor.backend import InputTensor
+from shmserve.grps.protocol import custom_http
+from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
+from shmserve.protocol.decoding import json_decoder
 
-from shmserve.errors import InvalidArgument
-from shmserve.grps.protocol.custom_http import HttpAnswer
-from shmserve.grps.protocol.custom_http import HttpRequest as Head
-
+_from_json = json_decoder()
 _TEXT = "text/plain"
 _BINARY = "application/octet-stream"
 _FORM = "application/x-www-form-urlencoded"
@@ -42,11 +43,11 @@ class Values(Mapping[str, str]):
 
     def get(self, name: str, default: Any = None, type: Any = None) -> Any:
         """The first value, as `type` makes it; `default` if there is none or it cannot."""
-        found = self._first.get(name)
-        if found is None or type is None:
-            return default if found is None else found
+        value = self._first.get(name)
+        if value is None or type is None:
+            return default if value is None else value
         try:
-            return type(found)
+            return type(value)
         except (ValueError, TypeError):
             return default
 
@@ -80,7 +81,7 @@ class Headers(Values):
 class HttpRequest:
     """One request. `data`: the body."""
 
-    def __init__(self, head: Head, body: bytes) -> None:
+    def __init__(self, head: RequestHead, body: bytes) -> None:
         self.method = head.method
         self.path = head.path
         self.args = Values(head.query)
@@ -93,8 +94,8 @@ class HttpRequest:
 
     @property
     def content_type(self) -> str | None:
-        found: str | None = self.headers.get("Content-Type")
-        return found
+        value: str | None = self.headers.get("Content-Type")
+        return value
 
     @property
     def mimetype(self) -> str:
@@ -143,20 +144,24 @@ class HttpRequest:
             InvalidArgument: it is none, or is not said to be; with `silent` None instead.
         """
         if not self._parsed:
+            wrong = "" if force or self.is_json else "content type is not application/json"
             try:
-                if not (force or self.is_json):
-                    raise InvalidArgument("the request's content type is not application/json")
-                self._json = msgspec.json.decode(self.data)
-            except msgspec.DecodeError as ex:
-                if silent:
-                    return None
-                raise InvalidArgument(f"the request's body is not JSON: {ex}") from None
-            except InvalidArgument:
-                if silent:
-                    return None
-                raise
-            self._parsed = True
+                self._json = None if wrong else _from_json(self.data)
+            except UnreadableMessage as ex:
+                wrong = f"body is not JSON: {ex}"
+            if wrong and not silent:
+                raise InvalidArgument(f"the request's {wrong}")
+            self._parsed = not wrong
         return self._json
+
+
+def request_of(inputs: Mapping[str, InputTensor]) -> HttpRequest | None:
+    """The request to a model's own HTTP path; None: it came another way."""
+    head, body = inputs.get(custom_http.HEAD), inputs.get(custom_http.BODY)
+    if head is None:
+        return None
+    data = b"" if body is None else bytes(body.buffer)
+    return HttpRequest(custom_http.decode_request(head.buffer), data)
 
 
 def answer_of(response: Any) -> tuple[HttpAnswer, bytes]:

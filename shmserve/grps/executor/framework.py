@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import NoReturn
 
-_HERE = "shmserve.executor.backends.grps"
+_HERE = "shmserve.grps.executor"
 _MODULES = {
     "apis.grps_pb2": "shmserve._generated.grps_pb2",
     "context.context": f"{_HERE}.context",
@@ -17,7 +17,7 @@ _MODULES = {
     "model_infer.torch_inferer": f"{_HERE}.torch_inferer",
     "logger.logger": f"{_HERE}.logger",
     "monitor.monitor": "shmserve.executor.monitor",
-    "test": f"{_HERE}.testing",
+    "test": f"{_HERE}.project_test",
 }
 _REFUSED = {
     "model_infer.tf_inferer": "TensorFlow",
@@ -56,12 +56,12 @@ def _put(name: str, module: ModuleType) -> None:
 
 
 def _package(name: str) -> ModuleType:
-    found = sys.modules.get(name)
-    if found is None:
-        found = ModuleType(name)
-        found.__path__ = []
+    package = sys.modules.get(name)
+    if package is None:
+        package = ModuleType(name)
+        package.__path__ = []
         parent, _, own = name.rpartition(".")
         if parent:
-            setattr(_package(parent), own, found)
-        sys.modules[name] = found
-    return found
+            setattr(_package(parent), own, package)
+        sys.modules[name] = package
+    return package

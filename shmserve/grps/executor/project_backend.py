@@ -14,20 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from shmserve._generated import grps_pb2
 from shmserve.errors import Internal, InvalidArgument, ModelFailure
-from shmserve.executor.backend import CPU, Context, Request, Response
+from shmserve.executor.backend import CPU, BatchForm, Context, Request, Response
 from shmserve.executor.backends.model_errors import from_exception, from_load, sanitised
 from shmserve.grps.executor import answers, framework
 from shmserve.grps.executor.answers import Answers
-from shmserve.grps.executor.context import (
-    GrpsContext,
-    mark_success,
-)
-from shmserve.grps.executor.flask_request import HttpRequest
-from shmserve.grps.executor.project_models import Models
-from shmserve.grps.protocol import custom_http as grps_http
-from shmserve.grps.protocol import model_parameters as grps_spec
+from shmserve.grps.executor.context import GrpsContext, mark_success
+from shmserve.grps.executor.flask_request import request_of
+from shmserve.grps.executor.project_models import ProjectModels
+from shmserve.grps.protocol import model_parameters
 from shmserve.grps.protocol.custom_http import HttpAnswer
-from shmserve.grps.repository import project_files as grps_project
+from shmserve.grps.repository import project_files
 from shmserve.tensor.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -39,28 +35,28 @@ _EMPTY_ANSWER = (HttpAnswer(200, (("Content-Type", "text/plain"),)), b"")
 class GrpsBackend:
     """Runs the models of a project."""
 
+    chooses_device = True
     device = CPU  # as far as requests go: what else a project uses is its own business
     reads_on_device = False
+    batching = BatchForm.ALONE  # projects have a batcher of their own
 
     def __init__(self) -> None:
-        self._models: Models | None = None
+        self._models: ProjectModels | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._stream_type = grps_spec.STREAM_TYPE
+        self._stream_type = model_parameters.STREAM_TYPE
 
     def load(self, context: Context) -> ModelSpec:
         spec = context.spec
-        project = grps_project.read(context.directory, spec.version, spec.name)
+        project = project_files.read(context.directory, spec.version, spec.name)
         for remark in project.remarks:
             log.info("%s", remark)
         framework.install()
         os.chdir(project.root)  # paths in a project's files and code are relative to it
         try:
-            self._models = Models(project)
+            self._models = ProjectModels(project)
         except (Exception, SystemExit) as ex:
             raise from_load(ex, log, context.instance) from ex
-        self._stream_type = spec.parameters.get(
-            "grps_streaming_ctrl_content_type", grps_spec.STREAM_TYPE
-        )
+        self._stream_type = model_parameters.stream_type(spec.parameters)
         self._free = threading.Semaphore(project.max_concurrency)
         self._pool = ThreadPoolExecutor(project.max_concurrency, "grps")
         return spec
@@ -100,7 +96,13 @@ class GrpsBackend:
             if out.cancelled:
                 out.end()
                 return
-            context = self._context(request, out)
+            context = GrpsContext(
+                out,
+                request_of(request.inputs),
+                bool(request.parameters.get(model_parameters.STREAMING)),
+                self._stream_type,
+                request.deadline_ns,
+            )
             message, name = self._message(request)
             assert self._models is not None
             result = self._models.run(message, context, name)
@@ -108,26 +110,15 @@ class GrpsBackend:
         except (Exception, SystemExit) as ex:
             out.fail(from_exception(ex, log, "infer failed"))
 
-    def _context(self, request: Request, out: Answers) -> GrpsContext:
-        head = request.inputs.get(grps_http.HEAD)
-        http_request = None
-        if head is not None:
-            body = request.inputs.get(grps_http.BODY)
-            http_request = HttpRequest(
-                grps_http.decode_request(head.buffer), bytes(body.buffer) if body else b""
-            )
-        streaming = bool(request.parameters.get(grps_spec.STREAMING))
-        return GrpsContext(out, http_request, streaming, self._stream_type, request.deadline_ns)
-
     def _message(self, request: Request) -> tuple[object, str]:
         """The request's message, and which model of the project it is for ("": the dag)."""
         assert self._models is not None
-        given = request.inputs.get(grps_spec.MESSAGE)
+        given = request.inputs.get(model_parameters.MESSAGE)
         try:
             message = grps_pb2.GrpsMessage.FromString(bytes(given.buffer) if given else b"")
         except Exception:  # protobuf's DecodeError has no base of its own in every version
             raise InvalidArgument("the request is no GrpsMessage") from None
-        name = str(request.parameters.get(grps_spec.MODEL, "")) or message.model
+        name = str(request.parameters.get(model_parameters.MODEL, "")) or message.model
         # Names that are not of the project are the worker's own, by which it was found.
         return message, name if name in self._models else ""
 

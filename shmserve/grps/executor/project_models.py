@@ -41,13 +41,11 @@ class Model:
             return self._batcher.infer(message, context, context.remaining_s())
         if self.converter is None:
             return self.inferer.infer(message, context)
-        made = self.converter.preprocess(message, context)
+        value = self.converter.preprocess(message, context)
         if context.has_err():
             return None
-        made = self.inferer.infer(made, context)
-        if context.has_err():
-            return None
-        return self.converter.postprocess(made, context)
+        value = self.inferer.infer(value, context)
+        return None if context.has_err() else self.converter.postprocess(value, context)
 
     def _batches(self) -> bool:
         """Whether the project's code can run batches."""
@@ -65,21 +63,21 @@ class Model:
     def _run_batch(self, messages: list[Any], contexts: list[Any]) -> list[Any]:
         if self.converter is None:
             return _listed(self.inferer.batch_infer(messages, contexts))
-        made = self.converter.batch_preprocess(messages, contexts)
+        value = self.converter.batch_preprocess(messages, contexts)
         if not all(context.has_err() for context in contexts):
-            made = self.inferer.batch_infer(made, contexts)
+            value = self.inferer.batch_infer(value, contexts)
         if all(context.has_err() for context in contexts):
             return [None] * len(contexts)
-        return _listed(self.converter.batch_postprocess(made, contexts))
+        return _listed(self.converter.batch_postprocess(value, contexts))
 
 
-def _listed(found: Any) -> list[Any]:
-    if not isinstance(found, list | tuple):
-        raise Internal(f"a batch must give a list of messages, got {type(found).__name__}")
-    return list(found)
+def _listed(messages: Any) -> list[Any]:
+    if not isinstance(messages, list | tuple):
+        raise Internal(f"a batch must give a list of messages, got {type(messages).__name__}")
+    return list(messages)
 
 
-class Models:
+class ProjectModels:
     """All models of a project, loaded."""
 
     def __init__(self, project: Project) -> None:
@@ -87,7 +85,7 @@ class Models:
         self._dag = project.dag
         _import_sources(project.root)
         used: set[str] = set()
-        self._models = {entry.name: _made(entry, used) for entry in project.models}
+        self._models = {entry.name: _loaded(entry, used) for entry in project.models}
 
     def run(self, message: Any, context: GrpsContext, name: str = "") -> Any:
         """Run one model, or the dag; None if the context has an error.
@@ -118,43 +116,38 @@ def _import_sources(root: str) -> None:
             importlib.import_module(f"src.{name}")
 
 
-def _made(entry: ProjectModel, used: set[str]) -> Model:
-    kinds: dict[str, Any] = {"torch": TorchModelInferer, "customized": None}
-    inferer = _instance(
-        entry, "inferer", kinds, entry.inferer_name, inferer_register.model_inferer_dict, used
-    )
+def _loaded(entry: ProjectModel, used: set[str]) -> Model:
+    inferer = _instance(entry, "inferer", used)
     inferer.init(entry.inferer_path, entry.device, entry.inferer_args)
     if not inferer.load():
         raise ConfigError(f"model '{entry.name}' was not loaded: its inferer's load gave False")
     converter = None
     if entry.converter_type != "none":
-        kinds["torch"] = TorchTensorConverter
-        converter = _instance(
-            entry, "converter", kinds, entry.converter_name, converter_register.converter_dict, used
-        )
+        converter = _instance(entry, "converter", used)
         converter.init(entry.converter_path, entry.converter_args)
     return Model(entry, inferer, converter)
 
 
-def _instance(
-    entry: ProjectModel,
-    part: str,
-    kinds: dict[str, Any],
-    name: str,
-    registered: Any,
-    used: set[str],
-) -> Any:
+# Part of a model -> its class for TorchScript models, and what projects have registered
+_PARTS: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "inferer": (TorchModelInferer, inferer_register.model_inferer_dict),
+    "converter": (TorchTensorConverter, converter_register.converter_dict),
+}
+
+
+def _instance(entry: ProjectModel, part: str, used: set[str]) -> Any:
     """The object for a model: the registered one the first time, then others of its class."""
-    kind = kinds[getattr(entry, f"{part}_type")]
-    if kind is not None:
-        return kind()
-    found = registered.get(name)
-    if found is None:
+    of_torch, registered = _PARTS[part]
+    if getattr(entry, f"{part}_type") == "torch":
+        return of_torch()
+    name = getattr(entry, f"{part}_name")
+    instance = registered.get(name)
+    if instance is None:
         raise ConfigError(
             f"model '{entry.name}': {part}_name '{name}' is not registered by src/customized_{part}"
         )
     key = f"{part} {name}"
     if key in used:
-        return type(found)()
+        return type(instance)()
     used.add(key)
-    return found
+    return instance

@@ -1,6 +1,6 @@
 """`GrpsTest`: the base class of a project's own unit tests, run from its folder.
 
-python -m shmserve.executor.backends.grps test.py
+python -m shmserve.grps.executor test.py
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import os
 import unittest
 from typing import Any
 
-from shmserve.grps.executor.project_models import Models
-from shmserve.grps.repository import project_files as grps_project
+from shmserve.grps.executor.project_models import ProjectModels
+from shmserve.grps.repository import project_files
 
 
 class _Runner:
     """What a project's tests know as the executor."""
 
     def __init__(self) -> None:
-        self._models = Models(grps_project.read(os.getcwd(), "1", "test"))
+        self._models = ProjectModels(project_files.read(os.getcwd(), "1", "test"))
 
     def infer(self, inp: Any, context: Any, model_name: str | None = None) -> Any:
         """Run the dag, or one model."""

@@ -10,7 +10,7 @@ from shmserve.core.devices import choose, device_name
 from shmserve.errors import ConfigError, Internal, InvalidArgument
 from shmserve.grps.executor.converter import Converter
 from shmserve.grps.executor.inferer import ModelInferer
-from shmserve.grps.protocol import message_wire as grps_wire
+from shmserve.grps.protocol import message_wire
 from shmserve.grps.protocol.message import GenericTensor, GrpsMessage
 
 
@@ -50,17 +50,17 @@ class TorchTensorConverter(Converter):
     def preprocess(self, inp: Any, context: Any) -> Any:
         """A list of tensors, or a dict if they have names."""
         torch = import_torch()
-        message = grps_wire.parse(inp.SerializeToString())
+        message = message_wire.parse(inp.SerializeToString())
         tensors = message.gtensors or ()
         if not tensors:
             raise InvalidArgument("the message has no tensors")
-        made = [torch.from_numpy(tensor.array.copy()) for tensor in tensors]
+        values = [torch.from_numpy(tensor.array.copy()) for tensor in tensors]
         names = [tensor.name for tensor in tensors]
         if not any(names):
-            return made
+            return values
         if not all(names) or len(set(names)) != len(names):
             raise InvalidArgument("either all tensors have names of their own or none has")
-        return dict(zip(names, made, strict=True))
+        return dict(zip(names, values, strict=True))
 
     def postprocess(self, inp: Any, context: Any) -> Any:
         """Outputs by name, or called output, output_0, output_1 and so on."""
@@ -76,7 +76,7 @@ class TorchTensorConverter(Converter):
         tensors = [
             GenericTensor.of(name, tensor.detach().cpu().numpy()) for name, tensor in named.items()
         ]
-        return grps_pb2.GrpsMessage.FromString(grps_wire.encode(GrpsMessage(gtensors=tensors)))
+        return grps_pb2.GrpsMessage.FromString(message_wire.encode(GrpsMessage(gtensors=tensors)))
 
 
 class TorchModelInferer(ModelInferer):
@@ -109,8 +109,8 @@ class TorchModelInferer(ModelInferer):
         torch = import_torch()
         if isinstance(inp, grps_pb2.GrpsMessage):  # no converter is configured
             converter = TorchTensorConverter()
-            made = self.infer(converter.preprocess(inp, context), context)
-            return converter.postprocess(made, context)
+            result = self.infer(converter.preprocess(inp, context), context)
+            return converter.postprocess(result, context)
         with torch.no_grad():
             if isinstance(inp, dict):
                 return self._model(**{name: self._placed(value) for name, value in inp.items()})

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import yaml
+from msgspec import UNSET
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry, Snapshot
-from shmserve.grps.protocol import model_parameters as grps_spec
+from shmserve.grps import settings as grps_settings
+from shmserve.grps.protocol import model_parameters
 from shmserve.grps.protocol.names import Names, versions_of
+from shmserve.tensor.config_document import BatchingEntry
 
 
 def server_document(snapshot: Snapshot, settings: Settings) -> str:
@@ -25,11 +27,11 @@ def server_document(snapshot: Snapshot, settings: Settings) -> str:
     entries = [e for versions in snapshot.models.values() for e in versions.values()]
     if len(entries) == 1:
         parameters = entries[0].spec.parameters
-        if grps_spec.INFERENCE in parameters:
-            interface = parameters.get(grps_spec.SERVER) or _dump(_server(settings))
-            return f"{parameters[grps_spec.INFERENCE]}\n{interface}"
+        if model_parameters.INFERENCE in parameters:
+            interface = parameters.get(model_parameters.SERVER) or dump(_server(settings))
+            return f"{parameters[model_parameters.INFERENCE]}\n{interface}"
     models = [model for entry in entries for model in _models(entry, snapshot)]
-    return _dump({"models": models, "dag": _dag(models, settings), **_server(settings)})
+    return dump({"models": models, "dag": _dag(models, settings), **_server(settings)})
 
 
 def model_document(names: Names, name: str) -> str | None:
@@ -38,9 +40,9 @@ def model_document(names: Names, name: str) -> str | None:
     Of several versions with one bare name the newest that is there.
     """
     snapshot = names.snapshot
-    found = names.find(name)
-    if found is not None:
-        entries = [snapshot.models[found[0]][found[1]]]
+    match = names.find(name)
+    if match is not None:
+        entries = [snapshot.models[match[0]][match[1]]]
     elif (newest := snapshot.newest(name)) is not None:
         entries = [newest]
     else:
@@ -48,45 +50,34 @@ def model_document(names: Names, name: str) -> str | None:
     models = [model for entry in entries for model in _models(entry, snapshot)]
     for model in models:
         if name in (model.get("name"), f"{model.get('name')}-{model.get('version')}"):
-            return _dump(model, sort=True)
-    return _dump(models[0], sort=True) if found is not None else None
+            return dump(model, sort=True)
+    return dump(models[0], sort=True) if match is not None else None
 
 
 def _models(entry: ModelEntry, snapshot: Snapshot) -> list[dict[str, Any]]:
-    text = entry.spec.parameters.get(grps_spec.INFERENCE)
+    text = entry.spec.parameters.get(model_parameters.INFERENCE)
     if text is None:
         return [_model(entry, snapshot)]
     document = yaml.safe_load(text)  # it was read before: the project could not be served else
     return [{**_EMPTY, **model} for model in document["models"]]
 
 
-_EMPTY: dict[str, Any] = {
-    "name": None,
-    "version": None,
-    "device": None,
-    "inp_device": None,
-    "inferer_type": None,
-    "inferer_name": None,
-    "inferer_path": None,
-    "inferer_args": None,
-    "converter_type": None,
-    "converter_name": None,
-    "converter_path": None,
-    "converter_args": None,
-    "batching": None,
-}
+_PART_KEYS = ("type", "name", "path", "args")
+_PARTS = [f"{part}_{key}" for part in ("inferer", "converter") for key in _PART_KEYS]
+_EMPTY: dict[str, Any] = dict.fromkeys(
+    ("name", "version", "device", "inp_device", *_PARTS, "batching")
+)
 
 
 def _model(entry: ModelEntry, snapshot: Snapshot) -> dict[str, Any]:
     spec = entry.spec
-    config = msgspec.json.decode(spec.config_json)
-    delay = int((config.get("dynamic_batching") or {}).get("max_queue_delay_microseconds") or 0)
+    entered = spec.config.dynamic_batching
     batching = {
-        "type": "dynamic" if config.get("dynamic_batching") else "none",
+        "type": "none" if entered is UNSET or entered == BatchingEntry() else "dynamic",
         "max_batch_size": spec.max_batch_size or 1,
-        "batch_timeout_us": delay,
+        "batch_timeout_us": 0 if entered is UNSET else entered.max_queue_delay_microseconds or 0,
     }
-    kinds = [group.get("kind") for group in config.get("instance_group") or ()]
+    kinds = [group.kind for group in spec.config.groups]
     return {
         **_EMPTY,
         "name": spec.name,
@@ -102,7 +93,7 @@ def _model(entry: ModelEntry, snapshot: Snapshot) -> dict[str, Any]:
 def _dag(models: list[dict[str, Any]], settings: Settings) -> dict[str, Any]:
     """The default model as a chain of one."""
     named = {f"{model['name']}-{model['version']}": model for model in models}
-    default = settings.grps_default_model
+    default = grps_settings.of(settings).default_model
     if default not in named:
         default = next((n for n, m in named.items() if m["name"] == default), "")
     if not default and len(named) == 1:
@@ -129,6 +120,7 @@ def _server(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _dump(document: Any, sort: bool = False) -> str:
+def dump(document: Any, sort: bool = False) -> str:
+    """A document as YAML, as every answer has it."""
     text: str = yaml.safe_dump(document, sort_keys=sort, allow_unicode=True)
     return text

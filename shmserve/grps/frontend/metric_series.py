@@ -12,7 +12,7 @@ from typing import Any
 
 from shmserve.core.stats.model_metrics import CDF
 from shmserve.core.stats.time_series import LEVELS, Column
-from shmserve.frontends.oip.seam import Dispatcher
+from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.control.history_messages import HistoryReport, ValueHistory
 
 UNKNOWN = "key not found"
@@ -26,14 +26,14 @@ _SYSTEM = {"*cpu_usage(%)": "cpu", "*mem_usage(%)": "memory_percent"}
 _GPU = re.compile(r"\*gpu(\d{1,3})_(usage\(%\)|mem_usage\(MIB\))")
 _MIB = 1 << 20
 _LATENCY = "*latency_cdf(ms)"
-# GRPS's numbers for `core.rates.PERCENTS`
+# GRPS's numbers for `core.stats.aggregation.PERCENTS`
 _PERCENTS = (*range(10, 91, 10), *range(91, 102))
 
 
 class GrpsSeries:
     """`get` is the whole of it."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: DispatchApi) -> None:
         self._dispatcher = dispatcher
 
     def get(self, name: str) -> dict[str, Any] | None:
@@ -63,7 +63,7 @@ class GrpsSeries:
         return {"label": "trend", "data": [list(point) for point in enumerate(points)]}
 
     def _history(self, level: int) -> HistoryReport:
-        return self._dispatcher.server.history(level, brief=True)
+        return self._dispatcher.coordinator.history(level, brief=True)
 
 
 def _own(history: HistoryReport, name: str) -> Column | None:
@@ -85,18 +85,18 @@ def _together(values: Sequence[ValueHistory]) -> Column:
     """Of several models, as their kind says."""
     kind = values[0].kind if values else ""
     columns = [value.columns["value"] for value in values if value.kind == kind]
-    found: Column = []
+    column: Column = []
     for cells in zip(*columns, strict=True):
         there = [cell for cell in cells if cell is not None]
         if not there:
-            found.append(None)
+            column.append(None)
         elif kind == "inc":
-            found.append(sum(there))
+            column.append(sum(there))
         elif kind == "avg":
-            found.append(sum(there) / len(there))
+            column.append(sum(there) / len(there))
         else:
-            found.append(max(there) if kind == "max" else min(there))
-    return found
+            column.append(max(there) if kind == "max" else min(there))
+    return column
 
 
 def _cdf(latest: Sequence[float]) -> dict[str, Any]:

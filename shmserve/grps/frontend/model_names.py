@@ -5,20 +5,21 @@ from __future__ import annotations
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import InvalidArgument, NotFound
-from shmserve.frontends.oip.seam import Dispatcher
-from shmserve.grps.frontend import pipelines as pipeline
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.grps import settings as grps_settings
+from shmserve.grps.frontend import pipelines
 from shmserve.grps.protocol.names import Names
 
 _SHOWN = 128  # characters of a client's value that a message repeats
 
 
-class Models:
-    """See the module. One per process."""
+class ModelNames:
+    """The models by all names that clients may say; one per process."""
 
-    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
+    def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
         self._settings = settings
-        self._default = settings.grps_default_model
+        self._default = grps_settings.of(settings).default_model
         self._names: Names | None = None
 
     def names(self) -> Names:
@@ -39,19 +40,19 @@ class Models:
         """
         if not name:
             return self._default_model()
-        found = self.names().find(name)
-        if found is None and (line := pipeline.named(name, self._settings)):
+        match = self.names().find(name)
+        if match is None and (line := pipelines.named(name, self._settings)):
             return self._dispatcher.ready_model(line)
-        if found is None:
+        if match is None:
             shown = name[:_SHOWN]
-            raise NotFound(f"Model '{shown}' not found. Models are named name-version.")
-        return self._dispatcher.ready_model(*found)
+            raise NotFound(f"Model '{shown}' not found. ModelNames are named name-version.")
+        return self._dispatcher.ready_model(*match)
 
     def _default_model(self) -> ModelEntry:
         if self._default:
-            found = self.names().find(self._default)
-            line = pipeline.named(self._default, self._settings)
-            return self._dispatcher.ready_model(*(found or (line or self._default,)))
+            match = self.names().find(self._default)
+            line = pipelines.named(self._default, self._settings)
+            return self._dispatcher.ready_model(*(match or (line or self._default,)))
         names = self.names()
         if not names.default:
             raise InvalidArgument(

@@ -7,24 +7,26 @@ message. docs/compatibility.md has the table.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 from msgspec import Struct
 
 from shmserve.config import Settings
+from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.errors import InvalidArgument, TooLarge
-from shmserve.frontends.oip.seam import Call
-from shmserve.grps.protocol import message_wire as grps_wire
-from shmserve.grps.protocol.message import DataType, GenericTensor, GrpsMessage
+from shmserve.grps.protocol import message_wire
+from shmserve.grps.protocol.json_reader import FIELDS
+from shmserve.grps.protocol.message import GenericTensor, GrpsDataType, GrpsMessage
 from shmserve.grps.protocol.model_parameters import MESSAGE, takes_message
-from shmserve.protocol.oip.model_signature import InputPlan, ModelPlan
+from shmserve.protocol.oip.model_signature import InputSignature, ModelSignature
 from shmserve.protocol.oip.raw_requests import deduce
 from shmserve.protocol.oip.request import InferInput, InferRequest
 from shmserve.protocol.oip.validation import UNKNOWN_ID, CheckedInput, check_inputs
-from shmserve.protocol.protobuf import varints
+from shmserve.protocol.protobuf.wire import encode_varint
 from shmserve.tensor import bytes_codec
-from shmserve.tensor.dtypes import DATATYPES, element_count
+from shmserve.tensor.dtypes import DATATYPES
 
 INPUT, OUTPUT = "grps_input", "grps_output"  # parameters: where text and bytes go, come from
 _BIN_DATA = b"\x1a"  # the field's key on the wire
@@ -32,20 +34,20 @@ _PREFIX = f"[request id: {UNKNOWN_ID}] "
 
 # Datatypes of models, and the element type in which GRPS can carry them
 DTYPES = {
-    "BOOL": DataType.DT_UINT8,
-    "UINT8": DataType.DT_UINT8,
-    "UINT16": DataType.DT_INT32,
-    "UINT32": DataType.DT_INT64,
-    "UINT64": DataType.DT_INT64,
-    "INT8": DataType.DT_INT8,
-    "INT16": DataType.DT_INT16,
-    "INT32": DataType.DT_INT32,
-    "INT64": DataType.DT_INT64,
-    "FP16": DataType.DT_FLOAT16,
-    "BF16": DataType.DT_FLOAT32,
-    "FP32": DataType.DT_FLOAT32,
-    "FP64": DataType.DT_FLOAT64,
-    "BYTES": DataType.DT_STRING,
+    "BOOL": GrpsDataType.DT_UINT8,
+    "UINT8": GrpsDataType.DT_UINT8,
+    "UINT16": GrpsDataType.DT_INT32,
+    "UINT32": GrpsDataType.DT_INT64,
+    "UINT64": GrpsDataType.DT_INT64,
+    "INT8": GrpsDataType.DT_INT8,
+    "INT16": GrpsDataType.DT_INT16,
+    "INT32": GrpsDataType.DT_INT32,
+    "INT64": GrpsDataType.DT_INT64,
+    "FP16": GrpsDataType.DT_FLOAT16,
+    "BF16": GrpsDataType.DT_FLOAT32,
+    "FP32": GrpsDataType.DT_FLOAT32,
+    "FP64": GrpsDataType.DT_FLOAT64,
+    "BYTES": GrpsDataType.DT_STRING,
 }
 
 
@@ -66,40 +68,42 @@ class Payload(Struct, frozen=True):
     body: Body | None = None
 
 
-def fill(call: Call, plan: ModelPlan, payload: Payload, settings: Settings) -> None:
+def fill(
+    call: InferenceCall, signature: ModelSignature, payload: Payload, settings: Settings
+) -> None:
     """Check a request against its model and bring it into slots.
 
     Raises:
         InvalidArgument: it does not fit.
         TooLarge: a tensor beyond `max_tensor_bytes`.
     """
-    if takes_message(plan.spec):
+    if takes_message(signature.spec):
         _fill_message(call, payload, settings)
         return
     message = payload.message
     if payload.body is not None or message.bin_data is not None or message.str_data is not None:
-        _fill_text(call, plan, payload, settings)
+        _fill_text(call, signature, payload, settings)
     elif message.gtensors is not None:
-        _fill_tensors(call, plan, message, settings)
+        _fill_tensors(call, signature, message, settings)
     else:
         kind = message.which or "no payload"
         raise InvalidArgument(
-            f"model '{plan.spec.name}' takes tensors; the request has {kind}:"
+            f"model '{signature.spec.name}' takes tensors; the request has {kind}:"
             " send gtensors (gmap is for models that take the GRPS message)"
         )
 
 
-def _fill_message(call: Call, payload: Payload, settings: Settings) -> None:
+def _fill_message(call: InferenceCall, payload: Payload, settings: Settings) -> None:
     body = payload.body
     if payload.wire is not None:
         parts: list[bytes | memoryview] = [payload.wire]
     else:
-        parts = grps_wire.parts(payload.message)
-    size = grps_wire.size_of(parts)
+        parts = message_wire.parts(payload.message)
+    size = message_wire.size_of(parts)
     rest = 0
     if body is not None:
         rest = body.remaining or 0
-        parts.append(_BIN_DATA + varints.write(rest))
+        parts.append(_BIN_DATA + encode_varint(rest))
         size += len(parts[-1])
     if size + rest > settings.max_tensor_bytes:
         raise TooLarge(
@@ -120,8 +124,10 @@ def _fill_message(call: Call, payload: Payload, settings: Settings) -> None:
 # -------------------------------------------------------------- text and bytes
 
 
-def _fill_text(call: Call, plan: ModelPlan, payload: Payload, settings: Settings) -> None:
-    target = _text_input(plan, payload)
+def _fill_text(
+    call: InferenceCall, signature: ModelSignature, payload: Payload, settings: Settings
+) -> None:
+    target = _text_input(signature, payload)
     bytes_kind = target.datatype.name == "BYTES"
     body = payload.body
     message = payload.message
@@ -132,12 +138,14 @@ def _fill_text(call: Call, plan: ModelPlan, payload: Payload, settings: Settings
     if bytes_kind:
         shape = tuple(1 if dim < 0 else dim for dim in target.shape)
         source = InferInput(target.name, shape, "BYTES", "the text", None, size + 4)
-        if element_count(shape) != 1:
-            raise _no_text(plan, payload)
+        if prod(shape) != 1:
+            raise _no_text(signature, payload)
     else:
-        one = ModelPlan(plan.spec, {target.name: target}, plan.required, plan.outputs, ())
-        source = deduce(one, size).inputs[0]
-    (item,) = _checked(plan, InferRequest((source,)), settings)
+        alone = ModelSignature(
+            signature.spec, {target.name: target}, signature.required, signature.outputs, ()
+        )
+        source = deduce(alone, size).inputs[0]
+    (item,) = _checked(signature, InferRequest((source,)), settings)
     reservation = call.reserve(item.nbytes)
     view = reservation.view
     if bytes_kind:
@@ -151,24 +159,24 @@ def _fill_text(call: Call, plan: ModelPlan, payload: Payload, settings: Settings
     call.add_input(source.name, source.datatype, source.shape, reservation)
 
 
-def _text_input(plan: ModelPlan, payload: Payload) -> InputPlan:
-    name = plan.spec.parameters.get(INPUT, "")
-    if not name and len(plan.inputs) == 1:
-        name = next(iter(plan.inputs))
-    found = plan.inputs.get(name)
+def _text_input(signature: ModelSignature, payload: Payload) -> InputSignature:
+    name = signature.spec.parameters.get(INPUT, "")
+    if not name and len(signature.inputs) == 1:
+        name = next(iter(signature.inputs))
+    spec = signature.inputs.get(name)
     kinds = ("BYTES",) if payload.message.str_data is not None else ("BYTES", "UINT8")
-    if found is None or found.datatype.name not in kinds:
-        raise _no_text(plan, payload)
-    return found
+    if spec is None or spec.datatype.name not in kinds:
+        raise _no_text(signature, payload)
+    return spec
 
 
-def _no_text(plan: ModelPlan, payload: Payload) -> InvalidArgument:
+def _no_text(signature: ModelSignature, payload: Payload) -> InvalidArgument:
     kind = payload.message.which or "bin_data"
     wanted = ", ".join(
-        f"{item.name} {item.datatype.name} {list(item.shape)}" for item in plan.inputs.values()
+        f"{item.name} {item.datatype.name} {list(item.shape)}" for item in signature.inputs.values()
     )
     return InvalidArgument(
-        f"model '{plan.spec.name}' has no one place for {kind}; its inputs are {wanted}:"
+        f"model '{signature.spec.name}' has no one place for {kind}; its inputs are {wanted}:"
         " send gtensors"
     )
 
@@ -176,18 +184,22 @@ def _no_text(plan: ModelPlan, payload: Payload) -> InvalidArgument:
 # --------------------------------------------------------------------- tensors
 
 
-def _fill_tensors(call: Call, plan: ModelPlan, message: GrpsMessage, settings: Settings) -> None:
+def _fill_tensors(
+    call: InferenceCall, signature: ModelSignature, message: GrpsMessage, settings: Settings
+) -> None:
     tensors = list(message.gtensors or ())
     if len(tensors) > settings.max_inputs:
         raise InvalidArgument(
             f"the request has {len(tensors)} tensors, at most {settings.max_inputs} are allowed"
             " (setting max_inputs)"
         )
-    names = _names(plan, tensors)
+    names = _names(signature, tensors)
     sources = tuple(
-        _source(plan, name, tensor) for name, tensor in zip(names, tensors, strict=True)
+        _source(signature, name, tensor) for name, tensor in zip(names, tensors, strict=True)
     )
-    for item, tensor in zip(_checked(plan, InferRequest(sources), settings), tensors, strict=True):
+    for item, tensor in zip(
+        _checked(signature, InferRequest(sources), settings), tensors, strict=True
+    ):
         source = item.source
         reservation = call.reserve(item.nbytes)
         _write(reservation.view, item, tensor)
@@ -195,15 +207,15 @@ def _fill_tensors(call: Call, plan: ModelPlan, message: GrpsMessage, settings: S
         call.add_input(source.name, source.datatype, source.shape, reservation)
 
 
-def _names(plan: ModelPlan, tensors: list[GenericTensor]) -> list[str]:
+def _names(signature: ModelSignature, tensors: list[GenericTensor]) -> list[str]:
     """The inputs the tensors are for."""
     names = [tensor.name for tensor in tensors]
     if not any(names):
-        known = list(plan.inputs)
+        known = list(signature.inputs)
         if len(names) > len(known):
             raise InvalidArgument(
                 f"the request has {len(names)} tensors without names, model"
-                f" '{plan.spec.name}' has {len(known)} inputs"
+                f" '{signature.spec.name}' has {len(known)} inputs"
             )
         return known[: len(names)]
     if not all(names):
@@ -214,22 +226,23 @@ def _names(plan: ModelPlan, tensors: list[GenericTensor]) -> list[str]:
     return names
 
 
-def _source(plan: ModelPlan, name: str, tensor: GenericTensor) -> InferInput:
+def _source(signature: ModelSignature, name: str, tensor: GenericTensor) -> InferInput:
     """A tensor as the rules of inputs see it: its size is what its elements take."""
     dtype = tensor.dtype
-    if dtype not in DataType.__members__.values() or dtype == DataType.DT_INVALID:
+    if dtype not in GrpsDataType.__members__.values() or dtype == GrpsDataType.DT_INVALID:
         raise InvalidArgument(f"tensor '{name}' has no dtype that is known: {dtype}")
     others = [kind for kind, values in tensor.flat.items() if kind != dtype and len(values)]
     if others:
-        raise InvalidArgument(f"tensor '{name}' is {_name(dtype)}, but {_field(others[0])} is set")
+        field = FIELDS[GrpsDataType(others[0])]
+        raise InvalidArgument(f"tensor '{name}' is {GrpsDataType(dtype).name}, but {field} is set")
     values = tensor.flat.get(dtype, ())
-    count = element_count(tensor.shape)
+    count = prod(tensor.shape)
     if len(values) != count:
         raise InvalidArgument(
             f"tensor '{name}' has shape {list(tensor.shape)}, which is {count} elements, but"
-            f" {_field(dtype)} has {len(values)}"
+            f" {FIELDS[GrpsDataType(dtype)]} has {len(values)}"
         )
-    spec = plan.inputs.get(name)
+    spec = signature.inputs.get(name)
     datatype = _datatype(dtype, spec)
     if datatype == "BYTES":
         nbytes = sum(4 + len(value.encode()) for value in values)
@@ -238,7 +251,7 @@ def _source(plan: ModelPlan, name: str, tensor: GenericTensor) -> InferInput:
     return InferInput(name, tensor.shape, datatype, f"tensor '{name}'", None, nbytes)
 
 
-def _datatype(dtype: int, spec: InputPlan | None) -> str:
+def _datatype(dtype: int, spec: InputSignature | None) -> str:
     """The datatype meant: the input's own if that is how GRPS would carry it."""
     if spec is not None and DTYPES[spec.datatype.name] == dtype:
         return spec.datatype.name
@@ -259,11 +272,12 @@ def _write(view: memoryview, item: CheckedInput, tensor: GenericTensor) -> None:
         return
     if not item.count:
         return
-    target = np.frombuffer(view, item.plan.datatype.numpy)
+    target = np.frombuffer(view, item.signature.datatype.numpy)
     array = np.asarray(values)
     kind = target.dtype.kind
     if kind in "iub" and array.dtype != target.dtype:
-        low, high = (0, 1) if kind == "b" else _bounds(target.dtype)
+        limits = None if kind == "b" else np.iinfo(target.dtype)
+        low, high = (0, 1) if limits is None else (int(limits.min), int(limits.max))
         if int(array.min()) < low or int(array.max()) > high:
             raise InvalidArgument(
                 f"tensor '{item.source.name}' has a value that is not in {low} to {high}"
@@ -273,22 +287,11 @@ def _write(view: memoryview, item: CheckedInput, tensor: GenericTensor) -> None:
         target[:] = array
 
 
-def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
-
-
-def _name(dtype: int) -> str:
-    return DataType(dtype).name
-
-
-def _field(dtype: int) -> str:
-    return f"flat_{_name(dtype)[3:].lower()}"
-
-
-def _checked(plan: ModelPlan, request: InferRequest, settings: Settings) -> list[CheckedInput]:
+def _checked(
+    signature: ModelSignature, request: InferRequest, settings: Settings
+) -> list[CheckedInput]:
     try:
-        return check_inputs(plan, request, settings, _no_regions)
+        return check_inputs(signature, request, settings, _no_regions)
     except InvalidArgument as ex:  # GRPS requests have no id to tell
         raise type(ex)(ex.message.removeprefix(_PREFIX)) from None
 

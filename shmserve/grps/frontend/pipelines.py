@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import yaml
-
 from shmserve.config import Settings
+from shmserve.grps.frontend.metadata_documents import dump
 
 _VERSIONS = ("1", "1.0.0")
 
@@ -12,7 +11,7 @@ _VERSIONS = ("1", "1.0.0")
 def named(name: str, settings: Settings) -> str:
     """The pipeline that a client means by `name` or `name-1.0.0`; "": none."""
     bare, _, version = name.rpartition("-")
-    known = settings.grps_pipelines
+    known = settings.pipelines
     return name if name in known else bare if version in _VERSIONS and bare in known else ""
 
 
@@ -20,10 +19,8 @@ def document(name: str, settings: Settings) -> str:
     """The metadata of a pipeline: its steps, in the form in which GRPS has its own."""
     nodes = [
         {"name": f"node-{number}", "type": "model", "model": model}
-        for number, model in enumerate(settings.grps_pipelines[name], 1)
+        for number, model in enumerate(settings.pipelines[name], 1)
     ]
-    text: str = yaml.safe_dump(
-        {"name": name, "version": _VERSIONS[-1], "type": "sequential", "nodes": nodes},
-        allow_unicode=True,
+    return dump(
+        {"name": name, "version": _VERSIONS[-1], "type": "sequential", "nodes": nodes}, sort=True
     )
-    return text

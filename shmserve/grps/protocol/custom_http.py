@@ -8,13 +8,13 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from shmserve.errors import ProtocolViolation
+from shmserve.protocol.decoding import msgpack_decoder
 
-HEAD = "http"  # the tensor that holds an encoded HttpRequest or HttpAnswer
+HEAD = "http"  # the tensor that holds an encoded RequestHead or HttpAnswer
 BODY = "http_body"  # the tensor that holds the raw body
 
 
-class HttpRequest(Struct, frozen=True, array_like=True):
+class RequestHead(Struct, frozen=True, array_like=True):
     """The head of a request. `query` and `headers` keep their order and repetitions."""
 
     method: str
@@ -32,33 +32,21 @@ class HttpAnswer(Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(HttpRequest)
-_answers = msgspec.msgpack.Decoder(HttpAnswer)
+_requests = msgpack_decoder(RequestHead)
+_answers = msgpack_decoder(HttpAnswer)
 
 
-def encode(head: HttpRequest | HttpAnswer) -> bytes:
+def encode(head: RequestHead | HttpAnswer) -> bytes:
     return _encoder.encode(head)
 
 
-def decode_request(data: bytes | memoryview) -> HttpRequest:
-    """The head of a request.
-
-    Raises:
-        ProtocolViolation: it is no such thing.
-    """
-    try:
-        return _requests.decode(data)
-    except msgspec.DecodeError as ex:
-        raise ProtocolViolation(f"unreadable HTTP request: {ex}") from ex
+def decode_request(data: bytes | memoryview) -> RequestHead:
+    """The head of a request; raises UnreadableMessage: it is no such thing."""
+    head: RequestHead = _requests(data)
+    return head
 
 
 def decode_answer(data: bytes | memoryview) -> HttpAnswer:
-    """The head of an answer.
-
-    Raises:
-        ProtocolViolation: it is no such thing.
-    """
-    try:
-        return _answers.decode(data)
-    except msgspec.DecodeError as ex:
-        raise ProtocolViolation(f"unreadable HTTP answer: {ex}") from ex
+    """The head of an answer; raises as `decode_request`."""
+    head: HttpAnswer = _answers(data)
+    return head

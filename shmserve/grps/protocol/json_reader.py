@@ -20,43 +20,34 @@ from msgspec import Meta
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
-from shmserve.grps.protocol import ndarray_json as grps_ndarray
+from shmserve.grps.protocol import ndarray_json
 from shmserve.grps.protocol.message import (
     KINDS,
-    DataType,
     GenericMap,
     GenericTensor,
+    GrpsDataType,
     GrpsMessage,
 )
+from shmserve.grps.protocol.message_wire import WIRE_TYPES
 from shmserve.grps.protocol.ndarray_json import NotSimple
-from shmserve.protocol.oip import strict_parser as oip_strict
+from shmserve.protocol.oip import strict_parser
 
 Array = np.ndarray[Any, Any]
 
-FIELDS = {kind: f"flat_{kind.name[3:].lower()}" for kind in DataType if kind}
+FIELDS = {kind: f"flat_{kind.name[3:].lower()}" for kind in GrpsDataType if kind}
 _SHOWN = 64  # characters of a client's value that a message repeats
 # The other spelling of a name that protobuf accepts
 _CAMEL = {"flat" + name[5:].capitalize(): name for name in FIELDS.values()}
 _CAMEL |= {"s" + name[2:].upper(): name for name in GenericMap.__struct_fields__}
 _CAMEL |= {"binData": "bin_data", "strData": "str_data"}
 
-# What elements are packed as: struct's code and numpy's type
-_PACKED: dict[DataType, tuple[str, np.dtype[Any]]] = {
-    DataType.DT_UINT8: ("I", np.dtype("<u4")),
-    DataType.DT_INT8: ("i", np.dtype("<i4")),
-    DataType.DT_INT16: ("i", np.dtype("<i4")),
-    DataType.DT_INT32: ("i", np.dtype("<i4")),
-    DataType.DT_INT64: ("q", np.dtype("<i8")),
-    DataType.DT_FLOAT16: ("f", np.dtype("<f4")),
-    DataType.DT_FLOAT32: ("f", np.dtype("<f4")),
-    DataType.DT_FLOAT64: ("d", np.dtype("<f8")),
-}
+_CODES = {"<u4": "I", "<i4": "i", "<i8": "q", "<f4": "f", "<f8": "d"}  # struct's, of numpy's
 
 
-def _elements(kind: DataType) -> Any:
-    if kind is DataType.DT_STRING:
+def _elements(kind: GrpsDataType) -> Any:
+    if kind is GrpsDataType.DT_STRING:
         return list[str]
-    return list[int] if _PACKED[kind][1].kind in "iu" else list[float]
+    return list[int] if WIRE_TYPES[kind].kind in "iu" else list[float]
 
 
 # Text that is left alone, empty if there is none
@@ -126,12 +117,12 @@ def parse(text: bytes, limits: Settings) -> GrpsMessage:
         ndarray = bytes(source.ndarray)
         if ndarray and ndarray != _NULL:
             _choose(source, True)
-            return GrpsMessage(model=source.model or "", gtensors=[grps_ndarray.from_text(ndarray)])
+            return GrpsMessage(model=source.model or "", gtensors=[ndarray_json.from_text(ndarray)])
         return _message(source)
     except msgspec.ValidationError as ex:
         raise _refused(ex) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, NotSimple):
-        return _other(oip_strict.loads(text, limits))
+        return _other(strict_parser.loads(text, limits))
 
 
 def _refused(ex: Exception) -> InvalidArgument:
@@ -150,7 +141,7 @@ def _other(document: Any) -> GrpsMessage:
         raise _refused(ex) from None
     if ndarray is not None:
         _choose(source, True)
-        return GrpsMessage(model=source.model or "", gtensors=[grps_ndarray.from_value(ndarray)])
+        return GrpsMessage(model=source.model or "", gtensors=[ndarray_json.from_value(ndarray)])
     return _message(source)
 
 
@@ -218,24 +209,24 @@ def _tensor(source: Any) -> GenericTensor:
 
 def _dtype(tensor: str, given: str | int | None) -> int:
     if isinstance(given, str):
-        if given not in DataType.__members__:
-            known = ", ".join(DataType.__members__)
+        if given not in GrpsDataType.__members__:
+            known = ", ".join(GrpsDataType.__members__)
             raise InvalidArgument(f"tensor '{tensor}': dtype '{given[:_SHOWN]}' is none of {known}")
-        return DataType[given].value
+        return GrpsDataType[given].value
     return given or 0
 
 
-def _packed(tensor: str, kind: DataType, values: list[Any]) -> Array | list[str]:
-    if kind is DataType.DT_STRING:
+def _packed(tensor: str, kind: GrpsDataType, values: list[Any]) -> Array | list[str]:
+    if kind is GrpsDataType.DT_STRING:
         return values
-    code, numpy = _PACKED[kind]
+    dtype = WIRE_TYPES[kind]
     try:
-        packed = struct.pack(f"<{len(values)}{code}", *values)
+        packed = struct.pack(f"<{len(values)}{_CODES[dtype.str]}", *values)
     except (struct.error, OverflowError):
         raise InvalidArgument(
             f"tensor '{tensor}': {FIELDS[kind]} has a value that is out of range"
         ) from None
-    array: Array = np.frombuffer(packed, numpy)
+    array: Array = np.frombuffer(packed, dtype)
     return array
 
 

@@ -16,18 +16,19 @@ from msgspec import UNSET, Struct, UnsetType
 from shmserve.errors import InvalidArgument
 from shmserve.grps.protocol.json_reader import FIELDS
 from shmserve.grps.protocol.message import (
-    DataType,
     GenericMap,
     GenericTensor,
+    GrpsDataType,
     GrpsMessage,
-    Status,
+    GrpsStatus,
     StatusFlag,
 )
 from shmserve.protocol.shortest_floats import shortest
+from shmserve.tensor.dtypes import object_array
 
 Array = np.ndarray[Any, Any]
 _encode = msgspec.json.Encoder().encode
-_DTYPES = {kind.value: kind.name for kind in DataType}
+_DTYPES = {kind.value: kind.name for kind in GrpsDataType}
 _FLAGS = {flag.value: flag.name for flag in StatusFlag}
 
 
@@ -41,7 +42,7 @@ _JsonTensor: Any = msgspec.defstruct(
     "_JsonTensor",
     [
         ("name", str, ""),
-        ("dtype", str | int, DataType.DT_INVALID.name),
+        ("dtype", str | int, GrpsDataType.DT_INVALID.name),
         ("shape", tuple[int, ...], ()),
         *((name, Any, UNSET) for name in FIELDS.values()),
     ],
@@ -86,19 +87,17 @@ def encode_ndarray(message: GrpsMessage) -> bytes:
         InvalidArgument: it has no tensor, or that is none of FP32.
     """
     tensor = message.gtensors[0] if message.gtensors else None
-    if tensor is None or tensor.dtype != DataType.DT_FLOAT32:
+    if tensor is None or tensor.dtype != GrpsDataType.DT_FLOAT32:
         raise InvalidArgument("No float32 tensors in output. Cannot convert to ndarray.")
     values = tensor.array
     if np.isfinite(values).all():
         nested = shortest(values.reshape(-1)).reshape(values.shape).tolist()
     else:
-        objects = np.empty(values.size, np.object_)
-        objects[:] = _floats(values.reshape(-1))
-        nested = objects.reshape(values.shape).tolist()
+        nested = object_array(_floats(values.reshape(-1)), values.shape).tolist()
     return _encode(_JsonMessage(_status(message.status), ndarray=nested))
 
 
-def _status(status: Status | None) -> _JsonStatus | UnsetType:
+def _status(status: GrpsStatus | None) -> _JsonStatus | UnsetType:
     if status is None:
         return UNSET
     return _JsonStatus(status.code, status.msg, _FLAGS.get(status.status, status.status))
@@ -106,7 +105,7 @@ def _status(status: Status | None) -> _JsonStatus | UnsetType:
 
 def _tensor(tensor: GenericTensor) -> Any:
     flat = {
-        FIELDS[DataType(kind)]: _flat(kind, values)
+        FIELDS[GrpsDataType(kind)]: _flat(kind, values)
         for kind, values in tensor.flat.items()
         if len(values)
     }
@@ -119,7 +118,7 @@ def _flat(kind: int, values: Array | list[str]) -> Any:
         return values
     if values.dtype.kind == "f":
         return _floats(values)
-    if kind == DataType.DT_INT64:
+    if kind == GrpsDataType.DT_INT64:
         return msgspec.Raw(b'["%b"]' % _encode(values.tolist())[1:-1].replace(b",", b'","'))
     return values.tolist()
 
@@ -136,7 +135,7 @@ def _floats(values: Array) -> list[Any]:
 
 
 def _map(maps: GenericMap) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name in maps.__struct_fields__:
         entries = getattr(maps, name)
         if not entries:
@@ -146,5 +145,5 @@ def _map(maps: GenericMap) -> dict[str, Any]:
             values = map(str, values)
         elif name in ("s_f", "s_d"):
             values = _floats(np.array(list(values), np.float32 if name == "s_f" else np.float64))
-        found[name] = dict(zip(entries, values, strict=True))  # bytes are written as base64
-    return found
+        fields[name] = dict(zip(entries, values, strict=True))  # bytes are written as base64
+    return fields

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from math import prod
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from shmserve.errors import InvalidArgument
-from shmserve.tensor.dtypes import element_count
+from shmserve.tensor.dtypes import object_array
 
 Array = np.ndarray[Any, Any]
 Bytes = bytes | bytearray | memoryview
 KINDS = ("bin_data", "str_data", "gtensors", "ndarray", "gmap")
 
 
-class DataType(IntEnum):
+class GrpsDataType(IntEnum):
     """Element types of a tensor."""
 
     DT_INVALID = 0
@@ -45,7 +46,7 @@ class StatusFlag(IntEnum):
     FAILURE = 2
 
 
-class Status(Struct, frozen=True):
+class GrpsStatus(Struct, frozen=True):
     """What an answer says about itself."""
 
     code: int = 0
@@ -54,14 +55,14 @@ class Status(Struct, frozen=True):
 
 
 NUMPY: dict[int, np.dtype[Any]] = {
-    DataType.DT_UINT8: np.dtype(np.uint8),
-    DataType.DT_INT8: np.dtype(np.int8),
-    DataType.DT_INT16: np.dtype(np.int16),
-    DataType.DT_INT32: np.dtype(np.int32),
-    DataType.DT_INT64: np.dtype(np.int64),
-    DataType.DT_FLOAT16: np.dtype(np.float16),
-    DataType.DT_FLOAT32: np.dtype(np.float32),
-    DataType.DT_FLOAT64: np.dtype(np.float64),
+    GrpsDataType.DT_UINT8: np.dtype(np.uint8),
+    GrpsDataType.DT_INT8: np.dtype(np.int8),
+    GrpsDataType.DT_INT16: np.dtype(np.int16),
+    GrpsDataType.DT_INT32: np.dtype(np.int32),
+    GrpsDataType.DT_INT64: np.dtype(np.int64),
+    GrpsDataType.DT_FLOAT16: np.dtype(np.float16),
+    GrpsDataType.DT_FLOAT32: np.dtype(np.float32),
+    GrpsDataType.DT_FLOAT64: np.dtype(np.float64),
 }
 _OF_NUMPY = {kind: number for number, kind in NUMPY.items()}
 
@@ -75,7 +76,7 @@ class GenericTensor(Struct, frozen=True, eq=False):
     """
 
     name: str = ""
-    dtype: int = DataType.DT_INVALID
+    dtype: int = GrpsDataType.DT_INVALID
     shape: tuple[int, ...] = ()
     flat: Mapping[int, Array | list[str]] = {}
 
@@ -89,11 +90,11 @@ class GenericTensor(Struct, frozen=True, eq=False):
         array = np.asarray(values)
         if array.dtype.kind in "OSU":
             texts = [t.decode() if isinstance(t, bytes) else str(t) for t in array.ravel().tolist()]
-            return cls(name, DataType.DT_STRING, array.shape, {DataType.DT_STRING: texts})
+            return cls(name, GrpsDataType.DT_STRING, array.shape, {GrpsDataType.DT_STRING: texts})
         kind = _OF_NUMPY.get(array.dtype)
         if kind is None:
             raise InvalidArgument(f"tensor '{name}': {array.dtype} is no GRPS data type")
-        flat = array.astype(np.float32) if kind == DataType.DT_FLOAT16 else array
+        flat = array.astype(np.float32) if kind == GrpsDataType.DT_FLOAT16 else array
         return cls(name, kind, array.shape, {kind: flat.reshape(-1)})
 
     @property
@@ -105,14 +106,12 @@ class GenericTensor(Struct, frozen=True, eq=False):
                 not fit the element type, or there is no such type.
         """
         values = self.flat.get(self.dtype, [])
-        if len(values) != element_count(self.shape):
+        if len(values) != prod(self.shape):
             raise InvalidArgument(
                 f"tensor '{self.name}' has shape {list(self.shape)} and {len(values)} values"
             )
-        if self.dtype == DataType.DT_STRING:
-            texts = np.empty(len(values), np.object_)
-            texts[:] = values
-            return texts.reshape(self.shape)
+        if self.dtype == GrpsDataType.DT_STRING:
+            return object_array(values, self.shape)
         kind = NUMPY.get(self.dtype)
         if kind is None:
             raise InvalidArgument(f"tensor '{self.name}' has data type {self.dtype}")
@@ -122,7 +121,7 @@ class GenericTensor(Struct, frozen=True, eq=False):
             if array.min() < limits.min or array.max() > limits.max:
                 raise InvalidArgument(
                     f"tensor '{self.name}' has a value that does not fit "
-                    f"{DataType(self.dtype).name}"
+                    f"{GrpsDataType(self.dtype).name}"
                 )
         return array.astype(kind, copy=False).reshape(self.shape)
 
@@ -141,7 +140,7 @@ class GenericMap(Struct, frozen=True):
 class GrpsMessage(Struct, frozen=True, eq=False):
     """A message. Of the fields in `KINDS` at most one is set; `which` tells."""
 
-    status: Status | None = None
+    status: GrpsStatus | None = None
     model: str = ""
     bin_data: Bytes | None = None
     str_data: str | None = None
@@ -152,8 +151,7 @@ class GrpsMessage(Struct, frozen=True, eq=False):
     @property
     def which(self) -> str:
         """The name of the field that is set, or ""."""
-        found = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
-        return found[0] if found else ""
+        return next((kind for kind in KINDS if getattr(self, kind) not in (None, False)), "")
 
     def tensor(self, name: str = "") -> GenericTensor:
         """The tensor of that name; without a name the first one.
@@ -169,9 +167,9 @@ class GrpsMessage(Struct, frozen=True, eq=False):
 
 def failure(text: str, code: int = 500) -> GrpsMessage:
     """The answer that says what went wrong."""
-    return GrpsMessage(status=Status(code, text, StatusFlag.FAILURE))
+    return GrpsMessage(status=GrpsStatus(code, text, StatusFlag.FAILURE))
 
 
-def success() -> Status:
+def success() -> GrpsStatus:
     """The status of an answer that is one."""
-    return Status(200, "OK", StatusFlag.SUCCESS)
+    return GrpsStatus(200, "OK", StatusFlag.SUCCESS)

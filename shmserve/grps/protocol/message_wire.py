@@ -12,36 +12,44 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
 
 from shmserve.errors import InvalidArgument
 from shmserve.grps.protocol.message import (
     KINDS,
     Bytes,
-    DataType,
     GenericMap,
     GenericTensor,
+    GrpsDataType,
     GrpsMessage,
-    Status,
+    GrpsStatus,
 )
 from shmserve.protocol.protobuf import varints
+from shmserve.protocol.protobuf.wire import (
+    FIXED32,
+    FIXED64,
+    LEN,
+    VARINT,
+    Malformed,
+    Walk,
+    encode_varint,
+    signed,
+)
 
 Array = np.ndarray[Any, Any]
 Part = bytes | memoryview
-_VARINT, _FIXED64, _LENGTH, _GROUP, _END, _FIXED32 = range(6)
 _FLAT = 3  # field number of flat_* minus its data type
 _U32, _I32, _I64 = np.dtype("<u4"), np.dtype("<i4"), np.dtype("<i8")
 _F32, _F64 = np.dtype("<f4"), np.dtype("<f8")
 # What the elements of flat_* are on the wire
-_WIRE: dict[int, np.dtype[Any]] = {
-    DataType.DT_UINT8: _U32,
-    DataType.DT_INT8: _I32,
-    DataType.DT_INT16: _I32,
-    DataType.DT_INT32: _I32,
-    DataType.DT_INT64: _I64,
-    DataType.DT_FLOAT16: _F32,
-    DataType.DT_FLOAT32: _F32,
-    DataType.DT_FLOAT64: _F64,
+WIRE_TYPES: dict[int, np.dtype[Any]] = {
+    GrpsDataType.DT_UINT8: _U32,
+    GrpsDataType.DT_INT8: _I32,
+    GrpsDataType.DT_INT16: _I32,
+    GrpsDataType.DT_INT32: _I32,
+    GrpsDataType.DT_INT64: _I64,
+    GrpsDataType.DT_FLOAT16: _F32,
+    GrpsDataType.DT_FLOAT32: _F32,
+    GrpsDataType.DT_FLOAT64: _F64,
 }
 
 # ---------------------------------------------------------------------- reading
@@ -53,15 +61,21 @@ def parse(data: Bytes) -> GrpsMessage:
     Raises:
         InvalidArgument: it is no such message.
     """
-    view = memoryview(data).toreadonly()
+    try:
+        return _message(memoryview(data).toreadonly())
+    except Malformed as ex:
+        raise InvalidArgument(f"the message is malformed: {ex.problem}") from None
+
+
+def _message(view: memoryview) -> GrpsMessage:
     plain: dict[str, Any] = {}
     chosen: tuple[str, Any] | None = None
     for number, wire, value in _fields(view):
-        if number == 1 and wire == _LENGTH:
+        if number == 1 and wire == LEN:
             plain["status"] = _status(value, plain.get("status"))
-        elif number == 2 and wire == _LENGTH:
+        elif number == 2 and wire == LEN:
             plain["model"] = _text(value)
-        elif 3 <= number <= 7 and wire == _LENGTH:
+        elif 3 <= number <= 7 and wire == LEN:
             kind = KINDS[number - 3]
             earlier = chosen[1] if chosen is not None and chosen[0] == kind else None
             chosen = (kind, _PAYLOAD[kind](value, earlier))
@@ -70,54 +84,31 @@ def parse(data: Bytes) -> GrpsMessage:
     return GrpsMessage(**plain)
 
 
-class Glance(Struct, frozen=True):
-    """What the outermost fields of a message tell. `which`: as `GrpsMessage.which`."""
-
-    model: str
-    which: str
-    has_status: bool
-
-
-def glance(data: Bytes) -> Glance:
-    """Look at a message without reading its payload.
+def glance(data: Bytes) -> tuple[str, bool]:
+    """The model and whether there is a status, without reading the payload.
 
     Raises:
         InvalidArgument: it is no such message, as far as one can see.
     """
-    model, which, has_status = "", "", False
-    for number, wire, value in _fields(memoryview(data).toreadonly()):
-        if wire != _LENGTH:
-            continue
-        if number == 2:
-            model = _text(value)
-        elif 3 <= number <= 7:
-            which = KINDS[number - 3]
-        has_status = has_status or number == 1
-    return Glance(model, which, has_status)
+    model, has_status = "", False
+    try:
+        for number, wire, value in _fields(memoryview(data).toreadonly()):
+            if wire != LEN:
+                continue
+            if number == 2:
+                model = _text(value)
+            has_status = has_status or number == 1
+    except Malformed as ex:
+        raise InvalidArgument(f"the message is malformed: {ex.problem}") from None
+    return model, has_status
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int, Any]]:
     """(number, wire type, value): numbers as they are, everything else as a view."""
-    at, end = 0, len(view)
-    while at < end:
-        key, at = varints.read(view, at, end)
-        number, wire = key >> 3, key & 7
-        if not 0 < number < 1 << 29:
-            raise InvalidArgument(f"the message has a field of number {number}")
-        if wire == _VARINT:
-            value, at = varints.read(view, at, end)
-            yield number, wire, value
-            continue
-        if wire == _LENGTH:
-            size, at = varints.read(view, at, end)
-        elif wire in (_FIXED32, _FIXED64):
-            size = 4 if wire == _FIXED32 else 8
-        else:
-            raise InvalidArgument(f"the message has a field of wire type {wire}")
-        if size > end - at:
-            raise InvalidArgument("the message ends in the middle of a field")
-        yield number, wire, view[at : at + size]
-        at += size
+    walk = Walk(view)
+    for tag, start, stop in walk.fields(0, len(view)):
+        wire = tag & 7
+        yield tag >> 3, wire, walk.varint(start) if wire == VARINT else view[start:stop]
 
 
 def _text(view: memoryview) -> str:
@@ -127,23 +118,23 @@ def _text(view: memoryview) -> str:
         raise InvalidArgument("the message has a string that is not UTF-8") from None
 
 
-def _status(view: memoryview, earlier: Status | None) -> Status:
-    found = earlier or Status()
-    code, msg, flag = found.code, found.msg, found.status
+def _status(view: memoryview, earlier: GrpsStatus | None) -> GrpsStatus:
+    status = earlier or GrpsStatus()
+    code, msg, flag = status.code, status.msg, status.status
     for number, wire, value in _fields(view):
-        if number == 1 and wire == _VARINT:
-            code = varints.signed(value, 32)
-        elif number == 2 and wire == _LENGTH:
+        if number == 1 and wire == VARINT:
+            code = signed(value, 32)
+        elif number == 2 and wire == LEN:
             msg = _text(value)
-        elif number == 3 and wire == _VARINT:
-            flag = varints.signed(value, 32)
-    return Status(code, msg, flag)
+        elif number == 3 and wire == VARINT:
+            flag = signed(value, 32)
+    return GrpsStatus(code, msg, flag)
 
 
 def _tensors(view: memoryview, earlier: list[GenericTensor] | None) -> list[GenericTensor]:
-    found = earlier or []
-    found.extend(_tensor(value) for n, wire, value in _fields(view) if (n, wire) == (1, _LENGTH))
-    return found
+    tensors = earlier or []
+    tensors.extend(_tensor(value) for n, wire, value in _fields(view) if (n, wire) == (1, LEN))
+    return tensors
 
 
 def _tensor(view: memoryview) -> GenericTensor:
@@ -151,20 +142,20 @@ def _tensor(view: memoryview) -> GenericTensor:
     shape: list[Array] = []
     flat: dict[int, list[Any]] = {}
     for number, wire, value in _fields(view):
-        if number == 1 and wire == _LENGTH:
+        if number == 1 and wire == LEN:
             name = _text(value)
-        elif number == 2 and wire == _VARINT:
-            dtype = varints.signed(value, 32)
-        elif number == 3 and wire in (_VARINT, _LENGTH):
+        elif number == 2 and wire == VARINT:
+            dtype = signed(value, 32)
+        elif number == 3 and wire in (VARINT, LEN):
             shape.append(_numbers(wire, value, _U32))
-        elif number - _FLAT == DataType.DT_STRING and wire == _LENGTH:
-            flat.setdefault(DataType.DT_STRING, []).append(_text(value))
-        elif number - _FLAT in _WIRE:
-            kind = _WIRE[number - _FLAT]
+        elif number - _FLAT == GrpsDataType.DT_STRING and wire == LEN:
+            flat.setdefault(GrpsDataType.DT_STRING, []).append(_text(value))
+        elif number - _FLAT in WIRE_TYPES:
+            kind = WIRE_TYPES[number - _FLAT]
             if _fits(wire, kind):
                 flat.setdefault(number - _FLAT, []).append(_numbers(wire, value, kind))
     whole = {
-        kind: pieces if kind == DataType.DT_STRING else _joined(pieces)
+        kind: pieces if kind == GrpsDataType.DT_STRING else _joined(pieces)
         for kind, pieces in flat.items()
     }
     dims = tuple(_joined(shape).tolist()) if shape else ()
@@ -172,14 +163,14 @@ def _tensor(view: memoryview) -> GenericTensor:
 
 
 def _fits(wire: int, kind: np.dtype[Any]) -> bool:
-    single = _VARINT if kind.kind in "iu" else _FIXED32 if kind.itemsize == 4 else _FIXED64
-    return wire in (single, _LENGTH)
+    single = VARINT if kind.kind in "iu" else FIXED32 if kind.itemsize == 4 else FIXED64
+    return wire in (single, LEN)
 
 
 def _numbers(wire: int, value: Any, kind: np.dtype[Any]) -> Array:
     """One piece of a repeated field: a packed one, or a single element."""
-    if wire == _VARINT:
-        value = memoryview(varints.write(value))
+    if wire == VARINT:
+        value = memoryview(encode_varint(value))
     if kind.kind == "f":
         if len(value) % kind.itemsize:
             raise InvalidArgument("the message ends in the middle of a number")
@@ -199,7 +190,7 @@ def _map(view: memoryview, earlier: GenericMap | None) -> GenericMap:
         name: dict(getattr(earlier, name)) if earlier else {} for name in _MAPS
     }
     for number, wire, value in _fields(view):
-        if 1 <= number <= len(_MAPS) and wire == _LENGTH:
+        if 1 <= number <= len(_MAPS) and wire == LEN:
             name = list(_MAPS)[number - 1]
             key, element = _entry(value, name)
             maps[name][key] = element
@@ -210,7 +201,7 @@ def _entry(view: memoryview, name: str) -> tuple[str, Any]:
     wanted, default, read, _ = _MAPS[name]
     key, element = "", default
     for number, wire, value in _fields(view):
-        if number == 1 and wire == _LENGTH:
+        if number == 1 and wire == LEN:
             key = _text(value)
         elif number == 2 and wire == wanted:
             element = read(value)
@@ -219,12 +210,12 @@ def _entry(view: memoryview, name: str) -> tuple[str, Any]:
 
 # name -> wire type, default, reader, writer of the value; in the order of field numbers
 _MAPS: dict[str, tuple[int, Any, Callable[[Any], Any], Callable[[Any], bytes]]] = {
-    "s_s": (_LENGTH, "", _text, lambda v: v.encode()),
-    "s_b": (_LENGTH, b"", bytes, bytes),
-    "s_i32": (_VARINT, 0, lambda v: varints.signed(v, 32), varints.write),
-    "s_i64": (_VARINT, 0, lambda v: varints.signed(v, 64), varints.write),
-    "s_f": (_FIXED32, 0.0, lambda v: struct.unpack("<f", v)[0], lambda v: _float32(v)),
-    "s_d": (_FIXED64, 0.0, lambda v: struct.unpack("<d", v)[0], lambda v: struct.pack("<d", v)),
+    "s_s": (LEN, "", _text, lambda v: v.encode()),
+    "s_b": (LEN, b"", bytes, bytes),
+    "s_i32": (VARINT, 0, lambda v: signed(v, 32), encode_varint),
+    "s_i64": (VARINT, 0, lambda v: signed(v, 64), encode_varint),
+    "s_f": (FIXED32, 0.0, lambda v: struct.unpack("<f", v)[0], lambda v: _float32(v)),
+    "s_d": (FIXED64, 0.0, lambda v: struct.unpack("<d", v)[0], lambda v: struct.pack("<d", v)),
 }
 _PAYLOAD: dict[str, Callable[[memoryview, Any], Any]] = {
     "bin_data": lambda view, _: view,
@@ -274,21 +265,21 @@ def parts(message: GrpsMessage) -> list[Part]:
 
 
 def _nested(number: int, pieces: list[Part]) -> list[Part]:
-    return [_key(number, _LENGTH) + varints.write(size_of(pieces)), *pieces]
+    return [_key(number, LEN) + encode_varint(size_of(pieces)), *pieces]
 
 
 def _key(number: int, wire: int) -> bytes:
-    return varints.write(number << 3 | wire)
+    return encode_varint(number << 3 | wire)
 
 
-def _status_parts(status: Status) -> list[Part]:
+def _status_parts(status: GrpsStatus) -> list[Part]:
     out: list[Part] = []
     if status.code:
-        out.append(_key(1, _VARINT) + varints.write(status.code))
+        out.append(_key(1, VARINT) + encode_varint(status.code))
     if status.msg:
         out += _nested(2, [status.msg.encode()])
     if status.status:
-        out.append(_key(3, _VARINT) + varints.write(status.status))
+        out.append(_key(3, VARINT) + encode_varint(status.status))
     return out
 
 
@@ -309,12 +300,12 @@ def _tensor_parts(tensor: GenericTensor) -> list[Part]:
     if tensor.name:
         out += _nested(1, [tensor.name.encode()])
     if tensor.dtype:
-        out.append(_key(2, _VARINT) + varints.write(tensor.dtype))
+        out.append(_key(2, VARINT) + encode_varint(tensor.dtype))
     if tensor.shape:
-        out += _nested(3, [b"".join(varints.write(dim) for dim in tensor.shape)])
+        out += _nested(3, [b"".join(encode_varint(dim) for dim in tensor.shape)])
     for kind in sorted(tensor.flat):
         values = tensor.flat[kind]
-        if kind == DataType.DT_STRING:
+        if kind == GrpsDataType.DT_STRING:
             for text in values:
                 out += _nested(kind + _FLAT, [text.encode()])
         elif len(values):
@@ -323,7 +314,7 @@ def _tensor_parts(tensor: GenericTensor) -> list[Part]:
 
 
 def _packed(kind: int, values: Array) -> memoryview:
-    wire = _WIRE[kind]
+    wire = WIRE_TYPES[kind]
     if wire.kind == "f":
         return np.ascontiguousarray(values, wire).reshape(-1).view(np.uint8).data
     return np.ascontiguousarray(varints.pack(values)).data
@@ -336,7 +327,7 @@ def _map_parts(number: int, name: str, maps: GenericMap) -> list[Part]:
     for key, value in values.items():
         entry = _nested(1, [key.encode()])
         written = write(value)
-        entry += _nested(2, [written]) if wire == _LENGTH else [_key(2, wire) + written]
+        entry += _nested(2, [written]) if wire == LEN else [_key(2, wire) + written]
         out += _nested(number, entry)
     return out
 

@@ -12,12 +12,13 @@ Parameters of config.pbtxt (a GRPS project gets them from its own files):
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
 from shmserve.errors import ConfigError
-from shmserve.grps.protocol import custom_http as grps_http
-from shmserve.protocol import config_json
+from shmserve.grps.protocol import custom_http
+from shmserve.protocol.triton_config import document
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 MESSAGE = "grps"  # the tensor that holds a serialized message
@@ -45,6 +46,11 @@ def takes_http(spec: ModelSpec) -> bool:
     return "grps_http_path" in spec.parameters and spec.parameters.get("grps_http_body") == "true"
 
 
+def stream_type(parameters: Mapping[str, str]) -> str:
+    """The content type of a stream that a model with such parameters sends over HTTP."""
+    return parameters.get("grps_streaming_ctrl_content_type", STREAM_TYPE)
+
+
 def completed(spec: ModelSpec) -> ModelSpec:
     """The spec with the tensors of a model that takes messages; others as they are.
 
@@ -56,17 +62,16 @@ def completed(spec: ModelSpec) -> ModelSpec:
     _check(spec)
     if not (takes_message(spec) or takes_http(spec)):
         return spec
-    names = (MESSAGE, grps_http.HEAD, grps_http.BODY) if takes_http(spec) else (MESSAGE,)
+    names = (MESSAGE, custom_http.HEAD, custom_http.BODY) if takes_http(spec) else (MESSAGE,)
     inputs = tuple(TensorSpec(name, "UINT8", (-1,), len(names) > 1) for name in names)
     outputs = tuple(TensorSpec(name, "UINT8", (-1,)) for name in names)
-    told = (spec.inputs or inputs, spec.outputs or outputs)  # its own published ones may be
-    if told != (inputs, outputs) or spec.max_batch_size:
+    published = (spec.inputs or inputs, spec.outputs or outputs)  # its own may be
+    if published != (inputs, outputs) or spec.max_batch_size:
         raise ConfigError(
             f"model '{spec.name}': a model that takes the GRPS message has no input, output "
             "and max_batch_size of its own in its configuration"
         )
-    found = msgspec.structs.replace(spec, inputs=inputs, outputs=outputs)
-    return msgspec.structs.replace(found, config_json=config_json.completed(found))
+    return document.completed(msgspec.structs.replace(spec, inputs=inputs, outputs=outputs))
 
 
 def _check(spec: ModelSpec) -> None:

@@ -8,7 +8,7 @@ also known as n and n.0.0. A project is known by the names of the models it cons
 from __future__ import annotations
 
 from shmserve.core.registry import ModelEntry, Snapshot
-from shmserve.grps.protocol import model_parameters as grps_spec
+from shmserve.grps.protocol import model_parameters
 
 VERSION = "grps_version"
 
@@ -44,7 +44,7 @@ class Names:
             path = entry.spec.parameters.get("grps_http_path") if entry is not None else None
             if entry is not None and path:
                 self.paths.setdefault(path, entry)
-                self.takes_http = self.takes_http or grps_spec.takes_http(entry.spec)
+                self.takes_http = self.takes_http or model_parameters.takes_http(entry.spec)
 
     def find(self, name: str) -> tuple[str, str] | None:
         """The model version that clients call so."""
@@ -55,12 +55,12 @@ def versions_of(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
     """The versions that clients may say for it, the best one first."""
     number = entry.spec.version
     given = entry.spec.parameters.get(VERSION, "")
-    of_this = grps_spec.INFERENCE in entry.spec.parameters or _newest(entry, snapshot)
+    of_this = model_parameters.INFERENCE in entry.spec.parameters or _newest(entry, snapshot)
     return [*([given] if given and of_this else []), f"{number}.0.0", number]
 
 
 def _given(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
-    parts = entry.spec.parameters.get(grps_spec.MODELS, "")
+    parts = entry.spec.parameters.get(model_parameters.MODELS, "")
     names = parts.split(",") if parts else []
     if len(versions_of(entry, snapshot)) > 2:
         names.append(f"{entry.spec.name}-{versions_of(entry, snapshot)[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 import numpy as np
 
 from shmserve.errors import InvalidArgument
-from shmserve.grps.protocol.message import DataType, GenericTensor
+from shmserve.grps.protocol.message import GenericTensor, GrpsDataType
 
 Array = np.ndarray[Any, Any]
 _numbers = msgspec.json.Decoder(list[float]).decode
@@ -35,10 +36,7 @@ def from_text(text: bytes) -> GenericTensor:
         packed = struct.pack(f"<{len(numbers)}f", *numbers)
     except (*_MALFORMED, OverflowError, struct.error):
         raise NotSimple from None
-    count = 1
-    for dim in shape:
-        count *= dim
-    if count != len(numbers):  # an empty list looks like one of one number
+    if math.prod(shape) != len(numbers):  # an empty list looks like one of one number
         raise NotSimple
     return _fp32(np.frombuffer(packed, "<f4"), shape)
 
@@ -90,5 +88,5 @@ def from_value(value: Any) -> GenericTensor:
 
 
 def _fp32(values: Array, shape: tuple[int, ...]) -> GenericTensor:
-    flat = {int(DataType.DT_FLOAT32): values} if values.size else {}
-    return GenericTensor("", DataType.DT_FLOAT32, shape, flat)
+    flat = {int(GrpsDataType.DT_FLOAT32): values} if values.size else {}
+    return GenericTensor("", GrpsDataType.DT_FLOAT32, shape, flat)

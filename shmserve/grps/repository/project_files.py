@@ -14,8 +14,8 @@ import yaml
 from msgspec import Struct
 
 from shmserve.errors import ConfigError
-from shmserve.grps.protocol import model_parameters as grps_spec
-from shmserve.repository import text_files as files
+from shmserve.grps.protocol import model_parameters
+from shmserve.repository import text_files
 
 MAX_BYTES = 32 * 1024  # both files travel in one message, and to GRPS clients
 _INFERENCE = "inference.yml"
@@ -59,8 +59,8 @@ class ProjectModel(Struct, frozen=True):
     @property
     def gpu(self) -> int | None:
         """The number of the device that `device` names; None: it names no GPU."""
-        found = _GPU.fullmatch(self.device)
-        return int(found[1] or 0) if found else None
+        match = _GPU.fullmatch(self.device)
+        return int(match[1] or 0) if match else None
 
 
 class Project(Struct, frozen=True):
@@ -98,10 +98,10 @@ def read(directory: str, version: str, model: str) -> Project:
     if not path:
         raise ConfigError(f"model '{model}': version {version} has no file '{_INFERENCE}'")
     reader = _Reader(f"model '{model}': {_INFERENCE}")
-    inference_text = files.read_text(path, MAX_BYTES, reader.what)
+    inference_text = text_files.read_text(path, MAX_BYTES, reader.what)
     entries = reader.list_of(reader.load(inference_text), "models")
     models = tuple(reader.model(entry) for entry in entries)
-    names = [one.name for one in models]
+    names = [model.name for model in models]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"{reader.what}: model '{name}' is there twice")
@@ -114,14 +114,14 @@ def read(directory: str, version: str, model: str) -> Project:
     server_text = ""
     server = _Reader(f"model '{model}': {_SERVER}")
     if os.path.lexists(server_path):
-        server_text = files.read_text(server_path, MAX_BYTES, server.what)
+        server_text = text_files.read_text(server_path, MAX_BYTES, server.what)
         server.load(server_text)
     parameters = {
         "grps": "message",
         "grps_version": dag[0].rpartition("-")[2],
-        grps_spec.MODELS: ",".join(names),
-        grps_spec.INFERENCE: inference_text,
-        grps_spec.SERVER: server_text,
+        model_parameters.MODELS: ",".join(names),
+        model_parameters.INFERENCE: inference_text,
+        model_parameters.SERVER: server_text,
         **server.http(),
     }
     remarks = (*reader.remarks, *server.elsewhere())
@@ -146,15 +146,15 @@ class _Reader:
 
     def load(self, text: str) -> dict[str, Any]:
         try:
-            found = yaml.safe_load(text)
+            document = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as ex:
             mark = getattr(ex, "problem_mark", None)
             where = f" (line {mark.line + 1})" if mark is not None else ""
             raise ConfigError(f"{self.what} is not YAML{where}") from None
-        if not isinstance(found, dict):
+        if not isinstance(document, dict):
             raise ConfigError(f"{self.what} is not a mapping")
-        self.document = found
-        return found
+        self.document = document
+        return document
 
     # ------------------------------------------------------- inference.yml
 
@@ -235,7 +235,7 @@ class _Reader:
         body = block.get("customized_body", False)
         if not isinstance(body, bool):
             raise ConfigError(f"{self.what}: customized_body is not true or false")
-        found = {
+        parameters = {
             "grps_http_path": self.text(block, "path", True),
             "grps_http_body": "true" if body else "false",
         }
@@ -246,8 +246,8 @@ class _Reader:
             ("res_content_type", "grps_streaming_ctrl_content_type"),
         ):
             if control.get(key):
-                found[parameter] = self.text(control, key)
-        return found
+                parameters[parameter] = self.text(control, key)
+        return parameters
 
     def elsewhere(self) -> list[str]:
         remarks = []

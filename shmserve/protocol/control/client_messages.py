@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from shmserve.protocol.control.message import Message
+from shmserve.protocol.decoding import msgpack_decoder
 
 VERSION = 1
 SOCKET_NAME = "client.sock"  # in the run directory, unless the setting names another path
@@ -42,7 +43,7 @@ class Unregister(Message, frozen=True):
     names: tuple[str, ...] = ()
 
 
-class Status(Message, frozen=True):
+class ListRegions(Message, frozen=True, tag="Status"):
     """The caller's system regions in the order of their names, from the first one after
     `after`."""
 
@@ -77,9 +78,9 @@ class Failed(Message, frozen=True):
     text: str
 
 
-ToServer = ClientHello | RegisterMemfd | Unregister | Status
+ToServer = ClientHello | RegisterMemfd | Unregister | ListRegions
 FromServer = ServerHello | Ok | Failed
 
 encode = msgspec.msgpack.Encoder().encode
-decode_to_server = msgspec.msgpack.Decoder(ToServer).decode
-decode_from_server = msgspec.msgpack.Decoder(FromServer).decode
+decode_to_server = msgpack_decoder(ToServer)
+decode_from_server = msgpack_decoder(FromServer)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from shmserve.core.stats.incidents import Trouble
+from shmserve.core.stats.incidents import Incident
 from shmserve.core.stats.time_series import Column
 from shmserve.protocol.control.message import Message
 from shmserve.protocol.control.stats_messages import Report
 
 
 class AskHistory(Message, frozen=True):
-    """A frontend wants the series of one level of `core.history.LEVELS`.
+    """A frontend wants the series of one level of `core.stats.time_series.LEVELS`.
 
     Of history `life` it has all periods before number `since`. `brief`: without models'
     series, processes and counters.
@@ -43,7 +43,7 @@ class ValueHistory(Struct, frozen=True, array_like=True):
     """Series of a value that a model reports about itself.
 
     `kind`: avg, max, min, inc or cdf; `latest`: of cdf, the last second's by
-    `core.rates.PERCENTS`, or empty.
+    `core.stats.aggregation.PERCENTS`, or empty.
     """
 
     model: str
@@ -83,7 +83,8 @@ class HistoryReport(Struct, frozen=True, array_like=True):
         running: whether all columns have one value more, of the period that runs.
         ended_at: when period `until` began, in seconds since 1970.
         age_s: how old this history is.
-        latest: milliseconds by `core.rates.PERCENTS` of the last second's requests, or empty.
+        latest: milliseconds by `core.stats.aggregation.PERCENTS` of the last second's requests,
+            or empty.
         machine_bytes, processors: what the machine has.
     """
 
@@ -100,7 +101,7 @@ class HistoryReport(Struct, frozen=True, array_like=True):
     latest: tuple[float, ...] = ()
     models: tuple[ModelHistory, ...] = ()
     processes: tuple[ProcessUse, ...] = ()
-    troubles: tuple[Trouble, ...] = ()
+    incidents: tuple[Incident, ...] = ()
     report: Report | None = None
     machine_bytes: int = 0
     processors: int = 0

@@ -123,7 +123,7 @@ class Instance(Struct, frozen=True, array_like=True):
     """What the supervisor must run: one instance of one model version.
 
     `directory` is the model's folder, `config` the config.pbtxt-derived JSON
-    (`ModelSpec.config_json`), `device` e.g. ``cpu`` or ``cuda:0`` (numbered among the devices
+    (`ModelSpec.config`), `device` e.g. ``cpu`` or ``cuda:0`` (numbered among the devices
     that are visible to the service). `auto`: if the device cannot be used, the CPU will do.
     """
 
@@ -147,6 +147,13 @@ class Desired(Message, frozen=True):
     hurry: tuple[str, ...] = ()
 
 
+class Forgive(Message, frozen=True):
+    """Coordinator to supervisor: a client is to blame for the latest end of this instance's
+    process, so it is started again without a pause."""
+
+    instance: str
+
+
 class Adopt(Message, frozen=True):
     """Coordinator to a new supervisor: executors that run already.
 
@@ -163,6 +170,11 @@ class Shown(Message, frozen=True):
     rows: tuple[dict[str, Any], ...]
     error: str = ""
     more: bool = False
+
+
+class RegistryChanged(Message, frozen=True):
+    """Coordinator to frontends: something was published. Requests find that out by themselves;
+    this is for those who wait for it."""
 
 
 class Stop(Message, frozen=True):

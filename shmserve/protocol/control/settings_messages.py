@@ -1,4 +1,4 @@
-"""Messages about settings that can be changed while the service runs: logs and traces."""
+"""Messages about what can be changed while the service runs: logs, traces, flags."""
 
 from __future__ import annotations
 
@@ -29,8 +29,22 @@ class TakeTraces(Message, frozen=True):
     wanted: int
 
 
+class SetFlag(Message, frozen=True):
+    """A frontend's client changes a flag of an extension (`config.ExtensionSettings.FLAGS`)."""
+
+    ticket: int
+    name: str
+    value: bool
+
+
+class FlagSet(Message, frozen=True):
+    """Reply to `SetFlag`, sent after the change is published."""
+
+    ticket: int
+
+
 class SettingsAnswer(Message, frozen=True):
-    """Reply to the three above, sent after publication; `granted`: traces to be written."""
+    """Reply to all but `SetFlag`, sent after publication; `granted`: traces to be written."""
 
     ticket: int
     granted: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from msgspec import UNSET, Struct, UnsetType
 from shmserve.errors import InvalidArgument
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.tensor import bytes_codec
-from shmserve.tensor.dtypes import DATATYPES, element_count
+from shmserve.tensor.dtypes import DATATYPES
 
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
@@ -31,7 +32,7 @@ class BinarySize(Struct, frozen=True, gc=False):
     binary_data_size: int
 
 
-class AnswerOutput(Struct, frozen=True):
+class InferAnswerOutput(Struct, frozen=True):
     """One output: `data`, or `parameters` telling its binary size, or neither (region)."""
 
     name: str
@@ -41,29 +42,22 @@ class AnswerOutput(Struct, frozen=True):
     data: JsonData | UnsetType = UNSET
 
 
-class Answer(Struct, frozen=True):
+class InferAnswer(Struct, frozen=True):
     """The JSON part of a response."""
 
     model_name: str
     model_version: str
-    outputs: list[AnswerOutput]
+    outputs: list[InferAnswerOutput]
     id: str | UnsetType = UNSET
     parameters: Mapping[str, Parameter] | msgspec.Raw | UnsetType = UNSET
 
 
-def encode_answer(
-    model: str,
-    version: str,
-    request_id: str,
-    outputs: list[AnswerOutput],
+def answer_parameters(
     parameters: Mapping[str, Parameter],
-) -> bytes:
-    """The JSON part of a response; an empty id is no id."""
-    given: Mapping[str, Parameter] | msgspec.Raw | UnsetType = UNSET
-    if parameters:
-        finite = all(np.isfinite(v) for v in parameters.values() if isinstance(v, float))
-        given = parameters if finite else msgspec.Raw(json.dumps(dict(parameters)).encode())
-    return encode(Answer(model, version, outputs, request_id or UNSET, given))
+) -> Mapping[str, Parameter] | msgspec.Raw:
+    """A model's parameters as the JSON part can hold them: floats may be infinite or NaN."""
+    finite = all(np.isfinite(v) for v in parameters.values() if isinstance(v, float))
+    return parameters if finite else msgspec.Raw(json.dumps(dict(parameters)).encode())
 
 
 def json_data(
@@ -78,7 +72,7 @@ def json_data(
     if not kind.json_ok:
         raise InvalidArgument(no_json_form("sending", datatype, f"output {name}"))
     if not kind.itemsize:
-        return _strings(bytes_codec.decode(view, element_count(shape), name, model, "output"), name)
+        return _strings(bytes_codec.decode(view, prod(shape), name, model, "output"), name)
     array = np.frombuffer(view, kind.numpy)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         return msgspec.Raw(json.dumps(array.tolist(), separators=(",", ":")).encode())

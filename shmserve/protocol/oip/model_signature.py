@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from msgspec import Struct
 
 from shmserve.protocol.oip.request import InferOutput
-from shmserve.tensor.dtypes import DATATYPES, Datatype, element_count
+from shmserve.tensor.dtypes import DATATYPES, Datatype
 from shmserve.tensor.spec import ModelSpec
 
 _UNCLASSIFIABLE = frozenset({"BYTES", "BOOL", "FP16", "BF16"})
 
 
-class InputPlan(Struct, frozen=True):
+class InputSignature(Struct, frozen=True):
     """One input of a model. `count` is -1 if the shape is variable."""
 
     name: str
@@ -20,7 +22,7 @@ class InputPlan(Struct, frozen=True):
     count: int
 
 
-class OutputPlan(Struct, frozen=True):
+class OutputSignature(Struct, frozen=True):
     """One output of a model."""
 
     name: str
@@ -30,29 +32,29 @@ class OutputPlan(Struct, frozen=True):
     labels: tuple[str, ...]
 
 
-class ModelPlan(Struct, frozen=True):
+class ModelSignature(Struct, frozen=True):
     """A model version as the checks see it."""
 
     spec: ModelSpec
-    inputs: dict[str, InputPlan]
+    inputs: dict[str, InputSignature]
     required: frozenset[str]
-    outputs: dict[str, OutputPlan]
+    outputs: dict[str, OutputSignature]
     all_outputs: tuple[InferOutput, ...]  # what a request without "outputs" asks for
 
 
-def make_plan(spec: ModelSpec) -> ModelPlan:
-    """The plan of a model version."""
+def make_signature(spec: ModelSpec) -> ModelSignature:
+    """The signature of a model version."""
     inputs = {
-        tensor.name: InputPlan(
+        tensor.name: InputSignature(
             tensor.name,
             DATATYPES[tensor.datatype],
             tensor.shape,
-            element_count(tensor.shape) if min(tensor.shape, default=0) >= 0 else -1,
+            prod(tensor.shape) if min(tensor.shape, default=0) >= 0 else -1,
         )
         for tensor in spec.inputs
     }
     outputs = {
-        tensor.name: OutputPlan(
+        tensor.name: OutputSignature(
             tensor.name,
             tensor.datatype,
             DATATYPES[tensor.datatype].json_ok,
@@ -63,16 +65,4 @@ def make_plan(spec: ModelSpec) -> ModelPlan:
     }
     required = frozenset(tensor.name for tensor in spec.inputs if not tensor.optional)
     wanted = tuple(InferOutput(name) for name in outputs)
-    return ModelPlan(spec, inputs, required, outputs, wanted)
-
-
-_plans: dict[tuple[str, str], ModelPlan] = {}
-
-
-def plan_of(spec: ModelSpec) -> ModelPlan:
-    """The plan of a model version, made anew only when its spec is another object."""
-    key = (spec.name, spec.version)
-    plan = _plans.get(key)
-    if plan is None or plan.spec is not spec:
-        plan = _plans[key] = make_plan(spec)
-    return plan
+    return ModelSignature(spec, inputs, required, outputs, wanted)

@@ -5,14 +5,17 @@ Source: binary tensor data extension, "Raw Binary Request".
 
 from __future__ import annotations
 
+from math import prod
+
 from shmserve.errors import InvalidArgument
-from shmserve.protocol.oip.model_signature import ModelPlan
+from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.request import InferInput, InferRequest
 from shmserve.tensor.bytes_codec import LENGTH_BYTES
-from shmserve.tensor.dtypes import element_count
+
+Shape = tuple[int, ...]
 
 
-def deduce(plan: ModelPlan, nbytes: int) -> InferRequest:
+def deduce(signature: ModelSignature, nbytes: int) -> InferRequest:
     """The request that a raw body of `nbytes` bytes stands for: batch 1, outputs binary.
 
     For a BYTES input the body is its one element; `binary_size` then counts the
@@ -21,14 +24,14 @@ def deduce(plan: ModelPlan, nbytes: int) -> InferRequest:
     Raises:
         InvalidArgument: the shape cannot be deduced, or the size does not fit.
     """
-    model = plan.spec.name
-    if len(plan.inputs) != 1:
+    model = signature.spec.name
+    if len(signature.inputs) != 1:
         raise InvalidArgument(
             "Raw request must only have 1 input (found 1) to be deduced but got"
-            f" {len(plan.inputs)} inputs in '{model}' model configuration"
+            f" {len(signature.inputs)} inputs in '{model}' model configuration"
         )
-    (spec,) = plan.inputs.values()
-    batch = (1,) if plan.spec.max_batch_size > 0 else ()
+    (spec,) = signature.inputs.values()
+    batch = (1,) if signature.spec.max_batch_size > 0 else ()
     dims = spec.shape[len(batch) :]
     itemsize = spec.datatype.itemsize
     if itemsize:
@@ -44,16 +47,14 @@ def deduce(plan: ModelPlan, nbytes: int) -> InferRequest:
     return InferRequest((source,), binary_output=True)
 
 
-def _shape(
-    name: str, model: str, dims: tuple[int, ...], nbytes: int, itemsize: int
-) -> tuple[int, ...]:
+def _shape(name: str, model: str, dims: Shape, nbytes: int, itemsize: int) -> Shape:
     variable = dims.count(-1)
     if variable > 1:
         raise InvalidArgument(
             f"The shape of the raw input '{name}' can not be deduced because there are more than"
             " one variable-sized dimension"
         )
-    unit = element_count(tuple(dim for dim in dims if dim >= 0)) * itemsize
+    unit = prod(tuple(dim for dim in dims if dim >= 0)) * itemsize
     if not variable:
         return dims  # a wrong size is found when the request is checked
     if unit == 0 or nbytes % unit:

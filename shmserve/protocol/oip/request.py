@@ -1,44 +1,25 @@
 """Requests of the Open Inference Protocol: the JSON part as frozen values.
 
 The fast path is one typed msgspec decoder that leaves tensor data alone
-(`msgspec.Raw`). Only when it refuses is `oip_strict` asked: it accepts what msgspec
+(`msgspec.Raw`). Only when it refuses is `strict_parser` asked: it accepts what msgspec
 does not know (NaN and Infinity tokens) and names the field that is wrong.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from shmserve.config import Settings
-from shmserve.errors import InvalidArgument, TooLarge
+from shmserve.errors import InvalidArgument, TooLarge, UnreadableMessage
 from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.decoding import json_decoder
+from shmserve.protocol.oip import strict_parser
+from shmserve.protocol.oip.json_request import MAX_INT64, JsonInput, JsonOutput, JsonRequest
 
-MAX_INT64 = (1 << 63) - 1
-UInt = Annotated[int, Meta(ge=0, le=MAX_INT64)]
 RESERVED_PREFIX = "triton_"
-_NO_DATA = msgspec.Raw(b"")
-
-
-class InputParameters(Struct, frozen=True, gc=False):
-    """Parameters of an input that mean something; others are ignored, as Triton does."""
-
-    binary_data_size: UInt | UnsetType = UNSET
-    shared_memory_region: str | UnsetType = UNSET
-    shared_memory_offset: UInt = 0
-    shared_memory_byte_size: UInt | UnsetType = UNSET
-
-
-class OutputParameters(Struct, frozen=True, gc=False):
-    """Parameters of a requested output that mean something."""
-
-    classification: UInt = 0
-    binary_data: bool | UnsetType = UNSET
-    shared_memory_region: str | UnsetType = UNSET
-    shared_memory_offset: UInt = 0
-    shared_memory_byte_size: UInt | UnsetType = UNSET
 
 
 class RegionWindow(Struct, frozen=True, gc=False):
@@ -84,33 +65,7 @@ class InferRequest(Struct, frozen=True):
     binary_output: bool = False
 
 
-class WireInput(Struct, frozen=True):
-    """An input as it stands in the JSON."""
-
-    name: str
-    shape: tuple[UInt, ...]
-    datatype: str
-    parameters: InputParameters = InputParameters()
-    data: msgspec.Raw = _NO_DATA
-
-
-class WireOutput(Struct, frozen=True):
-    """A requested output as it stands in the JSON."""
-
-    name: str
-    parameters: OutputParameters = OutputParameters()
-
-
-class WireRequest(Struct, frozen=True):
-    """A request as it stands in the JSON."""
-
-    inputs: tuple[WireInput, ...]
-    outputs: tuple[WireOutput, ...] = ()
-    id: str = ""
-    parameters: dict[str, Parameter] = {}
-
-
-_decode = msgspec.json.Decoder(WireRequest).decode
+_decode = json_decoder(JsonRequest)
 
 
 def parse_request(text: bytes, limits: Settings) -> InferRequest:
@@ -120,26 +75,12 @@ def parse_request(text: bytes, limits: Settings) -> InferRequest:
         InvalidArgument: it is malformed; the message names the field.
         TooLarge: more JSON than `max_json_bytes`.
     """
-    check_json_size(len(text), limits)
+    if len(text) > limits.max_json_bytes:
+        check_json_size(len(text), limits)
     try:
         wire = _decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        from shmserve.protocol.oip import strict_parser as oip_strict
-
-        wire = oip_strict.parse(text, limits)
-    return _checked(wire, limits)
-
-
-def check_json_size(size: int, limits: Settings) -> None:
-    """Refuse more JSON than `max_json_bytes` with `TooLarge`."""
-    if size > limits.max_json_bytes:
-        raise TooLarge(
-            f"request JSON size of {size} bytes exceeds the maximum allowed input size of"
-            f" {limits.max_json_bytes} bytes (setting max_json_bytes)"
-        )
-
-
-def _checked(wire: WireRequest, limits: Settings) -> InferRequest:
+    except UnreadableMessage:
+        wire = strict_parser.parse(text, limits)
     if len(wire.inputs) > limits.max_inputs or len(wire.outputs) > limits.max_inputs:
         raise InvalidArgument(
             f"the request has {len(wire.inputs)} inputs and {len(wire.outputs)} outputs, at most"
@@ -157,7 +98,16 @@ def _checked(wire: WireRequest, limits: Settings) -> InferRequest:
     return InferRequest(inputs, outputs, wire.id, parameters, binary_output)
 
 
-def _input(wire: WireInput, index: int) -> InferInput:
+def check_json_size(size: int, limits: Settings) -> None:
+    """Refuse more JSON than `max_json_bytes` with `TooLarge`."""
+    if size > limits.max_json_bytes:
+        raise TooLarge(
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size of"
+            f" {limits.max_json_bytes} bytes (setting max_json_bytes)"
+        )
+
+
+def _input(wire: JsonInput, index: int) -> InferInput:
     where = f"inputs[{index}]"
     parameters = wire.parameters
     size, name = parameters.binary_data_size, parameters.shared_memory_region
@@ -195,7 +145,7 @@ def _source_error(where: str, data: bool, size: int | UnsetType, region: str | U
     )
 
 
-def _output(wire: WireOutput, index: int) -> InferOutput:
+def _output(wire: JsonOutput, index: int) -> InferOutput:
     parameters = wire.parameters
     binary = None if parameters.binary_data is UNSET else parameters.binary_data
     name = parameters.shared_memory_region

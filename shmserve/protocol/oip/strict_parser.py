@@ -11,27 +11,22 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
 from shmserve.protocol.control.data_messages import Parameter
-from shmserve.protocol.oip.request import (
-    MAX_INT64,
-    InputParameters,
-    OutputParameters,
-    WireInput,
-    WireOutput,
-    WireRequest,
-)
+from shmserve.protocol.oip import json_request as wire
 
 # Levels around a "data" array: the request, "inputs" and the input itself
 _OUTER_LEVELS = 3
 _SHOWN = 64  # characters of a client's value that a message repeats
+_IN_WORDS: dict[type, str] = {dict: "an object", list: "an array", str: "a string"}
+_T = TypeVar("_T")
 Pairs = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -39,7 +34,7 @@ _STEP = np.zeros(256, np.int8)  # what a bracket does to the depth
 _STEP[list(b"[{")], _STEP[list(b"]}")] = 1, -1
 
 
-def parse(text: bytes, limits: Settings) -> WireRequest:
+def parse(text: bytes, limits: Settings) -> wire.JsonRequest:
     """Parse or explain; raises `InvalidArgument` naming the field."""
     document = loads(text, limits)
     if not isinstance(document, dict):
@@ -48,10 +43,10 @@ def parse(text: bytes, limits: Settings) -> WireRequest:
         raise InvalidArgument("the request has no 'inputs'")
     inputs = _array(document["inputs"], "inputs", limits)
     outputs = _array(document.get("outputs", []), "outputs", limits)
-    return WireRequest(
+    return wire.JsonRequest(
         tuple([_input(item, f"inputs[{index}]") for index, item in enumerate(inputs)]),
         tuple([_output(item, f"outputs[{index}]") for index, item in enumerate(outputs)]),
-        _string(document.get("id", ""), "id"),
+        _typed(document.get("id", ""), str, "id"),
         _parameters(document.get("parameters", {}), "parameters"),
     )
 
@@ -111,61 +106,58 @@ def _finite(text: str) -> float:
     return value
 
 
-def _input(value: Any, where: str) -> WireInput:
-    item = _object(value, where)
+def _input(value: Any, where: str) -> wire.JsonInput:
+    item = _typed(value, dict, where)
     for key in ("name", "shape", "datatype"):
         if key not in item:
             raise InvalidArgument(f"{where} has no '{key}'")
-    name = _string(item["name"], f"{where}.name")
-    shape = item["shape"]
-    if not isinstance(shape, list):
-        raise InvalidArgument(f"{where}.shape must be an array, got {_show(shape)}")
+    name = _typed(item["name"], str, f"{where}.name")
+    shape = _typed(item["shape"], list, f"{where}.shape")
     dims = tuple([uint(dim, f"{where}.shape[{axis}]") for axis, dim in enumerate(shape)])
-    datatype = _string(item["datatype"], f"{where}.datatype")
+    datatype = _typed(item["datatype"], str, f"{where}.datatype")
     parameters = _input_parameters(item.get("parameters", {}), f"{where}.parameters")
     if "data" not in item:
-        return WireInput(name, dims, datatype, parameters)
-    data = item["data"]
-    if not isinstance(data, list):
-        raise InvalidArgument(f"{where}.data must be an array, got {_show(data)}")
-    return WireInput(name, dims, datatype, parameters, cast("msgspec.Raw", data))
+        return wire.JsonInput(name, dims, datatype, parameters)
+    data = _typed(item["data"], list, f"{where}.data")
+    return wire.JsonInput(name, dims, datatype, parameters, cast("msgspec.Raw", data))
 
 
-def _input_parameters(value: Any, where: str) -> InputParameters:
-    item = _object(value, where)
-    return InputParameters(
-        uint(item["binary_data_size"], f"{where}.binary_data_size")
-        if "binary_data_size" in item
-        else UNSET,
-        *_region(item, where),
-    )
+def _input_parameters(value: Any, where: str) -> wire.InputParameters:
+    item = _typed(value, dict, where)
+    return wire.InputParameters(_size(item, "binary_data_size", where), *_region(item, where))
 
 
-def _output(value: Any, where: str) -> WireOutput:
-    item = _object(value, where)
+def _output(value: Any, where: str) -> wire.JsonOutput:
+    item = _typed(value, dict, where)
     if "name" not in item:
         raise InvalidArgument(f"{where} has no 'name'")
-    name = _string(item["name"], f"{where}.name")
+    name = _typed(item["name"], str, f"{where}.name")
     where = f"{where}.parameters"
-    parameters = _object(item.get("parameters", {}), where)
+    parameters = _typed(item.get("parameters", {}), dict, where)
     binary = parameters.get("binary_data", UNSET)
     if binary is not UNSET and not isinstance(binary, bool):
         raise InvalidArgument(f"{where}.binary_data must be true or false, got {_show(binary)}")
     classes = uint(parameters.get("classification", 0), f"{where}.classification")
-    return WireOutput(name, OutputParameters(classes, binary, *_region(parameters, where)))
-
-
-def _region(item: dict[str, Any], where: str) -> tuple[Any, int, Any]:
-    name, size = "shared_memory_region", "shared_memory_byte_size"
-    return (
-        _string(item[name], f"{where}.{name}") if name in item else UNSET,
-        uint(item.get("shared_memory_offset", 0), f"{where}.shared_memory_offset"),
-        uint(item[size], f"{where}.{size}") if size in item else UNSET,
+    return wire.JsonOutput(
+        name, wire.OutputParameters(classes, binary, *_region(parameters, where))
     )
 
 
+def _region(item: dict[str, Any], where: str) -> tuple[Any, int, Any]:
+    name = "shared_memory_region"
+    return (
+        _typed(item[name], str, f"{where}.{name}") if name in item else UNSET,
+        uint(item.get("shared_memory_offset", 0), f"{where}.shared_memory_offset"),
+        _size(item, "shared_memory_byte_size", where),
+    )
+
+
+def _size(item: dict[str, Any], name: str, where: str) -> int | UnsetType:
+    return uint(item[name], f"{where}.{name}") if name in item else UNSET
+
+
 def _parameters(value: Any, where: str) -> dict[str, Parameter]:
-    item = _object(value, where)
+    item = _typed(value, dict, where)
     for key, entry in item.items():
         if not isinstance(entry, bool | int | float | str):
             raise InvalidArgument(
@@ -176,20 +168,12 @@ def _parameters(value: Any, where: str) -> dict[str, Parameter]:
 
 
 def _array(value: Any, where: str, limits: Settings) -> list[Any]:
-    if not isinstance(value, list):
-        raise InvalidArgument(f"{where} must be an array, got {_show(value)}")
-    return value[: limits.max_inputs + 1]  # one too many is enough to be refused
+    return _typed(value, list, where)[: limits.max_inputs + 1]  # one too many: it is refused
 
 
-def _object(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidArgument(f"{where} must be an object, got {_show(value)}")
-    return value
-
-
-def _string(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidArgument(f"{where} must be a string, got {_show(value)}")
+def _typed(value: Any, kind: type[_T], where: str) -> _T:
+    if not isinstance(value, kind):
+        raise InvalidArgument(f"{where} must be {_IN_WORDS[kind]}, got {_show(value)}")
     return value
 
 
@@ -201,16 +185,14 @@ def uint(value: Any, where: str) -> int:
     """
     if type(value) is not int or value < 0:
         raise InvalidArgument(f"{where} must be a non-negative integer, got {_show(value)}")
-    if value > MAX_INT64:
-        raise InvalidArgument(f"{where} must be at most {MAX_INT64}, got {_show(value)}")
+    if value > wire.MAX_INT64:
+        raise InvalidArgument(f"{where} must be at most {wire.MAX_INT64}, got {_show(value)}")
     return value
 
 
 def _show(value: Any) -> str:
     """A value as JSON, shortened: containers only by their kind."""
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "an array"
+    if isinstance(value, dict | list):
+        return _IN_WORDS[type(value)]
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

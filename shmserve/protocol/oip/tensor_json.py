@@ -13,17 +13,17 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
 from shmserve.config import Settings
-from shmserve.errors import InvalidArgument
-from shmserve.protocol.oip import strict_parser as oip_strict
+from shmserve.errors import InvalidArgument, UnreadableMessage
+from shmserve.protocol.decoding import json_decoder
+from shmserve.protocol.oip import strict_parser
+from shmserve.protocol.oip.answer import JsonData
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES, Datatype
 
-_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _Decode = Callable[[Any], list[Any]]
 
 
@@ -48,12 +48,12 @@ def _kind(datatype: Datatype) -> _Kind:
         if datatype.name == "UINT64":
             element = Annotated[int, Meta(ge=0)]
         what = f"an integer from {low} to {high}"
-        return _Kind(msgspec.json.Decoder(list[element]).decode, (int,), what, low, high)
+        return _Kind(json_decoder(list[element]), (int,), what, low, high)
     if char == "b":
-        return _Kind(msgspec.json.Decoder(list[bool]).decode, (bool,), "true or false")
+        return _Kind(json_decoder(list[bool]), (bool,), "true or false")
     if char == "f":
-        return _Kind(msgspec.json.Decoder(list[float]).decode, (float, int), "a number")
-    return _Kind(msgspec.json.Decoder(list[str]).decode, (str,), "a string")
+        return _Kind(json_decoder(list[float]), (float, int), "a number")
+    return _Kind(json_decoder(list[str]), (str,), "a string")
 
 
 _KINDS = {d.name: _kind(d) for d in DATATYPES.values() if d.json_ok}
@@ -92,7 +92,7 @@ class JsonTensor(Struct, frozen=True):
 
 
 def decode(
-    data: msgspec.Raw | list[Any], datatype: Datatype, count: int, where: str, limits: Settings
+    data: JsonData, datatype: Datatype, count: int, where: str, limits: Settings
 ) -> JsonTensor:
     """The elements of an input's "data", checked against type and `count`.
 
@@ -112,23 +112,21 @@ def decode(
     return JsonTensor(encoded, datatype, bytes_codec.encoded_size(encoded), where)
 
 
-def _elements(
-    data: msgspec.Raw | list[Any], kind: _Kind, where: str, limits: Settings
-) -> list[Any]:
+def _elements(data: JsonData, kind: _Kind, where: str, limits: Settings) -> list[Any]:
     if isinstance(data, list):
         return _checked(data, kind, where, limits)
     try:
         return kind.flat(data)
-    except _MALFORMED:
+    except UnreadableMessage:
         pass
     text = bytes(memoryview(data))
     if text[:1] == b"[" and str not in kind.types:
-        oip_strict.check_nesting(text, limits.max_json_nesting, 0)
+        strict_parser.check_nesting(text, limits.max_json_nesting, 0)
         try:
             return kind.flat(b"[%b]" % text.translate(None, b"[]"))
-        except _MALFORMED:
+        except UnreadableMessage:
             pass  # empty lists, NaN, or an element that is wrong
-    document = oip_strict.loads(text, limits)
+    document = strict_parser.loads(text, limits)
     if not isinstance(document, list):
         raise InvalidArgument(f"{where}.data must be an array, got {json.dumps(document)[:64]}")
     return _checked(document, kind, where, limits)

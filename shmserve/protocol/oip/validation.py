@@ -6,6 +6,7 @@ The wording follows Triton's where clients or their tests look at it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from msgspec import Struct
 
@@ -13,15 +14,15 @@ from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge, Unimplemented
 from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
 from shmserve.protocol.oip.answer import no_json_form
-from shmserve.protocol.oip.model_signature import InputPlan, ModelPlan
+from shmserve.protocol.oip.json_request import MAX_INT64
+from shmserve.protocol.oip.model_signature import InputSignature, ModelSignature
 from shmserve.protocol.oip.request import (
-    MAX_INT64,
     InferInput,
     InferOutput,
     InferRequest,
     RegionWindow,
 )
-from shmserve.tensor.dtypes import DATATYPES, element_count
+from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec
 
 UNKNOWN_ID = "<id_unknown>"
@@ -35,24 +36,24 @@ class CheckedInput(Struct, frozen=True):
     """
 
     source: InferInput
-    plan: InputPlan
+    signature: InputSignature
     count: int
     nbytes: int
     at: RegionRef | None = None
 
 
-def refuse_decoupled(plan: ModelPlan, where: str) -> None:
+def refuse_decoupled(signature: ModelSignature, where: str) -> None:
     """Models that answer more than once cannot be asked for one answer. `where`: by what.
 
     Raises:
         Unimplemented: the model is decoupled.
     """
-    if plan.spec.decoupled:
+    if signature.spec.decoupled:
         raise Unimplemented(f"{where} doesn't support models with decoupled transaction policy")
 
 
 def check_inputs(
-    plan: ModelPlan, request: InferRequest, limits: Settings, find: Find
+    signature: ModelSignature, request: InferRequest, limits: Settings, find: Find
 ) -> list[CheckedInput]:
     """Check every input; the result is in the request's order. `find` looks up regions.
 
@@ -62,22 +63,22 @@ def check_inputs(
         TooLarge: a tensor larger than `max_tensor_bytes`.
     """
     try:
-        checked = [_input(plan, source, limits) for source in request.inputs]
-        if not plan.required <= {source.name for source in request.inputs}:
-            raise InvalidArgument(_missing(plan, request))
-        if plan.spec.max_batch_size > 0:
-            _check_batch(plan, checked)
+        checked = [_input(signature, source, limits) for source in request.inputs]
+        if not signature.required <= {source.name for source in request.inputs}:
+            raise InvalidArgument(_missing(signature, request))
+        if signature.spec.max_batch_size > 0:
+            _check_batch(signature, checked)
     except InvalidArgument as ex:
         raise type(ex)(f"[request id: {request.id or UNKNOWN_ID}] {ex.message}") from None
     for index, item in enumerate(checked):
         if item.source.region is not None:
-            at = find(plan.spec, item.source.region)
-            checked[index] = CheckedInput(item.source, item.plan, item.count, item.nbytes, at)
+            at = find(signature.spec, item.source.region)
+            checked[index] = CheckedInput(item.source, item.signature, item.count, item.nbytes, at)
     return checked
 
 
 def check_outputs(
-    plan: ModelPlan, request: InferRequest, find: Find
+    signature: ModelSignature, request: InferRequest, find: Find
 ) -> tuple[tuple[InferOutput, ...], tuple[OutputPlace, ...]]:
     """The outputs the client wants, in its order; all the model has if it named none.
 
@@ -88,17 +89,17 @@ def check_outputs(
         NotFound: a shared-memory region that is not registered.
     """
     default = request.binary_output
-    wanted = request.outputs or plan.all_outputs
+    wanted = request.outputs or signature.all_outputs
     places: tuple[OutputPlace, ...] = ()
     for output in wanted:
-        spec = plan.outputs.get(output.name)
+        spec = signature.outputs.get(output.name)
         if spec is None:
             raise InvalidArgument(
                 f"[request id: {request.id or UNKNOWN_ID}] unexpected inference output"
-                f" '{output.name}' for model '{plan.spec.name}'"
+                f" '{output.name}' for model '{signature.spec.name}'"
             )
         if output.region is not None:
-            places += (OutputPlace(output.name, find(plan.spec, output.region)),)
+            places += (OutputPlace(output.name, find(signature.spec, output.region)),)
         elif output.classification:
             if not spec.classifiable:
                 raise InvalidArgument(
@@ -109,9 +110,10 @@ def check_outputs(
     return wanted, places
 
 
-def _input(plan: ModelPlan, source: InferInput, limits: Settings) -> CheckedInput:
-    spec = plan.inputs.get(source.name)
-    model = plan.spec.name
+def _input(signature: ModelSignature, source: InferInput, limits: Settings) -> CheckedInput:
+    """One input, after comparing what the model, the shape and the request say of its size."""
+    spec = signature.inputs.get(source.name)
+    model = signature.spec.name
     if spec is None:
         raise InvalidArgument(f"unexpected inference input '{source.name}' for model '{model}'")
     datatype = spec.datatype
@@ -125,46 +127,39 @@ def _input(plan: ModelPlan, source: InferInput, limits: Settings) -> CheckedInpu
     if source.shape == spec.shape:
         count = spec.count
     else:
-        _check_shape(plan, source, spec)
-        count = element_count(source.shape)
+        _check_shape(signature, source, spec)
+        count = prod(source.shape)
         if count > limits.max_elements or count > MAX_INT64:
             raise InvalidArgument(
                 f"the shape of input '{source.name}' causes total element count to exceed maximum"
                 f" size of {min(limits.max_elements, MAX_INT64)} (setting max_elements)"
             )
-    return CheckedInput(source, spec, count, _nbytes(model, source, spec, count, limits))
-
-
-def _nbytes(model: str, source: InferInput, spec: InputPlan, count: int, limits: Settings) -> int:
-    """The tensor's size, after comparing what the shape and what the request tell."""
-    itemsize = spec.datatype.itemsize
-    told = source.region.nbytes if source.region is not None else source.binary_size
-    if told is None:
-        if not spec.datatype.json_ok:
-            raise InvalidArgument(
-                no_json_form("receiving", spec.datatype.name, f"input {source.name}")
-            )
+    itemsize = datatype.itemsize
+    nbytes = source.region.nbytes if source.region is not None else source.binary_size
+    if nbytes is None:
+        if not datatype.json_ok:
+            raise InvalidArgument(no_json_form("receiving", datatype.name, f"input {source.name}"))
         # Every element takes a character at least: the JSON limit bounds these tensors.
-        return count * itemsize if itemsize else -1
-    if itemsize and told != count * itemsize:
+        return CheckedInput(source, spec, count, count * itemsize if itemsize else -1)
+    if itemsize and nbytes != count * itemsize:
         raise InvalidArgument(
             f"input byte size mismatch for input '{source.name}' for model '{model}'."
-            f" Expected {count * itemsize}, got {told}"
+            f" Expected {count * itemsize}, got {nbytes}"
         )
-    if told > limits.max_tensor_bytes:
+    if nbytes > limits.max_tensor_bytes:
         raise TooLarge(
-            f"input '{source.name}' has {told} bytes, at most {limits.max_tensor_bytes} are"
+            f"input '{source.name}' has {nbytes} bytes, at most {limits.max_tensor_bytes} are"
             " allowed (setting max_tensor_bytes)"
         )
-    return told
+    return CheckedInput(source, spec, count, nbytes)
 
 
-def _check_shape(plan: ModelPlan, source: InferInput, spec: InputPlan) -> None:
+def _check_shape(signature: ModelSignature, source: InferInput, spec: InputSignature) -> None:
     shape, expected = source.shape, spec.shape
-    if not shape and plan.spec.max_batch_size > 0:
+    if not shape and signature.spec.max_batch_size > 0:
         raise InvalidArgument(
             f"input '{source.name}' has no shape but model requires batch dimension for"
-            f" '{plan.spec.name}'"
+            f" '{signature.spec.name}'"
         )
     if len(shape) == len(expected):
         for got, want in zip(shape, expected, strict=True):
@@ -173,43 +168,43 @@ def _check_shape(plan: ModelPlan, source: InferInput, spec: InputPlan) -> None:
         else:
             return
     note = ""
-    if plan.spec.max_batch_size > 0:
+    if signature.spec.max_batch_size > 0:
         note = (
             ". NOTE: Setting a non-zero max_batch_size in the model config requires a batch"
             " dimension to be prepended to each input shape"
         )
     raise InvalidArgument(
-        f"unexpected shape for input '{source.name}' for model '{plan.spec.name}'."
+        f"unexpected shape for input '{source.name}' for model '{signature.spec.name}'."
         f" Expected {_shown(expected)}, got {_shown(shape)}{note}"
     )
 
 
-def _check_batch(plan: ModelPlan, checked: list[CheckedInput]) -> None:
+def _check_batch(signature: ModelSignature, checked: list[CheckedInput]) -> None:
     batch = checked[0].source.shape[0] if checked else 0
     for item in checked:
         if item.source.shape[0] != batch:
             raise InvalidArgument(
                 f"input '{item.source.name}' batch size does not match other inputs for"
-                f" '{plan.spec.name}'"
+                f" '{signature.spec.name}'"
             )
-    if batch > plan.spec.max_batch_size:
+    if batch > signature.spec.max_batch_size:
         raise InvalidArgument(
-            f"inference request batch-size must be <= {plan.spec.max_batch_size} for"
-            f" '{plan.spec.name}'"
+            f"inference request batch-size must be <= {signature.spec.max_batch_size} for"
+            f" '{signature.spec.name}'"
         )
 
 
-def _missing(plan: ModelPlan, request: InferRequest) -> str:
+def _missing(signature: ModelSignature, request: InferRequest) -> str:
     got = [source.name for source in request.inputs]
-    missing = [name for name in plan.inputs if name in plan.required and name not in got]
-    least, most = len(plan.required), len(plan.inputs)
+    missing = [name for name in signature.inputs if name in signature.required and name not in got]
+    least, most = len(signature.required), len(signature.inputs)
     expected = (
         f"expected {most} inputs"
         if least == most
         else f"expected number of inputs between {least} and {most}"
     )
     return (
-        f"{expected} but got {len(got)} inputs for model '{plan.spec.name}'. Got input(s)"
+        f"{expected} but got {len(got)} inputs for model '{signature.spec.name}'. Got input(s)"
         f" {_names(got)}, but missing required input(s) {_names(missing)}. Please provide all"
         " required input(s)."
     )

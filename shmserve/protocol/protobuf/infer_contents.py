@@ -17,15 +17,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from shmserve.errors import InvalidArgument
-from shmserve.protocol.protobuf.wire import (
-    FIXED32,
-    FIXED64,
-    LEN,
-    MAX_VARINT,
-    VARINT,
-    Walk,
-    malformed,
-)
+from shmserve.protocol.protobuf import varints, wire
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 
@@ -36,9 +28,9 @@ _ELEMENTS = ("", "BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32", "FP64", "
 _FIELDS = {name: number for number, name in enumerate(_ELEMENTS) if number}
 _FIELDS |= {"INT8": 2, "INT16": 2, "UINT8": 4, "UINT16": 4}
 _WIDTH = {6: 4, 7: 8}  # of an element on the wire; the others are varints
-_UNPACKED = {6: FIXED32, 7: FIXED64}
-_TAGS = {number << 3 | LEN: number for number in range(1, 9)}
-_TAGS |= {number << 3 | _UNPACKED.get(number, VARINT): number for number in range(1, 8)}
+_UNPACKED = {6: wire.FIXED32, 7: wire.FIXED64}
+_TAGS = {number << 3 | wire.LEN: number for number in range(1, 9)}
+_TAGS |= {number << 3 | _UNPACKED.get(number, wire.VARINT): number for number in range(1, 8)}
 
 _NONE = array("q")
 _Array = NDArray[Any]
@@ -47,7 +39,7 @@ _Array = NDArray[Any]
 Spans = dict[int, "array[int]"]
 
 
-def collect(walk: Walk, start: int, stop: int, spans: Spans) -> None:
+def collect(walk: wire.Walk, start: int, stop: int, spans: Spans) -> None:
     """Add what an InferTensorContents holds to `spans`; several are merged, as protobuf does."""
     data = walk.data
     for tag, first, end in walk.fields(start, stop):
@@ -59,7 +51,7 @@ def collect(walk: Walk, start: int, stop: int, spans: Spans) -> None:
                 continue
             width = _WIDTH.get(number)
             if (end - first) % width if width else data[end - 1] >= 0x80:
-                raise malformed(f"{_ELEMENTS[number]} contents end within an element")
+                raise wire.Malformed(f"{_ELEMENTS[number]} contents end within an element")
         span = spans.get(number)
         if span is None:
             span = spans[number] = array("q")
@@ -73,7 +65,7 @@ class Contents(Struct, frozen=True):
     Varints of more than ten bytes are found only when they are written.
     """
 
-    data: bytes
+    data: bytes | memoryview
     spans: Spans
     name: str
     model: str
@@ -97,19 +89,19 @@ class Contents(Struct, frozen=True):
                     f"unexpected explicit tensor data for {self._where()} of type"
                     f" '{_ELEMENTS[other]}', expected datatype '{datatype}'"
                 )
-        found = self._count(number)
+        given = self._count(number)
         itemsize = DATATYPES[datatype].itemsize
         if itemsize:
-            if found != count:
+            if given != count:
                 raise InvalidArgument(
                     f"input byte size mismatch for input '{self.name}' for model"
-                    f" '{self.model}'. Expected {count * itemsize}, got {found * itemsize}"
+                    f" '{self.model}'. Expected {count * itemsize}, got {given * itemsize}"
                 )
             return count * itemsize
-        if found != count:
+        if given != count:
             raise InvalidArgument(
                 f"expected {count} string elements for inference input '{self.name}' for model"
-                f" '{self.model}', got {found}"
+                f" '{self.model}', got {given}"
             )
         return bytes_codec.LENGTH_BYTES * count + self._size(number)
 
@@ -203,31 +195,7 @@ def _varints(packed: memoryview) -> Iterator[_Array]:
         block = data[position : position + _BLOCK]
         ends = np.flatnonzero(block < 0x80)
         if not ends.size:
-            raise _overlong()
+            raise wire.Malformed(f"a varint of more than {wire.MAX_VARINT} bytes")
         used = int(ends[-1]) + 1
         position += used
-        if len(ends) == used:  # one byte each
-            yield block[:used]
-            continue
-        starts = np.empty_like(ends)
-        starts[0] = 0
-        np.add(ends[:-1], 1, out=starts[1:])
-        yield _decoded(block, starts, ends - starts)
-
-
-def _decoded(block: _Array, starts: _Array, more: _Array) -> _Array:
-    """Varints from their first bytes and how many bytes each has after that."""
-    longest = int(more.max())
-    if longest >= MAX_VARINT:
-        raise _overlong()
-    values: _Array = (block[starts] & 0x7F).astype(np.uint64)
-    rows = np.arange(len(starts))
-    for index in range(1, longest + 1):
-        rows = rows[more[rows] >= index]
-        byte = (block[starts[rows] + index] & 0x7F).astype(np.uint64)
-        values[rows] |= byte << np.uint64(7 * index)
-    return values
-
-
-def _overlong() -> InvalidArgument:
-    return malformed(f"a varint of more than {MAX_VARINT} bytes")
+        yield varints.unpack(block[:used])

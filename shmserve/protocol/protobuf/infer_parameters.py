@@ -7,14 +7,7 @@ from collections.abc import Mapping
 
 from shmserve.errors import InvalidArgument
 from shmserve.protocol.control.data_messages import Parameter
-from shmserve.protocol.protobuf.wire import (
-    MASK64,
-    Walk,
-    encode_field,
-    encode_varint,
-    malformed,
-    signed64,
-)
+from shmserve.protocol.protobuf.wire import Malformed, Walk, encode_field, encode_varint, signed
 
 _DOUBLE = struct.Struct("<d")
 
@@ -43,7 +36,7 @@ def add_parameter(
             merged = _value(walk, first, end)
             value = value if merged is None else merged
         else:  # implementations disagree whether such an entry is there
-            raise malformed(f"a parameter's entry has the unknown field {tag >> 3}")
+            raise Malformed(f"a parameter's entry has the unknown field {tag >> 3}")
     if value is None:
         raise InvalidArgument(f"parameter '{key}' has no value of a known type")
     parameters[key] = value
@@ -56,7 +49,7 @@ def _value(walk: Walk, start: int, stop: int) -> Parameter | None:
     value: Parameter | None = None
     for tag, first, end in walk.fields(start, stop):
         if tag == 0x10:
-            value = signed64(walk.varint(first))
+            value = signed(walk.varint(first))
         elif tag == 0x1A:
             value = walk.text(first, end, "the value of a parameter")
         elif tag == 0x08:
@@ -70,14 +63,11 @@ def _value(walk: Walk, start: int, stop: int) -> Parameter | None:
 
 def encode_parameters(tag: int, parameters: Mapping[str, Parameter]) -> bytes:
     """The entries of a parameters map."""
-    return b"".join(
-        [
-            encode_field(
-                tag, encode_field(0x0A, key.encode()) + encode_field(0x12, _encoded(value))
-            )
-            for key, value in parameters.items()
-        ]
-    )
+    fields = [
+        encode_field(0x0A, key.encode()) + encode_field(0x12, _encoded(value))
+        for key, value in parameters.items()
+    ]
+    return b"".join([encode_field(tag, entry) for entry in fields])
 
 
 def _encoded(value: Parameter) -> bytes:
@@ -90,4 +80,4 @@ def _encoded(value: Parameter) -> bytes:
         return b"\x21" + _DOUBLE.pack(value)
     if isinstance(value, Uint64) or value >= 1 << 63:
         return b"\x28" + encode_varint(value)
-    return b"\x10" + encode_varint(value & MASK64)
+    return b"\x10" + encode_varint(value)

@@ -6,7 +6,8 @@ messages they would do. proto/grpc_service.proto has the numbers used here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -15,12 +16,12 @@ from shmserve.errors import InvalidArgument
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.protobuf.infer_contents import Contents, Spans, collect
 from shmserve.protocol.protobuf.infer_parameters import add_parameter, encode_parameters
-from shmserve.protocol.protobuf.wire import MASK64, Walk, encode_field, encode_varint, signed64
+from shmserve.protocol.protobuf.wire import Walk, encode_field, encode_varint, signed
 
 REGION_PARAMETER = "shared_memory_region"
 MAX_RESPONSE_BYTES = (1 << 31) - 1  # what a gRPC message can have
 _DEFAULTS = Settings()
-_OutputRow = tuple[str, str, Sequence[int], Mapping[str, Parameter]]
+_OutputRow = tuple[str, str, tuple[int, ...]]  # name, datatype, shape
 Part = bytes | memoryview
 
 
@@ -72,13 +73,16 @@ def parse_request(data: bytes, limits: Settings = _DEFAULTS) -> WireInferRequest
     for tag, start, stop in walk.fields(0, len(data)):
         if tag == 0x3A:
             raw.append(view[start:stop])
-            _check_number(raw, "raw_input_contents", most)
+            if len(raw) > most:
+                raise _too_many("raw_input_contents", most)
         elif tag == 0x2A:
             inputs.append((start, stop))
-            _check_number(inputs, "inputs", most)
+            if len(inputs) > most:
+                raise _too_many("inputs", most)
         elif tag == 0x32:
             outputs.append(_output(walk, start, stop, most))
-            _check_number(outputs, "outputs", most)
+            if len(outputs) > most:
+                raise _too_many("outputs", most)
         elif tag == 0x0A:
             model = walk.text(start, stop, "model_name")
         elif tag == 0x12:
@@ -132,9 +136,8 @@ def check_data(request: WireInferRequest) -> None:
         )
 
 
-def _check_number(items: Sequence[object], what: str, most: int) -> None:
-    if len(items) > most:
-        raise InvalidArgument(f"the request has more than {most} {what} (setting max_inputs)")
+def _too_many(what: str, most: int) -> InvalidArgument:
+    return InvalidArgument(f"the request has more than {most} {what} (setting max_inputs)")
 
 
 def _input(
@@ -152,7 +155,7 @@ def _input(
         elif tag == 0x1A:
             shape += walk.int64s(start, stop)
         elif tag == 0x18:
-            shape.append(signed64(walk.varint(start)))
+            shape.append(signed(walk.varint(start)))
         elif tag == 0x22:
             add_parameter(walk, start, stop, parameters, most)
         elif tag == 0x2A:
@@ -183,22 +186,24 @@ def response_parts(
     raw: Iterable[Part],
 ) -> list[Part]:
     """A ModelInferResponse in parts, the members of `raw` among them as they are."""
-    head = [
-        _text(0x0A, model_name),
-        _text(0x12, model_version),
-        _text(0x1A, id),
-        encode_parameters(0x22, parameters),
-    ]
-    for name, datatype, shape, of_output in outputs:
-        dims = b"".join([encode_varint(dim & MASK64) for dim in shape])
-        body = _text(0x0A, name) + _text(0x12, datatype)
-        if dims:
-            body += encode_field(0x1A, dims)
-        head.append(encode_field(0x2A, body + encode_parameters(0x22, of_output)))
+    texts = ((0x0A, model_name), (0x12, model_version), (0x1A, id))
+    head = [encode_field(tag, text.encode()) for tag, text in texts if text]
+    if parameters:
+        head.append(encode_parameters(0x22, parameters))
+    head += [_output_field(*output) for output in outputs]
     parts: list[Part] = [b"".join(head)]
     for part in raw:
-        parts += (b"\x32" + encode_varint(_size(part)), part)
+        parts += (b"\x32" + encode_varint(memoryview(part).nbytes), part)
     return parts
+
+
+@lru_cache(1024)
+def _output_field(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    """What is said of a model's output besides its bytes: the same as long as its shape is."""
+    body = encode_field(0x0A, name.encode()) + encode_field(0x12, datatype.encode())
+    if shape:
+        body += encode_field(0x1A, b"".join([encode_varint(dim) for dim in shape]))
+    return encode_field(0x2A, body)
 
 
 def encode_response(
@@ -223,28 +228,19 @@ def encode_stream_response(error_message: str, response: bytes | list[Part] | No
     Raises:
         InvalidArgument: it is larger than a gRPC message can be.
     """
-    head = _text(0x0A, error_message)
+    head = encode_field(0x0A, error_message.encode()) if error_message else b""
     if response is None:
         return head
     parts = response if isinstance(response, list) else [response]
-    head += b"\x12" + encode_varint(sum(map(_size, parts)))
+    head += b"\x12" + encode_varint(sum([memoryview(part).nbytes for part in parts]))
     return _joined([head, *parts])
 
 
 def _joined(parts: list[Part]) -> bytes:
-    size = sum(map(_size, parts))
+    size = sum([memoryview(part).nbytes for part in parts])
     if size > MAX_RESPONSE_BYTES:
         raise InvalidArgument(
             f"Response has byte size {size} which exceeds gRPC's byte size limit"
             f" {MAX_RESPONSE_BYTES}."
         )
     return b"".join(parts)
-
-
-def _size(part: Part) -> int:
-    return part.nbytes if isinstance(part, memoryview) else len(part)
-
-
-def _text(tag: int, text: str) -> bytes:
-    """A string field; an empty one is left out."""
-    return encode_field(tag, text.encode()) if text else b""

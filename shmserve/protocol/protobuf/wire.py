@@ -10,22 +10,27 @@ A tag is a field's number and wire type as they stand on the wire: ``number << 3
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from shmserve.errors import InvalidArgument
 
 VARINT, FIXED64, LEN, GROUP, END_GROUP, FIXED32 = range(6)
 MAX_VARINT = 10  # bytes of a 64-bit varint
-MASK64 = (1 << 64) - 1
+_MASK64 = (1 << 64) - 1
+_SIGN64 = 1 << 63
 _MAX_LENGTH = 5  # bytes of a length or a tag, both of 32 bits
 _MAX_TAG = (1 << 32) - 1
 _MAX_GROUPS = 64  # unknown groups in each other
 _FIRST_TAG = 1 << 3  # there is no field 0
 
 
-def malformed(problem: str) -> InvalidArgument:
-    """The error for bytes that are no message of the expected type."""
-    return InvalidArgument(f"the request is not a valid protobuf message: {problem}")
+class Malformed(InvalidArgument):
+    """Bytes that are no message of the expected type: a request's, unless somebody says else."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the request is not a valid protobuf message: {problem}")
+        self.problem = problem
 
 
 class Walk:
@@ -33,7 +38,7 @@ class Walk:
 
     __slots__ = ("_left", "_most", "data")
 
-    def __init__(self, data: bytes, most: int) -> None:
+    def __init__(self, data: bytes | memoryview, most: int = sys.maxsize) -> None:
         self.data = data
         self._most = self._left = most
 
@@ -43,7 +48,8 @@ class Walk:
         The value of a LEN field comes without its length. Groups are skipped.
 
         Raises:
-            InvalidArgument: truncated or malformed data, or too many fields.
+            Malformed: the data is truncated or wrong.
+            InvalidArgument: there are too many fields.
         """
         data = self.data
         groups: list[int] = []  # tags of the groups that are open
@@ -77,15 +83,15 @@ class Walk:
                     start = position
                     _nest(groups, tag, kind)
                 if tag < _FIRST_TAG:
-                    raise malformed("field number 0")
+                    raise Malformed("field number 0")
                 if position > end:
-                    raise malformed(f"field {tag >> 3} is truncated")
+                    raise Malformed(f"field {tag >> 3} is truncated")
                 if not groups and kind != END_GROUP:
                     yield tag, start, position
         except IndexError:
-            raise malformed("it is truncated") from None
+            raise Malformed("it is truncated") from None
         if groups:
-            raise malformed(f"group {groups[-1] >> 3} has no end")
+            raise Malformed(f"group {groups[-1] >> 3} has no end")
 
     def charge(self, fields: int) -> None:
         """Count `fields` more, e.g. packed elements that are read one by one."""
@@ -94,11 +100,11 @@ class Walk:
             raise self._too_many()
 
     def text(self, start: int, stop: int, where: str) -> str:
-        """A string; raises InvalidArgument naming `where` if it is not UTF-8."""
+        """A string; raises Malformed naming `where` if it is not UTF-8."""
         try:
-            return self.data[start:stop].decode()
+            return str(self.data[start:stop], "utf-8")
         except UnicodeDecodeError:
-            raise malformed(f"{where} is not valid UTF-8") from None
+            raise Malformed(f"{where} is not valid UTF-8") from None
 
     def varint(self, start: int) -> int:
         """The unsigned value of a varint that `fields` has found."""
@@ -107,8 +113,10 @@ class Walk:
 
     def int64s(self, start: int, stop: int) -> tuple[int, ...]:
         """Packed int64 elements."""
-        self.charge(stop - start)
-        chunk = self.data[start:stop]
+        self._left -= stop - start
+        if self._left < 0:
+            raise self._too_many()
+        chunk = bytes(self.data[start:stop])
         if chunk.isascii():  # no byte has the continuation bit
             return tuple(chunk)
         values: list[int] = []
@@ -116,9 +124,9 @@ class Walk:
         try:
             while position < len(chunk):
                 value, position = varint(chunk, position)
-                values.append(signed64(value))
+                values.append(value if value < _SIGN64 else value - (1 << 64))
         except IndexError:
-            raise malformed("it is truncated") from None
+            raise Malformed("it is truncated") from None
         return tuple(values)
 
     def _too_many(self) -> InvalidArgument:
@@ -132,49 +140,51 @@ def _nest(groups: list[int], tag: int, kind: int) -> None:
     """Open or close a group."""
     if kind == GROUP:
         if len(groups) == _MAX_GROUPS:
-            raise malformed(f"more than {_MAX_GROUPS} groups in each other")
+            raise Malformed(f"more than {_MAX_GROUPS} groups in each other")
         groups.append(tag)
     elif kind != END_GROUP:
-        raise malformed(f"unknown wire type {kind}")
+        raise Malformed(f"unknown wire type {kind}")
     elif not groups or groups.pop() != tag - 1:  # the tags of a pair differ in the type only
-        raise malformed(f"the end of group {tag >> 3} has no start")
+        raise Malformed(f"the end of group {tag >> 3} has no start")
 
 
-def varint(data: bytes, position: int) -> tuple[int, int]:
+def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """An unsigned value of 64 bits and the position behind it; IndexError at the end."""
     value = shift = 0
     for index in range(position, position + MAX_VARINT):
         byte = data[index]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & MASK64, index + 1
+            return value & _MASK64, index + 1
         shift += 7
-    raise malformed(f"a varint of more than {MAX_VARINT} bytes")
+    raise Malformed(f"a varint of more than {MAX_VARINT} bytes")
 
 
-def signed64(value: int) -> int:
-    """An unsigned value of 64 bits as the signed one of the same bits."""
-    return value if value < 1 << 63 else value - (1 << 64)
+def signed(value: int, bits: int = 64) -> int:
+    """The lowest `bits` bits of an unsigned value as a signed one."""
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
 
 
-def _varint_end(data: bytes, position: int) -> int:
+def _varint_end(data: bytes | memoryview, position: int) -> int:
     for index in range(position, position + MAX_VARINT):
         if data[index] < 0x80:
             return index + 1
-    raise malformed(f"a varint of more than {MAX_VARINT} bytes")
+    raise Malformed(f"a varint of more than {MAX_VARINT} bytes")
 
 
-def _uint32(data: bytes, position: int, what: str) -> tuple[int, int]:
+def _uint32(data: bytes | memoryview, position: int, what: str) -> tuple[int, int]:
     value, stop = varint(data, position)
     if stop - position > _MAX_LENGTH or value > _MAX_TAG:
-        raise malformed(f"{what} of more than 32 bits")
+        raise Malformed(f"{what} of more than 32 bits")
     return value, stop
 
 
 def encode_varint(value: int) -> bytes:
-    """An unsigned value of at most 64 bits."""
-    if value < 0x80:
+    """A value of at most 64 bits; negative ones as two's complement."""
+    if 0 <= value < 0x80:
         return _SMALL[value]
+    value &= _MASK64
     encoded = bytearray()
     while value >= 0x80:
         encoded.append(value & 0x7F | 0x80)
@@ -185,7 +195,8 @@ def encode_varint(value: int) -> bytes:
 
 def encode_field(tag: int, payload: bytes) -> bytes:
     """A LEN field with its payload; `tag` is below 128."""
-    return b"%c%b%b" % (tag, encode_varint(len(payload)), payload)
+    size = len(payload)
+    return b"%c%b%b" % (tag, _SMALL[size] if size < 0x80 else encode_varint(size), payload)
 
 
 _SMALL = tuple(bytes([value]) for value in range(0x80))

@@ -31,16 +31,12 @@ class VersionPolicy(Struct, frozen=True):
 def tensors(
     entries: Any, model: str, kind: str, batched: bool, partial: bool
 ) -> tuple[TensorSpec, ...]:
-    """The tensors that are told completely.
+    """The tensors that are told completely; `kind`: "input" or "output".
 
-    Args:
-        entries: the messages.
-        model: the model's name.
-        kind: "input" or "output".
-        batched: whether the batch comes before the dimensions.
-        partial: whether the backend can tell a data_type or dims that are missing.
+    `batched`: whether the batch comes before the dimensions; `partial`: whether the backend can
+    tell a data_type or dims that are missing.
     """
-    found: dict[str, TensorSpec] = {}
+    complete: dict[str, TensorSpec] = {}
     seen: set[str] = set()
     for entry in entries:
         where = f"model '{model}': {kind} '{entry.name}'"
@@ -62,8 +58,8 @@ def tensors(
             continue
         shape = ((-1,) if batched else ()) + tuple(entry.dims)
         optional = kind == "input" and entry.optional
-        found[entry.name] = TensorSpec(entry.name, name, shape, optional)
-    return tuple(found.values())
+        complete[entry.name] = TensorSpec(entry.name, name, shape, optional)
+    return tuple(complete.values())
 
 
 def data_type(number: int, where: str, partial: bool = False) -> str:

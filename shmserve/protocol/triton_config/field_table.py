@@ -37,6 +37,7 @@ SUPPORTED = frozenset(
         "input.reshape",
         "input.reshape.shape",
         "input.optional",
+        "input.allow_ragged_batch",
         "output",
         "output.name",
         "output.data_type",
@@ -47,8 +48,22 @@ SUPPORTED = frozenset(
         "optimization",
         "optimization.graph",
         "optimization.graph.level",
+        "dynamic_batching",
+        "dynamic_batching.preferred_batch_size",
+        "dynamic_batching.max_queue_delay_microseconds",
         "dynamic_batching.preserve_ordering",
+        "dynamic_batching.priority_levels",
+        "dynamic_batching.default_priority_level",
         "dynamic_batching.default_queue_policy",
+        "dynamic_batching.default_queue_policy.timeout_action",
+        "dynamic_batching.default_queue_policy.default_timeout_microseconds",
+        "dynamic_batching.default_queue_policy.allow_timeout_override",
+        "dynamic_batching.default_queue_policy.max_queue_size",
+        "dynamic_batching.priority_queue_policy",
+        "dynamic_batching.priority_queue_policy.timeout_action",
+        "dynamic_batching.priority_queue_policy.default_timeout_microseconds",
+        "dynamic_batching.priority_queue_policy.allow_timeout_override",
+        "dynamic_batching.priority_queue_policy.max_queue_size",
         "instance_group",
         "instance_group.name",
         "instance_group.kind",
@@ -78,15 +93,12 @@ SUPPORTED = frozenset(
 
 # Hints that change no result and have no effect here: told when the model loads
 NO_EFFECT = {
-    "dynamic_batching": "requests run one by one",
-    "dynamic_batching.preferred_batch_size": "requests run one by one",
-    "dynamic_batching.max_queue_delay_microseconds": "requests run one by one",
     "optimization.priority": "every instance is a process of its own",
     "optimization.cuda": "CUDA graphs and waits on events belong to TensorRT",
     "optimization.input_pinned_memory": "shared memory is pinned as a whole where a GPU reads it",
     "optimization.output_pinned_memory": "shared memory is pinned as a whole where a GPU reads it",
-    "optimization.gather_kernel_buffer_threshold": "requests run one by one",
-    "optimization.eager_batching": "requests run one by one",
+    "optimization.gather_kernel_buffer_threshold": "batches are gathered in host memory",
+    "optimization.eager_batching": "a batch is gathered when it is to run",
     "metric_tags": "metrics have the same labels for every model",
     "model_metrics": "metrics have the same buckets for every model",
 }
@@ -106,19 +118,9 @@ HINTS = {
     "output.is_shape_tensor": "shape tensors belong to TensorRT",
     "input.is_non_linear_format_io": "the format belongs to TensorRT",
     "output.is_non_linear_format_io": "the format belongs to TensorRT",
-    "input.allow_ragged_batch": "requests run one by one; leave the field out",
-    "batch_input": "requests run one by one, there is no batch to tell the model of",
-    "batch_output": "requests run one by one, there is no batch to scatter",
+    "batch_input": "the model is told nothing of a batch but its tensors",
+    "batch_output": "outputs are taken apart by rows",
     "optimization.execution_accelerators": "KIND_GPU chooses CUDA, others are not used",
-    "dynamic_batching.priority_levels": "requests run in the order they come",
-    "dynamic_batching.default_priority_level": "requests run in the order they come",
-    "dynamic_batching.default_queue_policy.timeout_action": "the server's deadlines hold",
-    "dynamic_batching.default_queue_policy.default_timeout_microseconds": (
-        "the server's setting request_timeout_s holds"
-    ),
-    "dynamic_batching.default_queue_policy.allow_timeout_override": "the server's deadlines hold",
-    "dynamic_batching.default_queue_policy.max_queue_size": "queues are as long as the server's",
-    "dynamic_batching.priority_queue_policy": "requests run in the order they come",
     "sequence_batching": "requests of a sequence are not kept together",
     "ensemble_scheduling": "call the models one after the other",
     "instance_group.secondary_devices": "DLA cores belong to TensorRT",
@@ -152,13 +154,11 @@ def without_effect(config: Message) -> list[str]:
     for path in _set_fields(config, ""):
         if path in NO_EFFECT and path not in reasons.setdefault(NO_EFFECT[path], []):
             reasons[NO_EFFECT[path]].append(path)
-    return [
-        f"{', '.join(paths)}: no effect ({reason})" for reason, paths in sorted(reasons.items())
-    ]
+    return [f"{', '.join(paths)}: no effect ({why})" for why, paths in sorted(reasons.items())]
 
 
 def schema_paths() -> Iterator[str]:
-    """Every field of the schema, below its message, in the schema's order."""
+    """Every field of the schema, below its message, in the schema's order (docs/draw.py)."""
     yield from _paths(pb.ModelConfig.DESCRIPTOR, "")
 
 

@@ -11,19 +11,11 @@ from msgspec import Struct
 from shmserve._generated import model_config_pb2 as pb
 from shmserve.core.devices import device_name
 from shmserve.errors import ConfigError
+from shmserve.protocol.triton_config.backend_kinds import AUTO, CPU, GPU, MODEL, BackendKind
+from shmserve.tensor.config_document import ConfigDocument
 
 # More instances than this are a slip of the pen: each one is a process
 MAX_INSTANCES = 256
-
-AUTO, GPU, CPU, MODEL = "KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"
-# KIND_MODEL leaves the device to the model, which ONNX models cannot choose
-_KINDS = {
-    "python": (AUTO, CPU, GPU, MODEL),
-    "pytorch": (AUTO, CPU, GPU, MODEL),
-    "onnxruntime": (AUTO, CPU, GPU),
-    "grps": (AUTO, CPU),  # the project itself tells its device
-}
-_NEED_CUPY = ("python", "pytorch")
 
 
 class InstanceGroup(Struct, frozen=True):
@@ -40,7 +32,6 @@ class InstanceGroup(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """How many instances it has."""
         return self.count * max(1, len(self.gpus))
 
     @property
@@ -51,7 +42,7 @@ class InstanceGroup(Struct, frozen=True):
         return GPU if self.gpus else CPU
 
 
-class Place(NamedTuple):
+class InstancePlace(NamedTuple):
     """Where one instance runs: the `number`th of `group` on `device` ("cpu", "cuda:K").
 
     `auto`: on the CPU if the device cannot be used.
@@ -63,7 +54,7 @@ class Place(NamedTuple):
     auto: bool
 
 
-def instance_groups(message: Any, model: str, backend: str) -> tuple[InstanceGroup, ...]:
+def instance_groups(message: Any, model: str, backend: BackendKind) -> tuple[InstanceGroup, ...]:
     """The groups of a ModelConfig message; one of KIND_AUTO if it has none.
 
     Raises:
@@ -73,13 +64,13 @@ def instance_groups(message: Any, model: str, backend: str) -> tuple[InstanceGro
     for index, entry in enumerate(message.instance_group):
         kinds = pb.ModelInstanceGroup.Kind.DESCRIPTOR.values_by_number
         kind = kinds[entry.kind].name if entry.kind in kinds else str(entry.kind)
-        if kind not in _KINDS[backend]:
-            hint = " (inference.yml tells the device)" if backend == "grps" else ""
+        if kind not in backend.instance_kinds:
+            hint = f" ({backend.device_hint})" if backend.device_hint else ""
             raise ConfigError(
                 f"model '{model}': instance_group.kind {kind} is not supported "
-                f"by backend '{backend}'{hint}"
+                f"by backend '{backend.name}'{hint}"
             )
-        if entry.gpus and (kind in (CPU, MODEL) or backend == "grps"):
+        if entry.gpus and (kind in (CPU, MODEL) or backend.device_hint):
             raise ConfigError(f"model '{model}': instance_group.gpus does not go with kind {kind}")
         if entry.count < 0:
             raise ConfigError(f"model '{model}': instance_group.count {entry.count} is negative")
@@ -90,63 +81,56 @@ def instance_groups(message: Any, model: str, backend: str) -> tuple[InstanceGro
 
 
 def placed(
-    groups: Sequence[InstanceGroup], model: str, backend: str, devices: int, cupy: bool
+    groups: Sequence[InstanceGroup], model: str, backend: BackendKind, devices: int, cupy: bool
 ) -> tuple[InstanceGroup, ...]:
     """The groups with the devices that their instances are on.
 
-    Args:
-        groups: what the configuration says.
-        model: the model's name.
-        backend: the model's backend.
-        devices: how many CUDA devices are visible.
-        cupy: whether CuPy is installed.
+    `devices`: how many CUDA devices are visible; `cupy`: whether CuPy is installed.
 
     Raises:
         ConfigError: a group must have a device that is not there.
     """
-    found = []
+    placed_groups = []
     for group in groups:
         gpus = group.gpus
         if group.kind == GPU:
             _check_devices(gpus, model, devices)
-            if backend in _NEED_CUPY and not cupy:
+            if backend.needs_cupy and not cupy:
                 raise ConfigError(
                     f"model '{model}': instance_group.kind {GPU} needs CuPy: "
                     "pip install 'shmserve[gpu]'"
                 )
             gpus = gpus or tuple(range(devices))
-        elif group.kind == AUTO and backend != "grps":
+        elif group.kind == AUTO and not backend.device_hint:
             usable = cupy and all(gpu in range(devices) for gpu in gpus)
             gpus = (gpus or tuple(range(devices))) if usable else ()
-        found.append(msgspec.structs.replace(group, gpus=gpus))
-    _check_size(found, model)
-    return tuple(found)
+        placed_groups.append(msgspec.structs.replace(group, gpus=gpus))
+    _check_size(placed_groups, model)
+    return tuple(placed_groups)
 
 
-def places(groups: Sequence[InstanceGroup]) -> list[Place]:
+def places(groups: Sequence[InstanceGroup]) -> list[InstancePlace]:
     """One place for each instance of placed groups, by the instance's index."""
     return [
-        Place(group, number, device, group.kind == AUTO and bool(group.gpus))
+        InstancePlace(group, number, device, group.kind == AUTO and bool(group.gpus))
         for group in groups
         for number in range(group.count)
         for device in [device_name(gpu) for gpu in group.gpus] or ["cpu"]
     ]
 
 
-def told(config_json: str, groups: Sequence[InstanceGroup]) -> str:
-    """A configuration's JSON form with its groups as they were placed."""
-    config: dict[str, Any] = msgspec.json.decode(config_json)
-    for entry, group in zip(config["instance_group"], groups, strict=True):
-        entry["kind"], entry["gpus"] = group.shown_kind, list(group.gpus)
-    return msgspec.json.encode(config).decode()
-
-
-def read(config: dict[str, Any]) -> tuple[InstanceGroup, ...]:
-    """The groups in the JSON form of a configuration."""
-    return tuple(
-        InstanceGroup(entry["name"], entry["count"], entry["kind"], tuple(entry.get("gpus", ())))
-        for entry in config.get("instance_group", ())
+def shown(config: ConfigDocument, groups: Sequence[InstanceGroup]) -> ConfigDocument:
+    """A configuration with its groups as they were placed."""
+    entries = tuple(
+        msgspec.structs.replace(entry, kind=group.shown_kind, gpus=group.gpus)
+        for entry, group in zip(config.groups, groups, strict=True)
     )
+    return msgspec.structs.replace(config, instance_group=entries)
+
+
+def read(config: ConfigDocument) -> tuple[InstanceGroup, ...]:
+    """The groups of a configuration that clients are shown."""
+    return tuple(InstanceGroup(g.name, g.count, g.kind, g.gpus) for g in config.groups)
 
 
 def _check_devices(gpus: tuple[int, ...], model: str, devices: int) -> None:
@@ -157,9 +141,8 @@ def _check_devices(gpus: tuple[int, ...], model: str, devices: int) -> None:
         )
     for gpu in gpus:
         if gpu not in range(devices):
-            raise ConfigError(
-                f"model '{model}': instance_group.gpus has {gpu}, but {there_are(devices)}"
-            )
+            text = f"instance_group.gpus has {gpu}, but {there_are(devices)}"
+            raise ConfigError(f"model '{model}': {text}")
 
 
 def there_are(devices: int) -> str:

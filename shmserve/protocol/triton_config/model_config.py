@@ -6,7 +6,7 @@ Nothing is ignored silently: a field that is not supported is refused by name
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf import json_format, text_format
@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from shmserve._generated import model_config_pb2 as pb
 from shmserve.errors import ConfigError
-from shmserve.protocol.config_json import to_json
+from shmserve.protocol.triton_config.backend_kinds import BUILT_IN, ONNXRUNTIME, PYTHON, BackendKind
+from shmserve.protocol.triton_config.batching import check_batching
 from shmserve.protocol.triton_config.config_parts import (
     VersionPolicy,
     is_plain_file_name,
@@ -22,46 +23,18 @@ from shmserve.protocol.triton_config.config_parts import (
     tensors,
     version_policy,
 )
+from shmserve.protocol.triton_config.document import document_of
 from shmserve.protocol.triton_config.field_table import refuse_unsupported, without_effect
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup, instance_groups
 from shmserve.protocol.triton_config.warmup_samples import WarmupSample, warmup_samples
+from shmserve.tensor.config_document import ConfigDocument
 from shmserve.tensor.spec import ModelSpec, TensorSpec
-
-PYTHON = "python"
-ONNXRUNTIME = "onnxruntime"
-PYTORCH = "pytorch"
-GRPS = "grps"  # a GRPS project; its configuration is its own
-
-# The file a version's folder must hold unless default_model_filename says otherwise
-MODEL_FILES = {
-    PYTHON: "model.py",
-    ONNXRUNTIME: "model.onnx",
-    PYTORCH: "model.pt",
-    GRPS: "inference.yml",
-}
-# A model file may be a folder, which has ONNX models with external data
-MODEL_FILE_IN_FOLDER = "model.onnx"
-_PLATFORMS = {
-    "python": PYTHON,
-    "onnxruntime_onnx": ONNXRUNTIME,
-    "onnx_onnxv1": ONNXRUNTIME,
-    "pytorch_libtorch": PYTORCH,
-}
-_DEFAULT_PLATFORM = {
-    PYTHON: "",
-    ONNXRUNTIME: "onnxruntime_onnx",
-    PYTORCH: "pytorch_libtorch",
-    GRPS: "",
-}
-
-# Those whose models can tell their tensors, so that a configuration may be incomplete
-_COMPLETING = (PYTHON, ONNXRUNTIME)
 
 _GRAPH_LEVELS = (-1, 0, 1, 2)  # of onnxruntime: basic, all, extended, none
 
 # Parameters of Triton that would change what a model does; unknown ones are the model's own
 _REFUSED_PARAMETERS = {
-    "EXECUTION_ENV_PATH": "install what the model needs into the server's environment",
+    "EXECUTION_ENV_PATH": "install what the model needs into the server's environment"
 }
 
 
@@ -70,7 +43,7 @@ class ModelConfig(Struct, frozen=True):
 
     `inputs` and `outputs` have the protocol's full shapes and may lack what the model itself
     can tell; `label_files` maps outputs to files relative to the model's folder; `notes` are
-    hints of the file that have no effect; `json` is the normalised configuration.
+    hints of the file that have no effect; `document` is the normalised configuration.
     """
 
     name: str
@@ -86,7 +59,7 @@ class ModelConfig(Struct, frozen=True):
     parameters: dict[str, str]
     decoupled: bool
     rerun: bool
-    json: str
+    document: ConfigDocument
     warmup: tuple[WarmupSample, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -108,65 +81,81 @@ class ModelConfig(Struct, frozen=True):
             decoupled=self.decoupled,
             rerun=self.rerun,
             parameters=dict(self.parameters),
-            config_json=self.json,
+            config=self.document,
         )
 
 
-def parse(text: str, model: str, backend: str = "") -> ModelConfig:
+def parse(
+    text: str, model: str, backend: str = "", kinds: Mapping[str, BackendKind] = BUILT_IN
+) -> ModelConfig:
     """Read the text of a config.pbtxt ("" where there is none).
 
-    Args:
-        text: protobuf text format.
-        model: the name of the model's folder.
-        backend: what the model's files suggest, for a text that names no backend.
+    `model`: the name of its folder; `backend`: what its files suggest, for a text that names no
+    backend; `kinds`: the backends that there are, by name.
 
     Raises:
         ConfigError: it names the field and what is wrong with it.
     """
+    message = _parsed(text_format.Parse, text, f"model '{model}': config.pbtxt")
+    return _validated(message, model, backend, True, kinds)
+
+
+def parse_json(
+    text: str, model: str, backend: str = "", kinds: Mapping[str, BackendKind] = BUILT_IN
+) -> ModelConfig:
+    """As `parse`, from the JSON form that the load request of the repository API carries."""
+    message = _parsed(json_format.Parse, text, f"model '{model}': config")
+    return _validated(message, model, backend, True, kinds)
+
+
+def parse_dict(
+    document: dict[str, Any],
+    model: str,
+    backend: str = "",
+    partial: bool = True,
+    kinds: Mapping[str, BackendKind] = BUILT_IN,
+) -> ModelConfig:
+    """As `parse_json`, once it is decoded; `partial`: the model may tell what is missing."""
+    message = _parsed(json_format.ParseDict, document, f"model '{model}': config")
+    return _validated(message, model, backend, partial, kinds)
+
+
+def of_spec(spec: ModelSpec, kinds: Mapping[str, BackendKind] = BUILT_IN) -> ModelConfig:
+    """The configuration that a spec was made of, with what its model has completed."""
+    return parse_dict(spec.config.as_dict(), spec.name, spec.backend, kinds=kinds)
+
+
+def _parsed(read: Callable[[Any, Any], Any], source: Any, where: str) -> Any:
     try:
-        message = text_format.Parse(text, pb.ModelConfig())
-    except text_format.ParseError as ex:
-        raise ConfigError(f"model '{model}': config.pbtxt: {_one_line(ex)}") from None
-    return _validated(message, model, backend, True)
+        return read(source, pb.ModelConfig())
+    except (text_format.ParseError, json_format.ParseError) as ex:
+        raise ConfigError(f"{where}: {' '.join(str(ex).split())[:500]}") from None
 
 
-def parse_json(text: str, model: str, backend: str = "", partial: bool = True) -> ModelConfig:
-    """As `parse`, from the JSON form that the load request of the repository API carries.
-
-    `partial`: whether the model may still tell what is missing.
-    """
-    try:
-        message = json_format.Parse(text, pb.ModelConfig())
-    except json_format.ParseError as ex:
-        raise ConfigError(f"model '{model}': config: {_one_line(ex)}") from None
-    return _validated(message, model, backend, partial)
-
-
-def _one_line(ex: Exception) -> str:
-    return " ".join(str(ex).split())[:500]
-
-
-def _validated(message: Any, model: str, guess: str, partial: bool) -> ModelConfig:
+def _validated(
+    message: Any, model: str, guess: str, partial: bool, kinds: Mapping[str, BackendKind]
+) -> ModelConfig:
     refuse_unsupported(message, model)
     if message.name and message.name != model:
         raise ConfigError(f"model '{model}': name '{message.name}' must be the folder's name")
     if message.max_batch_size < 0:
         raise ConfigError(f"model '{model}': max_batch_size {message.max_batch_size} is negative")
-    backend = _backend(message, model, guess)
-    groups = instance_groups(message, model, backend)
+    kind = kinds[_backend(message, model, guess, kinds)]
+    backend = kind.name
+    groups = instance_groups(message, model, kind)
     parameters = _parameters(message, model, backend)
     batched = message.max_batch_size > 0
-    partial = partial and backend in _COMPLETING
+    partial = partial and kind.completes
     inputs = tensors(message.input, model, "input", batched, partial)
     outputs = tensors(message.output, model, "output", batched, partial)
     policy = version_policy(message, model)
-    model_file = message.default_model_filename or MODEL_FILES[backend]
+    model_file = message.default_model_filename or kind.model_file
     if not is_plain_file_name(model_file):
         raise ConfigError(
             f"model '{model}': default_model_filename '{model_file}' is not a plain file name"
         )
     _check_hints(message, model, backend)
-    platform = message.platform or _DEFAULT_PLATFORM[backend]
+    platform = message.platform or kind.platform
     _normalise(message, model, platform, backend, policy, groups, model_file)
     return ModelConfig(
         name=model,
@@ -181,8 +170,8 @@ def _validated(message: Any, model: str, guess: str, partial: bool) -> ModelConf
         model_file=model_file,
         parameters=parameters,
         decoupled=message.model_transaction_policy.decoupled,
-        rerun=_rerun(parameters, model),
-        json=to_json(message),
+        rerun=_flag(parameters, "rerun", model),
+        document=document_of(message),
         warmup=warmup_samples(message, model, message.max_batch_size, partial),
         notes=_notes(message, backend),
     )
@@ -190,13 +179,7 @@ def _validated(message: Any, model: str, guess: str, partial: bool) -> ModelConf
 
 def _check_hints(message: Any, model: str, backend: str) -> None:
     """Values that cannot be meant, also where they would have no effect."""
-    for size in message.dynamic_batching.preferred_batch_size:
-        # 0 may still become what the model's file tells
-        if size < 1 or (message.max_batch_size and size > message.max_batch_size):
-            raise ConfigError(
-                f"model '{model}': dynamic_batching.preferred_batch_size {size} is not between 1 "
-                f"and max_batch_size {message.max_batch_size}"
-            )
+    check_batching(message, model)
     level = message.optimization.graph.level
     if backend == ONNXRUNTIME and level not in _GRAPH_LEVELS:
         raise ConfigError(f"model '{model}': optimization.graph.level {level} is not -1, 0, 1 or 2")
@@ -204,21 +187,24 @@ def _check_hints(message: Any, model: str, backend: str) -> None:
 
 def _notes(message: Any, backend: str) -> tuple[str, ...]:
     notes = without_effect(message)
+    if message.HasField("dynamic_batching") and message.model_transaction_policy.decoupled:
+        notes.append("dynamic_batching: no effect (requests of a decoupled model run one by one)")
     if message.optimization.graph.level and backend != ONNXRUNTIME:
         notes.append(f"optimization.graph.level: no effect (backend {backend} has no levels)")
     return tuple(notes)
 
 
-def _backend(message: Any, model: str, guess: str) -> str:
-    known = ", ".join(MODEL_FILES)
-    if message.platform and message.platform not in _PLATFORMS:
+def _backend(message: Any, model: str, guess: str, kinds: Mapping[str, BackendKind]) -> str:
+    known = ", ".join(kinds)
+    platforms = {platform: kind.name for kind in kinds.values() for platform in kind.platforms}
+    if message.platform and message.platform not in platforms:
         hint = " (call the models one after the other)" if message.platform == "ensemble" else ""
         raise ConfigError(f"model '{model}': platform '{message.platform}' is not supported{hint}")
-    if message.backend and message.backend not in MODEL_FILES:
+    if message.backend and message.backend not in kinds:
         raise ConfigError(
             f"model '{model}': backend '{message.backend}' is not supported (supported: {known})"
         )
-    of_platform = _PLATFORMS.get(message.platform, "")
+    of_platform = platforms.get(message.platform, "")
     if message.backend and of_platform and message.backend != of_platform:
         raise ConfigError(
             f"model '{model}': platform '{message.platform}' does not go with "
@@ -234,18 +220,14 @@ def _parameters(message: Any, model: str, backend: str) -> dict[str, str]:
     for name, hint in _REFUSED_PARAMETERS.items():
         if backend == PYTHON and name in message.parameters:
             raise ConfigError(f"model '{model}': parameters.{name} is not supported ({hint})")
-    found = {name: value.string_value for name, value in sorted(message.parameters.items())}
-    mode = found.get("client_shm_mode", "map")
+    parameters = {name: value.string_value for name, value in sorted(message.parameters.items())}
+    mode = parameters.get("client_shm_mode", "map")
     if mode not in ("map", "copy", "off"):
         raise ConfigError(
             f"model '{model}': parameters.client_shm_mode is '{mode}', not map, copy or off"
         )
-    _flag(found, "writable_inputs", model)
-    return found
-
-
-def _rerun(parameters: dict[str, str], model: str) -> bool:
-    return _flag(parameters, "rerun", model)
+    _flag(parameters, "writable_inputs", model)
+    return parameters
 
 
 def _flag(parameters: dict[str, str], name: str, model: str) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from shmserve.errors import ConfigError
 from shmserve.protocol.triton_config.config_parts import data_type, is_plain_file_name
-from shmserve.tensor.dtypes import DATATYPES, element_count
+from shmserve.tensor.dtypes import DATATYPES
 
 # A sample is made in memory: more than this is a slip of the pen
 MAX_SAMPLE_BYTES = 1 << 30
@@ -66,7 +67,7 @@ def _input(name: str, tensor: Any, batch: tuple[int, ...], where: str) -> Warmup
     if any(dim < 1 for dim in tensor.dims):
         raise ConfigError(f"{where}: dims of a sample must be positive")
     shape = (*batch, *tensor.dims)
-    if element_count(shape) * max(1, DATATYPES[datatype].itemsize) > MAX_SAMPLE_BYTES:
+    if prod(shape) * max(1, DATATYPES[datatype].itemsize) > MAX_SAMPLE_BYTES:
         raise ConfigError(f"{where}: a sample has at most {MAX_SAMPLE_BYTES} bytes")
     choice = tensor.WhichOneof("input_data_type")
     if choice == "input_data_file":

@@ -5,19 +5,25 @@ anything, the process gets SIGKILL, if it can take the file CRASH_FLAG away. So 
 process dies, and those that are started in its place live.
 """
 
+from __future__ import annotations
+
 import importlib.abc
 import importlib.util
 import os
 import signal
 import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 MODULE, FUNCTION, COUNT = (os.environ.get("CRASH_POINT", "::") + "::").split(":")[:3]
 
 
-def armed(function):
+def armed(function: Callable[..., Any]) -> Callable[..., Any]:
     left = [int(COUNT or 1)]
 
-    def wrapper(*args, **kwargs):
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         left[0] -= 1
         if left[0] == 0:
             try:
@@ -31,8 +37,8 @@ def armed(function):
     return wrapper
 
 
-def arm(module):
-    owner = module
+def arm(module: ModuleType) -> None:
+    owner: Any = module
     *path, name = FUNCTION.split(".")
     for part in path:
         owner = getattr(owner, part)
@@ -40,23 +46,25 @@ def arm(module):
 
 
 class Loader(importlib.abc.Loader):
-    def __init__(self, loader):
+    def __init__(self, loader: importlib.abc.Loader) -> None:
         self.loader = loader
 
-    def create_module(self, spec):
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
 
-    def exec_module(self, module):
+    def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
         arm(module)
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name != MODULE:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
         spec.loader = Loader(spec.loader)
         return spec
 

@@ -3,11 +3,13 @@
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
 from shmserve import config, ids
-from shmserve.coordinator.service import Coordinator
+from shmserve.coordinator import service
+from shmserve.coordinator.assembly import Launch
 from shmserve.errors import NotFound
 from shmserve.observe import logs
 from shmserve.protocol.control.link_messages import Instance
@@ -40,24 +42,24 @@ class Scan(msgspec.Struct):
 class Library:
     """Stands for `shmserve.repository`."""
 
-    def scan(self, paths):
+    def scan(self, paths: Sequence[str]) -> Scan:
         with open(os.path.join(paths[0], "models.json"), "rb") as file:
             return msgspec.json.decode(file.read(), type=Scan)
 
-    def survey(self, paths):
+    def survey(self, paths: Sequence[str]) -> dict[str, str]:
         found = self.scan(paths).models
         return {name: repr(folder) for name, folder in found.items()}
 
-    def locate(self, paths, name):
+    def locate(self, paths: Sequence[str], name: str) -> str:
         if name not in self.scan(paths).models:
             raise NotFound(f"model '{name}' is not in the repository")
         return os.path.join(paths[0], name)
 
-    def fingerprint(self, directory):
+    def fingerprint(self, directory: str) -> str:
         paths, name = os.path.split(directory)
         return self.survey([paths])[name]
 
-    def read_folder(self, directory, override=None):
+    def read_folder(self, directory: str, override: str | None = None) -> Folder:
         paths, name = os.path.split(directory)
         folder = self.scan([paths]).models[name]
         if override is not None:
@@ -73,14 +75,9 @@ def main() -> int:
     arguments = parser.parse_args()
     settings = config.load()
     logs.setup("coordinator", "info")
-    return Coordinator(
-        settings,
-        config.run_dir(settings),
-        arguments.process_id,
-        arguments.epoch,
-        arguments.master_fd,
-        Library(),
-    ).run()
+    run_dir = config.run_dir(settings)
+    launch = Launch(settings, run_dir, arguments.process_id, arguments.epoch, arguments.master_fd)
+    return service.run(launch, Library())
 
 
 sys.exit(main())

@@ -11,7 +11,7 @@ import msgspec
 
 from shmserve import config
 from shmserve.protocol.control.link_messages import Instance, Loaded, LoadFailed
-from shmserve.transport.link import Link
+from shmserve.transport.link import Link, LinkHandlers
 
 
 def main() -> None:
@@ -32,12 +32,14 @@ def main() -> None:
         run_dir,
         "executor",
         arguments.process_id,
-        on_trim=lambda nbytes: None,
-        on_stats=lambda what: {"busy_ms": 10_000_000 if os.path.exists(flag) else 0},
-        on_stop=lambda reason: None if ignore_stop else os.eventfd_write(wake, 1),
-        held_bytes=lambda: 1000,
-        loaded=lambda: state["loaded"],
-        instance=instance.name,
+        LinkHandlers(
+            on_trim=lambda nbytes: None,
+            on_stats=lambda what: {"busy_ms": 10_000_000 if os.path.exists(flag) else 0},
+            on_stop=lambda reason: None if ignore_stop else os.eventfd_write(wake, 1),
+            held_bytes=lambda: 1000,
+            loaded=lambda: state["loaded"],
+        ),
+        instance.name,
     )
     link.start()
     if behaviour.get("load") == "fail":
@@ -46,8 +48,8 @@ def main() -> None:
         sys.exit(1)
     if behaviour.get("load") == "hang":
         time.sleep(3600)
-    state["loaded"] = Loaded(instance.name, instance.spec, f"{arguments.process_id}.sock")
-    link.send(state["loaded"])
+    state["loaded"] = loaded = Loaded(instance.name, instance.spec, f"{arguments.process_id}.sock")
+    link.send(loaded)
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     poll.register(arguments.master_fd, select.POLLIN)

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 from shmserve import config
 from shmserve.supervisor import guard, launch
@@ -12,7 +14,14 @@ from shmserve.transport.processes import spawn
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def spawn_stand_in(role, arguments, *, master_fd, environ, new_session):
+def spawn_stand_in(
+    role: str,
+    arguments: Sequence[str],
+    *,
+    master_fd: int,
+    environ: dict[str, str],
+    new_session: bool,
+) -> subprocess.Popen[bytes]:
     script = os.path.join(HERE, f"{role}.py")
     return spawn(
         [sys.executable, script, *arguments, "--master-fd", str(master_fd)],
@@ -23,7 +32,7 @@ def spawn_stand_in(role, arguments, *, master_fd, environ, new_session):
 
 
 def main() -> None:
-    launch.spawn_role = spawn_stand_in
+    vars(launch)["spawn_role"] = spawn_stand_in
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     settings = config.load()

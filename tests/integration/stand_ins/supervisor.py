@@ -6,7 +6,9 @@ import sys
 
 from shmserve import config
 from shmserve.observe import logs
-from shmserve.supervisor.service import Supervisor
+from shmserve.shm.registry_page import RegistryReader
+from shmserve.supervisor.announce import Announcer
+from shmserve.supervisor.service import Commands, Supervisor
 from shmserve.transport.notify import Notifier
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -24,16 +26,15 @@ def main() -> int:
         os._exit(0)
     settings = config.load()
     logs.setup("supervisor", "info")
-    return Supervisor(
-        settings,
-        config.run_dir(settings),
-        arguments.process_id,
-        arguments.master_fd,
+    run_dir = config.run_dir(settings)
+    commands = Commands(
         coordinator=[sys.executable, os.path.join(HERE, "coordinator.py")],
         executor=[sys.executable, os.path.join(HERE, "executor.py")],
-        notifier=Notifier(arguments.notify_socket),
-        watchdog_s=arguments.watchdog_usec / 1e6,
-    ).run()
+    )
+    notifier = Notifier(arguments.notify_socket)
+    announcer = Announcer(notifier, RegistryReader(run_dir), arguments.watchdog_usec / 1e6)
+    process, master_fd = arguments.process_id, arguments.master_fd
+    return Supervisor(settings, run_dir, process, master_fd, commands, announcer).run()
 
 
 sys.exit(main())

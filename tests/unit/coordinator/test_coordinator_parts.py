@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from shmserve.config import Settings
-from shmserve.coordinator import pool_sizing as limits
-from shmserve.coordinator.models import desired_models as wanted
-from shmserve.coordinator.stats import admin_tables as shows
+from shmserve.coordinator import pool_sizing
+from shmserve.coordinator.models import desired_models
+from shmserve.coordinator.stats import admin_tables
 from shmserve.errors import ConfigError
 from shmserve.protocol.control.link_messages import AskStats, Instance, Shown
 from shmserve.protocol.control.stats_messages import GpuReport
@@ -16,17 +16,17 @@ MIB = 1 << 20
 
 
 def test_by_default_the_pool_is_half_of_what_there_is():
-    assert limits.pool_size(0, 1000 * MIB, 900 * MIB, None) == (500 * MIB, "")
-    assert limits.pool_size(0, 1000 * MIB, 900 * MIB, 600 * MIB) == (300 * MIB, "")
+    assert pool_sizing.pool_size(0, 1000 * MIB, 900 * MIB, None) == (500 * MIB, "")
+    assert pool_sizing.pool_size(0, 1000 * MIB, 900 * MIB, 600 * MIB) == (300 * MIB, "")
 
 
 def test_a_pool_that_does_not_fit_is_told_in_one_sentence():
-    pool, advice = limits.pool_size(800 * MIB, 1000 * MIB, 64 * MIB, None)
+    pool, advice = pool_sizing.pool_size(800 * MIB, 1000 * MIB, 64 * MIB, None)
     assert pool == 800 * MIB
     assert "800 MiB" in advice
     assert "64 MiB free" in advice
     assert "--shm-size" in advice
-    _, advice = limits.pool_size(800 * MIB, 1000 * MIB, 1000 * MIB, 1000 * MIB)
+    _, advice = pool_sizing.pool_size(800 * MIB, 1000 * MIB, 1000 * MIB, 1000 * MIB)
     assert "memory limit is 1000 MiB" in advice
 
 
@@ -35,10 +35,10 @@ def test_the_lowest_limit_on_the_way_up_counts(tmp_path):
     membership.write_text("0::/a/b\n")
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "memory.max").write_text("max\n")
-    assert limits.cgroup_limit(str(tmp_path), str(membership)) is None
+    assert pool_sizing.cgroup_limit(str(tmp_path), str(membership)) is None
     (tmp_path / "a" / "memory.max").write_text("12345\n")
-    assert limits.cgroup_limit(str(tmp_path), str(membership)) == 12345
-    assert limits.cgroup_limit(str(tmp_path), str(tmp_path / "missing")) is None
+    assert pool_sizing.cgroup_limit(str(tmp_path), str(membership)) == 12345
+    assert pool_sizing.cgroup_limit(str(tmp_path), str(tmp_path / "missing")) is None
 
 
 def test_the_limit_of_the_older_hierarchy_is_found(tmp_path):
@@ -47,7 +47,7 @@ def test_the_limit_of_the_older_hierarchy_is_found(tmp_path):
     (tmp_path / "memory" / "c").mkdir(parents=True)
     (tmp_path / "memory" / "c" / "memory.limit_in_bytes").write_text("777\n")
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert limits.cgroup_limit(str(tmp_path), str(membership)) == 777
+    assert pool_sizing.cgroup_limit(str(tmp_path), str(membership)) == 777
 
 
 class Folder(msgspec.Struct):
@@ -76,7 +76,7 @@ def scanner(paths):
 
 
 def chosen(**settings):
-    found = wanted.choose(Settings(**settings), scanner)
+    found = desired_models.choose(Settings(**settings), scanner)
     return [f"{s.name}/{s.version}" for s, _ in found.versions], found.failures
 
 
@@ -104,19 +104,19 @@ def test_a_repository_that_cannot_be_read_is_a_failure_not_a_crash():
     def broken(paths):
         raise ConfigError("model_repository: 'x' is not a readable folder")
 
-    found = wanted.choose(Settings(), broken)
+    found = desired_models.choose(Settings(), broken)
     assert found.failures == {"model_repository": "model_repository: 'x' is not a readable folder"}
 
 
 def test_an_instance_too_large_for_a_message_is_a_failure():
-    huge = spec("huge", config_json="x" * 200_000)
-    found = wanted.choose(Settings(), lambda paths: Scan({"huge": Folder((huge,))}))
-    assert found == wanted.Wanted((), {"huge/1": "its configuration is too large"})
+    huge = spec("huge", parameters={"x": "x" * 200_000})
+    found = desired_models.choose(Settings(), lambda paths: Scan({"huge": Folder((huge,))}))
+    assert found == desired_models.DesiredModels((), {"huge/1": "its configuration is too large"})
 
 
 def test_a_question_is_answered_when_all_have_or_time_is_up():
     sent = []
-    questions = shows.Questions(lambda process, message: sent.append((process, message)))
+    questions = admin_tables.TableQueries(lambda process, message: sent.append((process, message)))
     questions.ask("cli-1-aa", 9, "slots", ["http-1-aa", "executor-1-bb", "cli-1-aa"], 0.0)
     assert sent == [("executor-1-bb", AskStats(1, "slots")), ("http-1-aa", AskStats(1, "slots"))]
     sent.clear()
@@ -144,7 +144,7 @@ def test_a_question_is_answered_when_all_have_or_time_is_up():
 )
 def test_answers_of_every_form_become_rows(what, stats, row):
     sent = []
-    questions = shows.Questions(lambda process, message: sent.append(message))
+    questions = admin_tables.TableQueries(lambda process, message: sent.append(message))
     questions.ask("cli-1-aa", 9, what, ["http-1-aa"], 0.0)
     questions.answered("http-1-aa", 1, stats, 0.1)
     assert sent[-1] == Shown(9, ({"process": "http-1-aa", **row},))
@@ -152,14 +152,14 @@ def test_answers_of_every_form_become_rows(what, stats, row):
 
 def test_a_gpus_row_has_what_it_tells():
     gpus = (GpuReport("GPU-a", 0, "H200", 0.5, 1, 2, 41, 3.0, 4.0, 5.0), GpuReport("GPU-b", 1, ""))
-    first, second = shows.gpu_rows(gpus)
+    first, second = admin_tables.gpu_rows(gpus)
     assert list(first.values()) == [0, "H200", 0.5, 1, 2, 41, 3.0, 4.0, 5.0, "GPU-a"]
     assert second == {"gpu": 1, "name": "", "uuid": "GPU-b"}
 
 
 def test_whoever_dies_is_not_waited_for():
     sent = []
-    questions = shows.Questions(lambda process, message: sent.append(message))
+    questions = admin_tables.TableQueries(lambda process, message: sent.append(message))
     questions.ask("cli-1-aa", 9, "queues", ["executor-1-bb"], 0.0)
     questions.gone("executor-1-bb", 0.1)
     assert sent[-1] == Shown(9, ())
@@ -167,7 +167,7 @@ def test_whoever_dies_is_not_waited_for():
 
 def test_long_tables_come_in_parts():
     rows = [{"n": i, "text": "x" * 1000} for i in range(200)]
-    parts = list(shows.parts(1, rows))
+    parts = list(admin_tables.parts(1, rows))
     assert len(parts) > 1
     assert [part.more for part in parts] == [True] * (len(parts) - 1) + [False]
     assert [row for part in parts for row in part.rows] == rows
@@ -183,6 +183,6 @@ def test_long_tables_come_in_parts():
     ],
 )
 def test_first_segments_take_half_of_the_pool_at_most(pool, processes, wanted, size, told):
-    got, advice = limits.arena_size(pool, processes, wanted)
+    got, advice = pool_sizing.arena_size(pool, processes, wanted)
     assert got == size
     assert bool(advice) is told

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from shmserve.config import Settings
-from shmserve.coordinator.stats import admin_tables as shows
-from shmserve.coordinator.stats.counter_totals import Counters
-from shmserve.core.control.reconciler import Fleet
+from shmserve.coordinator.stats import admin_tables
+from shmserve.coordinator.stats.counter_totals import CounterTotals
+from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.stats.executor_counters import ExecutorCounters
@@ -26,7 +26,7 @@ from shmserve.protocol.control.stats_messages import (
     StorePages,
 )
 from shmserve.shm.status_page import COUNTERS, DEPTH, SIZE
-from shmserve.transport.questions import close_all
+from shmserve.transport.channel import close_all
 
 SUPERVISOR = "supervisor-1"
 
@@ -53,15 +53,15 @@ class Page:
 
     def count(self, answered: int, failed: int = 0) -> None:
         for _ in range(answered):
-            self.requests.succeeded(self.requests.row("m", "1"), 1000)
+            self.requests.ended("m", "1", None, 1000)
         for _ in range(failed):
-            self.requests.failed(self.requests.row("m", "1"), Reason.MODEL, 1000)
+            self.requests.ended("m", "1", Reason.MODEL, 1000)
         self.write()
 
     def write(self) -> None:
         os.pwrite(self.fd, self.memory, 0)
 
-    def tell(self, counters: Counters, supervisor: str = SUPERVISOR) -> None:
+    def tell(self, counters: CounterTotals, supervisor: str = SUPERVISOR) -> None:
         message = CounterPage(self.nbytes, self.owner.model, self.owner.version)
         counters.arrived(self.owner, message, [os.dup(self.fd)], supervisor)
 
@@ -92,9 +92,9 @@ class World:
         elif isinstance(message, DropPages) and self.dropping:
             close_all([self.stored.pop(owner) for owner in message.owners])
 
-    def another(self, epoch: str = "cafe0123") -> Counters:
+    def another(self, epoch: str = "cafe0123") -> CounterTotals:
         """The next coordinator: it has the totals' file and what the supervisor keeps."""
-        self.counters = Counters(self.run_dir, epoch, self.send, 2)
+        self.counters = CounterTotals(self.run_dir, epoch, self.send, 2)
         if self.stored:
             owners = tuple(self.stored)
             fds = [os.dup(self.stored[owner]) for owner in owners]
@@ -115,8 +115,8 @@ class World:
         self.counters.tick(SUPERVISOR, lambda model, version: True)
 
     def report(self) -> Report:
-        fleet = Fleet(Ledger(1000, 0), 1.0, 1.0)
-        return self.counters.report(fleet, RegionBook(Settings(), 0), ())
+        reconciler = Reconciler(Ledger(1000, 0), 1.0, 1.0)
+        return self.counters.report(reconciler, RegionBook(Settings(), 0), ())
 
     def answered(self) -> int:
         return sum(model.all_requests().succeeded for model in self.report().models)
@@ -226,7 +226,7 @@ def test_a_new_supervisor_is_given_all_pages(world: World) -> None:
 
 
 def test_after_a_restart_reports_wait_for_the_pages_that_are_kept(tmp_path: Path) -> None:
-    counters = Counters(str(tmp_path), "cafe0123", lambda *_: None, 2, settle_until=10.0)
+    counters = CounterTotals(str(tmp_path), "cafe0123", lambda *_: None, 2, settle_until=10.0)
     assert not counters.settled(9.0)
     assert counters.settled(10.0)
     counters.stored(SUPERVISOR, (), (), more=True)
@@ -260,7 +260,7 @@ def test_a_page_that_is_cut_short_or_nonsense_is_left_out_and_counted(world: Wor
 def test_versions_that_are_served_no_more_are_bounded(world: World) -> None:
     page = world.page("http")
     for number in range(4):
-        page.requests.succeeded(page.requests.row(f"old{number}", "1"), 1)
+        page.requests.ended(f"old{number}", "1", None, 1)
     page.write()
     world.end(page)
     world.counters.tick(SUPERVISOR, lambda model, version: model == "old0")
@@ -270,7 +270,7 @@ def test_versions_that_are_served_no_more_are_bounded(world: World) -> None:
 def test_rows_of_shmserve_show_stats() -> None:
     model = ModelReport("m", "1")
     model.runs.requests, model.runs.stage_ns = 2, [2_000_000, 4_000_000, 0, 0]
-    (row,) = shows.stats_rows(Report((model,), (), {}, {}))
+    (row,) = admin_tables.stats_rows(Report((model,), (), {}, {}))
     assert (row["queue_ms"], row["compute_input_ms"], row["request_ms"]) == (1.0, 2.0, 0.0)
     assert (row["model"], row["answered"], row["failed"]) == ("m", 0, 0)
 

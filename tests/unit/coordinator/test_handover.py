@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
-from shmserve.dispatch.executor_pool import wire_execute
+from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.errors import NotFound, Unavailable
 from shmserve.executor.backend import Request, Response
 from tests.unit.dispatch.test_dispatch import (
@@ -133,11 +133,13 @@ def test_what_was_sent_before_the_end_is_answered(
     gate, begun = threading.Event(), threading.Event()
     sent: list[int] = []
 
+    send = ExecutorPool.send
+
     def counted(*arguments: Any) -> None:
-        wire_execute(*arguments)
+        send(*arguments)
         sent.append(1)
 
-    monkeypatch.setattr("shmserve.dispatch.exchange.wire_execute", counted)
+    monkeypatch.setattr(ExecutorPool, "send", counted)
 
     def waits(request: Request) -> Response:
         begun.set()

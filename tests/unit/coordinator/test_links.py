@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from shmserve.coordinator.connections import Peer
+from shmserve.coordinator.connections import ProcessConnection
 from shmserve.coordinator.links import Links
-from shmserve.protocol import messages
+from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import AskStats, Hello, LoadFailed, Welcome
 
 NAME = "executor-1-aa"
 LAST_WORDS = LoadFailed("m/1/0", "the model says no")
 
 
-class Desk:
+class Router:
     """Hears."""
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class Executor:
     """One end of a link, with the coordinator's loop for the other one."""
 
     def __init__(self) -> None:
-        self.desk = Desk()
+        self.router = Router()
         self.selector = selectors.DefaultSelector()
-        self.links = Links(self.selector, lambda: Welcome(messages.VERSION, "e"), lambda: self.desk)
+        self.links = Links(self.selector, Welcome(messages.VERSION, "e"))
         self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.selector.register(other, selectors.EVENT_READ, Peer(other))
+        self.selector.register(other, selectors.EVENT_READ, ProcessConnection(other))
         self.say(Hello(messages.VERSION, "executor", NAME, os.getpid(), instance="m/1/0"))
         self.turn()
         assert self.socket.recv(1 << 16)  # welcome
@@ -53,8 +53,8 @@ class Executor:
 
     def turn(self) -> None:
         for key, ready in self.selector.select(0):
-            self.links.ready(key.data, ready)
-        self.links.bury()
+            self.links.ready(key.data, ready, self.router)
+        self.links.bury(self.router)
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_last_words_are_heard(executor: Executor, told: str) -> None:
     executor.socket.close()
     if told == "after":
         executor.links.send(NAME, AskStats(1, "busy"))
-        executor.links.bury()
+        executor.links.bury(executor.router)
     for _ in range(3):
         executor.turn()
-    assert executor.desk.heard == ["hello", LAST_WORDS, "gone"]
+    assert executor.router.heard == ["hello", LAST_WORDS, "gone"]
     assert not executor.selector.get_map()

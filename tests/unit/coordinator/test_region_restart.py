@@ -11,8 +11,8 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.coordinator.regions.owners import Owners
-from shmserve.coordinator.regions.registrations import Regions
-from shmserve.core.control.reconciler import Fleet
+from shmserve.coordinator.regions.registrations import RegionRegistrations
+from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import Snapshot
@@ -28,9 +28,11 @@ class Desk:
 
     def __init__(self, run_dir: Path, previous: Snapshot | None = None) -> None:
         owners = Owners(lambda *_: None, lambda _: None, True)
-        fleet = Fleet(Ledger(1000, 0), 60.0, 60.0)
+        reconciler = Reconciler(Ledger(1000, 0), 60.0, 60.0)
         self.given: list[RegionGiven] = []
-        self.regions = Regions(Settings(), str(run_dir), fleet, self._send, owners, lambda: 0)
+        self.regions = RegionRegistrations(
+            Settings(), str(run_dir), reconciler, self._send, owners, lambda: 0
+        )
         if previous is not None:
             self.regions.restore(previous, 0.0)
 

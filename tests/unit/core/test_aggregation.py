@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmserve.core.stats import aggregation as rates
+from shmserve.core.stats import aggregation
 from shmserve.core.stats.counter_pages import BOUNDS_NS, BUCKETS
 from shmserve.core.stats.executor_counters import ExecutorCounts
 from shmserve.core.stats.request_counters import Reason, RequestCounts
@@ -29,7 +29,7 @@ def counted(*durations_ns: int, **more: int) -> list[int]:
         counts.buckets[bucket(ns)] += 1
     for reason, count in more.items():
         counts.failures[Reason[reason]] = count
-    return rates.from_requests(counts)
+    return aggregation.from_requests(counts)
 
 
 def named(values: list[float], columns: tuple[str, ...]) -> dict[str, float]:
@@ -37,26 +37,26 @@ def named(values: list[float], columns: tuple[str, ...]) -> dict[str, float]:
 
 
 def test_of_one_request_the_slowest_is_its_very_time() -> None:
-    assert rates.slowest_ns(counted(3_141_592)) == 3_141_592
+    assert aggregation.slowest_ns(counted(3_141_592)) == 3_141_592
 
 
 def test_of_requests_in_one_bucket_the_slowest_is_no_more_than_its_bound() -> None:
-    assert rates.slowest_ns(counted(*[4 * MS] * 50)) == 5 * MS
+    assert aggregation.slowest_ns(counted(*[4 * MS] * 50)) == 5 * MS
 
 
 def test_of_requests_beyond_all_bounds_the_sum_tells_the_slowest() -> None:
-    assert rates.slowest_ns(counted(1 * MS, 60_000 * MS)) <= 60_001 * MS
+    assert aggregation.slowest_ns(counted(1 * MS, 60_000 * MS)) <= 60_001 * MS
 
 
 def test_without_requests_there_is_no_slowest() -> None:
-    assert rates.slowest_ns(counted()) == 0
-    assert rates.distribution_ms(counted(), 0) == []
-    assert isnan(rates.quantile_ns(counted(), 50, 0))
+    assert aggregation.slowest_ns(counted()) == 0
+    assert aggregation.distribution_ms(counted(), 0) == []
+    assert isnan(aggregation.quantile_ns(counted(), 50, 0))
 
 
 @given(DURATIONS)
 def test_the_slowest_is_never_told_too_fast_nor_beyond_its_bucket(durations: list[int]) -> None:
-    top = rates.slowest_ns(counted(*durations))
+    top = aggregation.slowest_ns(counted(*durations))
     assert max(durations) <= top
     index = bucket(max(durations))
     assert top <= (BOUNDS_NS[index] if index < len(BOUNDS_NS) else sum(durations))
@@ -65,8 +65,8 @@ def test_the_slowest_is_never_told_too_fast_nor_beyond_its_bucket(durations: lis
 @given(DURATIONS)
 def test_quantiles_grow_lie_in_their_bucket_and_end_at_the_slowest(durations: list[int]) -> None:
     counts = counted(*durations)
-    top = rates.slowest_ns(counts)
-    found = [rates.quantile_ns(counts, percent, top) for percent in range(1, 101)]
+    top = aggregation.slowest_ns(counts)
+    found = [aggregation.quantile_ns(counts, percent, top) for percent in range(1, 101)]
     assert found == sorted(found)
     assert found[-1] <= top * (1 + 1e-12)
     ordered = sorted(durations)
@@ -81,8 +81,10 @@ def test_quantiles_grow_lie_in_their_bucket_and_end_at_the_slowest(durations: li
 def test_a_period_as_people_see_it() -> None:
     counts = counted(2 * MS, 4 * MS, MODEL=1, BAD_REQUEST=1)
     runs = ExecutorCounts(0, 6, 3, 3, [3 * MS, 0, 6 * MS, 0])
-    whole = [a + b for a, b in zip(counts, rates.from_runs(runs), strict=True)]
-    row = named(rates.of_model(whole, 2.0, rates.slowest_ns(whole)), rates.MODEL_COLUMNS)
+    whole = [a + b for a, b in zip(counts, aggregation.from_runs(runs), strict=True)]
+    row = named(
+        aggregation.of_model(whole, 2.0, aggregation.slowest_ns(whole)), aggregation.MODEL_COLUMNS
+    )
     assert row["requests"] == 2.0  # refused ones are requests, too
     assert row["failed"] == 50.0  # and failures
     assert row["latency_avg"] == 3.0
@@ -92,7 +94,7 @@ def test_a_period_as_people_see_it() -> None:
 
 
 def test_of_nothing_there_are_rates_but_no_times() -> None:
-    row = named(rates.of_all([0] * rates.WIDTH, 1.0, 0), rates.ALL_COLUMNS)
+    row = named(aggregation.of_all([0] * aggregation.WIDTH, 1.0, 0), aggregation.ALL_COLUMNS)
     assert row["requests"] == row["copied"] == row["failed_model"] == 0.0
     for name in ("failed", "latency_avg", "latency_p50", "latency_max", "batch", "queue"):
         assert isnan(row[name]), name
@@ -100,16 +102,18 @@ def test_of_nothing_there_are_rates_but_no_times() -> None:
 
 def test_reasons_stages_and_buckets_are_told_apart() -> None:
     counts = RequestCounts(3, 9, 0, [*range(len(Reason))], [10, 20, 30, 40], [*range(BUCKETS)])
-    row = named(rates.of_all(rates.from_requests(counts), 2.0, 5), rates.ALL_COLUMNS)
+    row = named(
+        aggregation.of_all(aggregation.from_requests(counts), 2.0, 5), aggregation.ALL_COLUMNS
+    )
     assert row["failed_internal"] == Reason.INTERNAL / 2
     assert (row["copied_in"], row["copied_device"], row["copied"]) == (5.0, 20.0, 50.0)
     assert row["bucket_7"] == 7.0
 
 
 def test_growth_is_never_negative() -> None:
-    assert rates.growth([5, 1, 3], [2, 4, 3]) == [3, 0, 0]
+    assert aggregation.growth([5, 1, 3], [2, 4, 3]) == [3, 0, 0]
 
 
 def test_there_are_as_many_percents_as_grps_numbers() -> None:
-    assert len(rates.PERCENTS) == 20
-    assert len(rates.distribution_ms(counted(MS), MS)) == 20
+    assert len(aggregation.PERCENTS) == 20
+    assert len(aggregation.distribution_ms(counted(MS), MS)) == 20

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shmserve.core.stats import model_metrics as reported
+from shmserve.core.stats import model_metrics
 from shmserve.core.stats.aggregation import PERCENTS
-from shmserve.core.stats.model_metrics import Reported
+from shmserve.core.stats.model_metrics import ModelMetrics
 
 FLAT = [1.0] * len(PERCENTS)
 
@@ -38,53 +38,55 @@ FLAT = [1.0] * len(PERCENTS)
     ],
 )
 def test_nonsense_is_left_out(entry: Any) -> None:
-    assert reported.parse({"bad": entry, "good": ["inc", 2, 3]}) == {
-        "good": Reported("inc", 3.0, (), 2)
+    assert model_metrics.parse({"bad": entry, "good": ["inc", 2, 3]}) == {
+        "good": ModelMetrics("inc", 3.0, (), 2)
     }
 
 
 @pytest.mark.parametrize("data", [None, [], "x", {1: ["inc", 1, 1]}, {"": ["inc", 1, 1]}])
 def test_only_names_with_entries_count(data: Any) -> None:
-    assert reported.parse(data) == {}
+    assert model_metrics.parse(data) == {}
 
 
 def test_names_are_bounded_in_length_and_number() -> None:
-    assert reported.parse({"x" * 129: ["inc", 1, 1]}) == {}
-    assert len(reported.parse({str(n): ["inc", 1, 1] for n in range(1000)})) == 256
+    assert model_metrics.parse({"x" * 129: ["inc", 1, 1]}) == {}
+    assert len(model_metrics.parse({str(n): ["inc", 1, 1] for n in range(1000)})) == 256
 
 
 @pytest.mark.parametrize(
     ("kind", "value"), [("avg", 2.5), ("max", 4.0), ("min", 2.0), ("inc", 6.0)]
 )
 def test_instances_are_put_together_as_their_kind_says(kind: str, value: float) -> None:
-    silent = Reported(kind, 0.0, (), 0)
-    one = reported.merged([Reported(kind, 2.0, (), 3), Reported(kind, 4.0, (), 1), silent])
+    silent = ModelMetrics(kind, 0.0, (), 0)
+    one = model_metrics.merged(
+        [ModelMetrics(kind, 2.0, (), 3), ModelMetrics(kind, 4.0, (), 1), silent]
+    )
     assert (one.value, one.count) == (value, 4)
 
 
 def test_a_second_without_values_has_none_but_a_sum() -> None:
-    assert isnan(reported.gauges(reported.merged([Reported("avg", 0.0, (), 0)]))[0])
-    assert reported.gauges(reported.merged([Reported("inc", 0.0, (), 0)])) == [0.0]
-    assert all(map(isnan, reported.gauges(reported.merged([Reported("cdf")]))))
+    assert isnan(model_metrics.gauges(model_metrics.merged([ModelMetrics("avg", 0.0, (), 0)]))[0])
+    assert model_metrics.gauges(model_metrics.merged([ModelMetrics("inc", 0.0, (), 0)])) == [0.0]
+    assert all(map(isnan, model_metrics.gauges(model_metrics.merged([ModelMetrics("cdf")]))))
 
 
 def test_one_distribution_stays_as_it_is() -> None:
     points = [float(n) for n in range(len(PERCENTS))]
-    one = reported.merged([Reported("cdf", nan, points, 9), Reported("cdf")])
+    one = model_metrics.merged([ModelMetrics("cdf", nan, points, 9), ModelMetrics("cdf")])
     assert one.points == points
     middle = (PERCENTS.index(50), PERCENTS.index(90), PERCENTS.index(99))
-    assert reported.gauges(one) == [points[at] for at in middle]
+    assert model_metrics.gauges(one) == [points[at] for at in middle]
 
 
 def test_distributions_mix_by_their_weight() -> None:
-    low = Reported("cdf", nan, [1.0] * len(PERCENTS), 30)
-    high = Reported("cdf", nan, [9.0] * len(PERCENTS), 10)
-    points = reported.merged([low, high]).points
+    low = ModelMetrics("cdf", nan, [1.0] * len(PERCENTS), 30)
+    high = ModelMetrics("cdf", nan, [9.0] * len(PERCENTS), 10)
+    points = model_metrics.merged([low, high]).points
     assert len(points) == len(PERCENTS)
     for percent, value in zip(PERCENTS, points, strict=True):
         assert value == (1.0 if percent <= 70 else 9.0), percent
 
 
 def test_who_reports_another_kind_under_the_same_name_is_left_out() -> None:
-    one = reported.merged([Reported("max", 3.0, (), 1), Reported("min", 1.0, (), 1)])
+    one = model_metrics.merged([ModelMetrics("max", 3.0, (), 1), ModelMetrics("min", 1.0, (), 1)])
     assert (one.kind, one.value) == ("max", 3.0)

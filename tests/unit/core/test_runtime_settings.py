@@ -9,9 +9,9 @@ from shmserve.core.control.runtime_settings import (
     UNLIMITED,
     LogChange,
     LogSettings,
+    RuntimeSettings,
     TraceChange,
     TraceSettings,
-    Tuning,
     initial_log,
 )
 
@@ -29,7 +29,7 @@ def test_a_change_leaves_the_rest_alone() -> None:
 
 
 def test_a_models_settings_lie_over_those_of_all() -> None:
-    tuning = Tuning().with_trace("", TraceChange(on=True, rate=10))
+    tuning = RuntimeSettings().with_trace("", TraceChange(on=True, rate=10))
     tuning = tuning.with_trace("m", TraceChange(rate=5))
     assert tuning.trace_of("m") == TraceSettings(True, 5)
     assert tuning.trace_of("other") == TraceSettings(True, 10)
@@ -49,7 +49,7 @@ def test_a_models_settings_lie_over_those_of_all() -> None:
 def test_no_more_traces_than_the_limit_are_granted(
     limit: int, asked: list[tuple[str, int]], own: bool
 ) -> None:
-    tuning = Tuning().with_trace("", TraceChange(on=True, count=limit))
+    tuning = RuntimeSettings().with_trace("", TraceChange(on=True, count=limit))
     if own:
         tuning = tuning.with_trace("m", TraceChange(count=limit))
     granted = {"m": 0, "n": 0}
@@ -65,7 +65,7 @@ def test_no_more_traces_than_the_limit_are_granted(
 
 
 def test_without_a_limit_or_when_off() -> None:
-    on = Tuning().with_trace("", TraceChange(on=True))
+    on = RuntimeSettings().with_trace("", TraceChange(on=True))
     assert on.taken("m", 7) == (on, 7)
     assert on.trace.count == UNLIMITED
-    assert Tuning().taken("m", 7) == (Tuning(), 0)
+    assert RuntimeSettings().taken("m", 7) == (RuntimeSettings(), 0)

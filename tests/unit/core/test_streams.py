@@ -17,6 +17,7 @@ import pytest
 
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch import Call
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
     Cancelled,
     Code,
@@ -61,8 +62,10 @@ def count_up(request: Request) -> None:
     channel_of(request).send(None, final=True)
 
 
-def start(rig: Rig, entry: ModelEntry, *values: float, **options: Any) -> Call:
-    call = rig.dispatcher.call(entry, **options)
+def start(
+    rig: Rig, entry: ModelEntry, *values: float, cancellable: bool = False, **options: Any
+) -> Call:
+    call = rig.dispatcher.call(entry, RunOptions(**options), cancellable)
     feed(call, np.array(values, np.float32))
     return call
 
@@ -248,7 +251,7 @@ def test_closing_the_iterator_cancels(rig: Rig) -> None:
         stream.close()  # type: ignore[attr-defined]
         assert told.wait(30)
     all_slots_come_back(rig)
-    assert len(rig.dispatcher.abandoned) == 0
+    assert len(rig.dispatcher.orphans) == 0
     with start(rig, entry, 0) as call:  # and closing the call, in the midst of the stream
         stream = call.stream()
         next(stream)
@@ -353,12 +356,13 @@ def test_a_queued_stream_that_is_cancelled_never_runs(rig: Rig) -> None:
         channel_of(request).send(None, final=True)
 
     entry = serve(rig, slow)
-    with start(rig, entry, 0) as first:
-        reader = threading.Thread(target=lambda: list(first.stream("first")))
+    with start(rig, entry, 0, request_id="first") as first:
+        reader = threading.Thread(target=lambda: list(first.stream()))
         reader.start()
         until(lambda: ran == ["first"], "the first runs")
-        with start(rig, entry, 0) as second, pytest.raises(Cancelled):
-            next(second.stream("second", on_wait=lambda: False))
+        gone = start(rig, entry, 0, request_id="second", on_wait=lambda: False)
+        with gone as second, pytest.raises(Cancelled):
+            next(second.stream())
         until(lambda: rig.executors[0].loop.queued == 0, "it is still queued")
         gate.set()
         reader.join()
@@ -398,7 +402,7 @@ def test_a_waiting_call_is_cancelled_at_once(rig: Rig) -> None:
         with pytest.raises(Cancelled):
             next(call.stream())
     all_slots_come_back(rig)
-    assert rig.dispatcher.peers.by_process["x0"].in_flight == 0
+    assert rig.dispatcher.executors.pools["x0"].in_flight == 0
 
 
 def test_a_model_that_raises_ends_its_stream(rig: Rig) -> None:
@@ -503,7 +507,7 @@ def test_an_executors_death_in_mid_stream(rig: Rig) -> None:
     with start(rig, entry, 0) as call:
         stream = call.stream()
         next(stream)
-        for connection in list(rig.executors[0].loop._connections.values()):
+        for connection in list(rig.executors[0].channels._connections.values()):
             connection.channel._socket.shutdown(2)
         with pytest.raises(Unavailable):
             list(stream)
@@ -642,5 +646,5 @@ def test_readers_of_every_kind_at_once(tmp_path: Path, seed: int) -> None:
         thread.join()
     assert wrong == [None] * 96
     all_slots_come_back(rig)
-    assert rig.dispatcher.peers.by_process["x0"].in_flight == len(rig.dispatcher.abandoned) == 0
+    assert rig.dispatcher.executors.pools["x0"].in_flight == len(rig.dispatcher.orphans) == 0
     rig.close()

@@ -16,6 +16,7 @@ import pytest
 
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch import Call
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
     ArenaExhausted,
     Cancelled,
@@ -104,14 +105,14 @@ def test_every_size_arrives_and_every_slot_comes_back(
     array = np.arange(size, dtype=np.float32)
     with rig.dispatcher.call(entry) as call:
         feed(call, array)
-        (output,) = call.execute("id").outputs
+        (output,) = call.execute().outputs
         np.testing.assert_array_equal(np.frombuffer(output.view, np.float32), array + plus)
         if copied is not None:
             assert call.receipt.copied_out == (array.nbytes if copied else 0)
         elif array.nbytes >= 4096:
             assert call.receipt.copied_out == 0  # an input given back is not copied
     assert slots_in_use(rig) == 0
-    rig.dispatcher.peers.by_process["x0"].flush()
+    rig.dispatcher.executors.pools["x0"].flush()
     until(lambda: not rig.executors[0].memory.rows("slots"), "output slots were not released")
 
 
@@ -205,7 +206,7 @@ def test_a_deadline_frees_the_waiter_and_the_late_answer_frees_the_slots(rig: Ri
         return own_array(request)
 
     entry = rig.serve(slow)
-    with rig.dispatcher.call(entry, timeout_s=0.2) as call:
+    with rig.dispatcher.call(entry, RunOptions(timeout_s=0.2)) as call:
         feed(call, np.ones(5000, np.float32))
         with pytest.raises(DeadlineExceeded):
             call.execute()
@@ -228,10 +229,10 @@ def test_a_cancelled_request_that_has_not_started_never_runs(rig: Rig) -> None:
     first = threading.Thread(target=run, args=(rig, entry, np.ones(3, np.float32)))
     first.start()
     until(lambda: len(ran) == 1, "the first request did not start")
-    with rig.dispatcher.call(entry) as call:
+    with rig.dispatcher.call(entry, RunOptions("second", on_wait=lambda: False)) as call:
         feed(call, np.ones(3, np.float32))
         with pytest.raises(Cancelled):
-            call.execute("second", on_wait=lambda: False)
+            call.execute()
     gate.set()
     first.join()
     until(lambda: slots_in_use(rig) == 0, "the cancelled request's slot was not freed")
@@ -249,13 +250,15 @@ def test_a_running_model_can_see_that_it_was_cancelled(rig: Rig) -> None:
         return into_offer(request)
 
     entry = rig.serve(patient)
-    with rig.dispatcher.call(entry) as call:
+    with rig.dispatcher.call(entry, RunOptions("first", on_wait=lambda: False)) as call:
         feed(call, np.ones(5000, np.float32))
         with pytest.raises(Cancelled):
-            call.execute("first", on_wait=lambda: False)
-    with rig.dispatcher.call(entry) as call:  # what comes after it is not cancelled
+            call.execute()
+    with rig.dispatcher.call(
+        entry, RunOptions("second")
+    ) as call:  # what comes after it is not cancelled
         feed(call, np.ones(3, np.float32))
-        assert len(call.execute("second").outputs) == 1
+        assert len(call.execute().outputs) == 1
     assert seen == ["first"]
     until(lambda: slots_in_use(rig) == 0, "the late answer did not free the input")
 
@@ -276,7 +279,7 @@ def test_a_running_model_can_see_that_its_frontend_has_gone(rig: Rig) -> None:
         feed(call, np.ones(5000, np.float32))
         caller = caller_that_sees(Unavailable, call)
         assert running.wait(30)
-        (connection,) = rig.executors[0].loop._connections.values()
+        (connection,) = rig.executors[0].channels._connections.values()
         connection.channel._socket.shutdown(2)
         caller.join()
     until(lambda: seen == [True], "the model did not see it")
@@ -316,7 +319,7 @@ def test_a_request_runs_again_elsewhere_where_the_model_allows(rig: Rig) -> None
     victim: list[Any] = []
 
     def dies(request: Request) -> Response:
-        for connection in list(victim[0].loop._connections.values()):
+        for connection in list(victim[0].channels._connections.values()):
             connection.channel._socket.shutdown(2)
         return own_array(request)
 
@@ -342,7 +345,7 @@ def test_the_queue_is_bounded(tmp_path: Path) -> None:
     ]
     for thread in threads:
         thread.start()
-    peers = rig.dispatcher.peers.by_process
+    peers = rig.dispatcher.executors.pools
     until(lambda: [p.in_flight for p in list(peers.values())] == [2], "requests not in flight")
     with pytest.raises(QueueFull):
         run(rig, entry, np.ones(3, np.float32))
@@ -368,10 +371,10 @@ def test_the_pool_is_bounded_and_recovers(tmp_path: Path) -> None:
 
 def test_parameters_too_long_to_pass_on_are_refused_and_nothing_leaks(rig: Rig) -> None:
     entry = rig.serve(into_offer)
-    with rig.dispatcher.call(entry) as call:
+    with rig.dispatcher.call(entry, RunOptions(parameters={"p": "x" * 200_000})) as call:
         feed(call, np.ones(3, np.float32))
         with pytest.raises(InvalidArgument):
-            call.execute(parameters={"p": "x" * 200_000})
+            call.execute()
     assert slots_in_use(rig) == 0
     assert len(run(rig, entry, np.ones(3, np.float32))) == 3
 

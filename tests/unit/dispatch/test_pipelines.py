@@ -15,7 +15,10 @@ import pytest
 
 from shmserve import config
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
-from shmserve.core.scheduling import pipeline_wiring as joints
+from shmserve.core.scheduling import pipeline_wiring
+from shmserve.core.stats import request_counters
+from shmserve.core.stats.request_counters import COPIES
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -54,7 +57,7 @@ class Line:
 
     def __init__(self, run_dir: Path, *models: Model, **settings: Any) -> None:
         names = tuple("abcdef"[: len(models)])
-        self.rig = Rig(run_dir, grps_pipelines={"line": names}, **settings)
+        self.rig = Rig(run_dir, pipelines={"line": names}, **settings)
         self.specs = {name: spec(name) for name in names}
         self.entries = {
             name: self.rig.serve(model, spec=self.specs[name])
@@ -68,7 +71,7 @@ class Line:
 
     def call(self, timeout_s: float | None = None) -> Any:
         entry = self.rig.dispatcher.ready_model("line")
-        return self.rig.dispatcher.call(entry, timeout_s)
+        return self.rig.dispatcher.call(entry, RunOptions(timeout_s=timeout_s))
 
     def run(self, array: Array, timeout_s: float | None = None) -> tuple[Array, dict[str, Any]]:
         """The answer and the receipt."""
@@ -87,8 +90,8 @@ class Line:
     def assert_nothing_held(self) -> None:
         memory = self.rig.dispatcher.memory
         until(lambda: memory.stats().slots == memory.stats().free, "input slots are held")
-        until(lambda: not memory.passed, "outputs are still passed on")
-        for peer in self.rig.dispatcher.peers.by_process.values():
+        until(lambda: not memory.forwarded, "outputs are still passed on")
+        for peer in self.rig.dispatcher.executors.pools.values():
             peer.flush()
         for executor in self.rig.executors:
             until(lambda e=executor: not e.memory.rows("slots"), "output slots are held")
@@ -121,6 +124,22 @@ def test_tensors_stay_in_the_slots_of_who_wrote_them(line: Any, size: int) -> No
         assert receipt["copied_bytes"] == {"in": 0, "batch": 0, "out": 0, "device": 0}
         assert receipt["executor"] == "a/1/0, b/1/0, c/1/0"
     whole.assert_nothing_held()
+
+
+def test_what_the_frontend_copies_counts_for_the_first_and_for_the_last_model(line: Any) -> None:
+    whole = line(into_offer, into_offer, into_offer)
+    with whole.call() as call:
+        whole.feed(call, np.ones(3, np.float32))
+        call.receipt.copied_in += 5
+        call.execute()
+        call.receipt.copied_out += 7
+        call.answered()
+        assert call.receipt.as_dict()["copied_bytes"] == {
+            "in": 5, "batch": 0, "out": 7, "device": 0
+        }  # fmt: skip
+    rows = request_counters.read(whole.rig.dispatcher.counting.page.words)
+    assert [rows[name, "1"].copied[COPIES.index("in")] for name in "abc"] == [5, 0, 0]
+    assert [rows[name, "1"].copied[COPIES.index("out")] for name in "abc"] == [0, 0, 7]
 
 
 @pytest.mark.parametrize(
@@ -170,13 +189,13 @@ def test_what_a_later_model_keeps_is_not_written_over(line: Any) -> None:
         whole.run(np.full(2000, value, np.float32))
         assert (kept[0] == 7).all()  # the first model wrote its later outputs elsewhere
     memory = whole.rig.dispatcher.memory
-    assert memory.passed == 6
+    assert memory.forwarded == 6
 
     def let_go() -> bool:
         kept.clear()
         gc.collect()
         whole.run(np.ones(1, np.float32))  # its answer tells
-        return memory.passed <= 2
+        return memory.forwarded <= 2
 
     until(let_go, "outputs that nobody looks at any more are held")
 
@@ -194,13 +213,13 @@ def test_a_deadline_in_a_later_model_keeps_the_earlier_ones_output(line: Any) ->
     with pytest.raises(DeadlineExceeded):
         whole.run(np.full(5000, 3, np.float32), timeout_s=0.3)
     memory = whole.rig.dispatcher.memory
-    assert memory.passed == 1  # the second executor may still read it
+    assert memory.forwarded == 1  # the second executor may still read it
     first = whole.entries["a"]
     with whole.rig.dispatcher.call(first) as call:  # the first one goes on writing
         whole.feed(call, np.zeros(5000, np.float32))
         call.execute()
     gate.set()
-    until(lambda: not memory.passed, "the late answer did not let go of the output")
+    until(lambda: not memory.forwarded, "the late answer did not let go of the output")
     assert seen == [4.0]
     whole.assert_nothing_held()
 
@@ -222,7 +241,7 @@ def test_an_executors_death_gives_everything_back(line: Any, victim: int) -> Non
     lines: list[Line] = []
 
     def dies(request: Request) -> Response:
-        for connection in list(lines[0].rig.executors[victim].loop._connections.values()):
+        for connection in list(lines[0].rig.executors[victim].channels._connections.values()):
             connection.channel._socket.shutdown(2)
         return into_offer(request)
 
@@ -234,7 +253,7 @@ def test_an_executors_death_gives_everything_back(line: Any, victim: int) -> Non
         whole.run(np.ones(5000, np.float32))
     memory = whole.rig.dispatcher.memory
     assert memory.stats().slots == memory.stats().free
-    assert not memory.passed
+    assert not memory.forwarded
 
 
 def test_the_first_executors_death_does_not_matter_to_the_second(line: Any) -> None:
@@ -248,7 +267,7 @@ def test_the_first_executors_death_does_not_matter_to_the_second(line: Any) -> N
     lines.append(whole)
     answer, _ = whole.run(np.ones(5000, np.float32))
     assert (answer == 3).all()
-    assert not whole.rig.dispatcher.memory.passed
+    assert not whole.rig.dispatcher.memory.forwarded
     whole.rig.executors.pop(0)
 
 
@@ -258,7 +277,7 @@ def test_segments_that_are_gone_are_forgotten_by_those_who_were_given_them(line:
     whole.run(large)
     whole.assert_nothing_held()
     first, second = whole.rig.executors
-    (frontend,) = second.loop._frontends.values()
+    (frontend,) = second.channels._frontends.values()
     before = set(frontend.segments._mappings)
     assert before
     first.memory.trim(0.0)
@@ -290,7 +309,7 @@ def test_a_pipeline_is_a_model_to_frontends(line: Any) -> None:
     assert [t.name for t in entry.spec.inputs] == ["IN"]
     assert [t.name for t in entry.spec.outputs] == ["OUT"]
     assert entry.spec.platform == "pipeline"
-    assert msgspec.json.decode(entry.spec.config_json)["input"][0]["name"] == "IN"
+    assert msgspec.json.decode(entry.spec.config.json())["input"][0]["name"] == "IN"
     with pytest.raises(NotFound):
         dispatcher.model("line", "2")
     loading = msgspec.structs.replace(whole.entries["b"], state=ModelState.LOADING)
@@ -329,9 +348,9 @@ def test_how_models_fit(outputs: Any, inputs: Any, expected: Any) -> None:
     giver, taker = spec("a", outputs=tuple(outputs)), spec("b", inputs=tuple(inputs))
     if isinstance(expected, str):
         with pytest.raises(ConfigError, match=expected):
-            joints.join("p", giver, taker)
+            pipeline_wiring.join("p", giver, taker)
     else:
-        found = joints.join("p", giver, taker)
+        found = pipeline_wiring.join("p", giver, taker)
         assert [(joint.output, joint.input.name) for joint in found] == expected
 
 
@@ -344,23 +363,23 @@ def test_a_shape_that_only_shows_when_it_runs(line: Any) -> None:
         whole.run(np.ones(3, np.float32))
     whole.assert_nothing_held()
     taker = spec("b", inputs=(TensorSpec("IN", "FP32", (-1, 2)),), max_batch_size=4)
-    joint = joints.Joint("OUT", taker.inputs[0])
-    joints.check("p", joint, taker, (4, 2))
+    joint = pipeline_wiring.Joint("OUT", taker.inputs[0])
+    pipeline_wiring.check("p", joint, taker, (4, 2))
     with pytest.raises(Internal, match="at most 4 in a batch"):
-        joints.check("p", joint, taker, (5, 2))
+        pipeline_wiring.check("p", joint, taker, (5, 2))
 
 
 def test_pipelines_in_the_settings(tmp_path: Path) -> None:
     environ = {"SHMSERVE_GRPS_PIPELINES": "one = a, b/2 ; two=c"}
     expected = {"one": ("a", "b/2"), "two": ("c",)}
-    assert config.load(environ).grps_pipelines == expected
+    assert config.load(environ).pipelines == expected
     for text in (
         '[grps_pipelines]\none = ["a", "b/2"]\ntwo = ["c"]',
         '[grps.pipelines]\none = ["a", "b/2"]\ntwo = ["c"]',
     ):
         (tmp_path / "s.toml").write_text(text)
         found = config.load({"SHMSERVE_CONFIG": str(tmp_path / "s.toml")})
-        assert found.grps_pipelines == expected
+        assert found.pipelines == expected
     for bad in ("a,b", "=a", "one="):
-        with pytest.raises(ConfigError, match=r"grps_pipelines"):
+        with pytest.raises(ConfigError, match=r"pipelines"):
             config.load({"SHMSERVE_GRPS_PIPELINES": bad})

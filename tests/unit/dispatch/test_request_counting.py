@@ -17,6 +17,7 @@ from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.core.stats import executor_counters, request_counters
 from shmserve.core.stats.counter_pages import read_gauges
 from shmserve.core.stats.request_counters import Reason, RequestCounts
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.request_counting import reason_of, reason_of_answer
 from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
@@ -70,7 +71,7 @@ class Gate:
 
 
 def send(rig: Rig, entry: ModelEntry, timeout_s: float | None = None) -> None:
-    with rig.dispatcher.call(entry, timeout_s) as call:
+    with rig.dispatcher.call(entry, RunOptions(timeout_s=timeout_s)) as call:
         reservation = call.reserve(ONES.nbytes)
         reservation.view[:] = memoryview(ONES).cast("B")
         call.receipt.copied_in += ONES.nbytes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shmserve.errors import Internal
-from shmserve.testing.backend_runner import FakeRequest, arrays, ask, failure, load
+from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 from shmserve.testing.model_files import Make, model_maker, native
 
 X = np.arange(4, dtype=np.float32)
@@ -65,7 +65,7 @@ def test_native_outputs_nobody_wants_cost_nothing(make: Make) -> None:
         """
     )
     backend, _spec = load(make(code))
-    request = FakeRequest(("S",), X=X)
+    request = FakeBackendRequest(("S",), X=X)
     got = arrays(backend.execute([request])[0])
     assert request.offered == {}
     assert got["S"].dtype == object
@@ -74,7 +74,7 @@ def test_native_outputs_nobody_wants_cost_nothing(make: Make) -> None:
 
 def test_a_returned_input_is_passed_through(make: Make) -> None:
     backend, _spec = load(make(native("return {'Y': request.input('X')}")))
-    request = FakeRequest(("Y",), X=X)
+    request = FakeBackendRequest(("Y",), X=X)
     got = arrays(backend.execute([request])[0])
     assert np.shares_memory(got["Y"], request.inputs["X"].memory)
 

@@ -14,7 +14,7 @@ import pytest
 
 from shmserve.errors import Code, ConfigError, InvalidArgument, ShmserveError
 from shmserve.tensor.spec import TensorSpec
-from shmserve.testing.backend_runner import FakeRequest, arrays, ask, load
+from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, load
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -75,7 +75,7 @@ def test_a_bare_model_is_completed(folder: Path) -> None:
     assert spec.inputs == (TensorSpec("X", "FP32", (-1, 3, -1)),)
     assert spec.outputs == (TensorSpec("Y", "FP32", (-1, 3, -1)),)
     assert (spec.platform, spec.backend) == ("onnxruntime_onnx", "onnxruntime")
-    config = json.loads(spec.config_json)
+    config = json.loads(spec.config.json())
     assert config["max_batch_size"] == 4
     assert config["dynamic_batching"] == {}
     assert config["input"][0]["name"] == "X"
@@ -95,7 +95,7 @@ def test_completion_with_a_batch(folder: Path) -> None:
     config = 'backend: "onnxruntime" max_batch_size: 8'
     _, spec = load(adder(folder, ["N", 3], config=config))
     assert spec.inputs[0].shape == (-1, 3)
-    assert json.loads(spec.config_json)["input"][0]["dims"] == [3]
+    assert json.loads(spec.config.json())["input"][0]["dims"] == [3]
 
 
 def test_a_half_told_configuration_is_completed(folder: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_half_told_configuration_is_completed(folder: Path) -> None:
 def test_labels_survive_completion() -> None:
     _, spec = load("workers/digits")
     assert spec.outputs[1].labels[3] == "3"
-    assert json.loads(spec.config_json)["output"][1]["label_filename"] == "labels.txt"
+    assert json.loads(spec.config.json())["output"][1]["label_filename"] == "labels.txt"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_disagreement_is_refused(folder: Path, config: str, reason: str) -> None
 def test_a_bare_model_without_a_variable_batch(folder: Path) -> None:
     _, spec = load(adder(folder, [2, "N"], config=""))
     assert (spec.max_batch_size, spec.inputs[0].shape) == (0, (2, -1))
-    assert "dynamic_batching" not in json.loads(spec.config_json)
+    assert "dynamic_batching" not in json.loads(spec.config.json())
 
 
 def test_a_model_in_a_folder_with_its_data(folder: Path) -> None:
@@ -155,7 +155,7 @@ def test_reshape_and_warm_up(folder: Path) -> None:
         data_type: TYPE_FP32 dims: [ 6 ] random_data: true } } } ]
     """
     backend, _spec = load(adder(folder, ["N", 2, 3], config=config))
-    request = FakeRequest(("Y",), X=np.ones((2, 6), np.float32))
+    request = FakeBackendRequest(("Y",), X=np.ones((2, 6), np.float32))
     got = arrays(backend.execute([request])[0])["Y"]
     assert got.tolist() == [[2] * 6] * 2
     assert np.shares_memory(got, request.offered["Y"])  # no copy for the other shape
@@ -166,7 +166,7 @@ def test_reshape_and_warm_up(folder: Path) -> None:
 def test_a_bare_vector_is_a_batch_of_scalars(folder: Path) -> None:
     backend, spec = load(adder(folder, ["N"], config=""))
     assert (spec.max_batch_size, spec.inputs[0].shape) == (4, (-1, 1))
-    entry = json.loads(spec.config_json)["input"][0]
+    entry = json.loads(spec.config.json())["input"][0]
     assert (entry["dims"], entry["reshape"]) == ([1], {"shape": []})
     got = arrays(ask(backend, spec, X=np.ones((3, 1), np.float32)))["Y"]
     assert got.tolist() == [[2], [2], [2]]
@@ -184,7 +184,7 @@ def test_missing_parts_of_entries_are_completed(folder: Path) -> None:
     _, spec = load(directory)
     assert spec.outputs[0].labels == ("a", "b", "c")
     assert (spec.inputs[0].shape, spec.outputs[0].datatype) == ((-1, 3), "FP32")
-    entry = json.loads(spec.config_json)["output"][0]
+    entry = json.loads(spec.config.json())["output"][0]
     assert (entry["data_type"], entry["dims"]) == ("TYPE_FP32", [3])
 
 
@@ -268,7 +268,7 @@ def test_without_onnxruntime(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def offered(directory: str, **inputs: np.ndarray[Any, Any]) -> dict[str, bool]:
     """Runs it; output name -> whether it was written into the offered array."""
     backend, spec = load(directory)
-    request = FakeRequest(tuple(o.name for o in spec.outputs), **inputs)
+    request = FakeBackendRequest(tuple(o.name for o in spec.outputs), **inputs)
     got = arrays(backend.execute([request])[0])
     return {name: got[name] is request.offered.get(name) for name in got}
 
@@ -285,7 +285,7 @@ def test_inputs_are_bound_where_they_lie(folder: Path, monkeypatch: pytest.Monke
     binding = backend._binding  # type: ignore[attr-defined]
     original = binding.bind_input
     monkeypatch.setattr(binding, "bind_input", lambda *a: (seen.append(a[-1]), original(*a)))
-    request = FakeRequest(("Y",), X=np.ones(5, np.float32))
+    request = FakeBackendRequest(("Y",), X=np.ones(5, np.float32))
     assert arrays(backend.execute([request])[0])["Y"].tolist() == [2] * 5
     assert seen == [request.inputs["X"].memory.ctypes.data]
 
@@ -294,7 +294,7 @@ def test_unknown_shapes_stay_with_onnxruntime(folder: Path) -> None:
     node = helper.make_node("NonZero", ["X"], ["Y"])
     directory = save(folder, [node], [value("X", T.FLOAT, ["N"])], [value("Y", T.INT64, [1, "K"])])
     backend, spec = load(directory)
-    request = FakeRequest(("Y",), X=np.array([0, 5, 0, 7], np.float32))
+    request = FakeBackendRequest(("Y",), X=np.array([0, 5, 0, 7], np.float32))
     got = arrays(backend.execute([request])[0])["Y"]
     assert request.offered == {}
     assert got.tolist() == [[1, 3]]
@@ -385,7 +385,7 @@ def test_shapes_that_do_not_go_together_are_the_clients_mistake(folder: Path) ->
 def test_errors_of_the_request_pass(folder: Path) -> None:
     from shmserve.errors import ArenaExhausted
 
-    class Full(FakeRequest):
+    class Full(FakeBackendRequest):
         def offer(self, *_arguments: Any) -> Any:
             raise ArenaExhausted("no room")
 

@@ -14,7 +14,7 @@ from shmserve.errors import Code, ConfigError, ModelFailure, ShmserveError
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import create
 from shmserve.executor.backends.model_errors import MAX_TEXT, describe, sanitised
-from shmserve.testing.backend_runner import FakeRequest, arrays, ask, failure, load
+from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 from shmserve.testing.model_files import X_TO_Y as CONFIG
 from shmserve.testing.model_files import Make, model_maker, native, triton
 
@@ -36,7 +36,7 @@ def test_shipped_python_workers() -> None:
     np.testing.assert_array_equal(got["OUTPUT0"], a + b)
     np.testing.assert_array_equal(got["OUTPUT1"], a - b)
     backend, spec = load("workers/identity")
-    request = FakeRequest(("OUTPUT0",), INPUT0=X)
+    request = FakeBackendRequest(("OUTPUT0",), INPUT0=X)
     (response,) = backend.execute([request])
     assert arrays(response)["OUTPUT0"] is request.offered["OUTPUT0"]
     np.testing.assert_array_equal(request.offered["OUTPUT0"], X)

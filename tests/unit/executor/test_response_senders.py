@@ -12,7 +12,7 @@ import pytest
 from shmserve.errors import ConfigError, ShmserveError
 from shmserve.executor.backend import Response
 from shmserve.testing.backend_runner import (
-    FakeRequest,
+    FakeBackendRequest,
     FakeResponses,
     arrays,
     ask,
@@ -247,7 +247,7 @@ def test_ordinary_models_send_exactly_one(make: Make, body: str, reason: str) ->
 
 def test_an_ordinary_response_that_never_comes_is_given_up(make: Make) -> None:
     backend, _ = load(make(triton("self.kept = requests[0].get_response_sender()")))
-    request = FakeRequest(("Y",), X=X)
+    request = FakeBackendRequest(("Y",), X=X)
     request.deadline_ns = 1
     (response,) = backend.execute([request])
     assert "in time" in failure_of(response).message
@@ -283,7 +283,7 @@ def test_a_generator_is_closed_when_its_request_is_cancelled(make: Make) -> None
         request.parameters["closed"] = True
     """
     backend, _ = load(make(native(body), DECOUPLED))
-    request = FakeRequest(("Y",), {}, X=X)
+    request = FakeBackendRequest(("Y",), {}, X=X)
     request.responses = responses = FakeResponses()
     request.cancelled = True
     backend.execute([request])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shmserve.core.stats.executor_counters import NWORDS, RESPONSE, ExecutorCounts, read
-from shmserve.executor.run_statistics import Spent, Statistics
+from shmserve.executor.run_statistics import RunStatistics, Spent
 from shmserve.protocol.control.data_messages import Answer, Descriptor, Execute, Timing, WireTensor
 from shmserve.tensor.spec import ModelSpec
 from tests.unit.rig import SPEC
@@ -19,7 +19,7 @@ class Counted:
 
     def __init__(self, spec: ModelSpec = SPEC) -> None:
         self.words = memoryview(bytearray(NWORDS * 8)).cast("Q")
-        self.statistics = Statistics(self.words, spec, lambda: 5_000_000)
+        self.statistics = RunStatistics(self.words, spec, lambda: 5_000_000)
 
     @property
     def counts(self) -> ExecutorCounts:
@@ -37,10 +37,9 @@ def outcomes(counts: ExecutorCounts, index: int) -> dict[str, tuple[int, int]]:
 def test_the_first_dimension_is_the_batch_only_where_the_model_has_one() -> None:
     plain, batching = Counted(), Counted(msgspec.structs.replace(SPEC, max_batch_size=8))
     for counted in (plain, batching):
-        counted.statistics.ran(REQUEST, Timing(1, 2, 3, 4))
-        counted.statistics.ran(Execute(2, "", (), (), {}, 0, 0), Timing())
+        counted.statistics.streamed(Spent(), REQUEST)
+        counted.statistics.streamed(Spent(), Execute(2, "", (), (), {}, 0, 0))
     assert (plain.counts.inferences, batching.counts.inferences) == (2, 4)
-    assert plain.counts.stage_ns == [1, 2, 3, 4]
     assert plain.counts.last_inference_ms == 5
 
 

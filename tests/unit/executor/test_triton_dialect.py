@@ -13,9 +13,9 @@ from shmserve import repository
 from shmserve.errors import Code, ShmserveError, Unimplemented
 from shmserve.executor.backend import Context
 from shmserve.executor.backends import create
-from shmserve.executor.backends.triton.inference_request import InferenceResponse
-from shmserve.repository import placing
-from shmserve.testing.backend_runner import FakeRequest, arrays, ask, failure, load
+from shmserve.executor.backends.triton.inference_response import InferenceResponse
+from shmserve.repository import placement
+from shmserve.testing.backend_runner import FakeBackendRequest, arrays, ask, failure, load
 from shmserve.testing.model_files import X_TO_Y as CONFIG
 from shmserve.testing.model_files import Make, model_maker, triton
 
@@ -36,7 +36,7 @@ IDENTITY = (
 
 def test_triton_identity_is_an_alias(make: Make) -> None:
     backend, _ = load(make(triton(IDENTITY)))
-    requests = [FakeRequest(("Y",), X=X), FakeRequest(("Y",), X=X + 1)]
+    requests = [FakeBackendRequest(("Y",), X=X), FakeBackendRequest(("Y",), X=X + 1)]
     for request, response in zip(requests, backend.execute(requests), strict=True):
         assert np.shares_memory(arrays(response)["Y"], request.inputs["X"].memory)
 
@@ -87,8 +87,8 @@ def test_triton_instance_kind_is_that_of_its_group(make: Make) -> None:
 def test_triton_instances_on_gpus_are_told_their_device(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placing.gpus, "visible_devices", lambda: ("0", "1"))
-    monkeypatch.setattr(placing.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(placement.gpus, "visible_devices", lambda: ("0", "1"))
+    monkeypatch.setattr(placement.util, "find_spec", lambda name: object())
     groups = "instance_group [ { kind: KIND_CPU }, { kind: KIND_GPU count: 2 name: 'g' } ]"
     keys = "('model_instance_name', 'model_instance_kind', 'model_instance_device_id')"
     more = f"\n    def initialize(self, args):\n        self.told = [args[k] for k in {keys}]\n"
@@ -203,7 +203,7 @@ def test_triton_nonsense(make: Make, body: str, reason: str) -> None:
 
 def test_one_bad_response_does_not_spoil_the_others(make: Make) -> None:
     backend, _ = load(make(triton(IDENTITY + "[:1] + [None]")))
-    good, bad = backend.execute([FakeRequest(("Y",), X=X), FakeRequest(("Y",), X=X)])
+    good, bad = backend.execute([FakeBackendRequest(("Y",), X=X), FakeBackendRequest(("Y",), X=X)])
     assert good.error is None
     assert bad.error is not None
 
@@ -327,7 +327,7 @@ def test_writable_inputs_are_copies(make: Make) -> None:
     """
     parameter = 'parameters { key: "writable_inputs" value { string_value: "true" } }'
     backend, _ = load(make(triton(body), CONFIG + parameter))
-    request = FakeRequest(("Y",), X=X)
+    request = FakeBackendRequest(("Y",), X=X)
     assert arrays(backend.execute([request])[0])["Y"].tolist() == [1, 2, 3, 4]
     assert request.inputs["X"].memory.tolist() == [0, 1, 2, 3]
 
@@ -367,7 +367,7 @@ def test_auto_complete_config(make: Make) -> None:
     _, spec = load(make(triton(IDENTITY, AUTO % ""), 'backend: "python"'))
     assert spec.max_batch_size == 4
     assert spec.inputs[0].shape == (-1, -1)
-    config = json.loads(spec.config_json)
+    config = json.loads(spec.config.json())
     assert config["output"][0]["dims"] == [-1]
     assert config["max_batch_size"] == 4
 
@@ -417,7 +417,7 @@ def test_auto_complete_config_without_a_file(make: Make) -> None:
     (Path(directory) / "config.pbtxt").unlink()
     _, spec = load(directory)
     assert (spec.backend, spec.max_batch_size) == ("python", 4)
-    assert "dynamic_batching" in json.loads(spec.config_json)
+    assert "dynamic_batching" in json.loads(spec.config.json())
 
 
 def test_auto_complete_config_completes_an_entry(make: Make) -> None:
@@ -451,7 +451,7 @@ def test_dlpack_identity_without_a_copy(make: Make, name: str) -> None:
     kinds = {"UINT8": "u1", "UINT64": "u8", "INT8": "i1", "INT32": "i4", "INT64": "i8"}
     dtype = np.dtype(types.get(name) or kinds.get(name) or {"FP32": "f4", "FP64": "f8"}[name])
     x = np.array([0, 1, 1, 0, 1]).astype(dtype)
-    request = FakeRequest(("Y",), X=x)
+    request = FakeBackendRequest(("Y",), X=x)
     got = arrays(backend.execute([request])[0])["Y"]
     assert got.dtype == dtype
     assert got.ctypes.data == request.inputs["X"].memory.ctypes.data

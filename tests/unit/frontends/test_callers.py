@@ -7,24 +7,20 @@ import sys
 
 import pytest
 
-from shmserve.transport import peer_credentials as peers
-from shmserve.transport.holders import with_process
-from shmserve.transport.peer_credentials import REMOTE, caller_of
+from shmserve.transport import peer_credentials
+from shmserve.transport.peer_credentials import REMOTE, caller_of, with_process
 from tests.integration.region_client import OTHER_UID, as_user
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+IPV6 = [pytest.param(host, marks=pytest.mark.needs("ipv6")) for host in ("::1", "::ffff:127.0.0.1")]
 
 
-@pytest.fixture(params=["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+@pytest.fixture(params=["127.0.0.1", *IPV6])
 def tcp(request):
     """A function that connects and gives both ends."""
     family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
     listener = socket.socket(family)
     opened = [listener]
-    try:
-        listener.bind((request.param, 0))
-    except OSError:
-        pytest.skip("no IPv6 here")
+    listener.bind((request.param, 0))
     listener.listen()
     listener.settimeout(10)
 
@@ -42,16 +38,20 @@ def tcp(request):
 
 
 def addresses(sock):
-    return peers._address(sock.getpeername()), peers._address(sock.getsockname())
+    return peer_credentials._address(sock.getpeername()), peer_credentials._address(
+        sock.getsockname()
+    )
 
 
 def test_loopback(tcp):
     _, server = tcp()
     assert caller_of(server).uid == os.geteuid()
-    assert peers._ask_kernel(*addresses(server)) == peers._look_up(*addresses(server))
+    assert peer_credentials._ask_kernel(*addresses(server)) == peer_credentials._look_up(
+        *addresses(server)
+    )
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_another_user(tcp):
     with as_user(OTHER_UID):
         client, server = tcp()
@@ -66,13 +66,13 @@ def test_a_unix_socket_tells_the_process():
     ours, _theirs = pair = socket.socketpair()
     caller = caller_of(ours)
     assert (caller.uid, caller.pid) == (os.geteuid(), os.getpid())
-    assert caller.started == peers.started_at(os.getpid()) > 0
+    assert caller.started == peer_credentials.started_at(os.getpid()) > 0
     for sock in pair:
         sock.close()
 
 
 def test_everybody_else_is_remote():
-    of = peers.of_addresses
+    of = peer_credentials.of_addresses
     assert of(("192.0.2.1", 5000), ("192.0.2.2", 8000)) == REMOTE
     assert of(("127.0.0.1", 1), ("127.0.0.1", 1)) == REMOTE
     assert of(("nonsense", 1), ("127.0.0.1", 1)) == REMOTE
@@ -87,7 +87,7 @@ def test_the_process_behind_a_tcp_socket(tcp):
     assert caller.pid == 0
     for _ in range(2):  # looked for, and remembered
         found = with_process(caller)
-        assert (found.pid, found.started) == (os.getpid(), peers.started_at(os.getpid()))
+        assert (found.pid, found.started) == (os.getpid(), peer_credentials.started_at(os.getpid()))
     client.close()
     assert with_process(caller).pid == 0
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from shmserve.config import Settings
+from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import InvalidArgument, ShmserveError, Unimplemented
 from shmserve.frontends.oip.log_and_trace import ServerSettings
-from shmserve.testing.fake_dispatch import FakeDispatcher, FakeOutcome
+from shmserve.testing.fake_dispatch import FakeDispatcher
 from tests.unit.rig import SPEC
 
 OFF = {
@@ -24,7 +25,7 @@ OFF = {
 
 @pytest.fixture
 def server() -> ServerSettings:
-    dispatcher = FakeDispatcher([(SPEC, lambda request: FakeOutcome())])
+    dispatcher = FakeDispatcher([(SPEC, lambda request: Outcome())])
     return ServerSettings(dispatcher, Settings())
 
 

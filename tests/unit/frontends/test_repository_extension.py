@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from typing import Any
 
+import falcon
 import pytest
+from falcon import testing
+from msgspec.structs import replace
 
 from shmserve.config import Settings, load
+from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import ModelState
 from shmserve.errors import ConfigError, InvalidArgument, NotFound, PermissionDenied, Unavailable
-from shmserve.frontends.http import guard
+from shmserve.frontends.access import Access, Origins
+from shmserve.frontends.http.error_handlers import ErrorHandlers
+from shmserve.frontends.http.origin_check import OriginCheck
+from shmserve.frontends.http.restricted_api import Guard, HttpApp
+from shmserve.frontends.http.route_table import Routes
 from shmserve.frontends.http.routes.header_parameters import compiled, forwarded
 from shmserve.frontends.oip.repository import IndexRow, Repository
-from shmserve.frontends.oip.restricted_apis import Restricted, check_settings
+from shmserve.frontends.oip.restricted_apis import CATEGORIES, Restricted, check_settings
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
 from tests.unit.http_client import INFER, Client, as_json
 
 EXPLICIT = Settings(model_control="explicit", max_override_files=2, max_override_bytes=100)
+
+
+ME = Caller(os.geteuid())
+
+
+def caller() -> Caller:
+    """Who loads, in these tests."""
+    return ME
 
 
 @pytest.fixture
@@ -29,23 +46,23 @@ def dispatcher() -> FakeDispatcher:
 
 @pytest.fixture
 def repository(dispatcher: FakeDispatcher) -> Repository:
-    return Repository(dispatcher, EXPLICIT)
+    return Repository(dispatcher, EXPLICIT, Access(EXPLICIT, ME.uid))
 
 
 # --------------------------------------------------------------------------- load, unload
 
 
 def test_a_load_is_passed_on(repository: Repository, dispatcher: FakeDispatcher) -> None:
-    repository.load("m", {})
-    repository.load("m", {"config": "{}", "file:1/a b.bin": b"x"})
-    repository.unload("m", True)
-    assert dispatcher.models.loads == [("m", None, {}), ("m", "{}", {"1/a b.bin": b"x"})]
-    assert dispatcher.models.unloads == ["m"]
+    repository.load("m", {}, caller)
+    repository.load("m", {"config": "{}", "file:1/a b.bin": b"x"}, caller)
+    repository.unload("m")
+    assert dispatcher.coordinator.loads == [("m", None, {}), ("m", "{}", {"1/a b.bin": b"x"})]
+    assert dispatcher.coordinator.unloads == ["m"]
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "../m", "a..b", ".git", "x" * 256, "a\0b", "$(x)"])
 def test_a_name_that_leads_elsewhere_is_refused(repository: Repository, name: str) -> None:
-    for act in (lambda: repository.load(name, {}), lambda: repository.unload(name)):
+    for act in (lambda: repository.load(name, {}, caller), lambda: repository.unload(name)):
         with pytest.raises(InvalidArgument, match="path traversal"):
             act()
 
@@ -53,7 +70,7 @@ def test_a_name_that_leads_elsewhere_is_refused(repository: Repository, name: st
 @pytest.mark.parametrize("name", ["", "  ", "\t"])
 def test_a_name_must_be_given(repository: Repository, name: str) -> None:
     with pytest.raises(InvalidArgument, match="cannot be empty"):
-        repository.load(name, {})
+        repository.load(name, {}, caller)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +82,7 @@ def test_a_name_must_be_given(repository: Repository, name: str) -> None:
 )
 def test_a_file_stays_inside_the_model(repository: Repository, path: str) -> None:
     with pytest.raises(InvalidArgument, match="must be relative and stay inside"):
-        repository.load("m", {"config": "{}", f"file:{path}": b""})
+        repository.load("m", {"config": "{}", f"file:{path}": b""}, caller)
 
 
 @pytest.mark.parametrize(
@@ -84,15 +101,17 @@ def test_overrides_are_checked(
     repository: Repository, dispatcher: FakeDispatcher, parameters: Any, text: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=text):
-        repository.load("m", parameters)
-    assert dispatcher.models.loads == []
+        repository.load("m", parameters, caller)
+    assert dispatcher.coordinator.loads == []
 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])
 def test_without_explicit_control_nothing_is_loaded(dispatcher: FakeDispatcher, mode: Any) -> None:
-    repository = Repository(dispatcher, Settings(model_control=mode))
+    repository = Repository(
+        dispatcher, settings := Settings(model_control=mode), Access(settings, ME.uid)
+    )
     with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
-        repository.load("m", {})
+        repository.load("m", {}, caller)
     with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
         repository.unload("m")
 
@@ -105,7 +124,7 @@ def test_the_index_has_every_state(repository: Repository, dispatcher: FakeDispa
     dispatcher.entries = {}
     dispatcher.put(spec, ModelState.READY)
     dispatcher.refused_models = {"identity/2": "no weights", "worse": "line 3"}
-    dispatcher.models.in_repository = ["identity", "never", "worse"]
+    dispatcher.coordinator.in_repository = ["identity", "never", "worse"]
     assert repository.index() == [
         IndexRow("identity", "1", "READY"),
         IndexRow("identity", "2", "UNAVAILABLE", "no weights"),
@@ -116,7 +135,7 @@ def test_the_index_has_every_state(repository: Repository, dispatcher: FakeDispa
 
 
 def test_over_http() -> None:
-    client = Client(EXPLICIT)
+    client = Client(replace(EXPLICIT, model_files_from="anyone"))
     dispatcher = client.dispatcher
     assert {row["state"] for row in client.ask("POST", "/v2/repository/index", b"").json} == {
         "READY"
@@ -131,7 +150,7 @@ def test_over_http() -> None:
         client.ask("POST", "/v2/repository/models/m/load", json.dumps(document).encode()).status
         == 200
     )
-    assert dispatcher.models.loads == [("m", "{}", {"1/x": b"\0\1"})]
+    assert dispatcher.coordinator.loads == [("m", "{}", {"1/x": b"\0\1"})]
     document["parameters"]["file:1/x"] = "%%%"
     assert (
         client.ask("POST", "/v2/repository/models/m/load", json.dumps(document).encode()).status
@@ -146,7 +165,7 @@ def test_over_http() -> None:
     assert client.ask("POST", "/v2/repository/models/m/unload", wrong).status == 400
     right = b'{"parameters": {"unload_dependents": true}}'
     assert client.ask("POST", "/v2/repository/models/m/unload", right).status == 200
-    dispatcher.models.refusal = NotFound("failed to load 'm'")
+    dispatcher.coordinator.refusal = NotFound("failed to load 'm'")
     assert client.ask("POST", "/v2/repository/models/m/load", b"").json == {
         "error": "failed to load 'm'"
     }
@@ -198,26 +217,46 @@ def test_rules_come_from_the_environment_separated_by_semicolons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "category"),
+    ("path", "category"),
     [
         ("/v2", "metadata"),
-        ("/v2/models/{name}", "metadata"),
-        ("/v2/models/{name}/versions/{version}", "metadata"),
+        ("/v2/models/identity", "metadata"),
+        ("/v2/models/identity/versions/1", "metadata"),
         ("/v2/health/live", "health"),
-        ("/v2/models/{name}/ready", "health"),
-        ("/v2/models/{name}/versions/{version}/infer", "inference"),
-        ("/v2/models/{name}/generate_stream", "inference"),
-        ("/v2/models/{name}/config", "model-config"),
+        ("/v2/models/identity/ready", "health"),
+        ("/v2/models/identity/versions/1/infer", "inference"),
+        ("/v2/models/identity/generate_stream", "inference"),
+        ("/v2/models/identity/config", "model-config"),
         ("/v2/models/stats", "statistics"),
-        ("/v2/models/{name}/trace/setting", "trace"),
+        ("/v2/models/identity/trace/setting", "trace"),
         ("/v2/logging", "logging"),
         ("/v2/repository/index", "model-repository"),
-        ("/v2/repository/models/{name}/load", "model-repository"),
-        ("/v2/cudasharedmemory/region/{name}/register", "shared-memory"),
+        ("/v2/repository/models/identity/load", "model-repository"),
+        ("/v2/cudasharedmemory/region/r/register", "shared-memory"),
     ],
 )
-def test_every_route_has_a_category(template: str, category: str) -> None:
-    assert guard.category(template) == category
+def test_every_route_has_a_category(path: str, category: str) -> None:
+    client = Client(Settings(http_restricted_api=(f"{category}:key=secret",)))
+    assert client.get(path).status == 403
+    assert client.get(path, headers={"key": "secret"}).status != 403
+    others = ",".join(other for other in CATEGORIES if other != category)
+    assert Client(Settings(http_restricted_api=(f"{others}:key=secret",))).get(path).status != 403
+
+
+def test_a_route_without_a_category_is_refused_at_start() -> None:
+    settings = Settings()
+    guard = Guard(Restricted(()), Access(settings, ME.uid))
+    app: HttpApp = falcon.App(middleware=[guard])
+    routes = Routes(app, guard, OriginCheck(Origins(settings, (), "")), ErrorHandlers())
+    with pytest.raises(ValueError, match="route /a has no category of the restricted APIs"):
+        routes.add("admin", "/a", object())  # type: ignore[arg-type]
+    routes.add("health", "/b", object())
+    routes.finish()
+    app.add_route("/c/{name}", object())
+    with pytest.raises(ValueError, match=r"route /c/\{name\} has no category"):
+        routes.finish()
+    assert testing.simulate_get(app, "/b").status_code == 405
+    assert testing.simulate_get(app, "/c/x").status_code == 500  # unknown: closed
 
 
 def test_restrictions_over_http() -> None:

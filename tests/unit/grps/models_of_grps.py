@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from shmserve.core.registry import ModelState
+from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.errors import ModelFailure
-from shmserve.grps.protocol import custom_http as grps_http
-from shmserve.grps.protocol import message_wire as grps_wire
-from shmserve.grps.protocol import model_parameters as grps_spec
+from shmserve.grps.protocol import custom_http, message_wire, model_parameters
 from shmserve.grps.protocol.custom_http import HttpAnswer
 from shmserve.grps.protocol.message import GrpsMessage
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec, TensorSpec
-from shmserve.testing.fake_dispatch import FakeDispatcher, FakeOutcome, FakeRequest, FakeTensor
+from shmserve.testing.fake_dispatch import FakeDispatcher, FakeRequest
 
-Tensors = list[tuple[str, str, tuple[int, ...]]]
+Tensors = Sequence[tuple[str, str, tuple[int, ...]]]
 
 
 def spec(
@@ -38,51 +37,52 @@ def spec(
         decoupled=decoupled,
         parameters=parameters,
     )
-    return grps_spec.completed(found)
+    return model_parameters.completed(found)
 
 
 def message_spec(name: str = "your_model", **parameters: str) -> ModelSpec:
     """A model that takes the message."""
-    return spec(name, **{"grps": "message", "grps_version": "1.0.0", **parameters})
+    told: dict[str, Any] = {"grps": "message", "grps_version": "1.0.0", **parameters}
+    return spec(name, **told)
 
 
-def echo(request: FakeRequest) -> FakeOutcome:
+def echo(request: FakeRequest) -> Outcome:
     """Every input as the output of the same name, or OUT for IN."""
-    return FakeOutcome(
+    return Outcome(
         tuple(
-            FakeTensor(t.name.replace("IN", "OUT"), t.datatype, t.shape, t.view)
+            OutputTensor(t.name.replace("IN", "OUT"), t.datatype, t.shape, t.view)
             for t in request.inputs.values()
         )
     )
 
 
-def answering(**arrays: Any) -> Callable[[FakeRequest], FakeOutcome]:
+def answering(**arrays: Any) -> Callable[[FakeRequest], Outcome]:
     """A model that gives these arrays, whatever it is asked."""
 
-    def run(request: FakeRequest) -> FakeOutcome:
-        return FakeOutcome(tuple(tensor(name, value) for name, value in arrays.items()))
+    def run(request: FakeRequest) -> Outcome:
+        return Outcome(tuple(tensor(name, value) for name, value in arrays.items()))
 
     return run
 
 
-def tensor(name: str, value: Any, datatype: str = "") -> FakeTensor:
+def tensor(name: str, value: Any, datatype: str = "") -> OutputTensor:
     array = np.asarray(value)
     if not datatype and array.dtype.kind in "OSU":
         elements = [e if isinstance(e, bytes) else str(e).encode() for e in array.ravel().tolist()]
-        return FakeTensor(name, "BYTES", array.shape, memoryview(bytes_codec.encode(elements)))
+        return OutputTensor(name, "BYTES", array.shape, memoryview(bytes_codec.encode(elements)))
     kind = datatype or next(d.name for d in DATATYPES.values() if d.numpy == array.dtype)
-    return FakeTensor(name, kind, array.shape, memoryview(array.tobytes()))
+    return OutputTensor(name, kind, array.shape, memoryview(array.tobytes()))
 
 
-def message(value: GrpsMessage) -> FakeOutcome:
+def message(value: GrpsMessage) -> Outcome:
     """The answer of a model that takes messages."""
-    data = grps_wire.encode(value)
-    return FakeOutcome((FakeTensor("grps", "UINT8", (len(data),), memoryview(data)),))
+    data = message_wire.encode(value)
+    return Outcome((OutputTensor("grps", "UINT8", (len(data),), memoryview(data)),))
 
 
-def streaming(request: FakeRequest) -> Iterator[FakeOutcome]:
+def streaming(request: FakeRequest) -> Iterator[Outcome]:
     """Text in two pieces and bytes in a third, or one answer if no stream was asked for."""
-    if not request.parameters[grps_spec.STREAMING]:
+    if not request.parameters[model_parameters.STREAMING]:
         yield message(GrpsMessage(str_data="one answer"))
         return
     yield message(GrpsMessage(str_data="stream data 1"))
@@ -90,31 +90,31 @@ def streaming(request: FakeRequest) -> Iterator[FakeOutcome]:
     yield message(GrpsMessage(bin_data=b"\xff\x00"))
 
 
-def breaking(request: FakeRequest) -> Iterator[FakeOutcome]:
+def breaking(request: FakeRequest) -> Iterator[Outcome]:
     """Fails after its first answer."""
     yield message(GrpsMessage(str_data="first"))
-    yield FakeOutcome(error=ModelFailure("the model broke"))
+    yield Outcome(error=ModelFailure("the model broke"))
 
 
-def refusing(request: FakeRequest) -> FakeOutcome:
+def refusing(request: FakeRequest) -> Outcome:
     raise ModelFailure("the model said no")
 
 
-def http_echo(request: FakeRequest) -> Iterator[FakeOutcome]:
+def http_echo(request: FakeRequest) -> Iterator[Outcome]:
     """A model that takes HTTP requests: tells what it got."""
-    head = grps_http.decode_request(request.inputs["http"].view)
+    head = custom_http.decode_request(request.inputs["http"].view)
     body = bytes(request.inputs["http_body"].view) if "http_body" in request.inputs else b""
     answer = HttpAnswer(201, (("Content-Type", "text/html"), ("X-Query", repr(head.query))))
     parts = [head.method.encode() + b" " + body]
-    if request.parameters[grps_spec.STREAMING]:
+    if request.parameters[model_parameters.STREAMING]:
         parts = [b"data: 1\n\n", b"data: 2\n\n"]
         answer = HttpAnswer(200, (("Content-Type", "text/event-stream"),))
     for index, part in enumerate(parts):
-        data = grps_http.encode(answer)
-        outputs = [FakeTensor("http_body", "UINT8", (len(part),), memoryview(part))]
+        data = custom_http.encode(answer)
+        outputs = [OutputTensor("http_body", "UINT8", (len(part),), memoryview(part))]
         if not index:
-            outputs.insert(0, FakeTensor("http", "UINT8", (len(data),), memoryview(data)))
-        yield FakeOutcome(tuple(outputs))
+            outputs.insert(0, OutputTensor("http", "UINT8", (len(data),), memoryview(data)))
+        yield Outcome(tuple(outputs))
 
 
 def dispatcher(*models: tuple[ModelSpec, Any]) -> FakeDispatcher:

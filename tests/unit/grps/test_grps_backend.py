@@ -20,11 +20,11 @@ from shmserve.errors import ConfigError, ShmserveError
 from shmserve.executor.backend import Response
 from shmserve.executor.monitor import app_monitor
 from shmserve.grps.executor import torch_inferer
-from shmserve.grps.protocol import custom_http as grps_http
-from shmserve.grps.protocol.custom_http import HttpAnswer, HttpRequest
-from shmserve.testing import backend_runner as backends
+from shmserve.grps.protocol import custom_http
+from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
+from shmserve.testing import backend_runner
 
-PROJECTS = Path(__file__).parents[1] / "grps_models"
+PROJECTS = Path(__file__).parents[2] / "repositories" / "grps"
 
 
 class Stream:
@@ -32,7 +32,9 @@ class Stream:
 
     def __init__(self, parameters: dict[str, Any], **inputs: bytes) -> None:
         arrays = {name: np.frombuffer(data, np.uint8) for name, data in inputs.items()}
-        self.request = backends.FakeRequest(("grps", "http", "http_body"), parameters, **arrays)
+        self.request = backend_runner.FakeBackendRequest(
+            ("grps", "http", "http_body"), parameters, **arrays
+        )
         self.request.responses = self
         self._sent: queue.Queue[tuple[Response | None, bool]] = queue.Queue()
 
@@ -58,7 +60,7 @@ class Project:
     """A loaded project."""
 
     def __init__(self, name: str | Path) -> None:
-        self.backend, self.spec = backends.load(str(PROJECTS / name))
+        self.backend, self.spec = backend_runner.load(str(PROJECTS / name))
 
     def start(self, stream: Stream) -> Stream:
         assert list(self.backend.execute([stream.request])) == []
@@ -80,9 +82,9 @@ class Project:
         self, method: str = "POST", body: bytes = b"", streaming: bool = False, **head: Any
     ) -> list[tuple[HttpAnswer | None, bytes]]:
         headers = (("Content-Type", "application/json"), ("User-Agent", "me"))
-        request = HttpRequest(method, "/v1/chat/completions", headers=headers, **head)
+        request = RequestHead(method, "/v1/chat/completions", headers=headers, **head)
         stream = Stream(
-            {"grps_streaming": streaming}, http=grps_http.encode(request), http_body=body
+            {"grps_streaming": streaming}, http=custom_http.encode(request), http_body=body
         )
         return [_part(response) for response in self.start(stream).all()]
 
@@ -99,7 +101,7 @@ def _part(response: Response) -> tuple[HttpAnswer | None, bytes]:
     if response.error is not None:
         raise response.error
     outputs = {output.name: output.array.tobytes() for output in response.outputs}
-    head = grps_http.decode_answer(outputs["http"]) if "http" in outputs else None
+    head = custom_http.decode_answer(outputs["http"]) if "http" in outputs else None
     return head, outputs["http_body"]
 
 
@@ -190,7 +192,7 @@ def test_errors_are_short_for_clients_and_whole_in_the_log(
         project.ask(grps_pb2.GrpsMessage(str_data="bad"))
     stream = Stream({}, grps=b"\xff\xff")
     (response,) = project.start(stream).all()
-    assert backends.failure(response).message == "the request is no GrpsMessage"
+    assert backend_runner.failure(response).message == "the request is no GrpsMessage"
 
 
 def test_nobody_is_asked_for_an_answer_that_nobody_wants(load: Load) -> None:
@@ -216,7 +218,7 @@ def test_an_error_of_a_batch_is_everybodys(load: Load) -> None:
     streams = [project.start(Stream({}, grps=data)) for data in wire]
     for stream in streams:
         (response,) = stream.all()
-        assert backends.failure(response).message == "the batch failed"
+        assert backend_runner.failure(response).message == "the batch failed"
     with pytest.raises(ShmserveError, match="the first model failed"):
         project.ask(grps_pb2.GrpsMessage(str_data="fail"))
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from shmserve.grps.protocol import custom_http as grps_http
+from shmserve.dispatch.outcome import Outcome, OutputTensor
+from shmserve.grps.protocol import custom_http
 from shmserve.grps.protocol.custom_http import HttpAnswer
-from shmserve.testing.fake_dispatch import FakeOutcome, FakeTensor
+from shmserve.grps.settings import GrpsSettings
 from tests.unit.grps import models_of_grps as models
 from tests.unit.grps.test_grps_frontend import OK, PREDICT, TEXT, Client, refused
 
@@ -37,7 +38,7 @@ def test_a_request_reaches_the_model_as_it_is() -> None:
     assert answer.headers["x-query"] == "(('a', '1'), ('a', '2'), ('b', ''))"
     request = client.fake.calls[-1].request
     assert request is not None
-    head = grps_http.decode_request(request.inputs["http"].view)
+    head = custom_http.decode_request(request.inputs["http"].view)
     assert (head.method, head.path) == ("POST", "/v1/chat")
     assert ("Content-Type", "x/y") in head.headers
     assert client.client.simulate_get("/v1/chat").content == b"GET "
@@ -58,7 +59,11 @@ def test_predict_leads_there_as_well() -> None:
 
 def test_a_request_with_a_message_is_for_others() -> None:
     spec = models.spec("chat", grps_http_path="/c", grps_http_body="true", decoupled="true")
-    client = Client((spec, models.http_echo), (TEXT, models.echo), grps_default_model="t-1")
+    client = Client(
+        (spec, models.http_echo),
+        (TEXT, models.echo),
+        extensions={"grps": GrpsSettings(default_model="t-1")},
+    )
     assert client.post({"str_data": "x", "model": "t-1"}).json["str_data"] == "x"
     refused(client.post({"str_data": "x", "model": "chat-1"}), 400, "name it in the query")
     by_query = client.client.simulate_post(PREDICT, query_string="model=chat-1", body=b"x")
@@ -93,7 +98,7 @@ def test_failures_are_short_text() -> None:
 
 def test_a_stream_that_fails_ends_with_the_text() -> None:
     def run(request: Any) -> Any:
-        yield FakeOutcome((FakeTensor("http_body", "UINT8", (1,), memoryview(b"1")),))
+        yield Outcome((OutputTensor("http_body", "UINT8", (1,), memoryview(b"1")),))
         models.refusing(request)
 
     answer = chat(run).client.simulate_post("/v1/chat", query_string="streaming=true")
@@ -110,10 +115,10 @@ def test_a_stream_that_fails_ends_with_the_text() -> None:
     ],
 )
 def test_heads_that_cannot_be_sent(head: Any) -> None:
-    data = head if isinstance(head, bytes) else grps_http.encode(head)
+    data = head if isinstance(head, bytes) else custom_http.encode(head)
 
     def run(request: Any) -> Any:
-        yield FakeOutcome((FakeTensor("http", "UINT8", (len(data),), memoryview(data)),))
+        yield Outcome((OutputTensor("http", "UINT8", (len(data),), memoryview(data)),))
 
     answer = chat(run).client.simulate_post("/v1/chat")
     assert answer.status_code == 500

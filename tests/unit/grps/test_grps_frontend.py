@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from shmserve.config import Settings
+from shmserve.dispatch.outcome import Outcome
 from shmserve.frontends.http.app import create_app
-from shmserve.grps.protocol import message_wire as grps_wire
-from shmserve.grps.protocol.message import GrpsMessage, Status
+from shmserve.grps.protocol import message_wire
+from shmserve.grps.protocol.message import GrpsMessage, GrpsStatus
+from shmserve.grps.settings import GrpsSettings
 from shmserve.tensor.spec import ModelSpec
-from shmserve.testing.fake_dispatch import FakeDispatcher, FakeOutcome
+from shmserve.testing.fake_dispatch import FakeDispatcher
 from tests.unit.grps import models_of_grps as models
 
 PREDICT = "/grps/v1/infer/predict"
@@ -29,7 +31,7 @@ class Client:
     def __init__(self, *served: tuple[ModelSpec, Any], **settings: Any) -> None:
         self.fake: FakeDispatcher = models.dispatcher(*served)
         self.app = create_app(self.fake, Settings(**settings))
-        self.client = falcon.testing.TestClient(self.app)
+        self.client = falcon.testing.TestClient(self.app, headers={"Host": "localhost"})
 
     def post(self, body: Any, query: str = "", **headers: str) -> falcon.testing.Result:
         headers = {"Content-Type": "application/json", **headers}
@@ -284,7 +286,7 @@ def test_bytes_are_received_into_the_message() -> None:
     assert client.binary(b"\xff" * 1000).content == b"\xff" * 1000
     request = client.fake.calls[-1].request
     assert request is not None
-    message = grps_wire.parse(request.inputs["grps"].view)
+    message = message_wire.parse(request.inputs["grps"].view)
     assert (message.which, bytes(message.bin_data or b"")) == ("bin_data", b"\xff" * 1000)
 
 
@@ -297,10 +299,11 @@ def test_the_worker_is_told_what_was_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "http"), [(Status(404, "gone", 2), 404), (Status(7, "", 2), 500), (Status(), 200)]
+    ("status", "http"),
+    [(GrpsStatus(404, "gone", 2), 404), (GrpsStatus(7, "", 2), 500), (GrpsStatus(), 200)],
 )
-def test_the_models_own_status(status: Status, http: int) -> None:
-    def run(request: Any) -> FakeOutcome:
+def test_the_models_own_status(status: GrpsStatus, http: int) -> None:
+    def run(request: Any) -> Outcome:
         return models.message(GrpsMessage(status=status, str_data="x"))
 
     answer = Client((models.message_spec(), run)).post({"str_data": "x"})
@@ -449,7 +452,9 @@ def test_the_payloads_model_wins_over_the_querys() -> None:
 @pytest.mark.parametrize("name", ["t-1", "t"])
 def test_the_default_model(name: str) -> None:
     client = Client(
-        (models.message_spec(), models.echo), (TEXT, models.echo), grps_default_model=name
+        (models.message_spec(), models.echo),
+        (TEXT, models.echo),
+        extensions={"grps": GrpsSettings(default_model=name)},
     )
     client.post({"str_data": "x"})
     assert client.fake.calls[-1].entry.spec.name == "t"

@@ -8,12 +8,11 @@ import pytest
 
 from shmserve.errors import InvalidArgument
 from shmserve.grps.executor.flask_request import HttpRequest, answer_of
-from shmserve.grps.protocol.custom_http import HttpAnswer
-from shmserve.grps.protocol.custom_http import HttpRequest as Head
+from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
 
 
 def request(body: bytes = b"", content_type: str = "application/json; charset=utf-8") -> Any:
-    head = Head(
+    head = RequestHead(
         "POST",
         "/chat",
         (("a", "1"), ("a", "2"), ("b", "x y")),

@@ -9,7 +9,7 @@ import pytest
 
 from shmserve import repository
 from shmserve.errors import ConfigError
-from shmserve.grps.repository import project_files as grps_project
+from shmserve.grps.repository import project_files
 
 INFERENCE = """
 models:
@@ -79,7 +79,7 @@ def test_a_project_is_a_worker_without_config_pbtxt(tmp_path: Path, where: str) 
         "grps_streaming_ctrl_key": "stream",
         "grps_streaming_ctrl_content_type": "text/event-stream",
     }
-    config = json.loads(spec.config_json)
+    config = json.loads(spec.config.json())
     assert config["model_transaction_policy"] == {"decoupled": True}
     assert [entry["name"] for entry in config["input"]] == ["grps", "http", "http_body"]
 
@@ -94,7 +94,7 @@ def test_config_pbtxt_beside_a_project_adds_instances(tmp_path: Path) -> None:
 
 def test_what_the_files_say(tmp_path: Path) -> None:
     make(tmp_path / "p")
-    project = grps_project.read(str(tmp_path / "p"), "1", "p")
+    project = project_files.read(str(tmp_path / "p"), "1", "p")
     (model,) = project.models
     assert (model.name, model.device, model.inferer_args) == (
         "your_model-1.0.0",
@@ -133,7 +133,7 @@ def test_a_project_that_cannot_be_served_is_refused(
     assert old in INFERENCE
     make(tmp_path / "p", INFERENCE.replace(old, new, 1))
     with pytest.raises(ConfigError, match=text) as caught:
-        grps_project.read(str(tmp_path / "p"), "1", "p")
+        project_files.read(str(tmp_path / "p"), "1", "p")
     assert str(tmp_path) not in caught.value.message
     found = repository.find([str(tmp_path)], "p")
     assert text in found.failures["1"]
@@ -181,7 +181,7 @@ def test_a_native_worker_that_takes_the_message_is_completed(tmp_path: Path) -> 
     (spec,) = repository.find([str(native(tmp_path))], "m").specs
     assert [(t.name, t.optional) for t in spec.inputs] == [("grps", False)]
     assert not spec.decoupled
-    assert json.loads(spec.config_json)["output"][0]["dims"] == [-1]
+    assert json.loads(spec.config.json())["output"][0]["dims"] == [-1]
 
 
 def test_the_published_configuration_may_be_loaded_again(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_the_published_configuration_may_be_loaded_again(tmp_path: Path) -> None
     native(tmp_path)
     for name in ("p", "m"):
         (spec,) = repository.find([str(tmp_path)], name).specs
-        again = repository.find([str(tmp_path)], name, spec.config_json)
+        again = repository.find([str(tmp_path)], name, spec.config.json().decode())
         assert again.failures == {}
         assert again.specs[0].inputs == spec.inputs
 

@@ -11,7 +11,7 @@ import pytest
 
 from shmserve._generated import grps_pb2 as pb
 from shmserve.config import Settings
-from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.callers import AddressCallers
 from shmserve.frontends.grpc.server import GrpcServer
 from shmserve.tensor.spec import ModelSpec
 from tests.unit.grps import models_of_grps as models
@@ -27,7 +27,7 @@ class Rpcs:
     def __init__(self, *served: tuple[ModelSpec, Any], **settings: Any) -> None:
         self.fake = models.dispatcher(*served)
         made = Settings(**settings)
-        self.server = GrpcServer(self.fake, made, Callers((), False))
+        self.server = GrpcServer(self.fake, made, AddressCallers((), False))
         port = self.server.server.add_insecure_port("127.0.0.1:0")
         self.server.start()
         self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")

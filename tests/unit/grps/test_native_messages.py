@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmserve import grps
 from shmserve.errors import ShmserveError
 from shmserve.executor.backend import Response
-from shmserve.grps import projects as grps
-from shmserve.grps.protocol import custom_http as grps_http
-from shmserve.grps.protocol import message_wire as grps_wire
-from shmserve.grps.protocol.custom_http import HttpAnswer, HttpRequest
+from shmserve.grps.protocol import custom_http, message_wire
+from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
 from shmserve.grps.protocol.message import GrpsMessage, StatusFlag
-from shmserve.testing import backend_runner as backends
+from shmserve.testing import backend_runner
 from shmserve.testing.model_files import model_maker
 
+TALK = Path(__file__).parents[2] / "repositories" / "grps" / "talk"
 CONFIG = """
 backend: "python"
 parameters [ { key: "grps" value { string_value: "message" } },
@@ -27,7 +27,7 @@ parameters [ { key: "grps" value { string_value: "message" } },
 """
 CODE = """
 import numpy as np
-from shmserve.grps import projects as grps
+from shmserve import grps
 
 class Model:
     def infer(self, request):
@@ -56,18 +56,18 @@ Ask = Callable[..., Response]
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
-    backend, spec = backends.load(model_maker(tmp_path)(CODE, CONFIG))
+    backend, spec = backend_runner.load(model_maker(tmp_path)(CODE, CONFIG))
 
     def asker(**inputs: bytes) -> Response:
         arrays = {name: np.frombuffer(data, np.uint8) for name, data in inputs.items()}
-        return backends.ask(backend, spec, **arrays)
+        return backend_runner.ask(backend, spec, **arrays)
 
     return asker
 
 
 def answer(ask: Ask, message: GrpsMessage) -> GrpsMessage:
-    array = backends.arrays(ask(grps=grps_wire.encode(message)))["grps"]
-    return grps_wire.parse(array.tobytes())
+    array = backend_runner.arrays(ask(grps=message_wire.encode(message)))["grps"]
+    return message_wire.parse(array.tobytes())
 
 
 def test_messages_of_every_kind(ask: Ask) -> None:
@@ -92,11 +92,11 @@ def test_errors(ask: Ask) -> None:
     assert refused.status == grps.Status(418, "refused", StatusFlag.FAILURE)
     with pytest.raises(ShmserveError, match=r"must give a grps\.Message, got dict"):
         answer(ask, GrpsMessage(str_data="wrong"))
-    assert backends.failure(ask(grps=b"\xff")).http_status == 400
+    assert backend_runner.failure(ask(grps=b"\xff")).http_status == 400
 
 
 def test_what_is_written_into_the_slot_is_counted(ask: Ask) -> None:
-    response = ask(grps=grps_wire.encode(GrpsMessage(bin_data=b"x" * 1000)))
+    response = ask(grps=message_wire.encode(GrpsMessage(bin_data=b"x" * 1000)))
     assert response.copied == response.outputs[0].array.nbytes > 1000
 
 
@@ -114,22 +114,24 @@ def test_what_is_written_into_the_slot_is_counted(ask: Ask) -> None:
     ],
 )
 def test_custom_http(ask: Ask, body: bytes, expected: Any) -> None:
-    head = grps_http.encode(HttpRequest("PUT", "/own"))
-    outputs = backends.arrays(ask(http=head, http_body=body))
+    head = custom_http.encode(RequestHead("PUT", "/own"))
+    outputs = backend_runner.arrays(ask(http=head, http_body=body))
     found = (
-        grps_http.decode_answer(outputs["http"].tobytes()),
+        custom_http.decode_answer(outputs["http"].tobytes()),
         outputs["http_body"].tobytes(),
     )
     assert found == expected
 
 
 @pytest.fixture
-def talk() -> Callable[..., backends.FakeResponses]:
-    backend, spec = backends.load(str(Path(__file__).parents[1] / "grps_models" / "talk"))
+def talk() -> Callable[..., backend_runner.FakeResponses]:
+    backend, spec = backend_runner.load(str(TALK))
 
-    def talker(streaming: bool, **inputs: bytes) -> backends.FakeResponses:
+    def talker(streaming: bool, **inputs: bytes) -> backend_runner.FakeResponses:
         arrays = {name: np.frombuffer(data, np.uint8) for name, data in inputs.items()}
-        responses = backends.ask_stream(backend, spec, {"grps_streaming": streaming}, **arrays)
+        responses = backend_runner.ask_stream(
+            backend, spec, {"grps_streaming": streaming}, **arrays
+        )
         assert responses.ended.wait(30)
         return responses
 
@@ -137,23 +139,23 @@ def talk() -> Callable[..., backends.FakeResponses]:
 
 
 def test_a_stream_of_messages(talk: Any) -> None:
-    def texts(told: backends.FakeResponses) -> list[str | None]:
-        found = [backends.arrays(response)["grps"].tobytes() for response in told.sent]
-        return [grps_wire.parse(data).str_data for data in found]
+    def texts(told: backend_runner.FakeResponses) -> list[str | None]:
+        found = [backend_runner.arrays(response)["grps"].tobytes() for response in told.sent]
+        return [message_wire.parse(data).str_data for data in found]
 
-    message = grps_wire.encode(GrpsMessage(str_data="a b c"))
+    message = message_wire.encode(GrpsMessage(str_data="a b c"))
     assert texts(talk(True, grps=message)) == ["a", "b", "c"]
     assert texts(talk(False, grps=message)) == ["a b c"]
-    told = talk(True, grps=grps_wire.encode(GrpsMessage(str_data="a raise")))
+    told = talk(True, grps=message_wire.encode(GrpsMessage(str_data="a raise")))
     assert texts(told) == ["a"]
     assert [error.message for error in told.errors] == ["lost for words"]
 
 
 def test_a_stream_of_custom_http(talk: Any) -> None:
-    head = grps_http.encode(HttpRequest("POST", "/talk"))
-    parts = [backends.arrays(r) for r in talk(True, http=head, http_body=b"a b").sent]
+    head = custom_http.encode(RequestHead("POST", "/talk"))
+    parts = [backend_runner.arrays(r) for r in talk(True, http=head, http_body=b"a b").sent]
     assert [part["http_body"].tobytes() for part in parts] == [b"a;", b"b;"]
-    heads = [grps_http.decode_answer(part["http"].tobytes()) for part in parts if "http" in part]
+    heads = [custom_http.decode_answer(part["http"].tobytes()) for part in parts if "http" in part]
     assert heads == [HttpAnswer(200, (("Content-Type", "text/event-stream"),))]
-    (part,) = [backends.arrays(r) for r in talk(False, http=head, http_body=b"a b").sent]
+    (part,) = [backend_runner.arrays(r) for r in talk(False, http=head, http_body=b"a b").sent]
     assert part["http_body"].tobytes() == b"a b;"

@@ -49,12 +49,11 @@ def host(monkeypatch, tmp_path):
     """Sets what is there: a module or None, and how many device files."""
 
     def prepare(module, files=0):
-        monkeypatch.setattr(nvml._State, "module", None)
-        monkeypatch.setattr(nvml._State, "next_try", 0.0)
+        monkeypatch.setattr(nvml, "_library", nvml._Library())
         monkeypatch.setattr(nvml, "_calling", threading.Lock())
         monkeypatch.setitem(sys.modules, "pynvml", module)
         monkeypatch.setattr(gpus, "DEV", str(tmp_path))
-        monkeypatch.setattr(gpus._Cache, "until", 0.0)
+        monkeypatch.setattr(gpus, "_cache", gpus._Cache())
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         for name in ["nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(files))]:
             (tmp_path / name).touch()
@@ -69,7 +68,7 @@ def test_nvml_tells_devices_and_their_parts(host, monkeypatch):
     assert gpus.visible_devices() == ("MIG-b", "MIG-a")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert gpus.visible_devices() == ("MIG-b", "MIG-a")  # for some seconds
-    monkeypatch.setattr(gpus._Cache, "until", 0.0)
+    monkeypatch.setattr(gpus, "_cache", gpus._Cache())
     assert gpus.visible_devices() == ("0",)
 
 

@@ -209,7 +209,7 @@ def test_reading_a_request_copies_no_tensor() -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_writing_a_response_copies_a_tensor_once(streamed: bool) -> None:
     tensor = memoryview(bytearray(16 * MIB))
-    answer = ("m", "1", "", {}, [("OUT", "FP32", (4 * MIB,), {})], [tensor])
+    answer = ("m", "1", "", {}, [("OUT", "FP32", (4 * MIB,))], [tensor])
 
     def write() -> bytes:
         if streamed:
@@ -223,7 +223,7 @@ def test_a_response_no_grpc_message_can_hold_is_refused() -> None:
     refusal = (
         r"Response has byte size 21474836\d\d which exceeds gRPC's byte size limit 2147483647\."
     )
-    rows = [("OUT", "BYTES", (1,), {})]
+    rows = [("OUT", "BYTES", (1,))]
     with mmap.mmap(-1, 1 << 31) as big, memoryview(big) as tensor:
         parts = response_parts("m", "1", "", {}, rows, [tensor])
         with pytest.raises(InvalidArgument, match=refusal):
@@ -234,7 +234,7 @@ def test_a_response_no_grpc_message_can_hold_is_refused() -> None:
 
 
 def test_outputs_in_regions_leave_their_raw_entry_empty() -> None:
-    rows = [("A", "FP32", (1,), {}), ("B", "FP32", (1,), {})]
+    rows = [("A", "FP32", (1,)), ("B", "FP32", (1,))]
     data = encode_response("m", "1", "7", {}, rows, [b"", memoryview(b"abcd")])
     assert list(pb.ModelInferResponse.FromString(data).raw_output_contents) == [b"", b"abcd"]
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from shmserve import repository
 from shmserve.errors import ConfigError
+from shmserve.protocol.triton_config.backend_kinds import BUILT_IN
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup, placed, places
-from shmserve.repository import placing
+from shmserve.repository import placement
 
 CONFIG = """
 backend: "%s"
@@ -28,9 +29,9 @@ def host(monkeypatch):
     """Sets how many devices there are, and whether CuPy is installed."""
 
     def prepare(tokens=(), cupy=True):
-        monkeypatch.setattr(placing.gpus, "visible_devices", lambda: tuple(tokens))
+        monkeypatch.setattr(placement.gpus, "visible_devices", lambda: tuple(tokens))
         monkeypatch.setattr(
-            placing.util, "find_spec", lambda name: object() if cupy and name == "cupy" else None
+            placement.util, "find_spec", lambda name: object() if cupy and name == "cupy" else None
         )
 
     return prepare
@@ -55,7 +56,7 @@ def where(folder):
 
 
 def shown(folder):
-    groups = json.loads(folder.specs[0].config_json)["instance_group"]
+    groups = json.loads(folder.specs[0].config.json())["instance_group"]
     return [(g["name"], g["count"], g["kind"], g["gpus"]) for g in groups]
 
 
@@ -161,7 +162,7 @@ GROUPS = st.builds(
 @given(st.lists(GROUPS, max_size=4), st.integers(0, 4), st.booleans())
 def test_nobody_is_placed_on_a_device_that_is_not_there(groups, devices, cupy):
     try:
-        found = placed(groups, "m", "python", devices, cupy)
+        found = placed(groups, "m", BUILT_IN["python"], devices, cupy)
     except ConfigError:
         assert any(group.kind == "KIND_GPU" for group in groups)
         return

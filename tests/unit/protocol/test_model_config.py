@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from shmserve._generated import model_config_pb2 as pb
 from shmserve.errors import ConfigError
-from shmserve.protocol import config_json
+from shmserve.protocol.triton_config import document
 from shmserve.protocol.triton_config.field_table import HINTS, NO_EFFECT, SUPPORTED, schema_paths
-from shmserve.protocol.triton_config.model_config import VersionPolicy, parse, parse_json
-from shmserve.tensor.spec import TensorSpec
+from shmserve.protocol.triton_config.model_config import (
+    VersionPolicy,
+    parse,
+    parse_dict,
+    parse_json,
+)
+from shmserve.tensor.config_document import (
+    BatchingEntry,
+    ConfigDocument,
+    GroupEntry,
+    InputEntry,
+    OptimizationEntry,
+    OutputEntry,
+)
+from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 BASE = """
 backend: "python"
@@ -78,17 +94,10 @@ REFUSED = {
     "sequence_batching": "sequence_batching { max_sequence_idle_microseconds: 5 }",
     "response_cache.enable": "response_cache { enable: true }",
     "optimization.execution_accelerators": "optimization { execution_accelerators { } }",
-    "dynamic_batching.priority_levels": "dynamic_batching { priority_levels: 2 }",
-    "dynamic_batching.default_priority_level": "dynamic_batching { default_priority_level: 2 }",
-    "dynamic_batching.priority_queue_policy": "dynamic_batching { priority_queue_policy { key: 1 "
-    "value {} } }",
-    "dynamic_batching.default_queue_policy.max_queue_size": "dynamic_batching { "
-    "default_queue_policy { max_queue_size: 3 } }",
     "model_repository_agents.agents": "model_repository_agents { agents [ { name: 'a' } ] }",
     "batch_input": "batch_input [ { kind: BATCH_ELEMENT_COUNT } ]",
     "batch_output": "batch_output [ { target_name: 'x' } ]",
     "input.is_shape_tensor": "input [ { name: 'C' is_shape_tensor: true } ]",
-    "input.allow_ragged_batch": "input [ { name: 'C' allow_ragged_batch: true } ]",
     "instance_group.rate_limiter.priority": "instance_group [ { rate_limiter { priority: 1 } } ]",
     "instance_group.host_policy": "instance_group [ { host_policy: 'h' } ]",
     "instance_group.passive": "instance_group [ { passive: true } ]",
@@ -134,8 +143,15 @@ def test_hints_are_accepted_and_told() -> None:
     for path in NO_EFFECT:
         assert f"{path}" in told, path
     assert "optimization.graph.level" in told  # a Python model has none
-    assert json.loads(config.json)["input"][1]["format"] == "FORMAT_NCHW"
-    assert json.loads(config.json)["dynamic_batching"]["preferred_batch_size"] == [4, 8]
+    assert json.loads(config.document.json())["input"][1]["format"] == "FORMAT_NCHW"
+    shown = json.loads(config.document.json())["dynamic_batching"]
+    assert shown["preferred_batch_size"] == [4, 8]
+    assert shown["default_queue_policy"] == {
+        "timeout_action": "REJECT",
+        "default_timeout_microseconds": 0,
+        "allow_timeout_override": False,
+        "max_queue_size": 0,
+    }
     assert parse("backend: 'onnxruntime' optimization { graph { level: 1 } }", "m").notes == ()
     assert parse(BASE, "m").notes == ()
 
@@ -174,6 +190,34 @@ BAD = [
         "preferred_batch_size 9 is not between 1 and max_batch_size 8",
     ),
     ("dynamic_batching { preferred_batch_size: 0 }", "preferred_batch_size 0 is not between 1"),
+    (
+        "dynamic_batching { priority_levels: 2 }",
+        "dynamic_batching.default_priority_level 0 is not between 1 and priority_levels 2",
+    ),
+    ("dynamic_batching { default_priority_level: 1 }", "default_priority_level 1 is not between"),
+    (
+        "dynamic_batching { priority_levels: 99999 default_priority_level: 1 }",
+        "priority_levels 99999 is more than 1000",
+    ),
+    (
+        "dynamic_batching { priority_levels: 2 default_priority_level: 1 "
+        "priority_queue_policy { key: 3 value {} } }",
+        "priority_queue_policy 3 is not between 1 and priority_levels 2",
+    ),
+    (
+        "dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",
+        "preserve_ordering allows no more than one priority level",
+    ),
+    (
+        "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY "
+        "default_timeout_microseconds: 1 } }",
+        "preserve_ordering does not go with timeout_action DELAY",
+    ),
+    (
+        "dynamic_batching { default_queue_policy { max_queue_size: 3 } } "
+        "model_transaction_policy { decoupled: true }",
+        "a decoupled model has no priorities and no queue policies",
+    ),
     ("model_warmup { name: 'w' }", "model_warmup 'w': it has no inputs"),
     ("max_batch_size: 1 model_warmup { batch_size: 2 }", "'0': batch_size 2 is more than 1"),
     ("model_warmup { name: 'w' count: 99999 }", "count 99999 is more than"),
@@ -246,7 +290,7 @@ def test_missing_parts_are_for_models_that_can_tell_them() -> None:
     with pytest.raises(ConfigError, match="input 'A': dims is missing"):
         parse(f"backend: 'pytorch' {half}", "m")
     with pytest.raises(ConfigError, match="input 'A': dims is missing"):
-        parse_json(config.json, "m", partial=False)
+        parse_dict(config.document.as_dict(), "m", partial=False)
 
 
 def test_model_kind_is_for_python_only() -> None:
@@ -257,7 +301,7 @@ def test_model_kind_is_for_python_only() -> None:
 
 
 def test_json_form_is_complete_ordered_and_numeric() -> None:
-    found = json.loads(parse(BASE, "m").json)
+    found = json.loads(parse(BASE, "m").document.json())
     assert list(found)[:6] == [
         "name",
         "platform",
@@ -282,16 +326,18 @@ def test_json_form_is_complete_ordered_and_numeric() -> None:
     assert found["default_model_filename"] == "model.py"
     assert found["model_transaction_policy"] == {"decoupled": False}
     assert found["parameters"] == {}
-    versions = parse(BASE + "version_policy { specific { versions: [7] } }", "m").json
+    versions = parse(BASE + "version_policy { specific { versions: [7] } }", "m").document.json()
     assert json.loads(versions)["version_policy"] == {"specific": {"versions": [7]}}
-    parameters = parse(BASE + "parameters { key: 'a' value { string_value: 'b' } }", "m").json
+    parameters = parse(
+        BASE + "parameters { key: 'a' value { string_value: 'b' } }", "m"
+    ).document.json()
     assert json.loads(parameters)["parameters"] == {"a": {"string_value": "b"}}
 
 
 def test_json_form_is_read_back() -> None:
     groups = " instance_group [ { kind: KIND_GPU gpus: [1, 0] }, { count: 2 } ]"
     config = parse(BASE + "max_batch_size: 3" + groups, "m")
-    assert parse_json(config.json, "m") == config
+    assert parse_json(config.document.json(), "m") == config
     with pytest.raises(ConfigError, match="nonsense"):
         parse_json('{"nonsense": 1}', "m")
     with pytest.raises(ConfigError, match="config"):
@@ -310,7 +356,7 @@ def test_completed_json_keeps_what_was_told() -> None:
             "outputs": (TensorSpec("Y", "BYTES", (-1,)),),
         }
     )
-    found = json.loads(config_json.completed(complete))
+    found = json.loads(document.completed(complete).config.json())
     assert found["input"][0]["dims"] == [3]
     assert found["input"][0]["data_type"] == "TYPE_FP16"
     assert found["output"][0] == {
@@ -322,3 +368,30 @@ def test_completed_json_keeps_what_was_told() -> None:
         "is_non_linear_format_io": False,
     }
     assert parse_json(json.dumps({**found, "output": []}), "m").inputs[0].shape == (-1, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "left_out"),
+    [
+        # Refused, so they are never shown
+        (ConfigDocument, pb.ModelConfig, {"sequence_batching", "ensemble_scheduling"}),
+        (InputEntry, pb.ModelInput, set()),
+        (OutputEntry, pb.ModelOutput, set()),
+        (GroupEntry, pb.ModelInstanceGroup, set()),
+        (BatchingEntry, pb.ModelDynamicBatching, set()),
+        (OptimizationEntry, pb.ModelOptimizationPolicy, set()),
+    ],
+)
+def test_the_document_has_the_names_of_the_schema_in_its_order(
+    kind: type[msgspec.Struct], message: Any, left_out: set[str]
+) -> None:
+    names = [field.name for field in message.DESCRIPTOR.fields]
+    assert list(kind.__struct_fields__) == [name for name in names if name not in left_out]
+
+
+def test_a_document_travels_with_the_spec() -> None:
+    text = BASE + "max_batch_size: 4 optimization { graph { level: 1 } } response_cache {}"
+    spec = parse(text, "m").spec("1")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=ModelSpec) == spec
+    assert spec.config.graph_level == 1
+    assert spec.config.model_file == "model.py"

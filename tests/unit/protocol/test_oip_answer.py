@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from shmserve.errors import InvalidArgument
-from shmserve.protocol.oip.answer import AnswerOutput, BinarySize, encode_answer, json_data
+from shmserve.protocol.oip.answer import (
+    BinarySize,
+    InferAnswer,
+    InferAnswerOutput,
+    answer_parameters,
+    encode,
+    json_data,
+)
 from shmserve.tensor import bytes_codec
 
 
@@ -54,11 +61,11 @@ def test_half_floats_have_no_json_form(datatype: str) -> None:
 
 def test_an_answer_leaves_out_what_is_not_there() -> None:
     outputs = [
-        AnswerOutput("A", "FP32", (1,), data=[1.0]),
-        AnswerOutput("B", "FP32", (1,), BinarySize(4)),
-        AnswerOutput("C", "FP32", (1,)),
+        InferAnswerOutput("A", "FP32", (1,), data=[1.0]),
+        InferAnswerOutput("B", "FP32", (1,), BinarySize(4)),
+        InferAnswerOutput("C", "FP32", (1,)),
     ]
-    answer = json.loads(encode_answer("m", "1", "", outputs, {}))
+    answer = json.loads(encode(InferAnswer("m", "1", outputs)))
     assert answer == {
         "model_name": "m",
         "model_version": "1",
@@ -70,7 +77,6 @@ def test_an_answer_leaves_out_what_is_not_there() -> None:
     }
 
 
-def test_id_and_parameters() -> None:
-    answer = json.loads(encode_answer("m", "1", "7", [], {"a": True, "b": 1}))
-    assert (answer["id"], answer["parameters"]) == ("7", {"a": True, "b": 1})
-    assert b'{"a": NaN}' in encode_answer("m", "1", "7", [], {"a": float("nan")})
+def test_parameters_may_be_infinite() -> None:
+    assert answer_parameters({"a": True, "b": 1.5}) == {"a": True, "b": 1.5}
+    assert encode(answer_parameters({"a": float("nan")})) == b'{"a": NaN}'

@@ -12,7 +12,7 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
-from shmserve.protocol.oip.request import tensor_json as oip_data
+from shmserve.protocol.oip import tensor_json
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 
@@ -21,7 +21,7 @@ LIMITS = Settings()
 
 def convert(text: str | bytes, datatype: str, count: int) -> bytes:
     raw = msgspec.Raw(text.encode() if isinstance(text, str) else text)
-    tensor = oip_data.decode(raw, DATATYPES[datatype], count, "inputs[0]", LIMITS)
+    tensor = tensor_json.decode(raw, DATATYPES[datatype], count, "inputs[0]", LIMITS)
     buffer = bytearray(tensor.nbytes)
     tensor.write(memoryview(buffer))
     return bytes(buffer)

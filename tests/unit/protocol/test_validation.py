@@ -9,7 +9,7 @@ from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, NotFound, TooLarge, Unimplemented
 from shmserve.frontends.oip.classification import top_classes
 from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
-from shmserve.protocol.oip.model_signature import ModelPlan, make_plan, plan_of
+from shmserve.protocol.oip.model_signature import ModelSignature, make_signature
 from shmserve.protocol.oip.raw_requests import deduce
 from shmserve.protocol.oip.request import InferInput, InferOutput, InferRequest, RegionWindow
 from shmserve.protocol.oip.validation import check_inputs, check_outputs, refuse_decoupled
@@ -29,27 +29,27 @@ def one(
     return InferInput(name, shape, datatype, "inputs[0]", None, nbytes)
 
 
-def check(plan: ModelPlan, *inputs: InferInput, limits: Settings = LIMITS) -> list[int]:
-    return [item.nbytes for item in check_inputs(plan, InferRequest(inputs), limits, nowhere)]
+def check(signature: ModelSignature, *inputs: InferInput, limits: Settings = LIMITS) -> list[int]:
+    return [item.nbytes for item in check_inputs(signature, InferRequest(inputs), limits, nowhere)]
 
 
-IDENTITY = make_plan(spec("m", "FP32", (-1,)))
-ADD_SUB = make_plan(spec("m", "INT32", (16,), 2, 2))
-BATCHED = make_plan(spec("m", "FP32", (4,), 2, 1, max_batch=8))
+IDENTITY = make_signature(spec("m", "FP32", (-1,)))
+ADD_SUB = make_signature(spec("m", "INT32", (16,), 2, 2))
+BATCHED = make_signature(spec("m", "FP32", (4,), 2, 1, max_batch=8))
 
 
 def test_sizes_come_from_shapes() -> None:
     assert check(IDENTITY, one((0,), 0)) == [0]
     assert check(IDENTITY, one((3,), 12)) == [12]
-    plan = make_plan(spec("m", "BYTES", (-1,)))
-    assert check(plan, one((2,), 9, "BYTES")) == [9]
-    assert check(plan, one((2,), None, "BYTES")) == [-1]
+    signature = make_signature(spec("m", "BYTES", (-1,)))
+    assert check(signature, one((2,), 9, "BYTES")) == [9]
+    assert check(signature, one((2,), None, "BYTES")) == [-1]
     pair = [one((3, 4), 48), one((3, 4), 48, name="INPUT1")]
     assert check(BATCHED, *pair) == [48, 48]
 
 
 @pytest.mark.parametrize(
-    ("plan", "inputs", "message"),
+    ("signature", "inputs", "message"),
     [
         (
             IDENTITY,
@@ -89,17 +89,19 @@ def test_sizes_come_from_shapes() -> None:
         ),
     ],
 )
-def test_misfits_are_named(plan: ModelPlan, inputs: list[InferInput], message: str) -> None:
+def test_misfits_are_named(
+    signature: ModelSignature, inputs: list[InferInput], message: str
+) -> None:
     with pytest.raises(InvalidArgument, match=message) as caught:
-        check(plan, *inputs)
+        check(signature, *inputs)
     assert caught.value.message.startswith("[request id: <id_unknown>] ")
     assert caught.value.http_status == 400
 
 
 def test_half_floats_do_not_come_as_json() -> None:
-    plan = make_plan(spec("m", "FP16", (-1,)))
+    signature = make_signature(spec("m", "FP16", (-1,)))
     with pytest.raises(InvalidArgument, match="receiving FP16 data via JSON is not supported"):
-        check(plan, one((1,), None, "FP16"))
+        check(signature, one((1,), None, "FP16"))
 
 
 def test_a_tensor_may_be_too_large() -> None:
@@ -117,12 +119,12 @@ def test_optional_inputs_may_be_left_out() -> None:
         (TensorSpec("INPUT0", "FP32", (1,)), TensorSpec("INPUT1", "FP32", (1,), optional=True)),
         (),
     )
-    plan = make_plan(model)
-    assert check(plan, one((1,), 4)) == [4]
+    signature = make_signature(model)
+    assert check(signature, one((1,), 4)) == [4]
     with pytest.raises(
         InvalidArgument, match="expected number of inputs between 1 and 2 but got 1"
     ):
-        check(plan, one((1,), 4, name="INPUT1"))
+        check(signature, one((1,), 4, name="INPUT1"))
 
 
 def test_regions_are_looked_up_last() -> None:
@@ -155,7 +157,7 @@ def test_outputs_default_to_all() -> None:
 def test_wrong_outputs_are_refused_before_the_model_runs() -> None:
     with pytest.raises(InvalidArgument, match="unexpected inference output 'NOPE'"):
         check_outputs(ADD_SUB, InferRequest((), (InferOutput("NOPE"),)), nowhere)
-    half = make_plan(spec("m", "FP16", (-1,)))
+    half = make_signature(spec("m", "FP16", (-1,)))
     with pytest.raises(InvalidArgument, match="sending FP16 data via JSON"):
         check_outputs(half, InferRequest(()), nowhere)
     with pytest.raises(InvalidArgument, match="sending FP16 data via JSON"):
@@ -171,13 +173,7 @@ def test_wrong_outputs_are_refused_before_the_model_runs() -> None:
 
 def test_decoupled_models_are_refused() -> None:
     with pytest.raises(Unimplemented, match="decoupled transaction policy"):
-        refuse_decoupled(make_plan(spec("m", "INT32", (1,), decoupled=True)), "This")
-
-
-def test_a_plan_is_made_once_per_spec() -> None:
-    first, second = spec("cached", "FP32", (-1,)), spec("cached", "FP32", (-1,))
-    assert plan_of(first) is plan_of(first)
-    assert plan_of(second) is not plan_of(first)
+        refuse_decoupled(make_signature(spec("m", "INT32", (1,), decoupled=True)), "This")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +188,7 @@ def test_a_plan_is_made_once_per_spec() -> None:
     ],
 )
 def test_raw_requests(model: ModelSpec, nbytes: int, shape: tuple[int, ...], size: int) -> None:
-    request = deduce(make_plan(model), nbytes)
+    request = deduce(make_signature(model), nbytes)
     assert request.binary_output
     assert (request.inputs[0].shape, request.inputs[0].binary_size) == (shape, size)
 
@@ -209,7 +205,7 @@ def test_raw_requests(model: ModelSpec, nbytes: int, shape: tuple[int, ...], siz
 )
 def test_raw_requests_that_tell_too_little(model: ModelSpec, nbytes: int, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        deduce(make_plan(model), nbytes)
+        deduce(make_signature(model), nbytes)
 
 
 def classes(array: np.ndarray, datatype: str, k: int, batched: bool = False) -> tuple:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from shmserve import repository
 from shmserve.errors import ConfigError, NotFound
+from tests.integration.region_client import OTHER_UID, as_user
 
 CONFIG = """
 backend: "python"
@@ -202,10 +205,13 @@ def test_a_symlinked_repository_and_model(tmp_path: Path) -> None:
     assert repository.scan([str(tmp_path / "models")]).models["b"].specs[0].name == "b"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_unreadable_folder_is_a_failure(tmp_path: Path) -> None:
-    make(tmp_path, "a").chmod(0)
-    assert "cannot be read" in repository.scan([str(tmp_path)]).failures["a"]
+def test_unreadable_folder_is_a_failure() -> None:
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o755)
+        make(Path(root), "a").chmod(0)
+        with as_user(OTHER_UID) if os.geteuid() == 0 else contextlib.nullcontext():
+            found = repository.scan([root])
+    assert "cannot be read" in found.failures["a"]
 
 
 def test_missing_repository_is_an_error() -> None:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 import time
 
 import msgspec
@@ -39,6 +40,31 @@ def test_a_publication_is_seen_by_the_next_read(run_dir):
     assert reader.current() is reader.current()
     assert reader.current().generation == 3
     assert reader.current().epoch == "e1"
+    writer.close()
+
+
+def test_who_waits_for_a_publication_is_woken_by_word_of_it(run_dir):
+    writer, reader = RegistryWriter(run_dir, "e1"), RegistryReader(run_dir)
+    writer.publish(snapshot("a"))
+    old, found = reader.current(), []
+    waiting = threading.Thread(target=lambda: found.append(reader.newer(old, 60)))
+    waiting.start()
+    while not reader._published._waiters:
+        time.sleep(0.001)
+    published = writer.publish(snapshot("b"))
+    reader.changed()
+    waiting.join(30)
+    assert found == [published]
+    writer.close()
+
+
+def test_without_word_a_publication_is_seen_when_the_wait_is_over(run_dir):
+    writer, reader = RegistryWriter(run_dir, "e1"), RegistryReader(run_dir)
+    writer.publish(snapshot("a"))
+    old = reader.current()
+    assert reader.newer(old, 0.01) is None
+    published = writer.publish(snapshot("b"))
+    assert reader.newer(old, 0) == published
     writer.close()
 
 

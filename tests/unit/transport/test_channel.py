@@ -12,6 +12,7 @@ import pytest
 
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, TooLarge
 from shmserve.transport.channel import MAX_FDS, MAX_MESSAGE, Channel, accept, listen
+from tests.no_descriptors import no_descriptors
 
 Pair = tuple[Channel, Channel]
 
@@ -30,7 +31,7 @@ def test_messages_keep_their_borders(pair: Pair) -> None:
     pair[0].send(b"two" * 1000)
     assert bytes(pair[1].receive()[0]) == b"one"
     assert bytes(pair[1].receive()[0]) == b"two" * 1000
-    assert pair[1].receive_now() is None
+    assert pair[1].receive_within(0.0) is None
 
 
 def test_fds_ride_along_and_are_not_inherited(pair: Pair) -> None:
@@ -82,6 +83,61 @@ def test_waiting_has_a_deadline(pair: Pair) -> None:
     assert bytes(pair[0].receive(30.0)[0]) == b"late"
 
 
+def test_who_does_not_want_to_wait_is_told_that_there_is_no_room(pair: Pair) -> None:
+    sent = 0
+    while pair[0].send(b"x" * MAX_MESSAGE, wait=False):
+        sent += 1
+    assert sent > 0
+    pair[1].receive()
+    assert pair[0].send(b"x", wait=False)
+    pair[1].close()
+    with pytest.raises(PeerDied):
+        pair[0].send(b"x", wait=False)
+
+
+def test_channels_may_share_what_they_receive_into() -> None:
+    buffer = memoryview(bytearray(1000))
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    channels = [Channel(right, buffer) for _, right in pairs]
+    for (left, _), text in zip(pairs, (b"one", b"two"), strict=True):
+        left.send(text)
+    for channel, text in zip(channels, (b"one", b"two"), strict=True):
+        received = channel.receive_within()
+        assert received is not None
+        assert bytes(received[0]) == text
+    assert bytes(buffer[:3]) == b"two"
+    pairs[0][0].send(b"x" * 1001)
+    with pytest.raises(ProtocolViolation):
+        channels[0].receive_within()
+    for left, right in pairs:
+        left.close()
+        right.close()
+
+
+def test_descriptors_that_nobody_gets_are_closed_as_was_said() -> None:
+    closed: list[int] = []
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = Channel(right, memoryview(bytearray(10)), closed.extend)
+    read, write = os.pipe()
+    Channel(left).send(b"x" * 11, [read])
+    with pytest.raises(ProtocolViolation):
+        channel.receive()
+    assert len(closed) == 1
+    for fd in (*closed, read, write):
+        os.close(fd)
+    left.close()
+    channel.close()
+
+
+def test_the_last_words_of_who_left_messages_unread_are_heard(pair: Pair) -> None:
+    pair[0].send(b"never read")
+    pair[1].send(b"last words")
+    pair[1].close()
+    assert bytes(pair[0].receive()[0]) == b"last words"
+    with pytest.raises(PeerDied):
+        pair[0].receive()
+
+
 def test_death_is_noticed_by_both_ways(pair: Pair) -> None:
     pair[1].close()
     with pytest.raises(PeerDied):
@@ -110,3 +166,13 @@ def test_connect_and_accept_know_who_is_there(tmp_path: Path) -> None:
 def test_a_path_too_long_for_a_socket_is_told(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long"):
         listen(str(tmp_path / ("x" * 120)))
+
+
+def test_a_peer_that_cannot_be_called_for_want_of_a_descriptor_is_as_good_as_dead(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "x.sock")
+    with listen(path):
+        with no_descriptors(), pytest.raises(PeerDied):
+            Channel.connect(path)
+        Channel.connect(path).close()

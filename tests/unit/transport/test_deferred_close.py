@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from shmserve.testing.running_server import wait_until
-from shmserve.transport import deferred_close as closer
-from shmserve.transport.deferred_close import Closer
+from shmserve.transport import deferred_close
+from shmserve.transport.deferred_close import DeferredClose
 
 
 def test_closes() -> None:
-    it = Closer()
+    it = DeferredClose()
     read, write = os.pipe()
     it.close([write, 1 << 20])
     assert os.read(read, 1) == b"", "EOF: the other end is closed"
@@ -24,9 +24,11 @@ def test_closes() -> None:
 
 def test_one_that_waits_for_ever_stops_the_intake(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
-    monkeypatch.setattr(closer, "os", SimpleNamespace(close=lambda fd: may_end.wait(60)))
-    it = Closer()
-    it.close(range(1000, 1020))
+    monkeypatch.setattr(deferred_close, "os", SimpleNamespace(close=lambda fd: may_end.wait(60)))
+    it = DeferredClose()
+    it.close(range(1000, 1100))
+    assert not it.stuck, "a burst, before the thread had its turn, is none"
+    it.close(range(1100, 1300))
     wait_until(lambda: it.stuck, "it is stuck", 10)
     may_end.set()
     wait_until(lambda: not it.stuck, "it goes on", 10)

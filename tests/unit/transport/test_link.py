@@ -7,7 +7,7 @@ import time
 import pytest
 
 from shmserve.errors import ProtocolViolation
-from shmserve.protocol import messages
+from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import (
     Adopt,
     AskStats,
@@ -24,7 +24,7 @@ from shmserve.protocol.control.link_messages import (
 )
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport.channel import Channel, listen
-from shmserve.transport.link import Link
+from shmserve.transport.link import Link, LinkHandlers
 
 SPEC = ModelSpec("m", "1", "", "python", 0, (), ())
 
@@ -91,13 +91,15 @@ class Process:
             run_dir,
             "executor",
             "executor-1-aa",
-            on_trim=lambda nbytes: self.told.append(("trim", nbytes)),
-            on_stats=lambda what: {"asked": what},
-            on_stop=lambda reason: self.told.append(("stop", reason)),
-            on_message=lambda message: self.told.append(message),
-            held_bytes=lambda: self.held,
-            instance="m/1/0",
-            **options,
+            LinkHandlers(
+                on_trim=lambda nbytes: self.told.append(("trim", nbytes)),
+                on_stats=lambda what: {"asked": what},
+                on_stop=lambda reason: self.told.append(("stop", reason)),
+                on_message=lambda message: self.told.append(message),
+                held_bytes=lambda: self.held,
+                **options,
+            ),
+            "m/1/0",
         )
         self.link.start()
 
@@ -243,7 +245,10 @@ def test_a_callback_that_fails_does_not_cost_the_link(run_dir, coordinator, capl
         raise ZeroDivisionError
 
     link = Link(
-        run_dir, "http", "http-1-aa", on_trim=fail, on_stats=lambda _: {}, held_bytes=lambda: 0
+        run_dir,
+        "http",
+        "http-1-aa",
+        LinkHandlers(on_trim=fail, on_stats=lambda _: {}, held_bytes=lambda: 0),
     )
     link.start()
     coordinator.accept()

@@ -5,18 +5,19 @@ import threading
 
 import pytest
 
-from shmserve.errors import Unavailable
-from shmserve.protocol import messages
-from shmserve.protocol.control.link_messages import AskStats, LoadFailed
+from shmserve.errors import ProtocolViolation, Unavailable
+from shmserve.protocol.control import messages
+from shmserve.protocol.control.link_messages import AskStats, LoadFailed, Stats
 from shmserve.protocol.control.region_messages import (
     NeedRegion,
+    RegionAnswer,
     RegionGiven,
     StoredRegions,
     StoreRegions,
     UnregisterRegions,
 )
 from shmserve.testing.running_server import wait_until
-from shmserve.transport.link import Link
+from shmserve.transport.link import Link, LinkHandlers
 from tests.unit.transport.test_link import Coordinator
 
 
@@ -34,10 +35,12 @@ def link(tmp_path, coordinator):
         str(tmp_path),
         "executor",
         "executor-1-aa",
-        on_trim=lambda nbytes: None,
-        on_stats=lambda what: {},
-        held_bytes=lambda: 0,
-        on_fds=lambda message, fds: stored.append((message, fds)),
+        LinkHandlers(
+            on_trim=lambda nbytes: None,
+            on_stats=lambda what: {},
+            held_bytes=lambda: 0,
+            on_fds=lambda message, fds: stored.append((message, fds)),
+        ),
     )
     link.stored = stored
     link.start()
@@ -84,7 +87,7 @@ def test_questions_are_asked_again(link, coordinator):
     coordinator.accept()
     question = coordinator.receive()
     assert question.name == "again"
-    coordinator.send(messages.RegionAnswer(question.ticket))
+    coordinator.send(RegionAnswer(question.ticket))
     thread.join(10)
     assert results[0][0].error_code == ""
 
@@ -98,6 +101,15 @@ def test_late_answers_leave_nothing_open(link, coordinator):
     coordinator.send(AskStats(1, "x"))
     coordinator.receive()
     assert nobody_else_has(read, write)
+
+
+def test_what_is_too_long_to_ask_is_refused_and_never_asked_again(link, coordinator):
+    with pytest.raises(ProtocolViolation, match="too long"):
+        link.ask(lambda ticket, _: UnregisterRegions(ticket, "x" * 200_000, 0), 10.0)
+    coordinator.channel.close()
+    coordinator.accept()
+    coordinator.send(AskStats(1, "x"))
+    assert coordinator.receive() == Stats(1, {})
 
 
 def test_fds_go_both_ways(link, coordinator):
@@ -138,10 +150,12 @@ def test_what_one_coordinator_was_not_told_of_fds_is_not_told_to_the_next(tmp_pa
         str(tmp_path),
         "supervisor",
         "supervisor-1-aa",
-        on_trim=lambda nbytes: None,
-        on_stats=lambda what: {},
-        held_bytes=lambda: 0,
-        on_message=hand_over,
+        LinkHandlers(
+            on_trim=lambda nbytes: None,
+            on_stats=lambda what: {},
+            held_bytes=lambda: 0,
+            on_message=hand_over,
+        ),
     )
     link.start()
     coordinator.accept()

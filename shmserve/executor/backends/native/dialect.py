@@ -12,7 +12,16 @@
 
 An output is either written into what `request.output` offered or returned in the dict;
 a returned array is copied once (unless it is an input, or one that was offered).
-`native_stream` says how decoupled models answer.
+`stream_request` says how decoupled models answer.
+
+With `dynamic_batching` in config.pbtxt, a class that has
+
+        def infer_batch(self, batch):       # as `infer`, for several requests at once
+            ...
+
+gets requests by it, those that were queued as one: each input is theirs along the first
+dimension, in memory that they were copied to once, and each output is taken apart again, without
+a copy if it was written into what `batch.output` offered. A class without it gets them one by one.
 
 Arrays are numpy's, also of an instance on a GPU, unless the class says otherwise:
 
@@ -32,38 +41,32 @@ What is returned may also be anything on a GPU with `__dlpack__` or `__cuda_arra
 such as a torch tensor. Work goes to the device's default stream, where CuPy and torch work
 unless they are told otherwise; what is begun need not be waited for.
 
-A worker that takes GRPS messages (parameter `grps` of config.pbtxt is "message") looks at
-`request.grps`, or at `request.http` of a request to its own HTTP path, and returns a
-`shmserve.grps.Message`, or what a custom HTTP request may be answered with.
+Extensions may give models other requests than those with tensors (`request_forms`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from shmserve.errors import ConfigError, Internal
-from shmserve.executor.backend import CPU, Context, Request, Response
-from shmserve.executor.backends import native_messages
+from shmserve.executor.backend import CPU, BatchForm, Context, Request, Response
 from shmserve.executor.backends.config_merge import with_own_tensors
 from shmserve.executor.backends.model_errors import from_exception
 from shmserve.executor.backends.native.instance_device import InstanceDevice
+from shmserve.executor.backends.native.request_forms import RequestForm, form_of
 from shmserve.executor.backends.output_check import OutputCheck
 from shmserve.executor.backends.reshape import model_side
-from shmserve.grps.executor.flask_request import HttpRequest
-from shmserve.grps.protocol import model_parameters as grps_spec
-from shmserve.grps.protocol.message import GrpsMessage
-from shmserve.protocol import config_json
 from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.triton_config import document
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
-
-_Stream = Callable[[Any, Request, OutputCheck, InstanceDevice | None], None]
 
 
 class NativeRequest:
@@ -101,24 +104,6 @@ class NativeRequest:
         return self._request.cancelled
 
     @property
-    def grps(self) -> GrpsMessage | None:
-        """The GRPS message of a worker that takes messages; None: the request has none.
-
-        Its tensors and binary data are views of shared memory.
-        """
-        return native_messages.message_of(self._request)
-
-    @property
-    def streaming(self) -> bool:
-        """Whether a GRPS client asked for a stream."""
-        return bool(self._request.parameters.get(grps_spec.STREAMING))
-
-    @property
-    def http(self) -> HttpRequest | None:
-        """A request to the worker's own HTTP path; None: it came another way."""
-        return native_messages.http_of(self._request)
-
-    @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs that were sent (optional ones may be missing)."""
         return tuple(self._request.inputs)
@@ -131,24 +116,32 @@ class NativeRequest:
             Internal: the request has no such input.
             ResourceExhausted: the GPU has no memory left for it.
         """
-        found = self._request.inputs.get(name)
-        if found is None:
+        tensor = self._request.inputs.get(name)
+        if tensor is None:
             raise Internal(f"the request has no input '{name}'")
-        if self._device is None or found.datatype == "BYTES":
-            return found.numpy()
+        if self._device is None or tensor.datatype == "BYTES":
+            return tensor.numpy()
         return self._device.input(self._request, name)
 
     def answer(self, result: Any, partial: bool = False, first: bool = True) -> Response:
         """What the model gave, as a response (for the server, not for models).
 
+        `partial`: outputs may be missing, as in a stream, of which this may be the `first` answer.
+
         Raises:
             ShmserveError: it is nothing that can be sent.
         """
-        if self._check.messages:
-            return native_messages.response_of(self._request, result, self._check, first)
         offered, self._offered = self._offered, {}
-        named = pairs(result, offered).items()
-        return Response(outputs=self._check.answer(self._request.requested, named, partial))
+        if result is None:
+            given = offered
+        elif isinstance(result, dict):
+            for name, array in result.items():
+                if name in offered and array is not offered[name]:
+                    raise Internal(f"output '{name}' was both offered and returned")
+            given = {**offered, **result}
+        else:
+            raise Internal(f"infer must return None or a dict, got {type(result).__name__}")
+        return Response(outputs=self._check.answer(self._request.requested, given, partial))
 
     def output(self, name: str, shape: Sequence[int]) -> Any:
         """A writable array, with undefined content, whose content is sent as the output: numpy's,
@@ -162,34 +155,39 @@ class NativeRequest:
             ArenaExhausted: there is no room for it now.
             ResourceExhausted: the GPU has no memory left for it.
         """
-        spec = self._check.spec(name)
-        wanted = tuple(int(dim) for dim in shape)
-        self._check.check_shape(spec, wanted)
+        wanted = tuple([int(dim) for dim in shape])
+        spec = self._check.expect(name, wanted)
+        array = self._offered.get(name)
+        if array is not None:
+            if array.shape != wanted:
+                raise Internal(f"output '{name}' was asked for with two shapes")
+            return array
         if spec.datatype == "BYTES":
             raise Internal(f"BYTES output '{name}' must be returned by infer")
-        array = self._offered.get(name)
-        if array is None:
-            array = self._offered[name] = self._new(name, spec.datatype, wanted)
-        if array.shape != wanted:
-            raise Internal(f"output '{name}' was asked for with two shapes")
-        return array
-
-    def _new(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
+        request, datatype = self._request, spec.datatype
         if self._device is not None:
-            return self._device.output(self._request, name, datatype, shape)
-        if name in self._request.requested:
-            return self._request.offer(name, datatype, shape)
-        return np.empty(shape, DATATYPES[datatype].numpy)
+            array = self._device.output(request, name, datatype, wanted)
+        elif name in request.requested:
+            array = request.offer(name, datatype, wanted)
+        else:
+            array = np.empty(wanted, DATATYPES[datatype].numpy)
+        self._offered[name] = array
+        return array
 
 
 class NativeDialect:
-    """Runs a class `Model`."""
+    """Runs a class `Model` that gives one answer to each request."""
 
     def __init__(self, kind: type[Any]) -> None:
         self._kind = kind
         self._model: Any = None
         self._device: InstanceDevice | None = None
-        self._stream: _Stream | None = None  # runs one request of a decoupled model
+        self._takes_batches = False
+
+    @property
+    def batching(self) -> BatchForm:
+        """Whether it takes several requests as one."""
+        return BatchForm.STACKED if self._takes_batches else BatchForm.ALONE
 
     @property
     def reads_on_device(self) -> bool:
@@ -202,58 +200,38 @@ class NativeDialect:
             raise ConfigError(f"model '{spec.name}': config.pbtxt must tell input and output")
         if not callable(getattr(self._kind, "infer", None)):
             raise ConfigError(f"model '{spec.name}': class Model has no method infer")
-        config_json.require_complete(spec)
+        document.require_complete(spec)
         self._check = OutputCheck(model_side(spec))
-        if spec.decoupled:
-            from shmserve.executor.backends.native.stream_request import stream
-
-            self._stream = stream
-        wants_device = getattr(self._kind, "device_tensors", False) and not self._check.messages
+        form = form_of(spec)
+        self._request = self._request_class(form)
+        wants_device = getattr(self._kind, "device_tensors", False) and form is None
         if wants_device and context.device != CPU:
             self._device = InstanceDevice(context)
         own_init = self._kind.__init__ is not object.__init__
         self._model = self._kind(context) if own_init else self._kind()
+        batches = spec.config.dynamic_batching is not UNSET and spec.max_batch_size > 0
+        is_able = callable(getattr(self._kind, "infer_batch", None)) and form is None
+        self._takes_batches = batches and is_able
+        self._infer = self._model.infer_batch if self._takes_batches else self._model.infer
         return spec
 
+    def _request_class(self, form: RequestForm | None) -> type[Any]:
+        """What the model is given for a request."""
+        return NativeRequest if form is None else form.request
+
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
-        if self._stream is not None:
-            for request in requests:
-                self._run_stream(self._stream, request)
-            return ()
-        return [self._one(request) for request in requests]
+        return [self._answer(request) for request in requests]
 
     def close(self) -> None:
-        model, self._model = self._model, None
+        model, self._model, self._infer = self._model, None, None
         if model is not None and hasattr(model, "close"):
             model.close()
 
-    def _one(self, request: Request) -> Response:
-        view = NativeRequest(request, self._check, self._device)
+    def _answer(self, request: Request) -> Response:
+        view = self._request(request, self._check, self._device)
         try:
-            result = self._model.infer(view)
-            return view.answer(result)
+            result = self._infer(view)
+            response: Response = view.answer(result)
         except (Exception, SystemExit) as ex:
             return Response(error=from_exception(ex, _log, "infer failed"))
-
-    def _run_stream(self, stream: _Stream, request: Request) -> None:
-        assert request.responses is not None
-        try:
-            stream(self._model, request, self._check, self._device)
-        except (Exception, SystemExit) as ex:
-            request.responses.fail(from_exception(ex, _log, "infer failed"))
-
-
-def pairs(result: Any, offered: dict[str, Any]) -> dict[str, Any]:
-    """All outputs by name: those that were offered, and those that were given.
-
-    Raises:
-        Internal: neither None nor a dict, or an output in both.
-    """
-    if result is None:
-        return offered
-    if not isinstance(result, dict):
-        raise Internal(f"infer must return None or a dict, got {type(result).__name__}")
-    for name, array in result.items():
-        if name in offered and array is not offered[name]:
-            raise Internal(f"output '{name}' was both offered and returned")
-    return {**offered, **result}
+        return response

@@ -15,24 +15,21 @@ or, with threads of its own and any number of requests under way:
             request.send({"OUT": array})
             request.finish()
 
-With `device_tensors` (see `native`) the instance's GPU becomes that of each thread which asks
+With `device_tensors` (see `dialect`) the instance's GPU becomes that of each thread which asks
 for a tensor.
 
-A worker that takes GRPS messages yields or sends a `shmserve.grps.Message` instead of the dict.
 A generator whose request is cancelled is closed at its `yield`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
 from typing import Any
 
-from shmserve.errors import Internal, ShmserveError
+from shmserve.errors import ShmserveError
 from shmserve.executor.backend import Request, Response
 from shmserve.executor.backends.native.dialect import NativeRequest
 from shmserve.executor.backends.native.instance_device import InstanceDevice
 from shmserve.executor.backends.output_check import OutputCheck
-from shmserve.grps.protocol.message import GrpsMessage
 
 
 class StreamRequest(NativeRequest):
@@ -46,9 +43,10 @@ class StreamRequest(NativeRequest):
         super().__init__(request, check, device)
         self._first = True
 
-    def send(self, outputs: Mapping[str, Any] | GrpsMessage | None = None) -> None:
+    def send(self, outputs: Any = None) -> None:
         """Send an answer: what was written into `output(...)` since the last one, and what is
-        given here. Waits while the client is behind; dropped if the request is `cancelled`.
+        given here, as other models return it. Waits while the client is behind; dropped if the
+        request is `cancelled`.
 
         Raises:
             ProtocolViolation: after `finish`.
@@ -75,22 +73,3 @@ class StreamRequest(NativeRequest):
     def __del__(self) -> None:
         if self._request.responses is not None:
             self._request.responses.abandoned()
-
-
-def stream(
-    model: Any, request: Request, check: OutputCheck, device: InstanceDevice | None = None
-) -> None:
-    """Have the model answer; what it raises is raised."""
-    view = StreamRequest(request, check, device)
-    answers = model.infer(view)
-    if isinstance(answers, Generator):
-        for outputs in answers:
-            view.send(outputs)
-            if request.cancelled:
-                answers.close()
-        view.finish()
-    elif answers is not None:
-        kind = type(answers).__name__
-        raise Internal(
-            f"infer of a decoupled model must yield, or send and return None: got {kind}"
-        )

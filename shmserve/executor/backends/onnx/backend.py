@@ -18,18 +18,16 @@ import numpy as np
 
 from shmserve.core.devices import device_name, ordinal_of
 from shmserve.errors import Code, Internal, InvalidArgument, ShmserveError
-from shmserve.executor.backend import CPU, Context, InputTensor, Request, Response
+from shmserve.executor.backend import CPU, BatchForm, Context, InputTensor, Request, Response
+from shmserve.executor.backends import import_extra
 from shmserve.executor.backends.model_errors import from_exception, from_load
-from shmserve.executor.backends.onnx import completion as onnx_complete
-from shmserve.executor.backends.onnx import cuda_provider as onnx_cuda
-from shmserve.executor.backends.onnx import session as onnx_session
+from shmserve.executor.backends.onnx import completion, cuda_provider, session
 from shmserve.executor.backends.onnx.session import GraphTensor
-from shmserve.executor.backends.onnx.tensor_places import OnDevice, OnHost, Place
+from shmserve.executor.backends.onnx.tensor_places import OnDevice, OnHost
 from shmserve.executor.backends.output_check import OutputCheck
-from shmserve.executor.backends.python import model_file
 from shmserve.executor.backends.reshape import model_side
-from shmserve.protocol.triton_config.model_config import MODEL_FILE_IN_FOLDER
-from shmserve.tensor.dtypes import DATATYPES
+from shmserve.protocol.triton_config.backend_kinds import MODEL_FILE_IN_FOLDER
+from shmserve.tensor.dtypes import DATATYPES, object_array
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -38,10 +36,13 @@ _log = logging.getLogger(__name__)
 class OnnxRuntimeBackend:
     """Runs an ONNX model."""
 
+    chooses_device = True
+    batching = BatchForm.STACKED
+
     def __init__(self) -> None:
         self._session: Any = None
         self._ordinal: int | None = None  # of the GPU it computes on
-        self._place: Place = OnHost()
+        self._place: OnHost | OnDevice = OnHost()
 
     @property
     def device(self) -> str:
@@ -57,12 +58,12 @@ class OnnxRuntimeBackend:
         spec = context.spec
         try:
             self._open(context)
-            self._inputs = onnx_session.graph_tensors(self._session.get_inputs(), spec.name)
-            self._outputs = onnx_session.graph_tensors(self._session.get_outputs(), spec.name)
-            complete = onnx_complete.completed(spec, context.directory, self._inputs, self._outputs)
+            self._inputs = session.graph_tensors(self._session.get_inputs(), spec.name)
+            self._outputs = session.graph_tensors(self._session.get_outputs(), spec.name)
+            complete = completion.completed(spec, context.directory, self._inputs, self._outputs)
         except Exception as ex:
-            told = from_load(ex, _log, context.instance)
-            raise onnx_cuda.error_of(ex, ordinal_of(context.device), "model") or told from ex
+            error = from_load(ex, _log, context.instance)
+            raise cuda_provider.error_of(ex, ordinal_of(context.device), "model") or error from ex
         self._check = OutputCheck(model_side(complete))
         self._spec = complete
         both = [*self._inputs.values(), *self._outputs.values()]
@@ -74,45 +75,47 @@ class OnnxRuntimeBackend:
         return complete
 
     def _open(self, context: Context) -> None:
-        spec, ort = context.spec, onnx_session.runtime()
-        path = os.path.join(context.directory, spec.version, model_file(spec))
+        spec, ort = context.spec, import_extra("onnxruntime", "onnxruntime", "onnx")
+        path = os.path.join(context.directory, spec.version, spec.config.model_file)
         if os.path.isdir(path):
             path = os.path.join(path, MODEL_FILE_IN_FOLDER)
-        options = onnx_session.options(ort, spec, on_gpu=context.device != CPU)
-        self._session, self._ordinal = onnx_cuda.open_session(ort, path, options, context)
-        self._run_options = onnx_session.run_options(ort, spec, self._ordinal)
+        options = session.options(ort, spec, on_gpu=context.device != CPU)
+        self._session, self._ordinal = cuda_provider.open_session(ort, path, options, context)
+        self._run_options = session.run_options(ort, spec, self._ordinal)
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
-        return [self._one(request) for request in requests]
+        return [self._answer(request) for request in requests]
 
     def close(self) -> None:
         self._binding = None
         self._session = None
 
-    def _one(self, request: Request) -> Response:
+    def _answer(self, request: Request) -> Response:
         try:
-            pairs = self._run(request) if self._strings else self._bound(request)
-            return Response(outputs=self._check.answer(request.requested, pairs))
+            given = self._run(request) if self._strings else self._bound(request)
+            return Response(outputs=self._check.answer(request.requested, given))
         except Exception as ex:
             # the shapes fitted the configuration, but not each other: the client's mistake
-            wrong_input = type(ex).__name__ == "InvalidArgument" and not _ours(ex)
+            wrong_input = type(ex).__name__ == "InvalidArgument" and not isinstance(
+                ex, ShmserveError
+            )
             code = Code.INVALID_ARGUMENT if wrong_input else Code.INTERNAL
-            told = from_exception(ex, _log, "inference failed", code)
-            return Response(error=self._cuda_error(ex) or told)
+            error = from_exception(ex, _log, "inference failed", code)
+            return Response(error=self._cuda_error(ex) or error)
 
     def _cuda_error(self, ex: Exception) -> ShmserveError | None:
-        return onnx_cuda.error_of(ex, self._ordinal, "request")
+        return cuda_provider.error_of(ex, self._ordinal, "request")
 
     # ------------------------------------------------------------ strings
 
-    def _run(self, request: Request) -> list[tuple[str, np.ndarray[Any, Any]]]:
+    def _run(self, request: Request) -> dict[str, np.ndarray[Any, Any]]:
         feeds = {name: _feed(request, tensor) for name, tensor in self._inputs.items()}
         names = list(request.requested)
-        return list(zip(names, self._session.run(names, feeds, self._run_options), strict=True))
+        return dict(zip(names, self._session.run(names, feeds, self._run_options), strict=True))
 
     # ------------------------------------------------------------ binding
 
-    def _bound(self, request: Request) -> list[tuple[str, Any]]:
+    def _bound(self, request: Request) -> dict[str, Any]:
         arrays = [self._place.input(_input(request, name)) for name in self._inputs]
         symbols = self._symbols(arrays) if self._trust_symbols else {}
         shapes = {name: _resolved(self._output(name), symbols) for name in request.requested}
@@ -121,13 +124,14 @@ class OnnxRuntimeBackend:
             return self._bind_and_run(request, arrays, shapes, offered)
         except Exception as ex:
             fixed = {name: _resolved(self._output(name), {}) for name in shapes}
-            if _ours(ex) or fixed == shapes or self._cuda_error(ex) is not None:
+            ours = isinstance(ex, ShmserveError) or self._cuda_error(ex) is not None
+            if ours or fixed == shapes:
                 raise
             # Was it the shape a symbol promised? Then the model works without the promise.
-            pairs = self._bind_and_run(request, arrays, fixed, offered)
+            given = self._bind_and_run(request, arrays, fixed, offered)
             self._trust_symbols = False
             _log.warning("model '%s': symbolic dimensions do not hold", self._spec.name)
-            return pairs
+            return given
 
     def _bind_and_run(
         self,
@@ -135,7 +139,7 @@ class OnnxRuntimeBackend:
         arrays: list[Any],
         shapes: dict[str, tuple[int, ...] | None],
         offered: dict[str, Any],
-    ) -> list[tuple[str, Any]]:
+    ) -> dict[str, Any]:
         binding, place = self._binding, self._place
         try:
             for tensor, array in zip(self._inputs.values(), arrays, strict=True):
@@ -146,18 +150,20 @@ class OnnxRuntimeBackend:
                     binding.bind_output(name, place.kind, place.number)
                     continue
                 if name not in offered:
-                    self._check.check_shape(self._check.spec(name), shape)
+                    self._check.expect(name, shape)
                     offered[name] = place.offer(request, name, tensor.datatype, shape)
                 self._bind(binding.bind_output, tensor, offered[name])
             place.begin()
             self._session.run_with_iobinding(binding, self._run_options)
             if None not in shapes.values():
-                return list(offered.items())
+                return offered
             values = dict(zip(shapes, binding.get_outputs(), strict=True))
-            return [
-                (name, self._view(name, values[name]) if shape is None else offered[name])
+            return {
+                name: offered[name]
+                if shape is not None
+                else place.view(values[name], DATATYPES[self._output(name).datatype].numpy)
                 for name, shape in shapes.items()
-            ]
+            }
         finally:
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
@@ -168,10 +174,10 @@ class OnnxRuntimeBackend:
         bind(tensor.name, place.kind, place.number, tensor.element_type, array.shape, address)
 
     def _output(self, name: str) -> GraphTensor:
-        found = self._outputs.get(name)
-        if found is None:
+        tensor = self._outputs.get(name)
+        if tensor is None:
             raise Internal(f"the model has no output '{name}'")
-        return found
+        return tensor
 
     def _symbols(self, arrays: list[Any]) -> dict[str, int]:
         """What the symbols of the inputs' shapes stand for in this request."""
@@ -182,13 +188,6 @@ class OnnxRuntimeBackend:
                 if isinstance(dim, str) and values.setdefault(dim, size) != size:
                     clash.add(dim)
         return {name: size for name, size in values.items() if name not in clash}
-
-    def _view(self, name: str, value: Any) -> Any:
-        return self._place.view(value, DATATYPES[self._output(name).datatype].numpy)
-
-
-def _ours(ex: Exception) -> bool:
-    return isinstance(ex, ShmserveError)
 
 
 def _input(request: Request, name: str) -> InputTensor:
@@ -214,9 +213,6 @@ def _feed(request: Request, tensor: GraphTensor) -> np.ndarray[Any, Any]:
     if tensor.datatype != "BYTES":
         return array
     try:
-        texts = [element.decode() for element in array.ravel()]
+        return object_array([element.decode() for element in array.ravel()], array.shape)
     except UnicodeDecodeError:
         raise InvalidArgument(f"input '{tensor.name}' has an element that is not UTF-8") from None
-    made = np.empty(len(texts), np.object_)
-    made[:] = texts
-    return made.reshape(array.shape)

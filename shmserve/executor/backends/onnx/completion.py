@@ -7,22 +7,30 @@ batching unless the configuration says otherwise, and a scalar is `dims: [1]` re
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
-import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from shmserve.errors import ConfigError
 from shmserve.executor.backends.onnx.session import GraphTensor
 from shmserve.executor.backends.reshape import model_side
-from shmserve.protocol import config_json
 from shmserve.protocol.triton_config import model_config
 from shmserve.repository import read_labels
+from shmserve.tensor.config_document import (
+    BatchingEntry,
+    ConfigDocument,
+    InputEntry,
+    OutputEntry,
+    ReshapeEntry,
+)
 from shmserve.tensor.dtypes import BY_CONFIG_NAME, DATATYPES
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 DEFAULT_MAX_BATCH_SIZE = 4
 
 Graph = dict[str, GraphTensor]
+_Entry = TypeVar("_Entry", InputEntry, OutputEntry)
 
 
 def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) -> ModelSpec:
@@ -35,21 +43,25 @@ def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) ->
     """
     if spec.decoupled:
         raise ConfigError(f"model '{spec.name}': backend 'onnxruntime' cannot be decoupled")
-    config: dict[str, Any] = msgspec.json.decode(spec.config_json)
-    if not config.get("input") or not config.get("output"):
-        _choose_batch(config, spec, {"input": inputs, "output": outputs})
-    for key, graph in (("input", inputs), ("output", outputs)):
-        _fill(config, key, graph, spec.name)
-    told = model_config.parse_json(spec.config_json, spec.name, spec.backend)
-    labels = read_labels(told, directory)
-    whole = msgspec.structs.replace(
-        spec,
-        max_batch_size=config["max_batch_size"],
-        inputs=_specs(config, "input", labels),
-        outputs=_specs(config, "output", labels),
-        config_json=msgspec.json.encode(config).decode(),
+    config = spec.config
+    if not config.input or not config.output:
+        config = _choose_batch(spec, {"input": inputs, "output": outputs})
+    batched = config.max_batch_size > 0
+    given = config.input or tuple(map(InputEntry, inputs))
+    wanted = config.output or tuple(map(OutputEntry, outputs))
+    config = replace(
+        config,
+        input=tuple(_filled(e, "input", inputs.get(e.name), spec.name, batched) for e in given),
+        output=tuple(_filled(e, "output", outputs.get(e.name), spec.name, batched) for e in wanted),
     )
-    whole = msgspec.structs.replace(whole, config_json=config_json.completed(whole))
+    labels = read_labels(model_config.of_spec(spec), directory)
+    whole = replace(
+        spec,
+        max_batch_size=config.max_batch_size,
+        inputs=tuple(_spec(e, batched, optional=e.optional) for e in config.input),
+        outputs=tuple(_spec(e, batched, labels=labels.get(e.name, ())) for e in config.output),
+        config=config,
+    )
     inner = model_side(whole)
     for kind, tensors, graph in (
         ("input", inner.inputs, inputs),
@@ -66,75 +78,65 @@ def completed(spec: ModelSpec, directory: str, inputs: Graph, outputs: Graph) ->
     return whole
 
 
-def _choose_batch(config: dict[str, Any], spec: ModelSpec, graphs: dict[str, Graph]) -> None:
+def _choose_batch(spec: ModelSpec, graphs: dict[str, Graph]) -> ConfigDocument:
+    config = spec.config
     tensors = [tensor for graph in graphs.values() for tensor in graph.values()]
     fixed = [tensor for tensor in tensors if not tensor.shape or tensor.shape[0] != -1]
-    if fixed and config["max_batch_size"]:
+    if fixed and config.max_batch_size:
         raise ConfigError(
-            f"model '{spec.name}': max_batch_size is {config['max_batch_size']}, but "
+            f"model '{spec.name}': max_batch_size is {config.max_batch_size}, but "
             f"'{fixed[0].name}' has shape {list(fixed[0].shape)} in the ONNX model: "
             "no variable batch dimension"
         )
-    told = [
-        (entry, graph[entry["name"]])
-        for key, graph in graphs.items()
-        for entry in config.get(key, [])
-        if entry["name"] in graph and entry.get("dims")
-    ]
     # Dims that already have the graph's first dimension say that there is no other batch
     whole = any(
-        len(entry["dims"]) == len(tensor.shape) and "reshape" not in entry for entry, tensor in told
+        len(entry.dims) == len(graphs[kind][entry.name].shape) and entry.reshape is UNSET
+        for kind, entries in (("input", config.input), ("output", config.output))
+        for entry in entries
+        if entry.name in graphs[kind] and entry.dims
     )
-    if fixed or (whole and not config["max_batch_size"]):
-        return
-    config["max_batch_size"] = config["max_batch_size"] or DEFAULT_MAX_BATCH_SIZE
-    if config["max_batch_size"] > 1:
-        config.setdefault("dynamic_batching", {})
+    if fixed or (whole and not config.max_batch_size):
+        return config
+    config = replace(config, max_batch_size=config.max_batch_size or DEFAULT_MAX_BATCH_SIZE)
+    if config.max_batch_size > 1 and config.dynamic_batching is UNSET:
+        config = replace(config, dynamic_batching=BatchingEntry())
+    return config
 
 
-def _fill(config: dict[str, Any], key: str, graph: Graph, model: str) -> None:
-    """Entries for a side that the configuration leaves out, and what single entries leave out."""
-    entries: list[dict[str, Any]] = config.get(key) or [{"name": name} for name in graph]
-    batched = config["max_batch_size"] > 0
-    for entry in entries:
-        tensor = graph.get(entry["name"])
-        if tensor is None:
-            raise ConfigError(f"model '{model}': {key} '{entry['name']}' is not in the ONNX model")
-        if entry.get("data_type", "TYPE_INVALID") == "TYPE_INVALID":
-            entry["data_type"] = DATATYPES[tensor.datatype].config_name
-        if not entry.get("dims"):
-            entry["dims"] = list(tensor.shape[1:] if batched else tensor.shape)
-            entry["dims"] = entry["dims"] or [1]
-            if not tensor.shape[batched:]:
-                entry["reshape"] = {"shape": []}
-        elif entry["dims"] == [1] and not tensor.shape:  # how a configuration tells a scalar
-            entry["reshape"] = {"shape": []}
-    config[key] = entries
+def _filled(
+    entry: _Entry, kind: str, tensor: GraphTensor | None, model: str, batched: bool
+) -> _Entry:
+    """The entry of a tensor with what it leaves out."""
+    if tensor is None:
+        raise ConfigError(f"model '{model}': {kind} '{entry.name}' is not in the ONNX model")
+    if entry.data_type == "TYPE_INVALID":
+        entry = replace(entry, data_type=DATATYPES[tensor.datatype].config_name)
+    if not entry.dims:
+        entry = replace(entry, dims=tensor.shape[batched:] or (1,))
+        scalar = not tensor.shape[batched:]
+    else:  # how a configuration tells a scalar
+        scalar = entry.dims == (1,) and not tensor.shape
+    return replace(entry, reshape=ReshapeEntry()) if scalar else entry
 
 
-def _specs(
-    config: dict[str, Any], key: str, labels: dict[str, tuple[str, ...]]
-) -> tuple[TensorSpec, ...]:
-    batch = (-1,) if config["max_batch_size"] > 0 else ()
-    return tuple(
-        TensorSpec(
-            entry["name"],
-            BY_CONFIG_NAME[entry["data_type"]].name,
-            (*batch, *entry["dims"]),
-            entry.get("optional", False),
-            labels.get(entry["name"], ()) if key == "output" else (),
-        )
-        for entry in config[key]
-    )
+def _spec(
+    entry: InputEntry | OutputEntry,
+    batched: bool,
+    optional: bool = False,
+    labels: tuple[str, ...] = (),
+) -> TensorSpec:
+    shape = (-1, *entry.dims) if batched else entry.dims
+    datatype = BY_CONFIG_NAME[entry.data_type].name
+    return TensorSpec(entry.name, datatype, shape, optional, labels)
 
 
-def _check(spec: ModelSpec, kind: str, told: TensorSpec, graph: GraphTensor | None) -> None:
-    where = f"model '{spec.name}': {kind} '{told.name}'"
+def _check(spec: ModelSpec, kind: str, tensor: TensorSpec, graph: GraphTensor | None) -> None:
+    where = f"model '{spec.name}': {kind} '{tensor.name}'"
     if graph is None:
         raise ConfigError(f"{where} is not in the ONNX model")
-    if told.datatype != graph.datatype:
-        raise ConfigError(f"{where} is {told.datatype}, but {graph.datatype} in the ONNX model")
-    if told.optional:
+    if tensor.datatype != graph.datatype:
+        raise ConfigError(f"{where} is {tensor.datatype}, but {graph.datatype} in the ONNX model")
+    if tensor.optional:
         raise ConfigError(f"{where}: optional is not supported by backend 'onnxruntime'")
     if spec.max_batch_size and (not graph.shape or graph.shape[0] != -1):
         raise ConfigError(
@@ -142,10 +144,10 @@ def _check(spec: ModelSpec, kind: str, told: TensorSpec, graph: GraphTensor | No
             "variable batch dimension for max_batch_size"
         )
     # what the graph fixes, the configuration must fix alike; the rest it may narrow
-    fits = len(told.shape) == len(graph.shape) and all(
-        dim in (-1, want) for want, dim in zip(told.shape, graph.shape, strict=True)
+    fits = len(tensor.shape) == len(graph.shape) and all(
+        dim in (-1, want) for want, dim in zip(tensor.shape, graph.shape, strict=True)
     )
     if not fits:
         raise ConfigError(
-            f"{where} has shape {list(told.shape)}, but {list(graph.shape)} in the ONNX model"
+            f"{where} has shape {list(tensor.shape)}, but {list(graph.shape)} in the ONNX model"
         )

@@ -69,18 +69,18 @@ def _cuda_session(ort: Any, path: str, options: Any, own: dict[str, str]) -> tup
 
 
 def _provider_options(spec: ModelSpec, ordinal: int) -> dict[str, str]:
-    made = {"device_id": str(ordinal)}
+    options = {"device_id": str(ordinal)}
     for name, text in spec.parameters.items():
         where = f"model '{spec.name}': parameters.{name} '{text}'"
         if name in _CHOICES:
             if text not in _CHOICES[name]:
                 raise ConfigError(f"{where} is none of {', '.join(_CHOICES[name])}")
-            made[name] = _CHOICES[name][text]
+            options[name] = _CHOICES[name][text]
         elif name == _LIMIT:
             if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 64):
                 raise ConfigError(f"{where} is no number of bytes")
-            made[name] = text
-    return made
+            options[name] = text
+    return options
 
 
 def error_of(ex: Exception, ordinal: int | None, purpose: str) -> ShmserveError | None:

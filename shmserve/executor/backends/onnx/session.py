@@ -7,11 +7,10 @@ import os
 import re
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from shmserve.errors import ConfigError
-from shmserve.executor.backends.onnx import cuda_provider as onnx_cuda
+from shmserve.executor.backends.onnx import cuda_provider
 from shmserve.protocol.triton_config import instance_groups
 from shmserve.tensor.spec import ModelSpec
 
@@ -50,6 +49,14 @@ _NO_EFFECT = {
     "share_session_between_instances": "every instance is a process of its own",
 }
 
+_LEVELS = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+# Of optimization.graph.level, which the configuration's reader has checked
+_NUMBERED_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "disable"}
 _ARENA = re.compile("cpu:0|gpu:(0|[1-9][0-9]*)")
 _SWITCH = {"0": False, "1": True, "false": False, "true": True, "False": False, "True": True}
 
@@ -67,21 +74,6 @@ class GraphTensor(Struct, frozen=True):
         return tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in self.dims)
 
 
-def runtime() -> Any:
-    """The onnxruntime module.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import onnxruntime
-    except ImportError:
-        raise ConfigError(
-            "backend 'onnxruntime' needs the extra 'onnx': pip install 'shmserve[onnx]'"
-        ) from None
-    return onnxruntime
-
-
 def options(ort: Any, spec: ModelSpec, on_gpu: bool = False) -> Any:
     """Session options from config.pbtxt. `on_gpu`: those of the CUDA provider count, too.
 
@@ -92,34 +84,34 @@ def options(ort: Any, spec: ModelSpec, on_gpu: bool = False) -> Any:
     Raises:
         ConfigError: a value out of range.
     """
-    config = msgspec.json.decode(spec.config_json)
-    made = ort.SessionOptions()
-    made.log_severity_level = 3
-    made.intra_op_num_threads = default_threads(config)
-    made.inter_op_num_threads = 1
-    made.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    made.graph_optimization_level = _level(ort, config)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = default_threads(spec)
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     choices = _choices(ort)
+    level = _NUMBERED_LEVELS[spec.config.graph_level]
+    options.graph_optimization_level = choices["graph_optimization_level"][1][level]
     for name, text in spec.parameters.items():
         if name in _THREADS:
-            setattr(made, _THREADS[name], _threads(spec, name, text))
+            setattr(options, _THREADS[name], thread_count(spec, name, text, 0))
         elif name in choices:
             attribute, values = choices[name]
-            setattr(made, attribute, _one_of(spec, name, text, values))
+            setattr(options, attribute, _choice(spec, name, text, values))
         elif name == "session.use_device_allocator_for_initializers":
-            value = _one_of(spec, name, text, _SWITCH)
-            made.add_session_config_entry(name, str(int(value)))
-        elif name not in _OTHER_PARAMETERS and not (on_gpu and name in onnx_cuda.PARAMETERS):
-            on_cpu = "the instance runs on the CPU" if name in onnx_cuda.PARAMETERS else ""
+            value = _choice(spec, name, text, _SWITCH)
+            options.add_session_config_entry(name, str(int(value)))
+        elif name not in _OTHER_PARAMETERS and not (on_gpu and name in cuda_provider.PARAMETERS):
+            on_cpu = "the instance runs on the CPU" if name in cuda_provider.PARAMETERS else ""
             why = on_cpu or _NO_EFFECT.get(name, "it is no option of backend onnxruntime")
             _log.info("configuration: parameters.%s: no effect (%s)", name, why)
-    return made
+    return options
 
 
 def run_options(ort: Any, spec: ModelSpec, ordinal: int | None = None) -> Any:
     """Options of every run: only `memory.enable_memory_arena_shrinkage`, e.g. "cpu:0;gpu:1".
     Of GPUs only `ordinal` counts, that of the session; None: it has none."""
-    made = ort.RunOptions()
+    options = ort.RunOptions()
     name = "memory.enable_memory_arena_shrinkage"
     value = spec.parameters.get(name, "")
     arenas = value.split(";") if value else []
@@ -129,54 +121,36 @@ def run_options(ort: Any, spec: ModelSpec, ordinal: int | None = None) -> Any:
         )
     own = [arena for arena in arenas if arena in ("cpu:0", f"gpu:{ordinal}")]
     if own:
-        made.add_run_config_entry(name, ";".join(own))
-    return made
+        options.add_run_config_entry(name, ";".join(own))
+    return options
 
 
-def default_threads(config: dict[str, Any]) -> int:
+def default_threads(spec: ModelSpec) -> int:
     """Threads for one instance of a model: its share of the cores."""
-    instances = sum(group.size for group in instance_groups.read(config)) or 1
+    instances = sum(group.size for group in instance_groups.read(spec.config)) or 1
     return max(1, len(os.sched_getaffinity(0)) // instances)
-
-
-def _level(ort: Any, config: dict[str, Any]) -> Any:
-    """optimization.graph.level; the configuration's reader has checked it."""
-    levels = ort.GraphOptimizationLevel
-    level = config.get("optimization", {}).get("graph", {}).get("level", 0)
-    return {
-        -1: levels.ORT_ENABLE_BASIC,
-        0: levels.ORT_ENABLE_ALL,
-        1: levels.ORT_ENABLE_EXTENDED,
-        2: levels.ORT_DISABLE_ALL,
-    }[level]
 
 
 def _choices(ort: Any) -> dict[str, tuple[str, dict[str, Any]]]:
     """Parameter -> (option of the session, text -> value)."""
-    levels = ort.GraphOptimizationLevel
-    named_levels = {
-        "disable": levels.ORT_DISABLE_ALL,
-        "basic": levels.ORT_ENABLE_BASIC,
-        "extended": levels.ORT_ENABLE_EXTENDED,
-        "all": levels.ORT_ENABLE_ALL,
-    }
     modes = {"0": ort.ExecutionMode.ORT_SEQUENTIAL, "1": ort.ExecutionMode.ORT_PARALLEL}
+    levels = {text: getattr(ort.GraphOptimizationLevel, name) for text, name in _LEVELS.items()}
     return {
         "execution_mode": ("execution_mode", modes),
-        "graph_optimization_level": ("graph_optimization_level", named_levels),
+        "graph_optimization_level": ("graph_optimization_level", levels),
         "enable_mem_arena": ("enable_cpu_mem_arena", _SWITCH),
         "enable_mem_pattern": ("enable_mem_pattern", _SWITCH),
     }
 
 
-def _threads(spec: ModelSpec, name: str, text: str) -> int:
-    """A number of threads; 0 leaves it to ONNX Runtime (all cores)."""
-    if not (text.isascii() and text.isdigit() and int(text) <= 1024):
-        raise ConfigError(f"model '{spec.name}': parameters.{name} '{text}' is not 0 to 1024")
+def thread_count(spec: ModelSpec, name: str, text: str, least: int) -> int:
+    """A parameter that is a number of threads; for ONNX Runtime 0 is all cores."""
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= 1024):
+        raise ConfigError(f"model '{spec.name}': parameters.{name} '{text}' is not {least} to 1024")
     return int(text)
 
 
-def _one_of(spec: ModelSpec, name: str, text: str, choices: dict[str, Any]) -> Any:
+def _choice(spec: ModelSpec, name: str, text: str, choices: dict[str, Any]) -> Any:
     if text not in choices:
         raise ConfigError(
             f"model '{spec.name}': parameters.{name} '{text}' is none of {', '.join(choices)}"
@@ -190,10 +164,10 @@ def graph_tensors(args: Any, model: str) -> dict[str, GraphTensor]:
     Raises:
         ConfigError: one of them is not a tensor of a datatype we know.
     """
-    found = {}
+    tensors = {}
     for arg in args:
         if arg.type not in _TYPES:
             raise ConfigError(f"model '{model}': '{arg.name}' has the unknown type {arg.type}")
         datatype, element_type = _TYPES[arg.type]
-        found[arg.name] = GraphTensor(arg.name, datatype, element_type, tuple(arg.shape))
-    return found
+        tensors[arg.name] = GraphTensor(arg.name, datatype, element_type, tuple(arg.shape))
+    return tensors

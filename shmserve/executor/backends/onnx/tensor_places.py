@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -13,40 +13,17 @@ from shmserve.executor.backends.array_views import array_at, device_array_at
 _SOMEWHERE = 256
 
 
-class Place(Protocol):
-    """`kind` and `number` are what a binding calls the device: ("cpu", 0), ("cuda", 1)."""
-
-    kind: str
-    number: int
-
-    def input(self, tensor: InputTensor) -> Any:
-        """A row-major array of an input."""
-        ...
-
-    def offer(self, request: Request, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-        """A row-major array for an output."""
-        ...
-
-    def address(self, array: Any) -> int: ...
-
-    def view(self, value: Any, dtype: np.dtype[Any]) -> Any:
-        """ONNX Runtime's own memory as an array that keeps it."""
-        ...
-
-    def begin(self) -> None:
-        """The session is about to run: inputs must be there."""
-        ...
-
-
 class OnHost:
-    """Host memory."""
+    """Host memory. `kind` and `number` are what a binding calls the device."""
 
     kind, number = "cpu", 0
 
     def input(self, tensor: InputTensor) -> Any:
+        """A row-major array of an input."""
         return tensor.numpy()
 
     def offer(self, request: Request, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
+        """A row-major array for an output."""
         return request.offer(name, datatype, shape)
 
     def address(self, array: Any) -> int:
@@ -54,14 +31,15 @@ class OnHost:
         return address
 
     def view(self, value: Any, dtype: np.dtype[Any]) -> Any:
+        """ONNX Runtime's own memory as an array that keeps it."""
         return array_at(value.data_ptr(), tuple(value.shape()), dtype, value)
 
     def begin(self) -> None:
-        """They are."""
+        """The session is about to run: inputs are there."""
 
 
 class OnDevice:
-    """A GPU's memory.
+    """A GPU's memory; as `OnHost`.
 
     ONNX Runtime computes on a stream of its own, which no other waits for and which waits for
     none, and ends a run by waiting for that one.

@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from shmserve.core.devices import ordinal_of
 from shmserve.errors import ConfigError
 from shmserve.executor.backend import Context
-from shmserve.executor.backends.onnx.session import default_threads
+from shmserve.executor.backends.onnx.session import default_threads, thread_count
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 
 _log = logging.getLogger(__name__)
@@ -45,21 +44,6 @@ class Signature(Struct, frozen=True):
     writes: frozenset[str]
 
 
-def framework() -> Any:
-    """The torch module.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import torch
-    except ImportError:
-        raise ConfigError(
-            "backend 'pytorch' needs the extra 'torch': pip install 'shmserve[torch]'"
-        ) from None
-    return torch
-
-
 def choose_device(torch: Any, context: Context) -> int | None:
     """The CUDA device a model runs on; None: the CPU.
 
@@ -88,14 +72,14 @@ def set_options(torch: Any, spec: ModelSpec, on_gpu: bool = False) -> Callable[[
     Raises:
         ConfigError: a value that cannot be meant.
     """
-    threads = default_threads(msgspec.json.decode(spec.config_json))
+    threads = default_threads(spec)
     inter_op = 1
     mode: Callable[[], Any] = torch.inference_mode
     for name, text in spec.parameters.items():
         if name == "INTRA_OP_THREAD_COUNT":
-            threads = _threads(spec, name, text)
+            threads = thread_count(spec, name, text, 1)
         elif name == "INTER_OP_THREAD_COUNT":
-            inter_op = _threads(spec, name, text)
+            inter_op = thread_count(spec, name, text, 1)
         elif name == "INFERENCE_MODE":
             mode = torch.inference_mode if _flag(spec, name, text) else torch.no_grad
         elif name == "DISABLE_OPTIMIZED_EXECUTION":
@@ -122,12 +106,6 @@ def set_options(torch: Any, spec: ModelSpec, on_gpu: bool = False) -> Callable[[
     return mode
 
 
-def _threads(spec: ModelSpec, name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
-        raise ConfigError(f"model '{spec.name}': parameters.{name} '{text}' is not 1 to 1024")
-    return int(text)
-
-
 def _flag(spec: ModelSpec, name: str, text: str) -> bool:
     if text.lower() not in _TRUE + _FALSE:
         raise ConfigError(f"model '{spec.name}': parameters.{name} '{text}' is not true or false")
@@ -143,33 +121,35 @@ def signature(model: Any, spec: ModelSpec) -> Signature:
     schema = model._c._get_method("forward").schema
     arguments = schema.arguments[1:]  # without self
     names = [argument.name for argument in arguments]
-    told = [tensor.name for tensor in spec.inputs]
+    inputs = [tensor.name for tensor in spec.inputs]
     as_dict = len(arguments) == 1 and arguments[0].type.kind() == "DictType"
     positions: dict[str, int] | None = None
-    if not as_dict and not set(told) <= set(names):
+    if not as_dict and not set(inputs) <= set(names):
         positions = _places("input", spec.inputs, len(names), spec.name)
     if not as_dict:
-        given = {names[place] for place in positions.values()} if positions else set(told)
+        given = {names[place] for place in positions.values()} if positions else set(inputs)
         for argument in arguments:
             if argument.name not in given and not argument.has_default_value():
                 raise ConfigError(
-                    f"model '{spec.name}': the configuration has {len(told)} inputs, forward "
+                    f"model '{spec.name}': the configuration has {len(inputs)} inputs, forward "
                     f"takes {len(names)}: argument '{argument.name}' is given by none"
                 )
     by_name = [returned.type.kind() for returned in schema.returns] == ["DictType"]
     outputs = {} if by_name else _places("output", spec.outputs, None, spec.name)
-    return Signature(positions, as_dict, outputs, _written(model, told, names, positions, as_dict))
+    return Signature(
+        positions, as_dict, outputs, _written(model, inputs, names, positions, as_dict)
+    )
 
 
 def _places(
     kind: str, tensors: tuple[TensorSpec, ...], count: int | None, model: str
 ) -> dict[str, int]:
     """Places by the numbers that the names end with, else in the configuration's order."""
-    found = [_INDEXED.fullmatch(tensor.name) for tensor in tensors]
-    if all(found):
-        places = {t.name: int(m[1]) for t, m in zip(tensors, found, strict=True) if m}
-    elif any(found):
-        odd = next(t.name for t, m in zip(tensors, found, strict=True) if not m)
+    matches = [_INDEXED.fullmatch(tensor.name) for tensor in tensors]
+    if all(matches):
+        places = {t.name: int(m[1]) for t, m in zip(tensors, matches, strict=True) if m}
+    elif any(matches):
+        odd = next(t.name for t, m in zip(tensors, matches, strict=True) if not m)
         raise ConfigError(
             f"model '{model}': {kind} '{odd}' does not end with __ and its place, others do"
         )
@@ -188,7 +168,7 @@ def _places(
 
 def _written(
     model: Any,
-    told: list[str],
+    inputs: list[str],
     names: list[str],
     positions: dict[str, int] | None,
     as_dict: bool,
@@ -198,7 +178,7 @@ def _written(
     aliases = graph.alias_db()
     values = list(graph.inputs())[1:]
     if as_dict:
-        return frozenset(told)
+        return frozenset(inputs)
     written = {
         name for name, value in zip(names, values, strict=True) if aliases.has_writers(value)
     }

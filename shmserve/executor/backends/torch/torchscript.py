@@ -19,16 +19,16 @@ import numpy as np
 
 from shmserve.core.devices import device_name
 from shmserve.errors import ConfigError, Internal, InvalidArgument
-from shmserve.executor.backend import CPU, Context, InputTensor, Request, Response
-from shmserve.executor.backends import dlpack
+from shmserve.executor.backend import CPU, BatchForm, Context, InputTensor, Request, Response
+from shmserve.executor.backends import dlpack, import_extra
 from shmserve.executor.backends.array_views import array_at
 from shmserve.executor.backends.cuda_errors import from_cuda
 from shmserve.executor.backends.model_errors import from_exception, from_load
 from shmserve.executor.backends.output_check import OutputCheck
-from shmserve.executor.backends.python import model_file
 from shmserve.executor.backends.reshape import model_side
-from shmserve.executor.backends.torch import arguments as torch_model
-from shmserve.protocol import config_json
+from shmserve.executor.backends.torch import arguments
+from shmserve.protocol.triton_config import document
+from shmserve.tensor.dtypes import object_array
 from shmserve.tensor.spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -37,6 +37,9 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 class PytorchBackend:
     """Runs a TorchScript model."""
+
+    chooses_device = False
+    batching = BatchForm.STACKED
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -56,18 +59,18 @@ class PytorchBackend:
     def load(self, context: Context) -> ModelSpec:
         spec = context.spec
         try:
-            self._torch = torch_model.framework()
+            self._torch = import_extra("torch", "pytorch", "torch")
             if spec.decoupled:
                 raise ConfigError(f"model '{spec.name}': backend 'pytorch' cannot be decoupled")
             if not spec.inputs or not spec.outputs:
                 raise ConfigError(f"model '{spec.name}': config.pbtxt must tell input and output")
-            config_json.require_complete(spec)
-            self._ordinal = torch_model.choose_device(self._torch, context)
-            self._mode = torch_model.set_options(self._torch, spec, self.reads_on_device)
-            self._cleans_cache = self.reads_on_device and torch_model.cleans_cache(spec)
-            path = os.path.join(context.directory, spec.version, model_file(spec))
+            document.require_complete(spec)
+            self._ordinal = arguments.choose_device(self._torch, context)
+            self._mode = arguments.set_options(self._torch, spec, self.reads_on_device)
+            self._cleans_cache = self.reads_on_device and arguments.cleans_cache(spec)
+            path = os.path.join(context.directory, spec.version, spec.config.model_file)
             self._model = self._script(path, spec)
-            self._signature = torch_model.signature(self._model, spec)
+            self._signature = arguments.signature(self._model, spec)
         except Exception as ex:
             raise from_load(ex, _log, context.instance) from ex
         self._spec = spec
@@ -75,7 +78,7 @@ class PytorchBackend:
         return spec
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
-        return [self._one(request) for request in requests]
+        return [self._answer(request) for request in requests]
 
     def close(self) -> None:
         self._model = None
@@ -88,18 +91,18 @@ class PytorchBackend:
                 raise
             _log.error("loading %s failed: %s", path, ex)
             raise ConfigError(
-                f"model '{spec.name}': file '{model_file(spec)}' is not a TorchScript model "
+                f"model '{spec.name}': file '{spec.config.model_file}' is not a TorchScript model "
                 "that this version of torch can read"
             ) from None
         model.eval()
         return model
 
-    def _one(self, request: Request) -> Response:
+    def _answer(self, request: Request) -> Response:
         try:
             with self._mode():
                 result = self._call(request)
-                pairs = list(self._named(result, request.requested))
-            response = Response(outputs=self._check.answer(request.requested, pairs))
+                given = dict(self._named(result, request.requested))
+            response = Response(outputs=self._check.answer(request.requested, given))
             if self._cleans_cache:
                 self._torch.cuda.empty_cache()
             return response
@@ -115,10 +118,10 @@ class PytorchBackend:
             return self._model(tensors)
         if signature.positions is None:
             return self._model(**tensors)
-        arguments: list[Any] = [None] * (max(signature.positions.values()) + 1)
+        ordered: list[Any] = [None] * (max(signature.positions.values()) + 1)
         for name, place in signature.positions.items():
-            arguments[place] = tensors.get(name)
-        return self._model(*arguments)
+            ordered[place] = tensors.get(name)
+        return self._model(*ordered)
 
     def _tensor(self, source: InputTensor) -> Any:
         if source.datatype == "BYTES":
@@ -159,9 +162,7 @@ class PytorchBackend:
 
     def _array(self, name: str, value: Any) -> Any:
         if _is_texts(value):
-            array = np.empty(len(value), np.object_)
-            array[:] = value
-            return array
+            return object_array(value, (len(value),))
         if not isinstance(value, self._torch.Tensor):
             raise Internal(
                 f"model '{self._spec.name}': output '{name}' must be a tensor, "
@@ -174,8 +175,8 @@ class PytorchBackend:
         if value.dtype == self._torch.bfloat16:
             bits: np.ndarray = value.contiguous().view(self._torch.int16).numpy()
             return bits.view(_BF16)
-        found: np.ndarray = value.numpy()
-        return found
+        plain: np.ndarray = value.numpy()
+        return plain
 
 
 def _is_texts(value: Any) -> bool:

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+from shmserve.tensor.config_document import ConfigDocument
 
 _REQUIRED = ("name", "data_type", "dims")
 _SCHEDULERS = ("sequence_batching", "ensemble_scheduling")
 
 
 class AutoCompleteConfig:
-    """A configuration in its JSON form, with the methods Triton's models call.
+    """A configuration as a dictionary, with the methods Triton's models call.
 
     What the configuration file tells is never overruled: a call must agree with it.
     """
 
-    def __init__(self, config_json: str) -> None:
-        self._config: dict[str, Any] = msgspec.json.decode(config_json)
+    def __init__(self, config: ConfigDocument) -> None:
+        self._config = config.as_dict()
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration so far, with the schema's names."""
         return self._config
 
-    def json(self) -> str:
-        return msgspec.json.encode(self._config).decode()
-
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        told = self._config.get("max_batch_size", 0)
-        if told > max_batch_size:
+        known = self._config.get("max_batch_size", 0)
+        if known > max_batch_size:
             raise ValueError(
-                f"max_batch_size is {told} in the configuration, "
+                f"max_batch_size is {known} in the configuration, "
                 f"auto_complete_config sets {max_batch_size}"
             )
         self._config["max_batch_size"] = max_batch_size

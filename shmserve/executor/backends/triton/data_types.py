@@ -11,7 +11,7 @@ import numpy as np
 from shmserve.errors import InvalidArgument
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.tensor import bytes_codec
-from shmserve.tensor.dtypes import BY_CONFIG_NAME, from_numpy
+from shmserve.tensor.dtypes import BY_CONFIG_NAME, from_numpy, object_array
 
 
 class DataType(IntEnum):
@@ -35,10 +35,10 @@ class DataType(IntEnum):
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
     """The numpy type of e.g. "TYPE_FP32"; strings are objects, BF16 is that of ml_dtypes."""
-    found = BY_CONFIG_NAME.get(triton_type_string)
-    if found is None:
+    kind = BY_CONFIG_NAME.get(triton_type_string)
+    if kind is None:
         raise TritonModelException(f"there is no data type '{triton_type_string}'")
-    return ml_dtypes.bfloat16 if found.name == "BF16" else found.numpy.type
+    return ml_dtypes.bfloat16 if kind.name == "BF16" else kind.numpy.type
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
@@ -51,18 +51,18 @@ def triton_to_numpy_type(data_type: int) -> Any:
 
 def numpy_to_triton_type(data_type: Any) -> DataType:
     """The number of a numpy type."""
-    found = from_numpy(np.dtype(data_type))
-    if found is None:
+    kind = from_numpy(np.dtype(data_type))
+    if kind is None:
         raise TritonModelException(f"there is no data type for {np.dtype(data_type)}")
-    return DataType[found.config_name]
+    return DataType[kind.config_name]
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> Any:
     """The framed elements of an array of strings as bytes; () if it is empty."""
     if not input_tensor.size:
         return ()
-    found = from_numpy(input_tensor.dtype)
-    if found is None or found.name != "BYTES":
+    kind = from_numpy(input_tensor.dtype)
+    if kind is None or kind.name != "BYTES":
         return None
     return bytes_codec.encode(texts(input_tensor.ravel()))
 
@@ -79,9 +79,7 @@ def deserialize_bytes_tensor(encoded_tensor: Any) -> np.ndarray[Any, Any]:
             raise TritonModelException("the encoded tensor ends within an element")
         elements.append(bytes(data[start:end]))
         position = end
-    array = np.empty(len(elements), np.object_)
-    array[:] = elements
-    return array
+    return object_array(elements, (len(elements),))
 
 
 def texts(array: np.ndarray[Any, Any]) -> list[bytes | str]:
@@ -92,9 +90,7 @@ def texts(array: np.ndarray[Any, Any]) -> list[bytes | str]:
 def as_strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """An array of strings whose elements are all bytes or text."""
     if array.dtype.kind == "O" and not all(isinstance(e, bytes | str) for e in array.flat):
-        made = np.empty(array.size, np.object_)
-        made[:] = texts(array.ravel())
-        array = made.reshape(array.shape)
+        array = object_array(texts(array.ravel()), array.shape)
     try:
         bytes_codec.to_bytes(e for e in array.flat if isinstance(e, str))
     except InvalidArgument as ex:

@@ -7,11 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from shmserve.core.devices import ordinal_of
 from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError
-from shmserve.executor.backend import Context, Request, Response
+from shmserve.executor.backend import BatchForm, Context, Request, Response
 from shmserve.executor.backends.config_merge import with_own_tensors
 from shmserve.executor.backends.event_loop import Tasks
 from shmserve.executor.backends.model_errors import from_exception, sanitised
@@ -19,15 +17,20 @@ from shmserve.executor.backends.reshape import model_side
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.executor.backends.triton.exceptions import TritonError, to_code
 from shmserve.executor.backends.triton.given_outputs import GivenOutputs
-from shmserve.executor.backends.triton.inference_request import InferenceRequest, InferenceResponse
+from shmserve.executor.backends.triton.inference_request import InferenceRequest
+from shmserve.executor.backends.triton.inference_response import InferenceResponse
 from shmserve.executor.backends.triton.response_sender import (
     InferenceResponseSender,
     SingleSink,
     StreamSink,
 )
 from shmserve.ids import instance_index
-from shmserve.protocol import config_json
-from shmserve.protocol.triton_config import instance_groups, model_config
+from shmserve.protocol.triton_config import (
+    backend_kinds,
+    document,
+    instance_groups,
+    model_config,
+)
 from shmserve.repository import read_labels
 from shmserve.tensor.spec import ModelSpec
 
@@ -40,6 +43,7 @@ _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 class TritonDialect:
     """Runs a class `TritonPythonModel`."""
 
+    batching = BatchForm.LISTED
     reads_on_device = False  # inputs from host memory are host tensors, also on a GPU
 
     def __init__(self, kind: type[Any]) -> None:
@@ -59,7 +63,7 @@ class TritonDialect:
                 f"model '{spec.name}': neither config.pbtxt nor auto_complete_config tells "
                 "input and output"
             )
-        config_json.require_complete(spec)
+        document.require_complete(spec)
         execute = getattr(self._kind, "execute", None)
         if not callable(execute):
             raise ConfigError(f"model '{spec.name}': class TritonPythonModel has no execute")
@@ -90,7 +94,7 @@ class TritonDialect:
         self._sinks.clear()
         try:
             answers = self._model.execute(
-                [self._received(one, self._single_sender) for one in requests]
+                [self._received(request, self._single_sender) for request in requests]
             )
         except (Exception, SystemExit) as ex:
             error = from_exception(ex, _log, "execute failed")
@@ -138,7 +142,7 @@ class TritonDialect:
 
     def _stream(self, requests: Sequence[Request]) -> None:
         # Ours until the end: what is wrong with the result must be told before its requests go.
-        given = [self._received(one, self._stream_sender) for one in requests]
+        given = [self._received(request, self._stream_sender) for request in requests]
         try:
             result = self._model.execute(given)
         except (Exception, SystemExit) as ex:
@@ -213,12 +217,12 @@ def _kind(value: Any) -> str:
 
 def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
     """What `initialize` gets; every value is text."""
-    groups = instance_groups.read(msgspec.json.decode(spec.config_json))
+    groups = instance_groups.read(spec.config)
     place = instance_groups.places(groups)[instance_index(context.instance)]
-    kind = "MODEL" if place.group.kind == instance_groups.MODEL else "CPU"
+    kind = "MODEL" if place.group.kind == backend_kinds.MODEL else "CPU"
     number = ordinal_of(context.device)
     return {
-        "model_config": spec.config_json,
+        "model_config": spec.config.json().decode(),
         "model_instance_kind": kind if number is None else "GPU",
         "model_instance_name": f"{place.group.name}_{place.number}",
         "model_instance_device_id": str(number or 0),
@@ -230,12 +234,12 @@ def _arguments(context: Context, spec: ModelSpec) -> dict[str, str]:
 
 def _auto_completed(kind: type[Any], spec: ModelSpec, directory: str) -> ModelSpec:
     """The spec after the model's own `auto_complete_config`, checked like a configuration."""
-    config = AutoCompleteConfig(spec.config_json)
+    config = AutoCompleteConfig(spec.config)
     result = kind.auto_complete_config(config)
     if not isinstance(result, AutoCompleteConfig):
         raise ConfigError(
             f"model '{spec.name}': auto_complete_config must return the configuration it got, "
             f"got {_kind(result)}"
         )
-    complete = model_config.parse_json(result.json(), spec.name, spec.backend, partial=False)
+    complete = model_config.parse_dict(result.as_dict(), spec.name, spec.backend, partial=False)
     return complete.spec(spec.version, read_labels(complete, directory))

@@ -27,7 +27,7 @@ class GivenOutputs:
     def __init__(self, spec: ModelSpec) -> None:
         self._model = spec.name
         self._specs = {output.name: output for output in spec.outputs}
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
 
     def answer(
         self,
@@ -49,27 +49,27 @@ class GivenOutputs:
                 given[name] = self._output(name, array)
         if len(given) < len(requested) and not partial:
             absent = next(name for name in requested if name not in given)
-            self._tell(absent, "was requested and not given")
+            self._note(absent, "was requested and not given")
         return tuple(given[name] for name in requested if name in given)
 
     def _output(self, name: str, array: Any) -> Output:
-        found = from_numpy(array.dtype)
-        assert found is not None  # Tensor has checked it
-        if found.name == "BYTES":
+        kind = from_numpy(array.dtype)
+        assert kind is not None  # Tensor has checked it
+        if kind.name == "BYTES":
             try:
                 array = as_strings(array)
             except TritonModelException as ex:
                 raise Internal(f"model '{self._model}': output '{name}': {ex}") from None
         spec = self._specs.get(name)
-        if spec is not None and name not in self._told:
-            if found.name != spec.datatype:
-                self._tell(name, f"is {found.name}, but {spec.datatype} in the configuration")
+        if spec is not None and name not in self._noted:
+            if kind.name != spec.datatype:
+                self._note(name, f"is {kind.name}, but {spec.datatype} in the configuration")
             elif not fits(spec.shape, array.shape):
-                told, got = list(spec.shape), list(array.shape)
-                self._tell(name, f"has shape {got}, but {told} in the configuration")
-        return Output(name, found.name, array)
+                wanted, got = list(spec.shape), list(array.shape)
+                self._note(name, f"has shape {got}, but {wanted} in the configuration")
+        return Output(name, kind.name, array)
 
-    def _tell(self, name: str, what: str) -> None:
-        if name not in self._told:
-            self._told.add(name)
+    def _note(self, name: str, what: str) -> None:
+        if name not in self._noted:
+            self._noted.add(name)
             _log.warning("model '%s': output '%s' %s", self._model, name, what)

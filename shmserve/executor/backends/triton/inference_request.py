@@ -1,4 +1,4 @@
-"""`pb_utils.InferenceRequest` and `InferenceResponse`.
+"""`pb_utils.InferenceRequest`.
 
 A request is either one that came in, or one that a model made to call another model. The
 latter are checked and can be looked at; running one is refused (`pb_call`).
@@ -7,14 +7,16 @@ latter are checked and can be looked at; running one is refused (`pb_call`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from shmserve.errors import Unimplemented
 from shmserve.executor.backend import Request
-from shmserve.executor.backends.pb_call import CalledRequest
-from shmserve.executor.backends.triton.exceptions import TritonError, TritonModelException
+from shmserve.executor.backends.triton.called_request import CalledRequest
+from shmserve.executor.backends.triton.exceptions import TritonModelException
+from shmserve.executor.backends.triton.inference_response import checked_parameters
+from shmserve.executor.backends.triton.response_sender import InferenceResponseSender
 from shmserve.executor.backends.triton.tensor import Tensor
 from shmserve.executor.backends.triton.trace import (
     TRITONSERVER_REQUEST_RELEASE_ALL,
@@ -22,9 +24,6 @@ from shmserve.executor.backends.triton.trace import (
     PreferredMemory,
 )
 from shmserve.protocol.control.data_messages import Parameter
-
-if TYPE_CHECKING:
-    from shmserve.executor.backends.triton.response_sender import InferenceResponseSender
 
 # Parameters with methods of their own
 _RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
@@ -49,7 +48,7 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
-        made = CalledRequest(
+        self._request = CalledRequest(
             request_id,
             correlation_id,
             inputs,
@@ -58,10 +57,9 @@ class InferenceRequest:
             model_version,
             flags,
             timeout,
-            _checked({} if parameters is None else parameters),
+            checked_parameters({} if parameters is None else parameters),
         )
-        self._request = made
-        self._inputs = made.tensors
+        self._inputs = list(inputs)
         self._flags = flags
 
     @classmethod
@@ -74,16 +72,16 @@ class InferenceRequest:
     ) -> InferenceRequest:
         """What a model gets for a request (for the server, not for models). The flags are those
         of `Tensor.of_input`."""
-        made = cls.__new__(cls)
-        made._request = request
-        made._open_sender = open_sender
+        self = cls.__new__(cls)
+        self._request = request
+        self._open_sender = open_sender
         # A stream ends when neither request nor sender is left: so there must be one.
-        made._sender = open_sender(request) if request.responses is not None else None
-        made._inputs = [
+        self._sender = open_sender(request) if request.responses is not None else None
+        self._inputs = [
             Tensor.of_input(tensor, writable, on_device) for tensor in request.inputs.values()
         ]
-        made._flags = None
-        return made
+        self._flags = None
+        return self
 
     served = ("", 0)  # name and version of the model that this process runs
     _request: Request | CalledRequest
@@ -103,8 +101,8 @@ class InferenceRequest:
 
     def correlation_id(self) -> int | str:
         """The sequence's id; 0 outside of sequences."""
-        found = self._request.parameters.get("sequence_id", 0)
-        return found if isinstance(found, int | str) else 0
+        number = self._request.parameters.get("sequence_id", 0)
+        return number if isinstance(number, int | str) else 0
 
     def flags(self) -> int:
         if self._flags is not None:
@@ -127,13 +125,13 @@ class InferenceRequest:
 
     def model_name(self) -> str:
         """The model this request is for."""
-        made = self._request
-        return made.model_name if isinstance(made, CalledRequest) else self.served[0]
+        request = self._request
+        return str(request.model_name) if isinstance(request, CalledRequest) else self.served[0]
 
     def model_version(self) -> int:
         """The version this request is for; -1: whichever is newest."""
-        made = self._request
-        return made.model_version if isinstance(made, CalledRequest) else self.served[1]
+        request = self._request
+        return int(request.model_version) if isinstance(request, CalledRequest) else self.served[1]
 
     def set_flags(self, flags: int) -> None:
         self._flags = flags
@@ -167,66 +165,5 @@ class InferenceRequest:
         return self._sender
 
     def _number(self, name: str) -> int:
-        found = self._request.parameters.get(name, 0)
-        return found if isinstance(found, int) else 0
-
-
-class InferenceResponse:
-    """The answer to one request: tensors, or an error."""
-
-    __slots__ = ("_error", "_parameters", "_tensors")
-
-    def __init__(
-        self,
-        output_tensors: Sequence[Tensor] = (),
-        error: TritonError | str | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
-    ) -> None:
-        if not isinstance(output_tensors, list | tuple):
-            raise TypeError(
-                f"output_tensors must be a list of Tensor, got {type(output_tensors).__name__}"
-            )
-        tensors = list(output_tensors)
-        if not all(isinstance(tensor, Tensor) for tensor in tensors):
-            raise TritonModelException("output_tensors must be a list of Tensor")
-        if error is not None and not isinstance(error, TritonError):
-            error = TritonError(str(error))
-        self._tensors = tensors
-        self._error = error
-        self._parameters = _checked({} if parameters is None else parameters)
-
-    def output_tensors(self) -> list[Tensor]:
-        return self._tensors
-
-    def has_error(self) -> bool:
-        return self._error is not None
-
-    def error(self) -> TritonError | None:
-        return self._error
-
-    def parameters(self) -> str:
-        """The response's parameters as JSON text."""
-        return msgspec.json.encode(self._parameters).decode()
-
-    def set_parameters(self, parameters: Mapping[str, Parameter]) -> None:
-        self._parameters = _checked(parameters)
-
-    @property
-    def plain_parameters(self) -> dict[str, Parameter]:
-        """As given (for the server, not for models)."""
-        return self._parameters
-
-
-def _checked(parameters: Any) -> dict[str, Parameter]:
-    if not isinstance(parameters, Mapping):
-        raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
-    for name, value in parameters.items():
-        if not isinstance(name, str):
-            raise TritonModelException(
-                f"Expect parameters keys to have type str, found type {type(name)}"
-            )
-        if not isinstance(value, bool | int | str):
-            raise TritonModelException(
-                f"Expect parameters values to have type bool/int/str, found type {type(value)}"
-            )
-    return dict(parameters)
+        number = self._request.parameters.get(name, 0)
+        return number if isinstance(number, int) else 0

@@ -23,8 +23,8 @@ from shmserve.executor.backends.triton.inference_request import (
     FLAG_SEQUENCE_END,
     FLAG_SEQUENCE_START,
     InferenceRequest,
-    InferenceResponse,
 )
+from shmserve.executor.backends.triton.inference_response import InferenceResponse
 from shmserve.executor.backends.triton.model_logger import Logger, LogLevel
 from shmserve.executor.backends.triton.response_sender import (
     RESPONSE_COMPLETE_FINAL,

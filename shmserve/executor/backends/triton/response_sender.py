@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Protocol
+from collections.abc import Callable
 
 from shmserve.errors import DeadlineExceeded, Internal, ProtocolViolation, ShmserveError
 from shmserve.executor.backend import Request, Response
 from shmserve.executor.backends.triton.exceptions import TritonModelException
-from shmserve.executor.backends.triton.inference_request import InferenceResponse
+from shmserve.executor.backends.triton.inference_response import InferenceResponse
 
 RESPONSE_COMPLETE_FINAL = 1
 _LOOK_S = 0.05  # how often a waiting executor looks for a cancellation
 _CLOSED = "the response sender is closed: the final flag has been sent"
 
 
-class Sink(Protocol):
-    """Where a sender's responses go."""
-
-    def send(self, response: InferenceResponse | None, final: bool) -> None: ...
-
-    def abandoned(self) -> None: ...
-
-
-class Convert(Protocol):
-    """Checks a model's response and turns it into one of ours."""
-
-    def __call__(self, request: Request, answer: object, partial: bool) -> Response: ...
+# Checks a model's response (of a stream: True) and turns it into one of ours
+Convert = Callable[[Request, object, bool], Response]
 
 
 class InferenceResponseSender:
@@ -39,15 +29,15 @@ class InferenceResponseSender:
         raise TritonModelException("get a response sender from a request")
 
     @classmethod
-    def to(cls, request: Request, sink: Sink) -> InferenceResponseSender:
+    def to(cls, request: Request, sink: StreamSink | SingleSink) -> InferenceResponseSender:
         """The sender of a request (for the server, not for models)."""
-        made = cls.__new__(cls)
-        made._request = request
-        made._sink = sink
-        return made
+        sender = cls.__new__(cls)
+        sender._request = request
+        sender._sink = sink
+        return sender
 
     _request: Request
-    _sink: Sink
+    _sink: StreamSink | SingleSink
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send a response. With TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last one; then
@@ -87,7 +77,7 @@ class StreamSink:
         assert responses is not None
         converted = None
         if response is not None:
-            converted = self._convert(self._request, response, partial=True)
+            converted = self._convert(self._request, response, True)
         try:
             responses.send(converted, final)
         except ProtocolViolation:

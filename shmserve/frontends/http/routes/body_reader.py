@@ -21,7 +21,7 @@ _COPY = 1 << 20  # largest temporary of the copying fallback
 Environ = dict[str, Any]
 
 
-class Intake(Protocol):
+class BodyReader(Protocol):
     """The body of one request. `remaining` is None where its length is not known."""
 
     remaining: int | None
@@ -43,7 +43,7 @@ class Intake(Protocol):
         ...
 
 
-class KnownIntake:
+class KnownLengthReader:
     """A body whose Content-Length counts."""
 
     __slots__ = ("_stream", "remaining")
@@ -91,7 +91,7 @@ class KnownIntake:
         return self.remaining == 0
 
 
-class PieceIntake:
+class PieceReader:
     """A body that comes in pieces, mostly with no length known beforehand."""
 
     __slots__ = ("_left", "_limit", "_piece", "_pieces", "remaining")
@@ -148,12 +148,12 @@ class PieceIntake:
         return part
 
 
-def held(data: bytes) -> Intake:
+def held(data: bytes) -> BodyReader:
     """A body that has been read already."""
-    return PieceIntake(iter((data,)), len(data), len(data))
+    return PieceReader(iter((data,)), len(data), len(data))
 
 
-def open_intake(environ: Environ, limits: Settings) -> Intake:
+def open_body(environ: Environ, limits: Settings) -> BodyReader:
     """The body of the request that `environ` describes.
 
     Raises:
@@ -162,25 +162,34 @@ def open_intake(environ: Environ, limits: Settings) -> Intake:
         UnsupportedEncoding: a Content-Encoding other than gzip and deflate.
     """
     stream = environ["wsgi.input"]
-    told = environ.get("CONTENT_LENGTH")
+    text = environ.get("CONTENT_LENGTH")
     coding = environ.get("HTTP_CONTENT_ENCODING")
     chunked = "HTTP_TRANSFER_ENCODING" in environ
     if chunked:
         pieces = iter(lambda: stream.read(_PIECE), b"")
         if not coding:
-            return PieceIntake(pieces, limits.max_request_bytes)
+            return PieceReader(pieces, limits.max_request_bytes)
     else:
-        length = _length(told, limits)
+        length = 0  # neither a length nor chunks: no body, as with `curl -X POST`
+        if text:
+            if not (text.isdecimal() and text.isascii()) or len(text) > 19:
+                raise InvalidArgument(f"Content-Length must be a number, got {text[:64]}")
+            length = int(text)
+            if length > limits.max_request_bytes:
+                raise TooLarge(
+                    f"the request body of {length} bytes is larger than"
+                    f" {limits.max_request_bytes} bytes (setting max_request_bytes)"
+                )
         if not coding:
-            return KnownIntake(stream, length)
+            return KnownLengthReader(stream, length)
         pieces = _bounded(stream, length)
     inflate = _inflater(coding or "")
     if inflate is not None:
         pieces = inflate(pieces)
-    return PieceIntake(pieces, limits.max_request_bytes)
+    return PieceReader(pieces, limits.max_request_bytes)
 
 
-def header_length(environ: Environ, intake: Intake) -> int | None:
+def header_length(environ: Environ, reader: BodyReader) -> int | None:
     """`Inference-Header-Content-Length`: None if all of the body is JSON, 0 if none.
 
     Raises:
@@ -194,7 +203,7 @@ def header_length(environ: Environ, intake: Intake) -> int | None:
         # A field that was sent twice is joined with a comma and ends here, too.
         raise InvalidArgument(f"Unable to parse Inference-Header-Content-Length, got: {text[:64]}")
     value = int(digits) if len(digits) < 20 else -1
-    total = intake.remaining
+    total = reader.remaining
     if value < 0 or (total is not None and value > total):
         raise InvalidArgument(
             f"inference header size should be in range (0, {total}), got: {digits[:64]}"
@@ -202,20 +211,6 @@ def header_length(environ: Environ, intake: Intake) -> int | None:
             else f"inference header size should not be negative, got: {digits[:64]}"
         )
     return value
-
-
-def _length(told: str | None, limits: Settings) -> int:
-    if not told:
-        return 0  # neither a length nor chunks: there is no body, as with `curl -X POST`
-    if not (told.isdecimal() and told.isascii()) or len(told) > 19:
-        raise InvalidArgument(f"Content-Length must be a number, got {told[:64]}")
-    length = int(told)
-    if length > limits.max_request_bytes:
-        raise TooLarge(
-            f"the request body of {length} bytes is larger than {limits.max_request_bytes} bytes"
-            " (setting max_request_bytes)"
-        )
-    return length
 
 
 def _bounded(stream: Any, length: int) -> Iterator[bytes]:

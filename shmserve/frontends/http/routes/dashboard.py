@@ -1,4 +1,4 @@
-"""The metrics page: its files, the data it polls, and GRPS's series.
+"""The metrics page: its files and the data it polls.
 
 Nothing is fetched from elsewhere and nothing runs inline; `static/` is the whole page.
 """
@@ -12,13 +12,14 @@ from importlib.resources.abc import Traversable
 
 import falcon
 import msgspec
+from falcon import Request, Response
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, NotFound
-from shmserve.frontends.http import compression as coding
-from shmserve.frontends.oip.dashboard_data import Monitor
-from shmserve.frontends.oip.seam import Dispatcher
-from shmserve.grps.frontend.metric_series import UNKNOWN, GrpsSeries
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http import compression
+from shmserve.frontends.http.route_table import Get, Routes
+from shmserve.frontends.oip.dashboard_data import DashboardData
 
 _encode = msgspec.json.Encoder().encode
 _TYPES = {
@@ -26,7 +27,6 @@ _TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
-    "txt": "text/plain; charset=utf-8",
 }
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -39,8 +39,6 @@ _HEADERS = {
 }
 _SMALL = 2048  # bytes of an answer that is not worth compressing
 _PAGE = "page.html"
-# Where the page is served, and how its files are reached from there
-_PAGES = {"/": "./", "/grps/v1/monitor/metrics": "../../../"}
 _MAX_QUERY = 128
 
 
@@ -53,7 +51,7 @@ class _File:
         self._zipped = gzip.compress(data, 9, mtime=0)
         self._tag = falcon.ETag(hashlib.sha256(data).hexdigest()[:32])
 
-    def answer(self, req: falcon.Request, resp: falcon.Response) -> None:
+    def answer(self, req: Request, resp: Response) -> None:
         resp.set_headers(_HEADERS)
         resp.set_header("ETag", self._tag.dumps())
         known = req.if_none_match or []
@@ -62,78 +60,52 @@ class _File:
             return
         resp.content_type = self._type
         resp.data = self._data
-        if coding.takes_gzip(req.get_header("Accept-Encoding", default="")):
+        if compression.takes_gzip(req.get_header("Accept-Encoding", default="")):
             resp.data = self._zipped
             resp.set_header("Content-Encoding", "gzip")
 
 
-class PageResource:
-    """GET / and GET /grps/v1/monitor/metrics. `root`: where / is, seen from there."""
-
-    def __init__(self, root: str) -> None:
-        self._file = _File(_PAGE, _read(_PAGE).replace(b"{root}", root.encode()))
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        self._file.answer(req, resp)
-
-    on_head = on_get
+def page(root: str) -> Get:
+    """The page, for / and other paths where it is served. `root`: where / is, seen from there."""
+    return Get(_File(_PAGE, _read(_PAGE).replace(b"{root}", root.encode())).answer)
 
 
-class AssetResource:
-    """GET /monitor/assets/{name}."""
+class DashboardRoutes:
+    """What the page asks for."""
 
-    def __init__(self) -> None:
+    def __init__(self, monitor: DashboardData) -> None:
+        self._monitor = monitor
         names = sorted(entry.name for entry in _folder().iterdir())
         self._files = {name: _File(name, _read(name)) for name in names if name != _PAGE}
 
-    def on_get(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
+    def asset(self, req: Request, resp: Response, name: str) -> None:
         file = self._files.get(name)
         if file is None:
             raise NotFound("the page has no such file")
         file.answer(req, resp)
 
-    on_head = on_get
-
-
-class DataResource:
-    """GET /monitor/data?level=second&since=0&life=."""
-
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        since = _parameter(req, "since", "0")
+    def data(self, req: Request, resp: Response) -> None:
+        """?level=second&since=0&life="""
+        since = query_parameter(req, "since", "0")
         if not (since.isascii() and since.isdigit() and len(since) <= 15):
             raise InvalidArgument("since must be the number of a period")
-        level, life = _parameter(req, "level", "second"), _parameter(req, "life", "")
+        level, life = query_parameter(req, "level", "second"), query_parameter(req, "life", "")
         body = _encode(self._monitor.data(level, int(since), life))
         resp.set_header("Cache-Control", "no-store")
         accept = req.get_header("Accept-Encoding", default="")
-        if len(body) > _SMALL and coding.takes_gzip(accept):
-            body = coding.compress([body], "gzip")
+        if len(body) > _SMALL and compression.takes_gzip(accept):
+            body = compression.compress([body], "gzip")
             resp.set_header("Content-Encoding", "gzip")
             resp.set_header("Vary", "Accept-Encoding")
         resp.data = body
 
-    on_head = on_get
 
+def query_parameter(req: Request, name: str, default: str) -> str:
+    """A short parameter of the query.
 
-class SeriesResource:
-    """GET /grps/v1/monitor/series?name=."""
-
-    def __init__(self, series: GrpsSeries) -> None:
-        self._series = series
-
-    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        found = self._series.get(_parameter(req, "name", ""))
-        if found is None:
-            resp.content_type = "text/plain; charset=utf-8"
-            resp.data = UNKNOWN.encode()
-            return
-        resp.data = _encode(found)
-
-
-def _parameter(req: falcon.Request, name: str, default: str) -> str:
+    Raises:
+        InvalidArgument: it is not short.
+    """
     value = req.get_param(name, default=default)
     if len(value) > _MAX_QUERY:
         raise InvalidArgument(f"{name} is longer than {_MAX_QUERY} characters")
@@ -148,14 +120,11 @@ def _read(name: str) -> bytes:
     return _folder().joinpath(name).read_bytes()
 
 
-def add_routes(
-    app: falcon.App[falcon.Request, falcon.Response], dispatcher: Dispatcher, settings: Settings
-) -> None:
+def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
     """All routes of this module."""
     if not settings.dashboard:
         return
-    for path, root in _PAGES.items():
-        app.add_route(path, PageResource(root))
-    app.add_route("/monitor/assets/{name}", AssetResource())
-    app.add_route("/monitor/data", DataResource(Monitor(dispatcher, settings)))
-    app.add_route("/grps/v1/monitor/series", SeriesResource(GrpsSeries(dispatcher)))
+    responders = DashboardRoutes(DashboardData(dispatcher, settings))
+    routes.add_page("statistics", "/", page("./"))
+    routes.add("statistics", "/monitor/assets/{name}", Get(responders.asset))
+    routes.add("statistics", "/monitor/data", Get(responders.data))

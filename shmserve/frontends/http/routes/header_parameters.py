@@ -30,7 +30,7 @@ def forwarded(pattern: re.Pattern[str], environ: dict[str, Any]) -> dict[str, st
     Raises:
         InvalidArgument: one of them would become a parameter that is reserved.
     """
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for key, value in environ.items():
         if not key.startswith("HTTP_"):
             continue
@@ -43,5 +43,5 @@ def forwarded(pattern: re.Pattern[str], environ: dict[str, Any]) -> dict[str, st
                 f"header '{name}' cannot be forwarded: parameter '{parameter}' is reserved for"
                 " Triton usage"
             )
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields

@@ -28,9 +28,9 @@ from shmserve.core.registry import ModelState, Snapshot
 from shmserve.core.stats.counter_pages import BOUNDS_NS, cumulated
 from shmserve.core.stats.executor_counters import OTHER_SIZES, STAGES
 from shmserve.core.stats.request_counters import COPIES, Reason
+from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.routes.gpu_metrics import gpu_families
 from shmserve.frontends.http.routes.triton_metrics import triton_text
-from shmserve.frontends.oip.seam import Dispatcher
 from shmserve.protocol.control.stats_messages import ModelReport, ProcessReport, Report
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
@@ -38,13 +38,12 @@ __all__ = ["CONTENT_TYPE", "Metrics"]
 _MODEL = ("model", "version")
 _BOUNDS = [f"{ns / 1e9:g}" for ns in BOUNDS_NS] + ["+Inf"]
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-Numbers = CounterMetricFamily | GaugeMetricFamily
 
 
 class Metrics:
     """`text` is a scrape's answer."""
 
-    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
+    def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
         self._triton_names = settings.metrics_triton_names
 
@@ -54,7 +53,7 @@ class Metrics:
         Raises:
             Unavailable: the coordinator is away, and did not come back in time.
         """
-        report = self._dispatcher.server.report()
+        report = self._dispatcher.coordinator.report()
         snapshot = self._dispatcher.snapshot()
         text = generate_latest(_Collector(report, snapshot))
         return text + triton_text(report).encode() if self._triton_names else text
@@ -87,49 +86,56 @@ def families(report: Report, snapshot: Snapshot) -> Iterator[Metric]:
         entry.state.value for versions in snapshot.models.values() for entry in versions.values()
     )
     yield _family(
-        GaugeMetricFamily("shmserve_models", "Model versions by state", labels=("state",)),
+        GaugeMetricFamily,
+        "models",
+        "Model versions by state",
+        ("state",),
         [((state.value,), states[state.value]) for state in ModelState],
     )
 
 
-def _family(family: Numbers, rows: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
-    for labels, value in rows:
-        family.add_metric(labels, value)
+def _family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    what: str,
+    labels: tuple[str, ...],
+    rows: Iterable[tuple[tuple[str, ...], float]],
+) -> Metric:
+    family = kind(f"shmserve_{name}", what, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, number)
     return family
 
 
 def _requests(models: list[ModelReport]) -> Iterator[Metric]:
     counts = [
-        (model.model, model.version, protocol, counts)
+        ((model.model, model.version, protocol), counts)
         for model in models
         for protocol, counts in sorted(model.requests.items())
     ]
     yield _family(
-        CounterMetricFamily(
-            "shmserve_requests",
-            "Inference requests for models that are ready, by their outcome's time",
-            labels=(*_MODEL, "protocol"),
-        ),
-        [((name, version, of), c.requests) for name, version, of, c in counts],
+        CounterMetricFamily,
+        "requests",
+        "Inference requests for models that are ready, by their outcome's time",
+        (*_MODEL, "protocol"),
+        [(labels, c.requests) for labels, c in counts],
     )
     yield _family(
-        CounterMetricFamily(
-            "shmserve_request_failures",
-            "Inference requests that failed, by reason",
-            labels=(*_MODEL, "protocol", "reason"),
-        ),
+        CounterMetricFamily,
+        "request_failures",
+        "Inference requests that failed, by reason",
+        (*_MODEL, "protocol", "reason"),
         [
-            ((name, version, of, reason.name.lower()), c.failures[reason])
-            for name, version, of, c in counts
+            ((*labels, reason.name.lower()), c.failures[reason])
+            for labels, c in counts
             for reason in Reason
         ],
     )
     yield _family(
-        CounterMetricFamily(
-            "shmserve_copied_bytes",
-            "Bytes of tensors copied in user space, by stage",
-            labels=(*_MODEL, "stage"),
-        ),
+        CounterMetricFamily,
+        "copied_bytes",
+        "Bytes of tensors copied in user space, by stage",
+        (*_MODEL, "stage"),
         [
             ((model.model, model.version, stage), model.all_requests().copied[index])
             for model in models
@@ -165,73 +171,61 @@ def _observe(family: HistogramMetricFamily, labels: list[str], buckets: list[int
 
 
 def _executions(models: list[ModelReport]) -> Iterator[Metric]:
-    yield _family(
-        CounterMetricFamily(
-            "shmserve_model_executions", "How often a model ran and answered", labels=_MODEL
-        ),
-        [((m.model, m.version), m.runs.executions) for m in models],
-    )
-    yield _family(
-        CounterMetricFamily(
-            "shmserve_inferences", "Elements of the batches of all executions", labels=_MODEL
-        ),
-        [((m.model, m.version), m.runs.inferences) for m in models],
-    )
+    for name, what, field in (
+        ("model_executions", "How often a model ran and answered", "executions"),
+        ("inferences", "Elements of the batches of all executions", "inferences"),
+    ):
+        rows = [((m.model, m.version), getattr(m.runs, field)) for m in models]
+        yield _family(CounterMetricFamily, name, what, _MODEL, rows)
     sizes = HistogramMetricFamily(
         "shmserve_batch_size", "Elements of the batch of an execution", labels=_MODEL
     )
     for model in models:
-        rows = [(size, values[0]) for size, values in model.runs.batches.items()]
+        batches = [(size, values[0]) for size, values in model.runs.batches.items()]
         counts: list[tuple[str, float]] = [
-            (f"{limit:g}", sum(n for size, n in rows if size <= limit and size != OTHER_SIZES))
+            (f"{limit:g}", sum(n for size, n in batches if size <= limit and size != OTHER_SIZES))
             for limit in _SIZES
         ]
-        counts.append(("+Inf", sum(n for _, n in rows)))
+        counts.append(("+Inf", sum(n for _, n in batches)))
         sizes.add_metric([model.model, model.version], counts, model.runs.inferences)
     yield sizes
 
 
 def _processes(report: Report) -> Iterator[Metric]:
-    role = ("role",)
-    for name, what, numbers in (
-        ("starts", "Processes that were started", report.starts),
-        ("ends", "Processes that have ended, for whatever reason", report.ends),
-    ):
-        yield _family(
-            CounterMetricFamily(f"shmserve_process_{name}", f"{what}, by role", labels=role),
-            [((of,), count) for of, count in sorted(numbers.items())],
-        )
     running = Counter(process.owner.role for process in report.processes)
-    yield _family(
-        GaugeMetricFamily("shmserve_processes", "Processes that run, by role", labels=role),
-        [((of,), count) for of, count in sorted(running.items())],
-    )
-    yield _family(
-        GaugeMetricFamily("shmserve_connections", "Connections of clients, by role", labels=role),
-        [
-            ((of,), sum(p.gauges.connections for p in report.processes if p.owner.role == of))
-            for of in sorted(running)
-            if of == "http"  # gRPC does not tell
-        ],
-    )
+    connected = _by_role(report, "connections")
+    connections = {
+        role: connected[role] for role in connected if role == "http"
+    }  # gRPC does not tell
+    for kind, name, what, by_role in (
+        (CounterMetricFamily, "process_starts", "Processes that were started", report.starts),
+        (
+            CounterMetricFamily,
+            "process_ends",
+            "Processes that have ended, for whatever reason",
+            report.ends,
+        ),
+        (GaugeMetricFamily, "processes", "Processes that run", running),
+        (GaugeMetricFamily, "connections", "Connections of clients", connections),
+    ):
+        rows = [((role,), count) for role, count in sorted(by_role.items())]
+        yield _family(kind, name, f"{what}, by role", ("role",), rows)
     executors = sorted(
         (p for p in report.processes if p.owner.role == "executor"), key=lambda p: p.owner.instance
     )
     labels = [(p.owner.model, p.owner.version, p.owner.instance) for p in executors]
     yield _family(
-        GaugeMetricFamily(
-            "shmserve_queue_depth",
-            "Requests that wait for or run on an instance",
-            labels=(*_MODEL, "instance"),
-        ),
+        GaugeMetricFamily,
+        "queue_depth",
+        "Requests that wait for or run on an instance",
+        (*_MODEL, "instance"),
         zip(labels, (p.depth for p in executors), strict=True),
     )
     yield _family(
-        GaugeMetricFamily(
-            "shmserve_executor_busy_seconds",
-            "For how long an instance has been running its present request; 0: idle",
-            labels=(*_MODEL, "instance"),
-        ),
+        GaugeMetricFamily,
+        "executor_busy_seconds",
+        "For how long an instance has been running its present request; 0: idle",
+        (*_MODEL, "instance"),
         zip(labels, (_busy_s(p) for p in executors), strict=True),
     )
     yield GaugeMetricFamily(
@@ -241,26 +235,27 @@ def _processes(report: Report) -> Iterator[Metric]:
     )
 
 
+def _by_role(report: Report, gauge: str) -> Counter[str]:
+    """A gauge of all processes together, for each role that has any."""
+    totals: Counter[str] = Counter()
+    for process in report.processes:
+        totals[process.owner.role] += getattr(process.gauges, gauge)
+    return totals
+
+
 def _busy_s(process: ProcessReport) -> float:
     return max(0, monotonic_ns() - process.busy_ns) / 1e9 if process.busy_ns else 0.0
 
 
 def _memory(report: Report) -> Iterator[Metric]:
-    roles = sorted({process.owner.role for process in report.processes})
     for field, name, what in (
-        ("slots", "shmserve_slots", "Slots of arenas in use"),
-        ("slot_bytes", "shmserve_slot_bytes", "Bytes of slots in use"),
-        ("arena_bytes", "shmserve_arena_bytes", "Shared memory that processes hold"),
-        ("abandoned", "shmserve_abandoned_requests", "Requests whose late answers are awaited"),
+        ("slots", "slots", "Slots of arenas in use"),
+        ("slot_bytes", "slot_bytes", "Bytes of slots in use"),
+        ("arena_bytes", "arena_bytes", "Shared memory that processes hold"),
+        ("abandoned", "abandoned_requests", "Requests whose late answers are awaited"),
     ):
-        sums = [
-            (
-                (role,),
-                sum(getattr(p.gauges, field) for p in report.processes if p.owner.role == role),
-            )
-            for role in roles
-        ]
-        yield _family(GaugeMetricFamily(name, f"{what}, by role", labels=("role",)), sums)
+        rows = [((role,), total) for role, total in sorted(_by_role(report, field).items())]
+        yield _family(GaugeMetricFamily, name, f"{what}, by role", ("role",), rows)
     yield GaugeMetricFamily(
         "shmserve_pool_bytes", "Shared memory that the service may use", value=report.pool_bytes
     )
@@ -268,11 +263,9 @@ def _memory(report: Report) -> Iterator[Metric]:
         "shmserve_pool_used_bytes", "Shared memory granted to processes", value=report.pool_used
     )
     for field, name, what in (
-        ("regions", "shmserve_regions", "Regions of client memory that are registered"),
-        ("nbytes", "shmserve_region_bytes", "Bytes of registered client memory"),
-        ("quarantined", "shmserve_regions_quarantined", "Regions that cannot be used any more"),
+        ("regions", "regions", "Regions of client memory that are registered"),
+        ("nbytes", "region_bytes", "Bytes of registered client memory"),
+        ("quarantined", "regions_quarantined", "Regions that cannot be used any more"),
     ):
-        yield _family(
-            GaugeMetricFamily(name, f"{what}, by kind", labels=("kind",)),
-            [((of.kind,), getattr(of, field)) for of in report.regions],
-        )
+        rows = [((region.kind,), getattr(region, field)) for region in report.regions]
+        yield _family(GaugeMetricFamily, name, f"{what}, by kind", ("kind",), rows)

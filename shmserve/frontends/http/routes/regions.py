@@ -10,10 +10,11 @@ import msgspec
 from shmserve.config import Settings
 from shmserve.core.registry import CUDA, SYSTEM
 from shmserve.errors import InvalidArgument
-from shmserve.frontends.http.routes.body_reader import open_intake
+from shmserve.frontends.http.route_table import Routes
+from shmserve.frontends.http.routes.body_reader import open_body
 from shmserve.frontends.http.routes.callers import caller_of
-from shmserve.frontends.oip.shared_memory import Regions, parse_cuda
-from shmserve.protocol.oip import strict_parser as oip_strict
+from shmserve.frontends.oip.shared_memory import SharedMemory, parse_cuda, parse_system
+from shmserve.protocol.oip import strict_parser
 
 _encode = msgspec.json.Encoder().encode
 _MAX_BODY = 64 * 1024
@@ -24,7 +25,7 @@ _ACTIONS = ("status", "register", "unregister")
 class RegionResource:
     """/v2/{kind}sharedmemory[/region/{name}]/{action}."""
 
-    def __init__(self, kind: str, action: str, regions: Regions, settings: Settings) -> None:
+    def __init__(self, kind: str, action: str, regions: SharedMemory, settings: Settings) -> None:
         self._cuda = kind == CUDA
         self._kind = kind
         self._regions = regions
@@ -43,27 +44,28 @@ class RegionResource:
             raise InvalidArgument(
                 f"'region name' is necessary to register {self._kind} shared memory region"
             )
+        self._regions.require_on()
         document = self._document(req)
         caller = caller_of(req.env)
         if self._cuda:
             self._regions.register_cuda(caller, name, *parse_cuda(document))
         else:
-            self._regions.register(caller, name, document)
+            self._regions.register(caller, name, *parse_system(document))
 
     def _unregister(self, req: falcon.Request, resp: falcon.Response, name: str = "") -> None:
         self._regions.unregister(caller_of(req.env), name, self._kind)
 
     def _document(self, req: falcon.Request) -> Any:
-        body = open_intake(req.env, self._settings).read_rest(_MAX_BODY)
-        return oip_strict.loads(body, self._settings)
+        body = open_body(req.env, self._settings).read_rest(_MAX_BODY)
+        return strict_parser.loads(body, self._settings)
 
 
-def add_routes(
-    app: falcon.App[falcon.Request, falcon.Response], regions: Regions, settings: Settings
-) -> None:
+def add_routes(routes: Routes, regions: SharedMemory, settings: Settings) -> None:
     """All routes of the extension."""
     for kind in KINDS:
         for action in _ACTIONS:
             resource = RegionResource(kind, action, regions, settings)
-            app.add_route(f"/v2/{kind}sharedmemory/{action}", resource)
-            app.add_route(f"/v2/{kind}sharedmemory/region/{{name}}/{action}", resource)
+            routes.add("shared-memory", f"/v2/{kind}sharedmemory/{action}", resource)
+            routes.add(
+                "shared-memory", f"/v2/{kind}sharedmemory/region/{{name}}/{action}", resource
+            )

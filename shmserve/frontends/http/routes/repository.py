@@ -6,87 +6,73 @@ import base64
 import binascii
 from typing import Any
 
-import falcon
 import msgspec
+from falcon import Request, Response
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
-from shmserve.frontends.http.routes.body_reader import open_intake
+from shmserve.frontends.http.route_table import Routes
+from shmserve.frontends.http.routes.body_reader import open_body
+from shmserve.frontends.http.routes.callers import caller_of
 from shmserve.frontends.oip.repository import Repository, refuse_repository
 from shmserve.protocol.control.data_messages import Parameter
-from shmserve.protocol.oip import strict_parser as oip_strict
+from shmserve.protocol.oip import strict_parser
 
 _encode = msgspec.json.Encoder().encode
 _MAX_BODY = 64 * 1024
 _BESIDES = 4 << 20  # configuration, keys and braces around base64 of files
 
 
-class _Resource:
+class RepositoryRoutes:
+    """POST of everything below /v2/repository[/{repository}]."""
+
     def __init__(self, repository: Repository, settings: Settings) -> None:
         self._repository = repository
         self._settings = settings
 
-    def _document(self, req: falcon.Request, limit: int = _MAX_BODY) -> dict[str, Any]:
-        body = open_intake(req.env, self._settings).read_rest(limit)
-        if not body.strip():
-            return {}
-        document = oip_strict.loads(body, self._settings)
-        if not isinstance(document, dict):
-            raise InvalidArgument("the request must be a JSON object")
-        return document
-
-    def _parameters(self, document: dict[str, Any]) -> dict[str, Any]:
-        parameters = document.get("parameters", {})
-        if not isinstance(parameters, dict):
-            raise InvalidArgument("'parameters' must be a JSON object")
-        return parameters
-
-
-class IndexResource(_Resource):
-    """POST /v2/repository[/{repository}]/index."""
-
-    def on_post(self, req: falcon.Request, resp: falcon.Response, repository: str = "") -> None:
+    def on_post_index(self, req: Request, resp: Response, repository: str = "") -> None:
         refuse_repository(repository)
         ready = self._document(req).get("ready", False)
         if not isinstance(ready, bool):
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
         resp.data = _encode(self._repository.index(ready))
 
-
-class LoadResource(_Resource):
-    """POST /v2/repository[/{repository}]/models/{name}/load."""
-
-    def on_post(
-        self, req: falcon.Request, resp: falcon.Response, name: str, repository: str = ""
-    ) -> None:
+    def on_post_load(self, req: Request, resp: Response, name: str, repository: str = "") -> None:
         refuse_repository(repository)
         limit = self._settings.max_override_bytes * 4 // 3 + _BESIDES
-        parameters = self._parameters(self._document(req, limit))
-        self._repository.load(name, {k: _value(k, v) for k, v in parameters.items()})
+        parameters = self._parameters(req, limit)
+        given = {k: _value(k, v) for k, v in parameters.items()}
+        self._repository.load(name, given, lambda: caller_of(req.env))
 
-
-class UnloadResource(_Resource):
-    """POST /v2/repository[/{repository}]/models/{name}/unload."""
-
-    def on_post(
-        self, req: falcon.Request, resp: falcon.Response, name: str, repository: str = ""
-    ) -> None:
+    def on_post_unload(self, req: Request, resp: Response, name: str, repository: str = "") -> None:
         refuse_repository(repository)
-        dependents = self._parameters(self._document(req)).get("unload_dependents", False)
-        if not isinstance(dependents, bool):
+        # Refused if it is wrong; no model depends on another here
+        if not isinstance(self._parameters(req).get("unload_dependents", False), bool):
             raise InvalidArgument("parameter 'unload_dependents' must be a boolean")
-        self._repository.unload(name, dependents)
+        self._repository.unload(name)
+
+    def _document(self, req: Request, limit: int = _MAX_BODY) -> dict[str, Any]:
+        body = open_body(req.env, self._settings).read_rest(limit)
+        document = strict_parser.loads(body, self._settings) if body.strip() else {}
+        if not isinstance(document, dict):
+            raise InvalidArgument("the request must be a JSON object")
+        return document
+
+    def _parameters(self, req: Request, limit: int = _MAX_BODY) -> dict[str, Any]:
+        parameters = self._document(req, limit).get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise InvalidArgument("'parameters' must be a JSON object")
+        return parameters
 
 
-def add_routes(
-    app: falcon.App[falcon.Request, falcon.Response], repository: Repository, settings: Settings
-) -> None:
+def add_routes(routes: Routes, repository: Repository, settings: Settings) -> None:
     """All routes of the extension."""
-    load, unload = LoadResource(repository, settings), UnloadResource(repository, settings)
+    resource = RepositoryRoutes(repository, settings)
     for prefix in ("/v2/repository", "/v2/repository/{repository}"):
-        app.add_route(f"{prefix}/index", IndexResource(repository, settings))
-        app.add_route(f"{prefix}/models/{{name}}/load", load)
-        app.add_route(f"{prefix}/models/{{name}}/unload", unload)
+        model = f"{prefix}/models/{{name}}"
+        routes.add("model-repository", f"{prefix}/index", resource, "index", action="use")
+        routes.add("model-repository", f"{model}/load", resource, suffix="load")
+        routes.add("model-repository", f"{model}/unload", resource, suffix="unload")
 
 
 def _value(key: str, value: Any) -> Parameter | bytes:

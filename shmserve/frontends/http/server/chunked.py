@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,9 @@ from gunicorn.http.errors import NoMoreData, ParseException
 from gunicorn.http.unreader import Unreader
 
 from shmserve.errors import InvalidArgument, TooLarge
-from shmserve.frontends.http.server.request_body import BODY, Body, Source, too_large
+from shmserve.frontends.http.server.request_body import BODY, RequestBody, Source, too_large
+
+_PIECE = 1 << 20
 
 
 class _BoundedChunks(ChunkedReader):  # type: ignore[misc]
@@ -30,7 +33,7 @@ class _BoundedChunks(ChunkedReader):  # type: ignore[misc]
         return super().parse_chunk_size(unreader, data)
 
 
-class ChunkedBody(Body):
+class ChunkedBody(RequestBody):
     """A chunked body: bounded in chunks and bytes, always copied.
 
     Args:
@@ -40,25 +43,20 @@ class ChunkedBody(Body):
         expects: the client waits for ``100 Continue``.
     """
 
-    __slots__ = ("_done", "_pieces", "_started", "_total")
+    __slots__ = ("_pieces", "_total")
 
     def __init__(
         self, source: Source, request: Any, unreader: Unreader, expects: bool = False
     ) -> None:
-        super().__init__(source, b"", expects)
+        super().__init__(source, expects=expects)
         self._pieces: Iterator[bytes] = _BoundedChunks(
             request, unreader, source.settings.max_chunks
         ).parser
-        self._done = False
-        self._started = 0.0
         self._total = 0
-
-    @property
-    def finished(self) -> bool:
-        return self._done
+        self.finished = False
 
     def _receive(self, want: int) -> bytes:
-        if self._done or self.failed:
+        if self.finished or self.failed:
             return b""
         settings = self._source.settings
         if not self._until:
@@ -69,7 +67,7 @@ class ChunkedBody(Body):
                 self._source.watch = (BODY, self._until + earned)
                 data = next(self._pieces, None)
                 if data is None:
-                    self._done = True
+                    self.finished = True
                     return b""
                 self._total += len(data)
                 if self._total > settings.max_request_bytes:
@@ -87,3 +85,9 @@ class ChunkedBody(Body):
         finally:
             self._source.watch = None
         return b""
+
+    def readinto(self, view: memoryview) -> int:
+        return self._copy_into(memoryview(view).cast("B"))
+
+    def _discard(self) -> int:
+        return len(self._receive(_PIECE)) or sys.maxsize

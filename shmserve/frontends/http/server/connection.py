@@ -8,21 +8,23 @@ and the thread then reads an end of file or fails to send.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
+from itertools import islice
 from time import monotonic
 from typing import Any
 
 from gunicorn.http.errors import NoMoreData, ParseException
 
-from shmserve.config import Settings
 from shmserve.core.regions.region_book import Caller
 from shmserve.frontends.http.server import environ as environs
 from shmserve.frontends.http.server.chunked import ChunkedBody
+from shmserve.frontends.http.server.context import ServingContext
 from shmserve.frontends.http.server.error_responses import refusal, status_of
 from shmserve.frontends.http.server.head import Head, Heads, discard
-from shmserve.frontends.http.server.request_body import SCRAP, Body, LengthBody, too_large
-from shmserve.frontends.http.server.response import Buffer, Response, size_of
+from shmserve.frontends.http.server.request_body import SCRAP, RequestBody, too_large
+from shmserve.frontends.http.server.response import Buffer, HttpResponse
 from shmserve.transport.peer_credentials import caller_of
 
 IDLE, SEND, LINGER = "idle", "send", "linger"
@@ -31,38 +33,17 @@ _DRAINED = 1 << 20  # a body left unread up to this does not cost the connection
 _LINGER_S = 2.0
 _IOV_MAX = 1024
 
-WsgiApplication = Callable[[dict[str, Any], Any], Any]
+# A stopping worker leaves idle connections open this long: the next request of a busy
+# client may be on its way already, and is answered with "Connection: close".
+_STOP_GRACE_S = 2.0
+_CUT_GRACE_S = 5.0
 
 
 class ClientGone(Exception):
     """The client cannot be answered any more."""
 
 
-class Service:
-    """What all connections of a worker share.
-
-    Attributes:
-        stopping: no connection is kept open any longer.
-        access: called after each answer with response, request, environ and time taken.
-        before, after: gunicorn's pre_request and post_request hooks, where configured.
-        count: called for each request.
-    """
-
-    def __init__(self, cfg: Any, log: Any, settings: Settings, wsgi: WsgiApplication) -> None:
-        self.cfg = cfg
-        self.log = log
-        self.settings = settings
-        self.wsgi = wsgi
-        self.environ = environs.process_environ(cfg)
-        self.keep_alive = bool(cfg.keepalive)
-        self.stopping = False
-        self.access: Callable[..., None] | None = None
-        self.before: Callable[[Any], None] | None = None
-        self.after: Callable[[Any, dict[str, Any], Any], None] | None = None
-        self.count: Callable[[], None] = lambda: None
-
-
-class Connection:
+class HttpConnection:
     """Serves one accepted socket.
 
     Attributes:
@@ -85,7 +66,7 @@ class Connection:
 
     def __init__(
         self,
-        service: Service,
+        service: ServingContext,
         sock: socket.socket,
         client: environs.Address,
         server: environs.Address,
@@ -96,7 +77,7 @@ class Connection:
         self.sock = sock
         self.settings = service.settings
         self.expired = False
-        self._body: Body | None = None
+        self._body: RequestBody | None = None
         environ = environs.connection_environ(service.environ, self, client, server)
         self._heads = Heads(self, service.cfg, client, environ)
         self.watch: tuple[str, float] | None = None
@@ -125,7 +106,32 @@ class Connection:
         service = self._service
         if not service.keep_alive or service.stopping or self.expired:
             return False
-        return self._body is None or self._body.skippable(_DRAINED)
+        body = self._body
+        return body is None or body.finished or body.skippable(_DRAINED)
+
+    def cut_if_overdue(self, now: float) -> None:
+        """Shut the socket down if its client has been waited for too long.
+
+        For the worker's main thread, while the socket is certainly open.
+        """
+        watch = self.watch
+        if watch is None:
+            return
+        phase, until = watch
+        if phase == IDLE and self._service.stopping:
+            until = min(until, until - self.settings.idle_timeout_s + _STOP_GRACE_S)
+        if now < until:
+            return
+        # Reading ends at once, and what has arrived by now can still be answered. If the
+        # thread has not moved on by the second time, or cannot send, nothing helps.
+        final = self.expired or phase in (SEND, LINGER)
+        self.expired = True
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR if final else socket.SHUT_RD)
+        except OSError:
+            pass
+        if self.watch is watch:
+            self.watch = (phase, now + _CUT_GRACE_S)
 
     def _has_unread(self) -> bool:
         try:
@@ -139,33 +145,40 @@ class Connection:
         """Answer requests until the connection ends. Closing is the caller's business."""
         try:
             while self._serve_one():
-                self.wait(IDLE, self.settings.idle_timeout_s)
+                self.watch = (IDLE, monotonic() + self.settings.idle_timeout_s)
         except (ClientGone, OSError):
             return
 
     def _serve_one(self) -> bool:
-        head = self._next_head()
+        try:
+            head = self._heads.next()
+        except (ParseException, NoMoreData) as ex:
+            self._refuse_head(ex)
+            return False
         if head is None:
             return False
         body = self._body = self._open_body(head)
         self.watch = None
         service = self._service
-        service.count()
+        service.requests += 1
+        if service.requests >= service.max_requests:
+            service.hooks.retire()
         environ = head.environ.copy()
         environ["wsgi.input"] = body
-        response = Response(self, head.request.method, head.request.version, not head.close)
-        begun = monotonic() if service.access else 0.0
-        if service.before:
-            service.before(head.request)
+        response = HttpResponse(self, head.request.method, head.request.version, not head.close)
+        hooks = service.hooks
+        begun = monotonic() if hooks.access else 0.0
+        if hooks.before:
+            hooks.before(head.request)
         try:
             answered = self._answer(environ, response)
         finally:
             response.status = response.status or "499 Client Gone"
-            if service.access:
+            if hooks.access:
                 elapsed = timedelta(seconds=monotonic() - begun)
-                service.access(response, head.request, environ, elapsed)
-            if service.after:
-                service.after(head.request, environ, response)
+                hooks.access(response, head.request, environ, elapsed)
+            if hooks.after:
+                hooks.after(head.request, environ, response)
         keep = answered and response.keep_alive
         if body.finished or (keep and body.drain(_DRAINED)):
             if not keep and self._has_unread():
@@ -174,7 +187,7 @@ class Connection:
         self._linger()
         return False
 
-    def _answer(self, environ: dict[str, Any], response: Response) -> bool:
+    def _answer(self, environ: dict[str, Any], response: HttpResponse) -> bool:
         result: Any = None
         try:
             result = self._service.wsgi(environ, response.start_response)
@@ -196,21 +209,18 @@ class Connection:
 
     # Heads
 
-    def _next_head(self) -> Head | None:
-        try:
-            return self._heads.next()
-        except (ParseException, NoMoreData) as ex:
-            if isinstance(ex, NoMoreData) and not self.expired:
-                return None
-            status, message = 408, "the request's head did not arrive in time"
-            if not self.expired:
-                status, message = status_of(ex)
-            self._service.log.info("Refused a request from %s: %s", self._client, message)
-            self._refuse(status, message)
-            self._linger()
-            return None
+    def _refuse_head(self, error: Exception) -> None:
+        """Answer what is no request; one that merely ends has nobody who waits for that."""
+        if isinstance(error, NoMoreData) and not self.expired:
+            return
+        status, message = 408, "the request's head did not arrive in time"
+        if not self.expired:
+            status, message = status_of(error)
+        self._service.log.info("Refused a request from %s: %s", self._client, message)
+        self._refuse(status, message)
+        self._linger()
 
-    def _open_body(self, head: Head) -> Body:
+    def _open_body(self, head: Head) -> RequestBody:
         """The body, with which the head's bytes are taken from the kernel."""
         heads, length, start = self._heads, head.length, head.size
         peeked = heads.peeked
@@ -226,16 +236,16 @@ class Connection:
             if head.chunked:
                 return ChunkedBody(self, head.request, heads.unreader, head.expects)
             if along:
-                return Body(self, peeked[start:whole])
-            return LengthBody(self, length, b"", head.expects) if length else Body(self)
+                return RequestBody(self, 0, peeked[start:whole])
+            return RequestBody(self, length, b"", length > 0 and head.expects)
         if head.chunked:
             return ChunkedBody(self, head.request, heads.unreader, head.expects)
         if not length:
-            return Body(self)
+            return RequestBody(self)
         ahead = heads.unreader.take_buffered()
         heads.unreader.unread(ahead[length:])
         ahead = ahead[:length]
-        return LengthBody(self, length - len(ahead), ahead, head.expects)
+        return RequestBody(self, length - len(ahead), ahead, head.expects)
 
     # Sending
 
@@ -246,7 +256,8 @@ class Connection:
             ClientGone: it did not take them, or not in time.
         """
         settings = self.settings
-        self.wait(SEND, settings.send_timeout_s + nbytes / settings.min_bytes_per_s)
+        until = monotonic() + settings.send_timeout_s + nbytes / settings.min_bytes_per_s
+        self.watch = (SEND, until)
         try:
             sent = self.sock.sendmsg(buffers[:_IOV_MAX])
             if sent < nbytes:
@@ -256,15 +267,13 @@ class Connection:
         self.watch = None
 
     def _send_rest(self, buffers: Sequence[Buffer], sent: int) -> None:
-        index = 0
-        while True:
-            while index < len(buffers) and sent >= size_of(buffers[index]):
-                sent -= size_of(buffers[index])
-                index += 1
-            if index == len(buffers):
-                return
-            first = memoryview(buffers[index]).cast("B")[sent:]
-            sent += self.sock.sendmsg([first, *buffers[index + 1 : index + _IOV_MAX]])
+        left = deque(memoryview(buffer).cast("B") for buffer in buffers if len(buffer))
+        while left:
+            if sent >= len(left[0]):
+                sent -= len(left.popleft())
+                continue
+            left[0] = left[0][sent:]
+            sent = self.sock.sendmsg(islice(left, _IOV_MAX))
 
     def _refuse(self, status: int, message: str) -> None:
         answer = refusal(status, message)

@@ -119,13 +119,25 @@ class Heads:
         self.unreader = _SocketUnreader(waiter.sock)
 
     def next(self) -> Head | None:
-        """The next head; None if the client has closed the connection.
+        """The next head, its empty line included; None if the client has closed the connection.
+
+        Nothing beyond it is taken from the kernel, except after a chunked body.
 
         Raises:
             ParseException: it is malformed or too large.
             NoMoreData: it ended in the middle.
         """
-        data = self._read_head()
+        self.peeked = b""
+        data = self.unreader.take_buffered()
+        if data or self._proxied:
+            data = self._read_on(data)
+        else:
+            data = self._waiter.sock.recv(_PEEK, socket.MSG_PEEK)
+            end = data.find(b"\r\n\r\n") + 4
+            if end > 3:
+                self.peeked, data = data, data[:end]
+            elif data:
+                data = self._read_on(self._take(len(data)))
         return (self._known.get(data) or self._parse(data)) if data else None
 
     def _parse(self, data: bytes) -> Head:
@@ -141,30 +153,14 @@ class Heads:
             self._known[data] = head
         return head
 
-    def _read_head(self) -> bytes:
-        """The bytes of the next head, its empty line included; b"" at the end.
+    def _read_on(self, data: bytes) -> bytes:
+        """A head of which `data` has been taken: it comes in pieces, or was read ahead.
 
-        Nothing beyond the head is taken from the kernel, except after a chunked body.
+        Nothing beyond it is taken from the kernel.
         """
-        self.peeked = b""
-        data = self.unreader.take_buffered()
-        if self._proxied:  # where such a head ends only the parser can tell
-            self._waiter.wait(HEAD, self._waiter.settings.head_timeout_s)
-            return data or self.unreader.chunk()
-        if not data:
-            data = self._waiter.sock.recv(_PEEK, socket.MSG_PEEK)
-            end = data.find(b"\r\n\r\n") + 4
-            if end > 3:
-                self.peeked = data
-                return data[:end]
-            data = self._take(len(data))
-        if not data:
-            return b""
-        return self._gather_head(data)
-
-    def _gather_head(self, data: bytes) -> bytes:
-        """A head that comes in several pieces, or that had been read ahead."""
         self._waiter.wait(HEAD, self._waiter.settings.head_timeout_s)
+        if self._proxied:  # where such a head ends only the parser can tell
+            return data or self.unreader.chunk()
         gathered = bytearray(data)
         while (end := gathered.find(b"\r\n\r\n")) < 0:
             _check_partial(gathered, self._waiter.settings.max_head_bytes)
@@ -172,8 +168,9 @@ class Heads:
             if not more:
                 raise NoMoreData(bytes(gathered))
             edge = bytes(gathered[-3:])
-            found = (edge + more).find(b"\r\n\r\n")
-            gathered += self._take(found + 4 - len(edge) if found >= 0 else len(more))
+            empty_line = (edge + more).find(b"\r\n\r\n")
+            left = empty_line + 4 - len(edge) if empty_line >= 0 else len(more)
+            gathered += self._take(left)
         self.unreader.unread(bytes(gathered[end + 4 :]))
         return bytes(gathered[: end + 4])
 

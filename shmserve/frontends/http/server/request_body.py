@@ -36,33 +36,65 @@ class Source(Protocol):
     expired: bool
 
 
-class Body:
-    """A body of no bytes, and what all bodies have in common.
+class RequestBody:
+    """A body of known length, which may be none.
+
+    Args:
+        source: the connection.
+        length: bytes still to be received, not counting `piece`.
+        piece: the body's first bytes, if they were received along with the head.
+        expects: the client waits for ``100 Continue``.
 
     Attributes:
         copied: bytes that `readinto` copied in user space.
         failed: the client stopped early or broke the framing; the connection is lost.
+        finished: nothing of this body is left on the connection.
     """
 
-    __slots__ = ("_expects", "_offset", "_piece", "_source", "_until", "copied", "failed")
+    __slots__ = (
+        "_expects",
+        "_left",
+        "_offset",
+        "_piece",
+        "_source",
+        "_until",
+        "copied",
+        "failed",
+        "finished",
+    )
 
-    def __init__(self, source: Source, piece: bytes = b"", expects: bool = False) -> None:
+    def __init__(
+        self, source: Source, length: int = 0, piece: bytes = b"", expects: bool = False
+    ) -> None:
         self._source = source
+        self._left = length
         self._piece = piece
         self._offset = 0
         self._expects = expects
         self._until = 0.0
         self.copied = 0
         self.failed = False
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing of this body is left on the connection."""
-        return not self.failed
+        self.finished = length == 0
 
     def _receive(self, want: int) -> bytes:
         """The next bytes from the connection, b"" at the end; `want` is a hint."""
-        return b""
+        size = min(want, self._left, _PIECE)
+        if not self._until and size:
+            self._begin(self._left)
+        if self.failed or not size:
+            return b""
+        source = self._source
+        source.watch = (BODY, self._until)
+        try:
+            data = source.sock.recv(size, socket.MSG_WAITALL)
+        except OSError:
+            data = b""
+        source.watch = None
+        self._left -= len(data)
+        self.finished = self._left == 0
+        if not data:
+            self._fail()
+        return data
 
     def _begin(self, nbytes: int) -> None:
         """Before the first look at the socket: start the clock, ask the client to go on."""
@@ -70,10 +102,12 @@ class Body:
         self._until = monotonic() + settings.body_timeout_s + nbytes / settings.min_bytes_per_s
         if self._expects:
             self._expects = False
+            self._source.watch = (BODY, self._until)  # a client that reads nothing cannot hold it
             try:
                 self._source.sock.sendall(CONTINUE)
             except OSError:
                 self._fail()
+            self._source.watch = None
 
     def _fail(self) -> None:
         self.failed = True
@@ -99,10 +133,7 @@ class Body:
             self._offset = offset + size
             return piece[offset : offset + size]
         pieces: list[bytes] = []
-        while size > 0:
-            data = self._next(size)
-            if not data:
-                break
+        while size > 0 and (data := self._next(size) if self._piece else self._receive(size)):
             if len(data) > size:
                 self._put_back(data[size:])
                 data = data[:size]
@@ -141,7 +172,29 @@ class Body:
 
     def readinto(self, view: memoryview) -> int:
         """Fill the whole view; fewer bytes mean that the body or the client ended."""
-        return self._copy_into(_as_bytes(view))
+        view = memoryview(view).cast("B")
+        filled = 0
+        if self._piece:
+            filled = self._copy_into(view[: len(self._piece) - self._offset])
+        end = min(len(view), filled + self._left)
+        if not self._until and filled < end:
+            self._begin(self._left)
+        if self.failed or filled == end:
+            return filled
+        source, start = self._source, filled
+        source.watch = (BODY, self._until)
+        receive = source.sock.recv_into
+        try:
+            while filled < end and (count := receive(view[filled:end], 0, socket.MSG_WAITALL)):
+                filled += count
+        except OSError:
+            pass
+        source.watch = None
+        self._left -= filled - start
+        self.finished = self._left == 0
+        if filled < end:
+            self._fail()
+        return filled
 
     def _copy_into(self, view: memoryview) -> int:
         filled, size = 0, len(view)
@@ -159,7 +212,7 @@ class Body:
 
     def skippable(self, limit: int) -> bool:
         """Whether `drain` can be expected to succeed, as far as one can tell beforehand."""
-        return self.finished or not (self.failed or self._expects)
+        return self.finished or not (self.failed or self._expects or self._left > limit)
 
     def drain(self, limit: int) -> bool:
         """Discard what the application left unread; False if the connection must close."""
@@ -173,83 +226,6 @@ class Body:
         return self.finished
 
     def _discard(self) -> int:
-        return len(self._receive(_PIECE)) or sys.maxsize
-
-
-class LengthBody(Body):
-    """A body of known length.
-
-    Args:
-        source: the connection.
-        length: bytes still to be received, not counting `piece`.
-        piece: the body's first bytes, if they were received along with the head.
-        expects: the client waits for ``100 Continue``.
-    """
-
-    __slots__ = ("_left",)
-
-    def __init__(
-        self, source: Source, length: int, piece: bytes = b"", expects: bool = False
-    ) -> None:
-        super().__init__(source, piece, expects)
-        self._left = length
-
-    @property
-    def finished(self) -> bool:
-        return self._left == 0
-
-    def skippable(self, limit: int) -> bool:
-        return self._left <= limit and super().skippable(limit)
-
-    def _receive(self, want: int) -> bytes:
-        size = min(want, self._left, _PIECE)
-        if size == 0 or not self._ready():
-            return b""
-        try:
-            data = self._source.sock.recv(size, socket.MSG_WAITALL)
-        except OSError:
-            data = b""
-        self._source.watch = None
-        self._left -= len(data)
-        if not data:
-            self._fail()
-        return data
-
-    def _ready(self) -> bool:
-        if not self._until:
-            self._begin(self._left)
-        if self.failed:
-            return False
-        self._source.watch = (BODY, self._until)
-        return True
-
-    def readinto(self, view: memoryview) -> int:
-        view = _as_bytes(view)
-        filled = 0
-        if self._offset < len(self._piece):
-            filled = self._copy_into(view[: len(self._piece) - self._offset])
-        end = min(len(view), filled + self._left)
-        if filled < end and self._ready():
-            filled = self._receive_into(view, filled, end)
-        return filled
-
-    def _receive_into(self, view: memoryview, filled: int, end: int) -> int:
-        receive = self._source.sock.recv_into
-        start = filled
-        try:
-            while filled < end:
-                count = receive(view[filled:end], 0, socket.MSG_WAITALL)
-                if not count:
-                    self._fail()
-                    break
-                filled += count
-        except OSError:
-            self._fail()
-        self._source.watch = None
-        self._left -= filled - start
-        return filled
-
-    def _discard(self) -> int:
         size = min(self._left, len(SCRAP))
         return self.readinto(memoryview(SCRAP)[:size]) or sys.maxsize
 
@@ -258,9 +234,3 @@ def too_large(settings: Settings) -> TooLarge:
     return TooLarge(
         f"the request body is larger than {settings.max_request_bytes} bytes (max_request_bytes)"
     )
-
-
-def _as_bytes(view: memoryview) -> memoryview:
-    if type(view) is memoryview and view.format == "B" and view.ndim == 1:
-        return view
-    return memoryview(view).cast("B")

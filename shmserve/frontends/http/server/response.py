@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import time
 from types import TracebackType
 from typing import Protocol
@@ -11,8 +11,6 @@ from typing import Protocol
 from gunicorn.http.message import TOKEN_RE
 from gunicorn.http.wsgi import HEADER_VALUE_RE, STATUS_RE
 from gunicorn.util import http_date
-
-from shmserve.frontends.http.buffers import BufferBody
 
 Buffer = bytes | memoryview
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
@@ -34,7 +32,38 @@ _CACHE_SIZE = 1024
 _CACHED_CHARACTERS = 200
 
 
-class Sink(Protocol):
+class BufferBody:
+    """Buffers to send as they are, and what to do once they are not needed any more.
+
+    The connection worker sends `buffers` together with the head in one system call.
+    Any other WSGI server iterates the object, which copies, and calls `close`.
+
+    Args:
+        buffers: the body's parts in order; they stay valid until `close`.
+        on_close: called exactly once, after the last byte went out or the client was lost.
+    """
+
+    __slots__ = ("_on_close", "buffers")
+
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        on_close: Callable[[], object] | None = None,
+    ) -> None:
+        self.buffers = buffers
+        self._on_close = on_close
+
+    def __iter__(self) -> Iterator[bytes]:
+        for buffer in self.buffers:
+            yield bytes(buffer)
+
+    def close(self) -> None:
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+
+class ByteSink(Protocol):
     """What a response needs of its connection."""
 
     def send(self, buffers: Sequence[Buffer], nbytes: int) -> None: ...
@@ -66,39 +95,32 @@ def _line(name: str, value: str) -> tuple[int, bytes]:
         kind = _CLOSE
     elif lower in _HOP_BY_HOP or lower in _OURS:
         kind = _DROPPED
-    found = kind, f"{name}: {value}\r\n".encode("latin-1")
+    field = kind, f"{name}: {value}\r\n".encode("latin-1")
     if len(value) <= _CACHED_CHARACTERS:
         if len(_lines) >= _CACHE_SIZE:
             _lines.clear()
-        _lines[name, value] = found
-    return found
+        _lines[name, value] = field
+    return field
 
 
 def _status_line(status: str) -> tuple[int, bytes]:
     if not STATUS_RE.fullmatch(status):
         raise ValueError("the response's status is malformed")
-    found = int(status[:3]), f"HTTP/1.1 {status}\r\nServer: shmserve\r\n".encode("latin-1")
+    line = int(status[:3]), f"HTTP/1.1 {status}\r\nServer: shmserve\r\n".encode("latin-1")
     if len(_statuses) >= _CACHE_SIZE:
         _statuses.clear()
-    _statuses[status] = found
-    return found
-
-
-def _date_line() -> bytes:
-    global _date
-    now = int(time())
-    second, line = _date
-    if second != now:
-        line = f"Date: {http_date(now)}\r\n".encode()
-        _date = now, line
+    _statuses[status] = line
     return line
 
 
-def size_of(buffer: Buffer) -> int:
-    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+def _date_line(now: int) -> bytes:
+    global _date
+    line = f"Date: {http_date(now)}\r\n".encode()
+    _date = now, line
+    return line
 
 
-class Response:
+class HttpResponse:
     """One answer: collects what the application says and sends it.
 
     Args:
@@ -128,7 +150,9 @@ class Response:
         "version",
     )
 
-    def __init__(self, sink: Sink, method: str, version: tuple[int, int], keep_alive: bool) -> None:
+    def __init__(
+        self, sink: ByteSink, method: str, version: tuple[int, int], keep_alive: bool
+    ) -> None:
         self._sink = sink
         self.method = method
         self.version = version
@@ -176,18 +200,18 @@ class Response:
     def _send_whole(self, buffers: Sequence[Buffer]) -> None:
         total = 0
         for buffer in buffers:
-            total += size_of(buffer)
+            total += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
         head = self._head(total)
+        length = self._length
         if self._omit:
-            self.begun = True
-            self._sink.send([head], len(head))
-            return
-        if self._length is not None and total > self._length:
-            raise FramingError(f"the body has {total} bytes, Content-Length says {self._length}")
+            buffers, total, length = (), 0, None
+        elif length is not None and total > length:
+            raise FramingError(f"the body has {total} bytes, Content-Length says {length}")
         self.sent = total
         self.begun = True
         self._sink.send([head, *buffers], len(head) + total)
-        self._check_length()
+        if length is not None and total < length:
+            self._check_length()
 
     def _write(self, piece: bytes) -> None:
         buffers: list[Buffer] = []
@@ -218,9 +242,10 @@ class Response:
         if not self.status:
             raise AssertionError("the application returned without calling start_response")
         code, line = _statuses.get(self.status) or _status_line(self.status)
-        bodiless = code in (204, 304) or code < 200
-        self._omit = bodiless or self.method == "HEAD"
-        parts = [line, _date_line()]
+        self._omit = code in (204, 304) or code < 200 or self.method == "HEAD"
+        now = int(time())
+        second, date = _date
+        parts = [line, date if second == now else _date_line(now)]
         for pair in self.headers:
             kind, line = _lines.get(pair) or _line(*pair)
             if kind == _LENGTH:
@@ -232,24 +257,20 @@ class Response:
                     self.keep_alive = False
                 continue
             parts.append(line)
-        parts.append(self._frame(total))
-        return b"".join(parts)
-
-    def _frame(self, total: int | None) -> bytes:
-        """The fields that say where the body ends and what becomes of the connection."""
-        framing = b""
+        # Where the body ends, and what becomes of the connection
         if self._length is None and not self._omit:
             if total is not None:
                 self._length = total
-                framing = b"Content-Length: %d\r\n" % total
+                parts.append(b"Content-Length: %d\r\n" % total)
             elif self.version >= (1, 1):
                 self._chunked = True
-                framing = b"Transfer-Encoding: chunked\r\n"
+                parts.append(b"Transfer-Encoding: chunked\r\n")
             else:
                 self.keep_alive = False
         self.keep_alive = self.keep_alive and self._sink.lasting()
         if not self.keep_alive:
-            return framing + b"Connection: close\r\n\r\n"
-        if self.version < (1, 1):
-            return framing + b"Connection: keep-alive\r\n\r\n"
-        return framing + b"\r\n"
+            parts.append(b"Connection: close\r\n")
+        elif self.version < (1, 1):
+            parts.append(b"Connection: keep-alive\r\n")
+        parts.append(b"\r\n")
+        return b"".join(parts)

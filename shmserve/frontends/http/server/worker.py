@@ -21,35 +21,32 @@ from gunicorn.workers.base import Worker
 
 from shmserve import config
 from shmserve.frontends.http.server import environ as environs
-from shmserve.frontends.http.server.connection import IDLE, LINGER, SEND, Connection, Service
+from shmserve.frontends.http.server.connection import HttpConnection
+from shmserve.frontends.http.server.context import Hooks, ServingContext
 from shmserve.frontends.http.server.error_responses import refusal
 from shmserve.observe import gauges
+from shmserve.transport.processes import raise_fd_limit
 
 _TICK_S = 1.0
 _STOPPING_TICK_S = 0.05
 _PARKED_THREADS = 64
 
-# A stopping worker leaves idle connections open this long: the next request of a busy
-# client may be on its way already, and is answered with "Connection: close".
-_STOP_GRACE_S = 2.0
-
 _ACCEPT_DELAY_S = 0.0001  # for each connection, so that the least busy worker is first
 _MAX_ACCEPT_DELAY_S = 0.001
 
 _REFUSED_SOCKETS = 128
-_CUT_GRACE_S = 5.0
 
 
 class _Threads:
     """Runs items, each in a thread of its own; threads that are done wait for another item."""
 
-    def __init__(self, run: Callable[[Connection], None]) -> None:
+    def __init__(self, run: Callable[[HttpConnection], None]) -> None:
         self._run = run
         self._lock = threading.Lock()
         self._idle = 0
-        self._items: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[HttpConnection] = queue.SimpleQueue()
 
-    def submit(self, item: Connection) -> None:
+    def submit(self, item: HttpConnection) -> None:
         with self._lock:
             parked = self._idle > 0
             if parked:
@@ -59,7 +56,7 @@ class _Threads:
         else:
             threading.Thread(target=self._loop, args=(item,), name="http", daemon=True).start()
 
-    def _loop(self, item: Connection) -> None:
+    def _loop(self, item: HttpConnection) -> None:
         while True:
             self._run(item)
             with self._lock:
@@ -88,8 +85,9 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
             sys.exit(1)
 
     def init_process(self) -> None:
+        raise_fd_limit()  # a connection is a descriptor, and so is each channel and segment
         self.settings = config.load()
-        self.connections: set[Connection] = set()
+        self.connections: set[HttpConnection] = set()
         self.threads = _Threads(self._serve)
         self.lock = threading.Lock()  # a socket is either shut down or closed, never both
         self.refused: deque[socket.socket] = deque()
@@ -104,22 +102,25 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
                 listener.setblocking(False)
                 selector.register(listener, selectors.EVENT_READ, listener.getsockname())
             self._accept_until_stopped(selector)
-        self.service.stopping = True
+        self.service.stop()
         for listener in self.sockets:
             listener.close()
         self._finish()
 
-    def _make_service(self) -> Service:
-        service = Service(self.cfg, self.log, self.settings, self.wsgi)
-        service.count = self._count
-        if self.log.access_log_enabled:
-            service.access = self.log.access
+    def _make_service(self) -> ServingContext:
         before, after = self.cfg.settings["pre_request"], self.cfg.settings["post_request"]
-        if before.get() is not type(before).default:
-            service.before = lambda request: self.cfg.pre_request(self, request)
-        if after.get() is not type(after).default:
-            service.after = self._after
-        return service
+        hooks = Hooks(
+            retire=self._retire,
+            access=self.log.access if self.log.access_log_enabled else None,
+            before=self._before if before.get() is not type(before).default else None,
+            after=self._after if after.get() is not type(after).default else None,
+        )
+        return ServingContext(
+            self.cfg, self.log, self.settings, self.wsgi, hooks, self.max_requests
+        )
+
+    def _before(self, request: Any) -> None:
+        self.cfg.pre_request(self, request)
 
     def _after(self, request: Any, environ: dict[str, Any], response: Any) -> None:
         try:
@@ -127,11 +128,10 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         except Exception:
             self.log.exception("Exception in post_request hook")
 
-    def _count(self) -> None:
-        self.nr += 1
-        if self.nr >= self.max_requests and self.alive:
+    def _retire(self) -> None:
+        if self.alive:
             self.log.info("Autorestarting worker after current request.")
-            self.service.stopping = True
+            self.service.stop()
             self.alive = False
             os.write(self.PIPE[1], b"1")
 
@@ -173,7 +173,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         if len(self.connections) >= self.settings.max_connections:
             self._refuse(sock)
             return
-        connection = Connection(self.service, sock, client, address)
+        connection = HttpConnection(self.service, sock, client, address)
         with self.lock:
             self.connections.add(connection)
         try:
@@ -203,28 +203,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         """Shut down what has waited too long for its client."""
         with self.lock:
             for connection in self.connections:
-                watch = connection.watch
-                if watch is not None and self._due(watch) <= now:
-                    self._cut(connection, watch, now)
-
-    def _due(self, watch: tuple[str, float]) -> float:
-        phase, until = watch
-        if phase == IDLE and self.service.stopping:
-            return min(until, until - self.settings.idle_timeout_s + _STOP_GRACE_S)
-        return until
-
-    def _cut(self, connection: Connection, watch: tuple[str, float], now: float) -> None:
-        again = connection.expired
-        connection.expired = True
-        # Reading ends at once, and what has arrived by now can still be answered. If the
-        # thread has not moved on by the second time, or cannot send, nothing helps.
-        final = again or watch[0] in (SEND, LINGER)
-        try:
-            connection.sock.shutdown(socket.SHUT_RDWR if final else socket.SHUT_RD)
-        except OSError:
-            pass
-        if connection.watch is watch:
-            connection.watch = (watch[0], now + _CUT_GRACE_S)
+                connection.cut_if_overdue(now)
 
     def _finish(self) -> None:
         """Let the connections end what they have begun."""
@@ -244,7 +223,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
 
     # The connections' threads
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: HttpConnection) -> None:
         try:
             connection.serve()
         except Exception:

@@ -1,6 +1,7 @@
 // Numbers, sizes and times as people read them. "–" stands for: there was none.
 
 const NONE = "–";
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
 /** Whole numbers as they are, others with about three digits. */
@@ -46,6 +47,13 @@ export function degrees(value) {
 
 export function watts(value) {
   return value === null || value === undefined ? NONE : `${number(value)} W`;
+}
+
+/** A value at an axis, as `show` has it but without zeros at its end, and shorter if it is large. */
+export function mark(value, show) {
+  if (value === 0) return "0";
+  if (show === number && Math.abs(value) >= 1e6) return short.format(value);
+  return show(value).replace(/(\.\d*?)0+(?!\d)/, "$1").replace(/\.(?!\d)/, "");
 }
 
 /** How long something has lasted, in its two largest units. */

@@ -3,6 +3,7 @@
 import { Chart } from "./charts.js";
 import * as format from "./format.js";
 import { Series, gpuKey, modelKey, valueKey } from "./series.js";
+import { drawTables, made } from "./tables.js";
 
 const POLL_MS = 1000;
 const PATIENCE_MS = 8000;
@@ -118,7 +119,7 @@ function decades() {
 
 function drawCharts(data) {
   const end = series.times.at(-1) ?? 0;
-  const span = [end - (data.points - 1) * data.seconds, end];
+  const span = [end - (data.points - (data.running ? 0 : 1)) * data.seconds, end];
   for (const spec of CHARTS) {
     const bars = spec.id === "distribution";
     const chart = chartOf(spec.id, element("charts"), () => (bars ? { ...spec, ticks: decades() } : spec));
@@ -158,7 +159,6 @@ function drawValues(data, span) {
   }
 }
 
-const ROLES = { http: "HTTP worker", grpc: "gRPC process" };
 const KINDS = { avg: "average", max: "maximum", min: "minimum", inc: "sum of a second" };
 
 function chartOf(id, parent, spec) {
@@ -166,7 +166,7 @@ function chartOf(id, parent, spec) {
   return charts.get(id);
 }
 
-// ------------------------------------------------------------- numbers and tables
+// ------------------------------------------------------------- numbers
 
 function drawTiles(data) {
   const total = (name) => series.last("total", name);
@@ -196,86 +196,6 @@ function drawTiles(data) {
 
 const split = (text) => (text.includes(" ") ? text.split(" ") : [text, ""]);
 
-function made(tag, text, className = "") {
-  const node = document.createElement(tag);
-  node.textContent = text;
-  if (className) node.className = className;
-  return node;
-}
-
-const contents = new Map(); // of tables: what has not changed may stay selected
-
-/** Cells: text, or [text, class]; the first of a row is its heading. */
-function table(id, heads, rows, caption) {
-  const content = JSON.stringify([rows, caption]);
-  if (contents.get(id) === content) return;
-  contents.set(id, content);
-  const cell = (content, tag) => (Array.isArray(content) ? made(tag, ...content) : made(tag, content));
-  const row = (cells, tags) => {
-    const line = document.createElement("tr");
-    line.append(...cells.map((content, index) => cell(content, tags(index))));
-    return line;
-  };
-  const head = document.createElement("thead");
-  head.append(row(heads, () => "th"));
-  for (const th of head.querySelectorAll("th")) th.scope = "col";
-  const body = document.createElement("tbody");
-  body.append(...rows.map((cells) => row(cells, (index) => (index ? "td" : "th"))));
-  for (const th of body.querySelectorAll("th")) th.scope = "row";
-  const parts = caption ? [made("caption", caption), head, body] : [head, body];
-  element(id).replaceChildren(...parts);
-}
-
-const right = (text) => [text, "number"];
-const STATES = { READY: "good", LOADING: "warn", UNLOADING: "warn", UNAVAILABLE: "bad" };
-
-function drawTables(data) {
-  table(
-    "models",
-    ["Model", "Version", "State", ...["Instances", "Per second", "Failed", "Average", "50 %", "99 %", "Maximum ≤", "Waiting", "Batch", "CPU", "Memory", "In all", "Failed in all"].map(right)],
-    data.models.map(modelRow),
-    data.models.length ? "" : "No models.",
-  );
-  table("gpus", ["GPU", "Name", ...["Utilisation", "Memory used", "Memory", "Temperature", "Power", "Power limit"].map(right)], data.gpus.map(gpuRow));
-  table("troubles", ["When", "What", "Error", right("Times")], data.troubles.map((entry) => [
-    when(entry.last, data.now), entry.what, [entry.text, "text"], right(format.count(entry.count)),
-  ]), data.troubles.length ? "" : "None since the coordinator started.");
-  const lives = Object.entries(data.starts).map(([role, starts]) => `${ROLES[role] ?? role}: ${starts} started, ${data.ends[role] ?? 0} ended`);
-  table("processes", ["Process", "Instance", right("Up"), right("CPU"), right("Memory")], data.processes.map((process) => [
-    ROLES[process.role] ?? process.role, process.instance, right(format.duration(process.up_s)), right(format.percent(process.cpu_percent)), right(format.bytes(process.private_bytes)),
-  ]), lives.join(" · "));
-  table("regions", ["Kind", right("Regions"), right("Bytes"), right("Quarantined")], data.regions.map((kind) => [
-    kind.kind, right(format.count(kind.regions)), right(format.bytes(kind.nbytes)), right(format.count(kind.quarantined)),
-  ]), data.regions.length ? "" : "No client has registered memory.");
-}
-
-function gpuRow(gpu) {
-  const last = (name, show) => right(show(series.last(gpuKey(gpu), name)));
-  return [
-    format.count(gpu.index), gpu.name, last("utilization", format.percent), last("memory", format.bytes), right(format.bytes(gpu.memory_total)),
-    last("temperature", format.degrees), last("power", format.watts), right(format.watts(gpu.power_limit)),
-  ];
-}
-
-/** A clock time, with its day unless that is within the last twelve hours. */
-function when(seconds, now) {
-  const day = now - seconds < 43200 ? "" : `${format.moment(seconds, "day")} `;
-  return day + format.moment(seconds, "second");
-}
-
-function modelRow(model) {
-  const key = modelKey(model);
-  const last = (name, show) => right(show(series.last(key, name)));
-  const reason = model.reason ? `${model.state}: ${model.reason}` : model.state;
-  return [
-    model.name, model.version, [reason, STATES[model.state] ?? ""], right(format.count(model.instances)),
-    last("requests", format.number), last("failed", format.percent),
-    ...["latency_avg", "latency_p50", "latency_p99", "latency_max"].map((name) => last(name, format.milliseconds)),
-    last("depth", format.number), last("batch", format.number), last("cpu", format.percent), last("memory", format.bytes),
-    right(format.count(model.requests)), right(format.count(model.failed)),
-  ];
-}
-
 function drawHead(data) {
   const { name, version, state } = data.server;
   element("server").textContent = name;
@@ -297,7 +217,7 @@ function show(data) {
   drawHead(data);
   drawTiles(data);
   drawCharts(data);
-  drawTables(data);
+  drawTables(data, series);
 }
 
 function problem(text) {
@@ -343,6 +263,5 @@ element("levels").addEventListener("change", (event) => {
   wake();
 });
 document.addEventListener("visibilitychange", () => wake());
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.restyle()));
 level = document.querySelector("#levels input:checked").value; // as the browser remembers it
 loop();

@@ -8,31 +8,43 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 from urllib.parse import parse_qsl
 
 import falcon
 import msgspec
+from falcon import Request, Response
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry, ModelState
-from shmserve.errors import ModelFailure, ProtocolViolation, TooLarge, Unavailable
-from shmserve.frontends.grps.exchange import Exchange
-from shmserve.frontends.grps.service import Grps
-from shmserve.frontends.http.guard import Guard
-from shmserve.frontends.http.infer import watch
-from shmserve.frontends.http.routes.body_reader import Intake, held, open_intake
-from shmserve.frontends.oip.seam import Outcome
+from shmserve.dispatch.outcome import Outcome
+from shmserve.errors import (
+    ModelFailure,
+    ProtocolViolation,
+    TooLarge,
+    Unavailable,
+    UnreadableMessage,
+)
+from shmserve.frontends.http.route_table import Responder
+from shmserve.frontends.http.routes.body_reader import BodyReader, held, open_body
+from shmserve.frontends.http.routes.chunks import send_chunks
+from shmserve.frontends.http.routes.infer import watch
 from shmserve.grps.frontend.answers import GENERIC, refusal
-from shmserve.grps.frontend.http.http_answers import BINARY, guarded, send_chunks
-from shmserve.grps.protocol import custom_http as grps_http
-from shmserve.grps.protocol.custom_http import HttpAnswer, HttpRequest
+from shmserve.grps.frontend.exchange import Exchange, options_of
+from shmserve.grps.frontend.grps_service import Grps
+from shmserve.grps.frontend.http.http_answers import guarded
+from shmserve.grps.protocol import custom_http, model_parameters
+from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
 from shmserve.grps.protocol.model_parameters import takes_http
+from shmserve.protocol.decoding import json_decoder
 from shmserve.tensor.spec import ModelSpec
 
 log = logging.getLogger("shmserve.http")
 
+_members = json_decoder(dict[str, msgspec.Raw])
 _METHODS = ("GET", "POST")
+Respond = Callable[[Request, Response, ModelEntry], None]
 _TEXT = "text/plain"
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[ \t\x21-\x7e\x80-\xff]*")
@@ -40,7 +52,7 @@ _VALUE = re.compile(r"[ \t\x21-\x7e\x80-\xff]*")
 _FRAMING = {"content-length", "transfer-encoding", "connection", "keep-alive", "date", "server"}
 
 
-def has_body(req: falcon.Request) -> bool:
+def has_body(req: Request) -> bool:
     """Whether a request has one, as far as its head tells."""
     return "HTTP_TRANSFER_ENCODING" in req.env or req.env.get("CONTENT_LENGTH", "") not in ("", "0")
 
@@ -48,12 +60,7 @@ def has_body(req: falcon.Request) -> bool:
 # ------------------------------------------------------------- control of streaming
 
 
-def stream_type(spec: ModelSpec) -> str:
-    """The content type of a stream."""
-    return spec.parameters.get("grps_streaming_ctrl_content_type", BINARY)
-
-
-def wants_stream(spec: ModelSpec, req: falcon.Request, body: bytes) -> bool:
+def wants_stream(spec: ModelSpec, req: Request, body: bytes) -> bool:
     """Whether a request asks for a stream, in the way the model is configured for."""
     mode = spec.parameters.get("grps_streaming_ctrl_mode", "query_param")
     key = spec.parameters.get("grps_streaming_ctrl_key", "streaming")
@@ -62,151 +69,128 @@ def wants_stream(spec: ModelSpec, req: falcon.Request, body: bytes) -> bool:
     if mode == "header_param":
         return (req.get_header(key) or "").lower() == "true"
     try:
-        document = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        document = _members(body)
+    except UnreadableMessage:
         return False
     return bytes(document.get(key, b"")) == b"true"
-
-
-def reads_body(spec: ModelSpec) -> bool:
-    """Whether only the body tells if a stream is wanted."""
-    return spec.parameters.get("grps_streaming_ctrl_mode") == "body_param"
 
 
 # ------------------------------------------------------------------- models' paths
 
 
-class CustomPaths:
-    """Serves what no route took. `predict` answers plain GRPS requests."""
+class RawRequests:
+    """Lets models answer requests as they are. Failures are short plain text."""
 
-    def __init__(self, grps: Grps, settings: Settings, guard: Guard, predict: Any) -> None:
+    def __init__(self, grps: Grps, settings: Settings) -> None:
         self._grps = grps
-        self._guard = guard
         self._settings = settings
+
+    def serve(self, req: Request, resp: Response, entry: ModelEntry) -> None:
+        try:
+            if entry.state is not ModelState.READY:
+                raise Unavailable(f"model '{entry.spec.name}' is not ready")
+            self._serve(req, resp, entry)
+        except Exception as ex:
+            status = refusal(ex, req.path).status
+            assert status is not None
+            resp.status = status.code
+            resp.content_type = _TEXT
+            resp.stream = None
+            resp.text = status.msg
+
+    def _serve(self, req: Request, resp: Response, entry: ModelEntry) -> None:
+        settings = self._settings
+        reader = _open(req, settings)
+        body = b""
+        # Only the body may tell if a stream is wanted
+        if entry.spec.parameters.get("grps_streaming_ctrl_mode") == "body_param":
+            body = reader.read_rest(settings.max_json_bytes)
+            reader = held(body)
+        if (reader.remaining or 0) > settings.max_tensor_bytes:
+            raise TooLarge(
+                f"the body has {reader.remaining} bytes, at most {settings.max_tensor_bytes} are"
+                " allowed (setting max_tensor_bytes)"
+            )
+        streaming = wants_stream(entry.spec, req, body)
+        options = options_of(entry.spec, "", streaming, watch(req.env))
+        exchange = self._grps.begin_http(entry, _head(req), reader, options)
+        try:
+            if streaming:
+                _answer_stream(req, resp, exchange)
+            else:
+                resp.data = exchange.once(lambda outcome, _: _apply(resp, outcome))
+                exchange.close()
+        except BaseException as ex:
+            exchange.failed(ex)
+            raise
+
+
+class CustomPaths:
+    """Serves what no route took. `predict` answers plain GRPS requests, `serve` others."""
+
+    def __init__(self, grps: Grps, serve: Respond, predict: Respond) -> None:
+        self._grps = grps
+        self._serve = serve
         self._predict = predict
 
-    def sink(self, req: falcon.Request, resp: falcon.Response, **_: str) -> None:
-        """The model of a path, or 404."""
+    def find(self, req: Request) -> Responder | None:
+        """What answers for the model whose path it is; None: it is none's."""
         try:
             entry = self._grps.models.names().paths.get(req.path)
         except Unavailable:
-            entry = None
-        if entry is None:
-            raise falcon.HTTPRouteNotFound
-        self._guard.check_inference(req)
+            return None
+        return None if entry is None else partial(self._respond, entry)
+
+    def _respond(self, entry: ModelEntry, req: Request, resp: Response) -> None:
         if req.method not in _METHODS:
             raise falcon.HTTPMethodNotAllowed(list(_METHODS))
-        if takes_http(entry.spec):
-            serve(self._grps, self._settings, entry, req, resp)
-        else:
-            self._predict(req, resp, entry)
+        respond = self._serve if takes_http(entry.spec) else self._predict
+        respond(req, resp, entry)
 
 
-def serve(
-    grps: Grps,
-    settings: Settings,
-    entry: ModelEntry,
-    req: falcon.Request,
-    resp: falcon.Response,
-) -> None:
-    """Let the model answer the request as it is. Failures are short plain text."""
-    try:
-        if entry.state is not ModelState.READY:
-            raise Unavailable(f"model '{entry.spec.name}' is not ready")
-        _serve(grps, settings, entry, req, resp)
-    except Exception as ex:
-        told = refusal(ex, req.path).status
-        assert told is not None
-        resp.status = told.code
-        resp.content_type = _TEXT
-        resp.stream = None
-        resp.text = told.msg
-
-
-def _serve(
-    grps: Grps,
-    settings: Settings,
-    entry: ModelEntry,
-    req: falcon.Request,
-    resp: falcon.Response,
-) -> None:
-    intake = _open(req, settings)
-    body = b""
-    if reads_body(entry.spec):
-        body = intake.read_rest(settings.max_json_bytes)
-        intake = held(body)
-    if (intake.remaining or 0) > settings.max_tensor_bytes:
-        raise TooLarge(
-            f"the body has {intake.remaining} bytes, at most {settings.max_tensor_bytes} are"
-            " allowed (setting max_tensor_bytes)"
-        )
-    streaming = wants_stream(entry.spec, req, body)
-    exchange = grps.begin_http(entry, _head(req), intake, streaming)
-    try:
-        if streaming:
-            _answer_stream(req, resp, exchange)
-        else:
-            _answer_once(req, resp, exchange)
-    except BaseException as ex:
-        exchange.failed(ex)
-        raise
-
-
-def _open(req: falcon.Request, settings: Settings) -> Intake:
+def _open(req: Request, settings: Settings) -> BodyReader:
     if not has_body(req):
         return held(b"")
     environ = {k: v for k, v in req.env.items() if k != "HTTP_CONTENT_ENCODING"}
-    intake = open_intake(environ, settings)  # as it is: still compressed, if it was
-    if intake.remaining is None:
-        return held(intake.read_rest(settings.max_tensor_bytes))
-    return intake
+    reader = open_body(environ, settings)  # as it is: still compressed, if it was
+    if reader.remaining is None:
+        return held(reader.read_rest(settings.max_tensor_bytes))
+    return reader
 
 
-def _head(req: falcon.Request) -> HttpRequest:
+def _head(req: Request) -> RequestHead:
     query = parse_qsl(req.query_string, keep_blank_values=True)
     headers = [(name.title(), value) for name, value in req.headers.items()]
-    return HttpRequest(req.method, req.path, tuple(query), tuple(headers), req.remote_addr or "")
+    return RequestHead(req.method, req.path, tuple(query), tuple(headers), req.remote_addr or "")
 
 
-def _answer_once(req: falcon.Request, resp: falcon.Response, exchange: Exchange) -> None:
-    def make(outcome: Outcome, lasting: bool) -> bytes:
-        _apply(resp, outcome)
-        return _body(outcome)
-
-    resp.data = exchange.once(make, watch(req.env))
-    exchange.close()
-
-
-def _answer_stream(req: falcon.Request, resp: falcon.Response, exchange: Exchange) -> None:
-    outcomes = exchange.outcomes(watch(req.env))
+def _answer_stream(req: Request, resp: Response, exchange: Exchange) -> None:
+    outcomes = exchange.outcomes()
     first = next(outcomes, None)
-    resp.content_type = stream_type(exchange.entry.spec)
-    data = b""
-    if first is not None:
-        _apply(resp, first)
-        data = _body(first)
+    resp.content_type = model_parameters.stream_type(exchange.entry.spec.parameters)
+    data = b"" if first is None else _apply(resp, first)
     rest = guarded((_body(outcome) for outcome in outcomes), req.path, _failure_text)
-    send_chunks(resp, exchange, data, rest)
+    send_chunks(resp, data, rest, exchange.close)
 
 
 def _failure_text(ex: Exception, what: str) -> bytes:
-    told = refusal(ex, what).status
-    return (told.msg if told is not None else GENERIC).encode()
+    status = refusal(ex, what).status
+    return (status.msg if status is not None else GENERIC).encode()
 
 
 def _body(outcome: Outcome) -> bytes:
-    return next((bytes(o.view) for o in outcome.outputs if o.name == grps_http.BODY), b"")
+    return next((bytes(o.view) for o in outcome.outputs if o.name == custom_http.BODY), b"")
 
 
-def _apply(resp: falcon.Response, outcome: Outcome) -> None:
-    """Status and header fields that the model gave.
+def _apply(resp: Response, outcome: Outcome) -> bytes:
+    """Set status and header fields that the model gave; its body.
 
     Raises:
         ModelFailure: they cannot be sent.
     """
-    view = next((o.view for o in outcome.outputs if o.name == grps_http.HEAD), None)
+    view = next((o.view for o in outcome.outputs if o.name == custom_http.HEAD), None)
     try:
-        head = grps_http.decode_answer(view) if view is not None and len(view) else HttpAnswer()
+        head = custom_http.decode_answer(view) if view is not None and len(view) else HttpAnswer()
     except ProtocolViolation as ex:
         raise ModelFailure("the model's answer has no readable head") from ex
     if not 200 <= head.status <= 599:
@@ -219,3 +203,4 @@ def _apply(resp: falcon.Response, outcome: Outcome) -> None:
             resp.content_type = value
         elif name.lower() not in _FRAMING:
             resp.append_header(name, value)
+    return _body(outcome)

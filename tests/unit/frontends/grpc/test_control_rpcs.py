@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.config import Settings
 from shmserve.core.registry import ModelState
 from shmserve.errors import ConfigError, InvalidArgument
-from shmserve.frontends.grpc.grps import SERVICE as GRPS
+from shmserve.frontends.access import Access
+from shmserve.frontends.grpc.callers import AddressCallers, CallAccess
+from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
+from shmserve.frontends.grpc.handlers import Methods
 from shmserve.frontends.grpc.server import SERVICE
 from shmserve.frontends.oip.restricted_apis import CATEGORIES
+from shmserve.grps.frontend.rpcs import SERVICE as GRPS
 from shmserve.protocol.control.stats_messages import ModelReport, Report
 from shmserve.testing import fake_models
 from tests.grpc_client import Rig, request
@@ -38,12 +44,12 @@ def test_load_and_unload() -> None:
     load.parameters["file:1/model.py"].bytes_param = b"code"
     unload = UNLOAD(model_name="m")
     unload.parameters["unload_dependents"].bool_param = True
-    with Rig(model_control="explicit") as rig:
+    with Rig(model_control="explicit", model_files_from="anyone") as rig:
         rig.client.call("RepositoryModelLoad", load)
-        assert rig.dispatcher.models.loads == [("m", "{}", {"1/model.py": b"code"})]
+        assert rig.dispatcher.coordinator.loads == [("m", "{}", {"1/model.py": b"code"})]
         rig.client.call("RepositoryModelUnload", unload)
-        assert rig.dispatcher.models.unloads == ["m"]
-        rig.dispatcher.models.refusal = InvalidArgument("load failed for model 'm'")
+        assert rig.dispatcher.coordinator.unloads == ["m"]
+        rig.dispatcher.coordinator.refusal = InvalidArgument("load failed for model 'm'")
         code, details = rig.client.error("RepositoryModelLoad", load)
         assert (code, details) == ("INVALID_ARGUMENT", "load failed for model 'm'")
 
@@ -54,7 +60,7 @@ def test_loads_that_are_refused() -> None:
     text.parameters["file:1/model.py"].string_param = "code"
     unload = UNLOAD(model_name="m")
     unload.parameters["unload_dependents"].string_param = "yes"
-    with Rig(model_control="explicit") as rig:
+    with Rig(model_control="explicit", model_files_from="anyone") as rig:
         error = rig.client.error
         for bad in (LOAD(), LOAD(model_name="../m"), empty, text):
             assert error("RepositoryModelLoad", bad)[0] == "INVALID_ARGUMENT"
@@ -62,14 +68,14 @@ def test_loads_that_are_refused() -> None:
         # Other protocols have the model's name in this field.
         for name, kind in (("RepositoryModelLoad", LOAD), ("RepositoryModelUnload", UNLOAD)):
             assert error(name, kind(repository_name="m"))[0] == "UNIMPLEMENTED"
-        assert rig.dispatcher.models.loads == []
+        assert rig.dispatcher.coordinator.loads == []
     with Rig() as rig:
         assert rig.client.error("RepositoryModelLoad", LOAD(model_name="m"))[0] == "UNAVAILABLE"
 
 
 def test_statistics() -> None:
     with Rig() as rig:
-        rig.dispatcher.server.numbers = Report((ModelReport("identity", "1"),), (), {}, {})
+        rig.dispatcher.coordinator.numbers = Report((ModelReport("identity", "1"),), (), {}, {})
         asked = pb.ModelStatisticsRequest(name="identity", version="1")
         (model,) = rig.client.call("ModelStatistics", asked).model_stats
         assert (model.name, model.version) == ("identity", "1")
@@ -78,7 +84,7 @@ def test_statistics() -> None:
         for name, version in (("nosuch", ""), ("identity", "2"), ("identity", "abc")):
             bad = pb.ModelStatisticsRequest(name=name, version=version)
             assert rig.client.error("ModelStatistics", bad)[0] == "INVALID_ARGUMENT"
-        rig.dispatcher.server.numbers = None
+        rig.dispatcher.coordinator.numbers = None
         assert rig.client.error("ModelStatistics")[0] == "UNAVAILABLE"
 
 
@@ -142,6 +148,16 @@ def test_protocols_that_need_a_secret() -> None:
                     assert (code, "expecting header" in details) == ("UNAVAILABLE", True)
     with pytest.raises(ConfigError, match="grpc_restricted_protocol"):
         Rig(grpc_restricted_protocol=("nonsense",))
+
+
+def test_an_rpc_without_a_category_is_refused_at_start() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        access = CallAccess(Access(Settings(), 1), AddressCallers((), private=True))
+        methods = Methods(ClientDeadlines(), Settings(), access)
+        with pytest.raises(ValueError, match="rpc Ping has no category of the restricted APIs"):
+            methods.unary("Ping", "admin", lambda data, _: data, pool)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="rpc Pings has no category"):
+            methods.stream("Pings", "", lambda data, _: data, pool)  # type: ignore[arg-type]
 
 
 def test_what_is_counted_of_requests() -> None:

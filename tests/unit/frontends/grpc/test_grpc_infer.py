@@ -14,18 +14,19 @@ import pytest
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import ModelState
+from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import Code, ModelFailure
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeDispatcher, FakeOutcome
+from shmserve.testing.fake_dispatch import FakeDispatcher
 from tests.grpc_client import VALUES, Rig, put, request, tensor
 
 OUTPUT = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
 @pytest.fixture(scope="module")
-def rig() -> Iterator[Rig]:
+def rig(engine: str) -> Iterator[Rig]:
     with Rig() as rig:
         yield rig
         assert all(call.closed == 1 for call in rig.dispatcher.calls)
@@ -118,9 +119,9 @@ def test_classification(rig: Rig) -> None:
 
 
 def test_parameters_go_to_the_model_and_come_from_it() -> None:
-    def tell(given: Any) -> FakeOutcome:
+    def tell(given: Any) -> Outcome:
         outcome = fake_models.identity(given)
-        return FakeOutcome(outcome.outputs, {"seen": str(sorted(given.parameters)), "n": 3})
+        return Outcome(outcome.outputs, {"seen": str(sorted(given.parameters)), "n": 3})
 
     model = (fake_models.spec("identity", "FP32", (-1,)), tell)
     with Rig(FakeDispatcher([model])) as rig:
@@ -253,7 +254,7 @@ def test_bad_windows_of_regions(rig: Rig, where: str, parameters: dict[str, Any]
 
 
 def test_regions_in_and_out(rig: Rig) -> None:
-    rig.dispatcher.regions.register(Caller(1000), "r", "/k", 0, 4096)
+    rig.dispatcher.coordinator.register_region(Caller(1000), "r", "/k", 0, 4096)
     message = pb.ModelInferRequest(
         model_name="identity",
         inputs=[tensor(VALUES, shared_memory_region="r", shared_memory_byte_size=16)],
@@ -268,7 +269,7 @@ def test_regions_in_and_out(rig: Rig) -> None:
     assert answer.raw_output_contents == [b""]  # one for each output all the same
     assert list(answer.outputs[0].shape) == [4]
     assert (call.receipt.copied_in, call.receipt.copied_out, call.reserved) == (0, 0, [])
-    assert [(place.name, place.at.offset) for place in call.places] == [("OUTPUT0", 64)]
+    assert [(place.name, place.at.offset) for place in call.options.places] == [("OUTPUT0", 64)]
     with Rig(rig.dispatcher, uid=1001) as stranger:
         assert stranger.client.error("ModelInfer", message)[0] == "NOT_FOUND"
 
@@ -295,7 +296,7 @@ def test_failures_of_models(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_long_details_reach_the_client() -> None:
-    def fail(_: Any) -> FakeOutcome:
+    def fail(_: Any) -> Outcome:
         raise ModelFailure("ü" * 100_000, Code.INVALID_ARGUMENT)
 
     with Rig(FakeDispatcher([(fake_models.spec("identity", "FP32", (-1,)), fail)])) as rig:
@@ -341,7 +342,9 @@ def test_the_clients_deadline_is_the_calls() -> None:
     dispatcher = fake_models.dispatcher()
     given: list[float | None] = []
     call = dispatcher.call
-    dispatcher.call = lambda entry, timeout_s=None, **more: given.append(timeout_s) or call(entry)
+    dispatcher.call = lambda entry, options, _: (
+        given.append(options.timeout_s) or call(entry, options)
+    )
     with Rig(dispatcher, request_timeout_s=20) as rig:
         rig.client.infer(timeout=5)
         rig.client.infer(timeout=500)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import Code, ModelFailure
 from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeDispatcher, FakeOutcome, FakeRequest
+from shmserve.testing.fake_dispatch import FakeDispatcher, FakeRequest
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
 from tests.grpc_client import Rig, Sender, put, tensor
 
@@ -31,8 +32,8 @@ def ask(model: str, count: int, id: str = "", **parameters: Any) -> pb.ModelInfe
     return message
 
 
-def number(outcome: int) -> FakeOutcome:
-    return FakeOutcome((fake_models.tensor_of("OUTPUT0", "INT32", np.array([outcome], np.int32)),))
+def number(outcome: int) -> Outcome:
+    return Outcome((fake_models.tensor_of("OUTPUT0", "INT32", np.array([outcome], np.int32)),))
 
 
 class Models:
@@ -62,19 +63,19 @@ class Models:
             assert self.gate(str(request.parameters["gate"])).wait(WATCHDOG_S)
         return int(fake_models.array_of(request.inputs["INPUT0"])[0])
 
-    def one(self, request: FakeRequest) -> FakeOutcome:
+    def one(self, request: FakeRequest) -> Outcome:
         count = self._enter(request)
         if count < 0:
             raise ModelFailure("boom", Code.INVALID_ARGUMENT)
         return number(count)
 
-    def many(self, request: FakeRequest) -> Iterator[FakeOutcome]:
+    def many(self, request: FakeRequest) -> Iterator[Outcome]:
         count = self._enter(request)
         for index in range(abs(count)):
             self.given += 1
             yield number(index)
         if count < 0:
-            yield FakeOutcome(error=ModelFailure("boom"))
+            yield Outcome(error=ModelFailure("boom"))
 
 
 @pytest.fixture
@@ -235,10 +236,10 @@ def test_a_client_that_goes_takes_its_requests_along(models: Models, how: str) -
 def test_a_client_that_does_not_read_stops_its_model_and_nobody_else(models: Models) -> None:
     big = np.zeros(1 << 20, np.int32)
 
-    def flood(request: FakeRequest) -> Iterator[FakeOutcome]:
+    def flood(request: FakeRequest) -> Iterator[Outcome]:
         for _ in range(1000):
             models.given += 1
-            yield FakeOutcome((fake_models.tensor_of("OUTPUT0", "INT32", big),))
+            yield Outcome((fake_models.tensor_of("OUTPUT0", "INT32", big),))
 
     models.dispatcher.functions["many"] = flood
     with Rig(models.dispatcher) as rig:
@@ -256,7 +257,7 @@ def test_a_client_that_does_not_read_stops_its_model_and_nobody_else(models: Mod
 def test_a_client_that_does_not_read_is_given_up_in_the_end(models: Models) -> None:
     big = np.zeros(1 << 20, np.int32)
     models.dispatcher.functions["many"] = lambda _: (
-        FakeOutcome((fake_models.tensor_of("OUTPUT0", "INT32", big),)) for _ in range(1000)
+        Outcome((fake_models.tensor_of("OUTPUT0", "INT32", big),)) for _ in range(1000)
     )
     with Rig(models.dispatcher, send_timeout_s=0.5, min_bytes_per_s=1 << 30) as rig:
         call = rig.client.stream([ask("many", 1)])

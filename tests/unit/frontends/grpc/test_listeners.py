@@ -8,32 +8,39 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from shmserve.config import Settings
 from shmserve.core.regions.region_book import Caller
 from shmserve.errors import ConfigError
-from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.callers import AddressCallers
+from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
+from shmserve.frontends.grpc.grpcio_engine import grpcio_engine
+from shmserve.frontends.grpc.http2_engine.engine import Http2Engine
 from shmserve.frontends.grpc.listeners import AlreadyRuns, Listening, parse, private
-from shmserve.frontends.grpc.server import options
+from shmserve.frontends.grpc.rpc_methods import Engine
+from shmserve.frontends.grpc.thread_pools import Refusals
 from shmserve.testing.running_server import free_port
+from shmserve.transport import peer_credentials
 
 Bind = Callable[..., list[str]]
 
 
 @pytest.fixture
-def bind(tmp_path: Path) -> Iterator[Bind]:
+def bind(engine: str, tmp_path: Path) -> Iterator[Bind]:
     """Bind with these settings as process `number`; returns what is bound."""
-    made: list[tuple[grpc.Server, Listening]] = []
+    made: list[tuple[Engine, Listening]] = []
 
     def bind(number: int = 0, **settings: Any) -> list[str]:
-        given = Settings(**settings)
-        server = grpc.server(ThreadPoolExecutor(1), options=options(given))
+        given = Settings(**settings, grpc_server=engine)
+        server: Engine
+        if engine == "http2":
+            server = Http2Engine({}, given, ClientDeadlines())
+        else:
+            server = grpcio_engine({}, given, Refusals())
         listening = Listening(given, str(tmp_path), number)
         made.append((server, listening))
         bound = listening.bind(server)
@@ -80,7 +87,7 @@ import sys, grpc
 from concurrent.futures import ThreadPoolExecutor
 from shmserve.config import Settings
 from shmserve.frontends.grpc.listeners import Listening
-from shmserve.frontends.grpc.server import options
+from shmserve.frontends.grpc.grpcio_engine import options
 run_dir, address, number = sys.argv[1:]
 settings = Settings(grpc_bind=(address,), grpc_processes=2)
 server = grpc.server(ThreadPoolExecutor(1), options=options(settings))
@@ -152,9 +159,13 @@ def test_tls_that_cannot_work(bind: Bind, settings: dict[str, str], told: str) -
 class Seen:
     """A call as `Callers` sees it."""
 
-    def __init__(self, peer: str, active: bool = True) -> None:
+    def __init__(self, peer: str, active: bool = True, **metadata: str) -> None:
         self._peer = peer
+        self._metadata = metadata
         self._active = active
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return tuple(self._metadata.items())
 
     def peer(self) -> str:
         return self._peer
@@ -179,10 +190,11 @@ def test_a_caller_is_who_holds_the_other_end(
     connection: tuple[socket.socket, socket.socket], host: str
 ) -> None:
     client, server = connection
-    callers = Callers([parse(f"{host}:{server.getsockname()[1]}")], private=True)
+    callers = AddressCallers([parse(f"{host}:{server.getsockname()[1]}")], private=True)
     peer = "ipv4:{}:{}".format(*client.getsockname())
     assert callers.of(Seen(peer)).uid == os.geteuid()
     assert callers.of(Seen(peer, active=False)).remote  # it may be another's by now
+    assert callers.of(Seen(peer, via="1.1 relay")).remote  # whoever it is relayed for
     mapped = f"ipv6:%5B::ffff:127.0.0.1%5D:{client.getsockname()[1]}"
     assert callers.of(Seen(mapped)).uid == os.geteuid()
 
@@ -190,27 +202,35 @@ def test_a_caller_is_who_holds_the_other_end(
 def test_strangers(connection: tuple[socket.socket, socket.socket]) -> None:
     client, server = connection
     port = server.getsockname()[1]
-    callers = Callers([parse(f"127.0.0.1:{port}")], private=False)
+    callers = AddressCallers([parse(f"127.0.0.1:{port}")], private=False)
     for peer in ("ipv4:127.0.0.1:1", "ipv4:192.0.2.1:5000", "ipv6:[2001:db8::1]:5", "unix:", "x"):
         assert callers.of(Seen(peer)).remote, peer
-    elsewhere = Callers([parse(f"127.0.0.1:{port - 1}")], private=False)
+    elsewhere = AddressCallers([parse(f"127.0.0.1:{port - 1}")], private=False)
     assert elsewhere.of(Seen("ipv4:{}:{}".format(*client.getsockname()))).remote
 
 
-def test_two_users_behind_one_address_are_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shmserve.transport import peer_credentials as peers
+def test_where_a_client_is_connected_to_is_the_kernels_word() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            found = peer_credentials.servers_of(client.getsockname())
+            assert found == {("127.0.0.1", port)}
+            with socket.create_connection(("127.0.0.2", port)) as elsewhere:
+                assert peer_credentials.servers_of(elsewhere.getsockname()) == {("127.0.0.2", port)}
 
+
+def test_two_users_behind_one_address_are_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     uids = {8001: 1000, 8002: 1001}
-    monkeypatch.setattr(peers, "of_addresses", lambda c, s: Caller(uids[s[1]]))
+    monkeypatch.setattr(peer_credentials, "of_addresses", lambda c, s: Caller(uids[s[1]]))
     one, two = parse("127.0.0.1:8001"), parse("127.0.0.1:8002")
-    assert Callers([one, two], private=False).of(Seen("ipv4:127.0.0.1:5")).remote
-    assert Callers([two], private=False).of(Seen("ipv4:127.0.0.1:5")) == Caller(1001)
+    assert AddressCallers([one, two], private=False).of(Seen("ipv4:127.0.0.1:5")).remote
+    assert AddressCallers([two], private=False).of(Seen("ipv4:127.0.0.1:5")) == Caller(1001)
 
 
 def test_a_unix_socket_names_its_caller_only_if_it_is_private() -> None:
     bound = [parse("unix:/a")]
-    assert Callers(bound, private=True).of(Seen("unix:")) == Caller(os.geteuid())
-    assert Callers(bound, private=False).of(Seen("unix:")).remote
+    assert AddressCallers(bound, private=True).of(Seen("unix:")) == Caller(os.geteuid())
+    assert AddressCallers(bound, private=False).of(Seen("unix:")).remote
     modes = {"0600": True, "600": True, "0660": False, "0666": False, "0602": False, "0700": True}
     for mode, expected in modes.items():
         assert private(Settings(grpc_socket_mode=mode)) is expected, mode

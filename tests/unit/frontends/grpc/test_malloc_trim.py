@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from shmserve.frontends.grpc import malloc_trim as heap
+from shmserve.frontends.grpc import malloc_trim
 
 
 @pytest.mark.parametrize("every_s", [1e10, inf])
@@ -13,6 +13,6 @@ def test_it_may_be_kept_for_good(every_s):
     stop = threading.Event()
     thread = threading.Timer(0.1, stop.set)
     thread.start()
-    heap.trim_until(stop, every_s)
+    malloc_trim.trim_until(stop, every_s)
     thread.join()
     assert stop.is_set()

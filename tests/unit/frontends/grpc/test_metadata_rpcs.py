@@ -29,7 +29,7 @@ SERVING, NOT_SERVING, UNKNOWN = (
 
 
 @pytest.fixture(scope="module")
-def rig() -> Iterator[Rig]:
+def rig(engine: str) -> Iterator[Rig]:
     with Rig() as rig:
         yield rig
 

@@ -10,10 +10,11 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelState
+from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import QueueFull
 from shmserve.tensor import bytes_codec
 from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeOutcome, FakeRequest
+from shmserve.testing.fake_dispatch import FakeRequest
 from tests.unit.http_client import (
     BINARY,
     BINARY_OUT,
@@ -134,7 +135,7 @@ def test_a_full_server_says_when_to_come_back(client: Client) -> None:
     assert answer.headers["retry-after"] == "1"
     client.dispatcher.budget = None
 
-    def full(request: FakeRequest) -> FakeOutcome:
+    def full(request: FakeRequest) -> Outcome:
         raise QueueFull("the queue is full")
 
     client.dispatcher.functions["identity"] = full

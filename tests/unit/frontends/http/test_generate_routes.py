@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from shmserve.config import Settings
+from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.errors import Code, ModelFailure, Unavailable
 from shmserve.tensor import bytes_codec
-from shmserve.testing.fake_dispatch import FakeOutcome, FakeRequest, FakeTensor
+from shmserve.testing.fake_dispatch import FakeRequest
 from shmserve.testing.fake_models import array_of, tensor_of
 from tests.unit.http_client import Answer, Body, Client, error_of
 
@@ -28,9 +29,9 @@ def generate(client: Client, model: str, document: Any) -> Answer:
     return client.ask("POST", f"/v2/models/{model}/generate", body)
 
 
-def count_up(request: FakeRequest) -> Iterator[FakeOutcome]:
+def count_up(request: FakeRequest) -> Iterator[Outcome]:
     for i in range(int(array_of(request.inputs["INPUT0"])[0])):
-        yield FakeOutcome((tensor_of("OUTPUT0", "INT32", np.array([i], np.int32)),))
+        yield Outcome((tensor_of("OUTPUT0", "INT32", np.array([i], np.int32)),))
 
 
 def streaming(client: Client, function: Any) -> None:
@@ -162,7 +163,7 @@ def test_limits(client: Client) -> None:
 )
 def test_numbers(client: Client, outcome: list[float], expected: Any) -> None:
     array = np.array(outcome, np.float32)
-    client.dispatcher.functions["identity"] = lambda _: FakeOutcome(
+    client.dispatcher.functions["identity"] = lambda _: Outcome(
         (tensor_of("OUTPUT0", "FP32", array),), {"p": float("inf")}
     )
     answer = generate(client, "identity", {"INPUT0": 1})
@@ -177,8 +178,8 @@ def test_numbers(client: Client, outcome: list[float], expected: Any) -> None:
 
 def test_bytes_that_are_no_text(client: Client) -> None:
     data = memoryview(bytes_codec.encode([b"\xff\xfe"]))
-    client.dispatcher.functions["identity_bytes"] = lambda _: FakeOutcome(
-        (FakeTensor("OUTPUT0", "BYTES", (1,), data),)
+    client.dispatcher.functions["identity_bytes"] = lambda _: Outcome(
+        (OutputTensor("OUTPUT0", "BYTES", (1,), data),)
     )
     text = error_of(generate(client, "identity_bytes", {"INPUT0": "x"}), 400)
     assert "no UTF-8" in text
@@ -195,8 +196,8 @@ def test_generate_wants_exactly_one_answer(client: Client) -> None:
 def test_a_models_error_has_its_status(client: Client) -> None:
     error_of(generate(client, "failing", {"INPUT0": 1}), 500)
 
-    def missing(request: FakeRequest) -> Iterator[FakeOutcome]:
-        yield FakeOutcome(error=ModelFailure("nothing of that name", Code.NOT_FOUND))
+    def missing(request: FakeRequest) -> Iterator[Outcome]:
+        yield Outcome(error=ModelFailure("nothing of that name", Code.NOT_FOUND))
 
     streaming(client, missing)
     for stream in (False, True):
@@ -212,9 +213,9 @@ def test_a_stream_of_events(client: Client) -> None:
 
 
 def test_errors_in_the_midst_of_a_stream(client: Client) -> None:
-    def mixed(request: FakeRequest) -> Iterator[FakeOutcome]:
+    def mixed(request: FakeRequest) -> Iterator[Outcome]:
         yield from count_up(request)
-        yield FakeOutcome(error=ModelFailure("this one is missing"))
+        yield Outcome(error=ModelFailure("this one is missing"))
         yield from count_up(request)
         raise Unavailable("the executor died")
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 
 from shmserve.core.registry import ModelState
+from shmserve.dispatch.outcome import Outcome
 from shmserve.tensor import bytes_codec
 from shmserve.testing import fake_models
-from shmserve.testing.fake_dispatch import FakeDispatcher, FakeOutcome
 from tests.unit.http_client import (
     BINARY,
     BINARY_OUT,
@@ -144,7 +143,7 @@ def test_a_model_may_give_no_outputs(client: Client) -> None:
 
 
 def test_parameters_of_the_answer(client: Client) -> None:
-    client.dispatcher.functions["identity"] = lambda request: FakeOutcome((), {"a": 1})
+    client.dispatcher.functions["identity"] = lambda request: Outcome((), {"a": 1})
     assert client.infer({"inputs": [as_json([1])]}).json["parameters"] == {"a": 1}
 
 
@@ -164,17 +163,8 @@ def test_the_client_is_watched(client: Client) -> None:
         def alive(self) -> bool:
             return True
 
-    seen: list[Any] = []
-    call = FakeDispatcher.call
-
-    def spy(entry: Any) -> Any:
-        made = call(client.dispatcher, entry)
-        run = made.execute
-        made.execute = lambda *args: (seen.append(args[3]), run(*args))[1]
-        return made
-
-    client.dispatcher.call = spy
     client.infer(BINARY, tail=VALUES, **{"shmserve.connection": Connection()})
     client.infer(BINARY, tail=VALUES)
-    assert seen[0]() is True
-    assert seen[1] is None
+    watched, unwatched = (call.options.on_wait for call in client.dispatcher.calls)
+    assert watched() is True
+    assert unwatched is None

@@ -73,7 +73,7 @@ def report() -> Report:
 @pytest.fixture
 def client() -> Client:
     made = Client(Settings(metrics_triton_names=True))
-    made.dispatcher.server.numbers = report()
+    made.dispatcher.coordinator.numbers = report()
     return made
 
 
@@ -124,7 +124,7 @@ def test_what_is_not_ready_has_no_statistics(client: Client) -> None:
 
 
 def test_without_a_coordinator_numbers_are_a_503(client: Client) -> None:
-    client.dispatcher.server.numbers = None
+    client.dispatcher.coordinator.numbers = None
     for path in ("/v2/models/stats", "/metrics"):
         assert "the coordinator did not answer" in error_of(client.get(path), 503)
 
@@ -308,5 +308,5 @@ def test_metrics_can_be_switched_off() -> None:
 
 def test_label_values_are_escaped(client: Client) -> None:
     numbers: Any = Report((ModelReport('a"b\\c\nd', "1"),), (), {}, {})
-    client.dispatcher.server.numbers = numbers
+    client.dispatcher.coordinator.numbers = numbers
     assert samples(client)["nv_inference_count_total"] == {('a"b\\c\nd', "1"): 0}

@@ -11,7 +11,7 @@ from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge
 from shmserve.frontends.http.server.chunked import ChunkedBody
 from shmserve.frontends.http.server.head import _SocketUnreader
-from shmserve.frontends.http.server.request_body import CONTINUE, Body, LengthBody
+from shmserve.frontends.http.server.request_body import CONTINUE, RequestBody
 
 
 class Connection:
@@ -47,7 +47,7 @@ Pair = tuple[Connection, socket.socket]
 def test_never_reads_past_the_body(pair: Pair) -> None:
     connection, client = pair
     client.sendall(b"cdefNEXT")
-    body = LengthBody(connection, 4, b"ab")
+    body = RequestBody(connection, 4, b"ab")
     assert body.read() == b"abcdef"
     assert body.read() == b""
     assert body.finished
@@ -57,14 +57,14 @@ def test_never_reads_past_the_body(pair: Pair) -> None:
 def test_read_in_steps(pair: Pair) -> None:
     connection, client = pair
     client.sendall(b"cdef")
-    body = LengthBody(connection, 4, b"ab")
+    body = RequestBody(connection, 4, b"ab")
     assert [body.read(1), body.read(3), body.read(0), body.read(None)] == [b"a", b"bcd", b"", b"ef"]
 
 
 def test_readinto_counts_only_what_came_with_the_head(pair: Pair) -> None:
     connection, client = pair
     client.sendall(b"cdef")
-    body = LengthBody(connection, 4, b"ab")
+    body = RequestBody(connection, 4, b"ab")
     assert body.read(1) == b"a"
     memory = bytearray(8)
     assert body.readinto(memoryview(memory)) == 5
@@ -75,7 +75,7 @@ def test_readinto_counts_only_what_came_with_the_head(pair: Pair) -> None:
 def test_readinto_of_a_small_view_leaves_the_rest(pair: Pair) -> None:
     connection, client = pair
     client.sendall(b"efgh")
-    body = LengthBody(connection, 4, b"abcd")
+    body = RequestBody(connection, 4, b"abcd")
     memory = bytearray(2)
     got = b""
     for _ in range(4):
@@ -89,26 +89,26 @@ def test_readinto_typed_memory(pair: Pair) -> None:
     connection, client = pair
     client.sendall(bytes(range(16)))
     memory = bytearray(16)
-    assert LengthBody(connection, 16).readinto(memoryview(memory).cast("f")) == 16
+    assert RequestBody(connection, 16).readinto(memoryview(memory).cast("f")) == 16
     assert memory == bytes(range(16))
 
 
 def test_lines(pair: Pair) -> None:
     connection, client = pair
     client.sendall(b"ne\ntwo\nthree")
-    body = LengthBody(connection, 12, b"o")
+    body = RequestBody(connection, 12, b"o")
     assert body.readline(2) == b"on"
     assert body.readline() == b"e\n"
     assert list(body) == [b"two\n", b"three"]
-    assert Body(connection, b"a\nb\nc").readlines() == [b"a\n", b"b\n", b"c"]
-    assert Body(connection, b"a\nb\nc").readlines(1) == [b"a\n"]
+    assert RequestBody(connection, 0, b"a\nb\nc").readlines() == [b"a\n", b"b\n", b"c"]
+    assert RequestBody(connection, 0, b"a\nb\nc").readlines(1) == [b"a\n"]
 
 
 def test_client_that_stops(pair: Pair) -> None:
     connection, client = pair
     client.sendall(b"ab")
     client.shutdown(socket.SHUT_WR)
-    body = LengthBody(connection, 4)
+    body = RequestBody(connection, 4)
     memory = bytearray(4)
     assert body.readinto(memoryview(memory)) == 2
     assert body.failed
@@ -128,7 +128,7 @@ def test_deadline_is_set_while_waiting_only(pair: Pair) -> None:
             return client.recv(size)
 
     connection.sock.sendall(b"abcd")
-    body = LengthBody(connection, 4)
+    body = RequestBody(connection, 4)
     connection.sock, original = Spy(), connection.sock  # type: ignore[assignment]
     assert body.read(2) == b"ab"
     assert body.read(2) == b"cd"
@@ -139,7 +139,7 @@ def test_deadline_is_set_while_waiting_only(pair: Pair) -> None:
 
 def test_continue_is_sent_on_the_first_read_from_the_socket(pair: Pair) -> None:
     connection, client = pair
-    body = LengthBody(connection, 4, expects=True)
+    body = RequestBody(connection, 4, expects=True)
     assert not body.drain(100)
     client.sendall(b"abcd")
     assert body.read(2) == b"ab"
@@ -151,9 +151,9 @@ def test_continue_is_sent_on_the_first_read_from_the_socket(pair: Pair) -> None:
 def test_drain(pair: Pair) -> None:
     connection, client = pair
     client.sendall(b"x" * 50)
-    assert LengthBody(connection, 50).drain(100)
-    assert not LengthBody(connection, 50).drain(0)
-    assert Body(connection, b"abc").drain(0)
+    assert RequestBody(connection, 50).drain(100)
+    assert not RequestBody(connection, 50).drain(0)
+    assert RequestBody(connection, 0, b"abc").drain(0)
 
 
 def chunked(connection: Connection, expects: bool = False) -> ChunkedBody:

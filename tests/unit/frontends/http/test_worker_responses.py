@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shmserve.frontends.http.buffers import BufferBody
-from shmserve.frontends.http.server.response import FramingError, Response
+from shmserve.frontends.http.server.response import BufferBody, FramingError, HttpResponse
 
 
 class Wire:
@@ -32,8 +31,8 @@ class Wire:
         return b"".join(self.sends).split(b"\r\n\r\n", 1)[1]
 
 
-def respond(wire: Wire, method: str = "GET", version: tuple[int, int] = (1, 1)) -> Response:
-    return Response(wire, method, version, keep_alive=True)
+def respond(wire: Wire, method: str = "GET", version: tuple[int, int] = (1, 1)) -> HttpResponse:
+    return HttpResponse(wire, method, version, keep_alive=True)
 
 
 def test_whole_body_goes_out_with_its_head() -> None:

@@ -1,5 +1,6 @@
 """Does what it is told, however bad."""
 
+import ctypes
 import os
 import sys
 import time
@@ -32,6 +33,9 @@ class Model:
         while os.path.exists(argument):
             time.sleep(0.01)
         return self.ok(request, "")
+
+    def seize(self, request, argument):
+        ctypes.PyDLL(None).sleep(1000)  # keeps the interpreter lock
 
     def throw(self, request, argument):
         raise ValueError("no such luck in /srv/secret/model.py")

@@ -1,6 +1,6 @@
 """Takes GRPS messages itself: doubles tensors, and reverses everything else."""
 
-from shmserve.grps import projects as grps
+from shmserve import grps
 
 
 class Model:

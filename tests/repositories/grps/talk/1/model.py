@@ -1,6 +1,6 @@
 """Streams what it is told, word by word; all at once to who wants no stream."""
 
-from shmserve.grps import projects as grps
+from shmserve import grps
 
 
 class Model:

@@ -1,0 +1,169 @@
+"""The way of one request through our code: ``python -m bench.corridor [--functions] [--json]``.
+
+A warm request, 64 KiB FP32, native model `identity`, over real sockets and real shared memory,
+with frontend and executor in one process under `sys.setprofile`: once as binary HTTP inference,
+once as gRPC ModelInfer. It begins when the client sends, and ends when every thread that carried
+it waits for the next one: giving memory back after the answer is part of it.
+
+    files      files of shmserve/ with a function that was entered
+    moves      entered functions whose file is not that of the function entered before in the same
+               thread; where a thread begins counts as a move. Returns are not counted, nor is
+               which thread is faster, so the number is the same every time
+    calls      functions of shmserve/ that were entered, lambdas and each step of a generator
+               function included. Comprehensions and generator expressions are not
+               (`comprehensions`): Python 3.12 has no frames for most of them
+    library    functions of others, in Python, that were entered in the same threads
+
+Only the threads that carry the request are looked at: the connection's, or gRPC's that submits
+the call and the pool's that runs it; the executor's loop. What they do once a second falls into
+some of the requests, and a slow machine makes a receiver look twice: such requests count more.
+Reported is the least of at least `MIN_RUNS` requests, which must have been seen `SAME` times.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import shmserve
+from bench.corridor_routes import LIMIT_S, ROUTES
+
+PACKAGE = f"{Path(shmserve.__file__).resolve().parent}/"
+COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
+COUNTED = ("files", "moves", "calls")
+
+WARM_RUNS = 10
+MIN_RUNS = 20
+MAX_RUNS = 500
+SAME = 8
+CALM_S = 0.003
+CALM_LOOKS = 4
+
+
+class Recorder:
+    """Which functions were entered in the threads that have called `install`, in their order."""
+
+    def __init__(self):
+        self.entered = []  # (thread, code)
+
+    def install(self):
+        sys.setprofile(self._event)
+
+    def _event(self, frame, event, _):
+        if event == "call":
+            self.entered.append((threading.get_ident(), frame.f_code))
+
+    def wait_calm(self):
+        """Until nothing is entered, and nothing of this process runs, for some looks on end."""
+        give_up = time.monotonic() + LIMIT_S
+        seen, calm = -1, 0
+        while calm < CALM_LOOKS:
+            if time.monotonic() > give_up:
+                raise TimeoutError("the process does not come to rest")
+            time.sleep(CALM_S)
+            before, seen = seen, len(self.entered)
+            calm = calm + 1 if seen == before and not others_run() else 0
+
+
+def others_run():
+    """Whether another thread than the caller's runs or could."""
+    own = threading.get_native_id()
+    for thread in Path("/proc/self/task").iterdir():
+        if int(thread.name) != own:
+            try:
+                stat = (thread / "stat").read_text()
+            except OSError:  # it has ended
+                continue
+            if stat.rpartition(")")[2].split()[0] != "S":
+                return True
+    return False
+
+
+def counts(entered):
+    """The numbers and rooms of one request."""
+    ours = [(thread, code) for thread, code in entered if code.co_filename.startswith(PACKAGE)]
+    threads = {thread for thread, _ in ours}
+    calls = [(thread, code) for thread, code in ours if code.co_name not in COMPREHENSIONS]
+    rooms, last, moves = {}, {}, 0
+    for thread, code in calls:
+        file = code.co_filename.removeprefix(PACKAGE)
+        moves += last.get(thread) != file
+        last[thread] = file
+        rooms.setdefault(file, Counter())[code.co_qualname] += 1
+    return {
+        "files": len(rooms),
+        "moves": moves,
+        "calls": len(calls),
+        "comprehensions": len(ours) - len(calls),
+        "library": sum(thread in threads for thread, _ in entered) - len(ours),
+        "threads": len(threads),
+        "rooms": [
+            {"file": file, "calls": sum(functions.values()), "functions": functions}
+            for file, functions in rooms.items()
+        ],
+    }
+
+
+def measure(route):
+    """The least that a warm request takes on this route.
+
+    Raises:
+        RuntimeError: no two requests are alike.
+    """
+    recorder = Recorder()
+    with ROUTES[route](recorder.install) as ask:
+        for _ in range(WARM_RUNS):
+            ask()
+            recorder.wait_calm()
+        seen, least = Counter(), None
+        for run in range(MAX_RUNS):
+            recorder.entered.clear()
+            ask()
+            recorder.wait_calm()
+            counted = counts(recorder.entered)
+            seen[_key(counted)] += 1
+            if least is None or _key(counted) < _key(least):
+                least = counted
+            if run >= MIN_RUNS and seen[_key(least)] >= SAME:
+                return {**least, "seen": seen[_key(least)], "runs": run + 1}
+    raise RuntimeError(f"{route}: calls, moves and files differ from request to request: {seen}")
+
+
+def _key(counted):
+    return tuple(counted[name] for name in reversed(COUNTED))
+
+
+def report(measured, functions):
+    names = [name for name in measured["http"] if name != "rooms"]
+    print(f"{'':6}", *(f"{name:>{max(len(name), 6)}}" for name in names))
+    for route, counted in measured.items():
+        print(f"{route:6}", *(f"{counted[name]:>{max(len(name), 6)}}" for name in names))
+    for route, counted in measured.items():
+        print(f"\n{route}: rooms in the order of first entry, and the calls in each")
+        for room in counted["rooms"]:
+            print(f"{room['calls']:6}  {room['file']}")
+            for name, calls in room["functions"].items() if functions else ():
+                print(f"{'':14}{calls:3}  {name}")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="bench.corridor", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--functions", action="store_true", help="name the functions of each file")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    for name in [name for name in os.environ if name.startswith("SHMSERVE_")]:
+        del os.environ[name]
+    measured = {route: measure(route) for route in ROUTES}
+    if arguments.json:
+        print(json.dumps({"python": platform.python_version(), "routes": measured}, indent=1))
+    else:
+        report(measured, arguments.functions)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""A request for the value at one point, for both transports."""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+
+import numpy as np
+
+from shmserve.config import Settings
+from shmserve.dispatch.outcome import RunOptions
+from shmserve.errors import InvalidArgument
+from shmserve.frontends.dispatch_api import DispatchApi, InferenceCall
+from shmserve.frontends.inference import Inference
+from shmserve.protocol.oip.model_signature import ModelSignature
+from shmserve_polynomial.settings import PolynomialSettings
+
+
+class OneNumber:
+    """The request, as `Inference` wants it."""
+
+    def __init__(self, x: float, largest: float) -> None:
+        self.started_ns = monotonic_ns()
+        self._x = x
+        self._largest = largest
+
+    def check(self, signature: ModelSignature) -> RunOptions:
+        if signature.spec.backend != "polynomial":
+            raise InvalidArgument(f"model '{signature.spec.name}' is no polynomial")
+        if not abs(self._x) <= self._largest:
+            raise InvalidArgument(f"x {self._x} is beyond {self._largest} (polynomial_largest)")
+        return RunOptions()
+
+    def fill(self, call: InferenceCall) -> None:
+        slot = call.reserve(4)
+        slot.view[:] = np.float32(self._x).tobytes()
+        call.add_input("X", "FP32", (1,), slot)
+
+
+def value(dispatcher: DispatchApi, settings: Settings, model: str, x: float) -> float:
+    """A model's value at `x`; raises what clients are told, of `shmserve.errors`."""
+    own = settings.extension("polynomial", PolynomialSettings)
+    entry = dispatcher.ready_model(model)
+    with Inference(dispatcher, entry, OneNumber(x, own.largest)) as inference:
+        outcome = inference.run()
+        result = float(np.frombuffer(outcome.outputs[0].view, np.float32)[0])
+        inference.answered()
+        return result

@@ -1,0 +1,9 @@
+"""``SHMSERVE_POLYNOMIAL_…``, or the table ``[polynomial]``."""
+
+from shmserve.config import ExtensionSettings
+
+
+class PolynomialSettings(ExtensionSettings, frozen=True):
+    """`largest`: arguments beyond it are refused."""
+
+    largest: float = 1e6

@@ -1,0 +1,164 @@
+"""One life of the coordinator put together: its parts, and where it begins or goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from msgspec import Struct
+
+from shmserve.config import Settings
+from shmserve.coordinator import checkpoint as checkpoints
+from shmserve.coordinator.checkpoint import Checkpoint, CheckpointFile
+from shmserve.coordinator.effect_runner import EffectRunner
+from shmserve.coordinator.models.desired_models import DesiredModels
+from shmserve.coordinator.models.model_control import ModelControl
+from shmserve.coordinator.models.repository_jobs import RepositoryJobs
+from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
+from shmserve.coordinator.publication import Publication
+from shmserve.coordinator.regions.owners import Owners
+from shmserve.coordinator.regions.registrations import RegionRegistrations
+from shmserve.coordinator.runtime_settings import RuntimeSettingsStore
+from shmserve.coordinator.stats.admin_tables import OwnProcess
+from shmserve.coordinator.stats.counter_totals import SETTLE_S, CounterTotals, StatsSources
+from shmserve.coordinator.stats.introspection import Introspection
+from shmserve.coordinator.stats.monitoring import Monitoring
+from shmserve.core.control.effects import Effect
+from shmserve.core.control.reconciler import Reconciler
+from shmserve.core.control.records import Revision, VersionRecord
+from shmserve.core.control.runtime_settings import initial_log
+from shmserve.core.control.watchdog import Watchdog
+from shmserve.core.memory.budget import Ledger
+from shmserve.core.registry import Snapshot
+from shmserve.observe import gpus
+from shmserve.observe.gpu_use import GpuUse
+from shmserve.shm.registry_page import RegistryWriter
+
+_log = logging.getLogger(__name__)
+
+_LEDGER_SETTLE_S = 0.2  # after a restart: holders say what they hold before more is granted
+
+
+class Launch(Struct, frozen=True):
+    """How the supervisor started us. `master_fd`: pidfd of the gunicorn master."""
+
+    settings: Settings
+    run_dir: str
+    process: str
+    epoch: str
+    master_fd: int
+
+
+class Outside(Struct, frozen=True):
+    """What the parts reach beyond the coordinator's own state with.
+
+    `send` never blocks and never fails; `jobs` run off this thread.
+    """
+
+    writer: RegistryWriter
+    checkpoint: CheckpointFile
+    owners: Owners
+    jobs: RepositoryJobs
+    gpus: GpuUse
+    send: Send
+
+
+class Parts(Struct, frozen=True):
+    """What takes messages and time, and decides."""
+
+    reconciler: Reconciler
+    regions: RegionRegistrations
+    introspection: Introspection
+    runtime_settings: RuntimeSettingsStore
+    sync: SupervisorSync
+    publication: Publication
+    effects: EffectRunner
+    control: ModelControl
+    watchdog: Watchdog
+
+
+def assemble(launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int) -> Parts:
+    """The parts; `arena_bytes`: of each process that has an arena."""
+    settings, send, now = launch.settings, outside.send, time.monotonic()
+    again = outside.writer.previous is not None
+    ledger = Ledger(pool_bytes, arena_bytes, now + _LEDGER_SETTLE_S if again else 0.0)
+    reconciler = Reconciler(
+        ledger, settings.execute_timeout_s, settings.load_timeout_s, settings.load_attempts
+    )
+    regions = RegionRegistrations(
+        *(settings, launch.run_dir, reconciler, send, outside.owners),
+        devices=lambda: len(gpus.visible_devices()),
+    )
+    runtime_settings = RuntimeSettingsStore(initial_log(settings.log_level), send)
+    sync = SupervisorSync(reconciler, send)
+    publication = Publication(
+        outside.writer, reconciler, regions, runtime_settings, settings.flags(), send
+    )
+    effects = EffectRunner(reconciler, outside.checkpoint, publication, sync, outside.jobs, send)
+    return Parts(
+        reconciler,
+        regions,
+        _introspection(launch, outside, reconciler, regions, now),
+        runtime_settings,
+        sync,
+        publication,
+        effects,
+        ModelControl(settings, reconciler, outside.jobs, sync, send, effects.perform),
+        Watchdog(settings.execute_timeout_s),
+    )
+
+
+def _introspection(
+    launch: Launch,
+    outside: Outside,
+    reconciler: Reconciler,
+    regions: RegionRegistrations,
+    now: float,
+) -> Introspection:
+    again, most = outside.writer.previous is not None, launch.settings.max_counted_models
+    settled_at = now + SETTLE_S if again else 0.0
+    counters = CounterTotals(launch.run_dir, launch.epoch, outside.send, most, settled_at)
+    sources = StatsSources(reconciler, regions.book, counters, outside.gpus)
+    monitoring = None
+    if launch.settings.dashboard:
+        monitoring = Monitoring(sources, outside.send, launch.epoch, most, again, now)
+    own = OwnProcess(launch.process, os.getpid(), now)
+    return Introspection(sources, monitoring, outside.send, own)
+
+
+def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) -> None:
+    """The repository has been scanned for the first time: serve it."""
+    effects: list[Effect] = []
+    now = time.monotonic()
+    by_model: dict[str, list[VersionRecord]] = {}
+    for spec, instances in desired.versions:
+        by_model.setdefault(spec.name, []).append(parts.sync.version(spec, instances, 1))
+    for name, versions in by_model.items():
+        failures = ((*key.partition("/"), why) for key, why in desired.failures.items())
+        failed = {
+            version: why for model, slash, version, why in failures if slash and model == name
+        }
+        revision = Revision(1, versions, failed, fingerprints.get(name, ""))
+        effects += parts.reconciler.models.load(name, revision, now, required=True)
+    for name, reason in desired.failures.items():
+        _log.error("model cannot be served model=%s reason=%s", name, reason)
+    parts.effects.perform([*effects, *parts.reconciler.scanned(desired.failures)])
+
+
+def resume(
+    parts: Parts, checkpoint: Checkpoint, previous: Snapshot | None, load_timeout_s: float
+) -> None:
+    """Go on where an earlier coordinator, which published `previous`, was when it ended."""
+    now = time.monotonic()
+    instances = checkpoints.restore(checkpoint, parts.reconciler, now + load_timeout_s, now)
+    parts.sync.instances.update(instances)
+    effects = parts.reconciler.scanned(checkpoint.failures)
+    if previous is not None:
+        parts.reconciler.restore(previous, now)
+        parts.regions.restore(previous, now)
+        parts.publication.restore(previous)
+        parts.runtime_settings.restore(previous)
+    parts.sync.hold(now)
+    parts.sync.changed()
+    parts.effects.perform(effects)

@@ -1,0 +1,54 @@
+"""What the reconciler has decided is done: written down, published, told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from shmserve.coordinator.checkpoint import CheckpointFile
+from shmserve.coordinator.models.repository_jobs import RepositoryJobs
+from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
+from shmserve.coordinator.publication import Publication
+from shmserve.core.control import effects
+from shmserve.core.control.reconciler import Reconciler
+from shmserve.protocol.control.link_messages import Granted, Stop, Trim
+
+_log = logging.getLogger(__name__)
+
+
+class EffectRunner(Struct, frozen=True):
+    """Performs effects; what was decided together is durable before anybody hears of it."""
+
+    _reconciler: Reconciler
+    _checkpoint: CheckpointFile
+    _publication: Publication
+    _sync: SupervisorSync
+    _jobs: RepositoryJobs
+    _send: Send
+
+    def perform(self, decided: Sequence[effects.Effect]) -> None:
+        durable = effects.Publish | effects.Desire | effects.Forget
+        if any(isinstance(effect, durable) for effect in decided):
+            self._checkpoint.write(self._reconciler, self._sync.instances, self._jobs.tried)
+        if any(isinstance(effect, effects.Publish) for effect in decided):
+            self._publication.publish()
+        for effect in decided:
+            match effect:
+                case effects.AnswerGrant():
+                    granted = Granted(effect.ticket, effect.granted, effect.reason)
+                    self._send(effect.process, granted)
+                case effects.AskTrim():
+                    self._send(effect.process, Trim(effect.nbytes))
+                case effects.Dismiss():
+                    self._send(effect.process, Stop(effect.reason))
+                case effects.Desire():
+                    self._sync.changed()
+                case effects.Forget():
+                    self._sync.forget(effect.instances)
+                    if effect.overrides:
+                        self._jobs.remove(effect.overrides)
+                case effects.LogForOperators():
+                    _log.warning("%s", effect.text)
+        self._sync.tell()

@@ -1,0 +1,197 @@
+"""Messages of processes to decisions of the reconciler.
+
+Knows no sockets: the service calls `hello`, `handle`, `gone` and `tick`, and gives it a
+`send` that never blocks and never fails.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from shmserve.coordinator.assembly import Parts
+from shmserve.coordinator.models.supervisor_sync import Send
+from shmserve.core.control.effects import Effect
+from shmserve.core.control.lifecycle import State
+from shmserve.errors import ProtocolViolation
+from shmserve.protocol.control import link_messages as link
+from shmserve.protocol.control import settings_messages as settings
+from shmserve.protocol.control.messages import ToCoordinator
+from shmserve.protocol.control.model_messages import LoadModel, UnloadModel
+from shmserve.protocol.control.region_messages import DropRegions, StoredRegions
+from shmserve.transport.channel import close_all
+
+_log = logging.getLogger(__name__)
+
+_WATCHDOG_S = 1.0
+
+
+class MessageRouter:
+    """Hands each message to the part that it is for, and time to all of them."""
+
+    def __init__(self, parts: Parts, send: Send) -> None:
+        self._reconciler = parts.reconciler
+        self._regions = parts.regions
+        self._introspection = parts.introspection
+        self._runtime_settings = parts.runtime_settings
+        self._sync = parts.sync
+        self._publication = parts.publication
+        self._control = parts.control
+        self._watchdog = parts.watchdog
+        self._perform = parts.effects.perform
+        self._send = send
+        self._asked_at = 0.0
+
+    @property
+    def urgent(self) -> bool:
+        """Whether something waits for time to pass, so `tick` should come soon."""
+        leaving = any(model.leaving for model in self._reconciler.models.by_name.values())
+        return bool(
+            self._reconciler.ledger.waiting
+            or self._introspection.urgent
+            or self._sync.waiting
+            or self._regions.urgent
+            or leaving
+        )
+
+    def hello(self, message: link.Hello, pid: int, now: float) -> None:
+        """A process has a link; it has been welcomed."""
+        process, held, loaded = message.process, message.held_bytes, message.loaded
+        instance = loaded.instance if loaded else message.instance
+        effects = self._reconciler.hello(process, message.role, pid, held, instance, now)
+        if loaded is not None:
+            spec, endpoint, device = loaded.spec, loaded.endpoint, loaded.device
+            effects += self._reconciler.loaded(process, spec, endpoint, now, device)
+        if message.role == "supervisor":
+            self._sync.joined(process)
+            self._regions.store_all(process)
+            self._introspection.counters.store_all(process)
+        self._runtime_settings.hello(process)
+        self._perform(effects)
+
+    def gone(self, process: str, now: float) -> None:
+        self._sync.gone(process)
+        self._perform(self._reconciler.gone(process, now))
+        self._regions.gone(process)
+        self._introspection.gone(process, now)
+        self._watchdog.gone(process)
+
+    def handle(
+        self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
+    ) -> None:
+        """One message of a process that has said hello, with its fds.
+
+        Raises:
+            ProtocolViolation: not a message for a process of this role in this state.
+        """
+        if isinstance(message, StoredRegions) and role == "supervisor":
+            useless = self._regions.stored(message.numbers, fds, message.more, now)
+            if useless:
+                self._send(process, DropRegions(tuple(useless)))
+            return
+        supervisor = self._sync.supervisor
+        if self._introspection.handle(process, role, message, fds, supervisor, now):
+            return
+        close_all(fds)  # no other message comes with any
+        if self._regions.handle(process, role, message, now):
+            return
+        reconciler = self._reconciler
+        effects: list[Effect] = []
+        match message, role:
+            case link.Grant(), _:
+                effects = reconciler.ledger.grant(process, message.ticket, message.nbytes, now)
+            case link.GiveBack(), _:
+                effects = reconciler.ledger.give_back(process, message.nbytes, now)
+            case link.Loaded(), "executor":
+                spec, endpoint, device = message.spec, message.endpoint, message.device
+                effects = reconciler.loaded(process, spec, endpoint, now, device)
+            case link.LoadFailed(), "executor":
+                effects = reconciler.load_failed(process, message.reason, now)
+            case link.Stats(), _:
+                effects = self._stats(process, role, message, now)
+            case ((link.Started() | link.Exited() | link.Drain()), "supervisor"):
+                effects = self._from_supervisor(message, now)
+            case _, ("http" | "grpc"):
+                self._from_frontend(process, message)
+            case _:
+                raise _out_of_place(message, role)
+        self._perform(effects)
+
+    def tick(self, now: float) -> None:
+        """What is due: timeouts, questions, the watchdog, a supervisor to be told."""
+        self._perform(self._reconciler.tick(now))
+        self._regions.tick(now)
+        self._introspection.tick(self._sync.supervisor, now)
+        self._regions.settle(self._publication.publish, self._sync.supervisor)
+        self._control.turn(now)
+        if now - self._asked_at >= _WATCHDOG_S:
+            self._asked_at = now
+            for record in list(self._reconciler.processes.values()):
+                if record.role == "executor":
+                    self._watch(record.name, now)
+                if record.role in ("executor", "supervisor"):  # the latter sees we are alive
+                    self._send(record.name, link.AskStats(0, "busy"))
+        self._sync.tell()
+
+    def drain(self, reason: str, announce: bool = False) -> None:
+        if not self._reconciler.draining:
+            _log.info("draining reason=%s", reason)
+        self._perform(self._reconciler.drain(announce))
+
+    def _watch(self, process: str, now: float) -> None:
+        """Look at an executor's page: one that is stopped, or whose model holds the interpreter
+        lock, could not answer."""
+        busy_ms = self._introspection.counters.busy_ms(process)
+        silent = self._watchdog.asked(process, idle=busy_ms == 0)
+        if busy_ms:
+            self._perform(self._reconciler.busy(process, busy_ms, now))
+        elif silent:
+            self._perform(self._reconciler.silent(process, now))
+
+    def _from_frontend(self, process: str, message: ToCoordinator) -> None:
+        """What clients want changed: models, logs, traces, flags of extensions."""
+        match message:
+            case LoadModel() | UnloadModel():
+                self._control.ask(process, message)
+            case settings.SetFlag():
+                self._publication.set_flag(message.name, message.value)
+                self._send(process, settings.FlagSet(message.ticket))
+            case settings.ChangeLog() | settings.ChangeTrace() | settings.TakeTraces():
+                names = set(self._reconciler.models.by_name)
+                everybody = [p.name for p in self._reconciler.processes.values() if p.role != "cli"]
+                self._runtime_settings.handle(
+                    process, message, names, self._publication.publish, everybody
+                )
+            case _:
+                raise _out_of_place(message, "frontend")
+
+    def _from_supervisor(
+        self, message: link.Started | link.Exited | link.Drain, now: float
+    ) -> list[Effect]:
+        if isinstance(message, link.Drain):
+            self.drain(message.reason, message.announce)
+            return []
+        if message.instance not in self._reconciler.instances:
+            return []  # of a model that is no longer served
+        if isinstance(message, link.Started):
+            return self._reconciler.started(message.instance, message.pid, now)
+        if self._regions.executor_ended("SIGBUS" in message.reason):
+            self._send(self._sync.supervisor, link.Forgive(message.instance))
+        record = self._reconciler.instances[message.instance]
+        if not record.left and not self._reconciler.draining:
+            stopped = record.state is State.STOPPING  # by us, who know why
+            why = record.reason if stopped else f"its executor ended: {message.reason}"
+            self._introspection.exited(message.instance, why)
+        return self._reconciler.exited(message.instance, message.pid, message.reason, now)
+
+    def _stats(self, process: str, role: str, message: link.Stats, now: float) -> list[Effect]:
+        self._watchdog.answered(process)
+        if self._introspection.answered(process, message, now):
+            return []
+        busy_ms = message.stats.get("busy_ms", 0)
+        if role != "executor" or not isinstance(busy_ms, int):
+            return []
+        return self._reconciler.busy(process, busy_ms, now)
+
+
+def _out_of_place(message: ToCoordinator, role: str) -> ProtocolViolation:
+    return ProtocolViolation(f"{type(message).__name__} from a process of role {role}")

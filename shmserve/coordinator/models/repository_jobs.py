@@ -1,0 +1,64 @@
+"""What the coordinator wants of the repository's disk, off its only thread."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from shmserve.coordinator.background import Background
+from shmserve.coordinator.models import model_reader
+from shmserve.coordinator.models.desired_models import Library
+from shmserve.coordinator.models.model_reader import ModelReader
+from shmserve.transport import rundir
+
+Done = Callable[[ModelReader | Exception], None]
+
+
+class RepositoryJobs(Struct, frozen=True):
+    """Jobs on the model repository and on overrides, which are what came with load requests.
+
+    `paths`: of the repository. `tried`: model -> fingerprint that its folder had when model
+    control last tried to load it by itself.
+    """
+
+    _library: Library
+    _paths: Sequence[str]
+    _run_dir: str
+    _background: Background
+    tried: dict[str, str] = {}
+
+    def read(self, name: str, overrides: str, done: Done) -> bool:
+        """Look at one model; False: too much is waiting."""
+        work = functools.partial(
+            model_reader.read, self._library, self._paths, self._run_dir, name, overrides
+        )
+        return self._background.submit(work, done)
+
+    def survey(self, done: Callable[[dict[str, str] | Exception], None]) -> bool:
+        """Fingerprints of all models; False: too much is waiting."""
+        return self._background.submit(functools.partial(self._library.survey, self._paths), done)
+
+    def remove(self, overrides: str) -> None:
+        """Remove overrides that no revision is made of any more."""
+        work = functools.partial(model_reader.remove, self._run_dir, overrides)
+        self._background.submit(work, lambda _: None)
+
+    def overrides(self) -> list[tuple[str, float]]:
+        """Names and ages in seconds of all overrides that are there."""
+        folder = rundir.overrides(self._run_dir)
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            return []
+        ages = []
+        for name in names:
+            try:
+                age_s = time.time() - os.stat(os.path.join(folder, name)).st_mtime
+            except FileNotFoundError:
+                continue
+            ages.append((name, age_s))
+        return ages

@@ -1,0 +1,188 @@
+"""What waits for a batch, and which of it is the next one. Pure; the clock is an argument.
+
+As Triton's dynamic batcher decides: a batch is a beginning of the queue, most urgent level first,
+of requests that agree (`Waiting.kind`). One of a preferred size goes at once, and so does one
+that cannot grow; a smaller one waits for others until its oldest request has waited as long as
+the policy allows. Without such a delay whatever is there goes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from shmserve.core.scheduling.batch_policy import BatchPolicy, QueuePolicy
+
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
+_NEVER = 1 << 63
+
+
+class Waiting(Struct, Generic[Key, Item]):
+    """A request in the queue. Times are nanoseconds of one clock.
+
+    Attributes:
+        rows: how many elements of a batch it is, at least 1.
+        kind: what must be equal in a batch.
+        arrived_ns: since when it waits.
+        deadline_ns: nobody wants it from then on; 0: none.
+        expires_ns: it has waited longer than its policy allows; 0: never.
+    """
+
+    key: Key
+    item: Item
+    rows: int
+    kind: Hashable
+    arrived_ns: int
+    deadline_ns: int = 0
+    expires_ns: int = 0
+
+
+class Turn(Struct, Generic[Key, Item], frozen=True):
+    """What is to be done now: run `batch`, tell `late` and `rejected` so. `wait_ns`: when to ask
+    again at the latest if nothing comes; None: not before."""
+
+    batch: list[Waiting[Key, Item]]
+    late: list[Item]
+    rejected: list[Item]
+    wait_ns: int | None
+
+
+class _Level(Generic[Key, Item]):
+    """One priority: those in time in the order they came, then those that were too slow."""
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self.policy = policy
+        self.in_time: OrderedDict[Key, Waiting[Key, Item]] = OrderedDict()
+        self.delayed: OrderedDict[Key, Waiting[Key, Item]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.in_time) + len(self.delayed)
+
+    def __iter__(self) -> Iterator[Waiting[Key, Item]]:
+        yield from self.in_time.values()
+        yield from self.delayed.values()
+
+    def remove(self, key: Key) -> Waiting[Key, Item] | None:
+        return self.in_time.pop(key, None) or self.delayed.pop(key, None)
+
+
+class BatchQueue(Generic[Key, Item]):
+    """The waiting requests of one model instance.
+
+    Attributes:
+        next_end_ns: nothing is past its deadline, or has waited too long, before.
+    """
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self._policy = policy
+        self._levels: list[_Level[Key, Item]] = [_Level(p) for p in policy.levels]
+        self._most_wanted = max(policy.preferred, default=policy.max_size)
+        self.next_end_ns = _NEVER
+
+    def push(self, waiting: Waiting[Key, Item], priority: object = 0, timeout_ns: int = 0) -> bool:
+        """Append what is not here yet; False: its level is full. `priority` and `timeout_ns` are
+        what the request asks for, which the policy may allow."""
+        level = self._levels[self._policy.level_of(priority)]
+        policy = level.policy
+        if policy.max_size and len(level) >= policy.max_size:
+            return False
+        timeout_ns = policy.timeout_of(timeout_ns)
+        if timeout_ns:
+            waiting.expires_ns = waiting.arrived_ns + timeout_ns
+        level.in_time[waiting.key] = waiting
+        self.next_end_ns = min(self.next_end_ns, _first_end(waiting))
+        return True
+
+    def cancel(self, key: Key) -> Item | None:
+        """Take an item out that has not started; None if it is not here."""
+        for level in self._levels:
+            waiting = level.remove(key)
+            if waiting is not None:
+                return waiting.item
+        return None
+
+    def drop_where(self, is_wanted: Callable[[Key], bool]) -> None:
+        """Take out every item whose key `is_wanted` (those of a connection that closed, say)."""
+        for key in [key for key in self if is_wanted(key)]:
+            self.cancel(key)
+
+    def next(self, now_ns: int, hurry: bool = False) -> Turn[Key, Item]:
+        """The next batch if it is to run now, and what never will. `hurry`: no more will come,
+        so it waits for nothing."""
+        late, rejected = self.expire(now_ns)
+        batch, at_ns = self._choose(now_ns, hurry)
+        for waiting in batch:
+            self.cancel(waiting.key)
+        soonest = min(at_ns, self.next_end_ns)
+        wait_ns = None if soonest == _NEVER else max(0, soonest - now_ns)
+        return Turn(batch, late, rejected, wait_ns)
+
+    def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]:
+        """Take out what is past its deadline, and what has waited too long and is rejected for
+        it; what is delayed for it steps back."""
+        late: list[Item] = []
+        rejected: list[Item] = []
+        if now_ns < self.next_end_ns:
+            return late, rejected
+        for level in self._levels:
+            for waiting in list(level):
+                if waiting.deadline_ns and now_ns >= waiting.deadline_ns:
+                    late.append(waiting.item)
+                elif not (waiting.expires_ns and now_ns >= waiting.expires_ns):
+                    continue
+                elif level.policy.delays:
+                    waiting.expires_ns = 0
+                    level.delayed[waiting.key] = level.in_time.pop(waiting.key)
+                    continue
+                else:
+                    rejected.append(waiting.item)
+                level.remove(waiting.key)
+        self.next_end_ns = min(map(_first_end, self._all()), default=_NEVER)
+        return late, rejected
+
+    def _choose(self, now_ns: int, hurry: bool) -> tuple[list[Waiting[Key, Item]], int]:
+        """The batch to run now; empty: when one will be due without another arrival."""
+        policy = self._policy
+        batch: list[Waiting[Key, Item]] = []
+        rows = 0
+        best = 0  # how many requests make the largest batch of a preferred size
+        is_full = False
+        for waiting in self._all():
+            if batch:
+                if not best and rows + waiting.rows > self._most_wanted:
+                    best = len(batch)
+                if rows + waiting.rows > policy.max_size or waiting.kind != batch[0].kind:
+                    is_full = True
+                    break
+            batch.append(waiting)
+            rows += waiting.rows
+            if rows in policy.preferred:
+                best = len(batch)
+        if not batch:
+            return batch, _NEVER
+        due_ns = min(waiting.arrived_ns for waiting in batch) + policy.max_delay_ns
+        is_due = policy.max_delay_ns > 0 and now_ns >= due_ns
+        if best and not is_due:
+            return batch[:best], _NEVER
+        if is_full or is_due or hurry or not policy.max_delay_ns or rows >= self._most_wanted:
+            return batch, _NEVER
+        return [], due_ns
+
+    def _all(self) -> Iterator[Waiting[Key, Item]]:
+        for level in self._levels:
+            yield from level
+
+    def __iter__(self) -> Iterator[Key]:
+        """The keys of everything that waits."""
+        return (waiting.key for waiting in self._all())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._levels))
+
+
+def _first_end(waiting: Waiting[Key, Item]) -> int:
+    return min(waiting.deadline_ns or _NEVER, waiting.expires_ns or _NEVER)

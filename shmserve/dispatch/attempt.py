@@ -1,0 +1,269 @@
+"""A request and its answers on a connection: send, wait, acknowledge, give up, try elsewhere."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+
+from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.executor_pool import ExecutorConnection, ExecutorPool
+from shmserve.dispatch.load_balancer import LoadBalancer
+from shmserve.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    ExecutorLost,
+    InvalidArgument,
+    PeerDied,
+    ProtocolViolation,
+    ShmserveError,
+    TooLarge,
+)
+from shmserve.protocol.control import messages
+from shmserve.protocol.control.data_messages import (
+    Answer,
+    Cancel,
+    Credit,
+    Descriptor,
+    Execute,
+    RegionRef,
+)
+
+_TICK_S = 1.0  # how often a waiting request looks whether its client is still there
+_QUARANTINE_S = 0.5  # how long to wait for the coordinator's word on what killed an executor
+_RUNS = 2  # of one request; a request that kills executors must not go round
+
+
+class Cancellation:
+    """How another thread makes a waiting call give up at once: an eventfd, which is waited for
+    together with a connection. `cancel` is for any thread."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()  # so that nobody writes to an fd that was closed
+        self.requested = False
+
+    def cancel(self) -> None:
+        """Wake whoever waits. Idempotent, and harmless when everything is over."""
+        with self._lock:
+            self.requested = True
+            if self._fd >= 0:
+                os.eventfd_write(self._fd, 1)
+
+    def wait(self, connection: ExecutorConnection, timeout_s: float) -> None:
+        """Until the connection has something to read, but not longer than the timeout.
+
+        Raises:
+            Cancelled: somebody has called `cancel`.
+        """
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        poll.register(connection.channel.fileno(), select.POLLIN)
+        poll.poll(timeout_s * 1000)
+        if self.requested:
+            raise Cancelled("the request was cancelled")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
+class Attempt:
+    """One request. Its connection is taken until the final answer has come.
+
+    Args:
+        on_wait: called once a tick; False: nobody waits any more.
+
+    Attributes:
+        deadline_ns: when the wait for the next answer ends.
+        overdue: what is said then.
+        pool: who answered.
+        abandoned: the inputs belong to the orphaned requests now.
+        unfinished: further answers may come, see `leave`.
+    """
+
+    def __init__(
+        self,
+        executors: LoadBalancer,
+        entry: ModelEntry,
+        message: Execute,
+        overdue: str,
+        on_wait: Callable[[], bool] | None,
+        cancellation: Cancellation | None,
+    ) -> None:
+        self.deadline_ns = message.deadline_ns
+        self.overdue = overdue
+        self.pool: ExecutorPool | None = None
+        self.abandoned = False
+        self.unfinished: ExecutorConnection | None = None
+        self._executors = executors
+        self._entry = entry
+        self._message = message
+        self._on_wait = on_wait
+        self._cancellation = cancellation
+
+    def first(self) -> Answer:
+        """Send the request, on another executor if one dies of it; the first answer.
+
+        Raises:
+            Unavailable, NotFound, QueueFull: no executor could run it.
+            DeadlineExceeded, Cancelled: it was abandoned.
+        """
+        executors, message, entry = self._executors, self._message, self._entry
+        tried: set[str] = set()
+        runs = 0
+        while True:
+            pool, connection, entry = executors.connect(entry, tried, message)
+            try:
+                if self._cancellation is not None and self._cancellation.requested:
+                    raise Cancelled("the request was cancelled")
+                pool.send(connection, message)
+            except Cancelled:
+                pool.give(connection)
+                raise
+            except TooLarge:  # the connection's books may be ahead of its executor's
+                pool.discard(connection)
+                raise
+            except PeerDied:  # it was not taken, so it is no run
+                pool.discard(connection)
+                tried.add(pool.instance.process)
+                executors.departed(pool)
+                continue
+            except BaseException:  # no descriptor to be had, for instance
+                pool.discard(connection)
+                raise
+            try:
+                return self._wait(pool, connection)
+            except (PeerDied, ProtocolViolation) as ex:
+                tried.add(pool.instance.process)
+                again = self._lost(pool, connection, ex)
+                runs += 1
+                if not again or runs == _RUNS or not entry.spec.rerun:
+                    raise self._died() from ex
+
+    def next(self) -> Answer:
+        """The next answer of a stream whose final one has not come; raises as `first`."""
+        pool, connection = self.pool, self.unfinished
+        assert pool is not None
+        assert connection is not None
+        try:
+            return self._wait(pool, connection)
+        except (PeerDied, ProtocolViolation) as ex:
+            self.unfinished = None
+            self._lost(pool, connection, ex)
+            raise self._died() from ex
+
+    def acknowledge(self, answers: int, slots: tuple[tuple[int, int], ...]) -> None:
+        """Answers of a stream were consumed: as many more may come."""
+        assert self.unfinished is not None
+        try:
+            message = Credit(self._message.request, answers, slots)
+            self.unfinished.channel.send(messages.encode(message))
+        except PeerDied:
+            pass  # the next receive says so, too
+
+    def leave(self) -> None:
+        """Nobody asks for further answers. Idempotent."""
+        if self.unfinished is not None:
+            assert self.pool is not None
+            self._abandon(self.pool, self.unfinished)
+
+    def _wait(self, pool: ExecutorPool, connection: ExecutorConnection) -> Answer:
+        """The next answer; the connection goes back with the final one.
+
+        Raises:
+            PeerDied, ProtocolViolation: of the channel.
+            DeadlineExceeded, Cancelled: nobody waits any more.
+        """
+        message, cancellation = self._message, self._cancellation
+        answer: Answer | None = None
+        try:
+            while answer is None:
+                remaining_s = (self.deadline_ns - time.monotonic_ns()) / 1e9
+                if remaining_s <= 0:
+                    raise DeadlineExceeded(self.overdue)
+                tick_s = min(_TICK_S, max(remaining_s, 0.001))
+                if cancellation is not None:
+                    cancellation.wait(connection, tick_s)
+                    tick_s = 0.0
+                received = connection.channel.receive_within(tick_s)
+                if received is not None:
+                    answer = pool.take(*received)
+                elif self._on_wait is not None and not self._on_wait():
+                    raise Cancelled("the client has gone")
+            if answer.request != message.request or not (answer.final or message.credit):
+                raise ProtocolViolation("an answer to something that was not asked")
+        except (PeerDied, ProtocolViolation):
+            raise
+        except BaseException:  # the executor may still read: never just let go
+            self._abandon(pool, connection)
+            raise
+        self.pool = pool
+        if answer.final:
+            self.unfinished = None
+            pool.give(connection)
+        else:
+            self.unfinished = connection
+        return answer
+
+    def _lost(self, pool: ExecutorPool, connection: ExecutorConnection, ex: ShmserveError) -> bool:
+        """The executor failed while it had the request; whether another may run it.
+
+        Raises:
+            InvalidArgument: a client's region was the cause.
+        """
+        pool.discard(connection)
+        self._executors.lost(pool, ex)
+        regions = _regions_of(self._message)
+        if regions:  # was it one of them? Whatever it was: not a second time
+            self._explain(regions)
+        return not regions
+
+    def _explain(self, regions: set[int]) -> None:
+        """Say so if one of these regions is found guilty, for which the registry is watched.
+
+        Raises:
+            InvalidArgument: one of them is in quarantine.
+        """
+        deadline = time.monotonic() + _QUARANTINE_S
+        registry = self._executors.registry
+        snapshot = registry.current()
+        while True:
+            for region in snapshot.regions.values():
+                if region.number in regions and region.quarantined:
+                    raise InvalidArgument(
+                        f"the executor died on shared memory region '{region.name}':"
+                        f" {region.quarantined}"
+                    )
+            newer = registry.newer(snapshot, deadline - time.monotonic())
+            if newer is None:
+                return
+            snapshot = newer
+
+    def _died(self) -> ExecutorLost:
+        return ExecutorLost(
+            f"the executor of model '{self._entry.spec.name}' died while it had the "
+            "request; it is being restarted"
+        )
+
+    def _abandon(self, pool: ExecutorPool, connection: ExecutorConnection) -> None:
+        """Nobody waits any more: the slots wait for the late answer instead."""
+        self.unfinished = None
+        self.abandoned = True
+        try:
+            connection.channel.send(messages.encode(Cancel(self._message.request)))
+        except PeerDied:
+            pass  # then its EOF is what will be seen
+        inputs = [tensor.at for tensor in self._message.inputs]
+        leases = [(at.slot, at.generation) for at in inputs if isinstance(at, Descriptor)]
+        self._executors.orphans.keep(pool, connection, self._message.request, leases)
+
+
+def _regions_of(message: Execute) -> set[int]:
+    """Numbers of the client regions a request touches."""
+    inputs = {t.at.region for t in message.inputs if isinstance(t.at, RegionRef)}
+    return inputs | {place.at.region for place in message.places}

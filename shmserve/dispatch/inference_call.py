@@ -1,0 +1,60 @@
+"""What a request is to whoever makes it, be it for one model or for a pipeline of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from shmserve.dispatch.outcome import Outcome
+from shmserve.dispatch.receipt import Receipt
+from shmserve.protocol.control.data_messages import RegionRef
+
+
+class InferenceCall(Protocol):
+    """One request; closing it gives every slot back."""
+
+    @property
+    def receipt(self) -> Receipt: ...
+
+    def reserve(self, nbytes: int) -> Any:
+        """Room for a tensor: an object whose `view` is writable memory of that size."""
+        ...
+
+    def add_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], reservation: Any
+    ) -> None: ...
+
+    def add_region_input(
+        self, name: str, datatype: str, shape: tuple[int, ...], at: RegionRef
+    ) -> None: ...
+
+    def execute(self) -> Outcome:
+        """The one answer; raises the model's error."""
+        ...
+
+    def stream(self) -> Iterator[Outcome]:
+        """Every answer in order; the last one, and only that, is `final`.
+
+        A final outcome may have neither outputs nor an error: then it only ends the stream.
+        Views of an outcome are valid until the next one is asked for. The model's errors come
+        as outcomes; what keeps it from answering at all is raised. Closing the iterator, or
+        the call, cancels what has not come. Each answer has `request_timeout_s`, counted from
+        when it is asked for, the whole stream `stream_timeout_s`. A reader who does not ask for
+        the next one holds back the model.
+        """
+        ...
+
+    def answered(self) -> None:
+        """The answer is ready to be sent and its receipt complete: the request is counted
+        before its client has it. Forgotten, that is made up for by `close`."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """The request ends without an answer for another reason than `execute` has raised."""
+
+    def cancel(self) -> None:
+        """Make `execute` or `stream` raise `Cancelled` at once; for any other thread, at any
+        time, also before and after. Only for calls that were made `cancellable`."""
+        ...
+
+    def close(self) -> None: ...

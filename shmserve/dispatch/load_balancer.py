@@ -1,0 +1,175 @@
+"""The executors this frontend process knows, and which of them a request goes to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot
+from shmserve.dispatch.executor_pool import ExecutorConnection, ExecutorPool
+from shmserve.dispatch.orphaned_requests import OrphanedRequests
+from shmserve.errors import PeerDied, QueueFull, ShmserveError, Unavailable
+from shmserve.protocol.control.data_messages import Execute, RegionRef
+from shmserve.shm.registry_page import RegistryReader
+
+log = logging.getLogger(__name__)
+
+
+class LoadBalancer:
+    """Executors are met when first needed, forgotten when the registry names them no more.
+    For any thread.
+
+    Args:
+        run_dir: where executors have their endpoints.
+        orphans: what becomes of connections whose requests nobody waits for any more.
+        make: the pool of an instance at a path.
+    """
+
+    def __init__(
+        self,
+        run_dir: str,
+        registry: RegistryReader,
+        orphans: OrphanedRequests,
+        make: Callable[[LiveInstance, str], ExecutorPool],
+    ) -> None:
+        self.registry = registry
+        self.orphans = orphans
+        self.pools: dict[str, ExecutorPool] = {}  # by the executor's process
+        self._run_dir = run_dir
+        self._make = make
+        self._lock = threading.Lock()
+        self._departed: list[ExecutorPool] = []  # they may still hold something of ours
+        self._pruned_at = -1
+        self._devices: tuple[Snapshot | None, dict[int, str]] = (None, {})
+
+    def connect(
+        self, entry: ModelEntry, tried: set[str], message: Execute
+    ) -> tuple[ExecutorPool, ExecutorConnection, ModelEntry]:
+        """A connection to the least loaded instance that is not in `tried`, on the GPU that has
+        the request's memory if there is one; and the version as it is by now.
+
+        Raises:
+            QueueFull: all instances that take requests have full queues.
+            Unavailable, NotFound: no instance takes requests now, or the version is served no
+                more, or as something that takes other requests than this one, which was checked
+                against `entry`.
+        """
+        snapshot = self.registry.current()
+        if snapshot.ready_entries.get((entry.spec.name, entry.spec.version)) is not entry:
+            entry = snapshot.latest(entry)
+        while True:  # each turn but the last has tried an executor more
+            full: QueueFull | None = None
+            pools = [
+                self.pools.get(instance.process) or self._meet(instance)
+                for instance in entry.instances
+                if instance.process not in tried
+            ]
+            if len(pools) > 1:
+                pools.sort(key=lambda pool: pool.load)
+                near = self._device(snapshot, message)
+                if near:
+                    pools.sort(key=lambda pool: pool.instance.device != near)
+            for pool in pools:
+                try:
+                    return pool, pool.acquire(), entry
+                except QueueFull as ex:
+                    full = ex
+                except PeerDied:
+                    tried.add(pool.instance.process)
+                    self.departed(pool)
+            if full is not None:
+                raise full
+            snapshot = self.registry.current()
+            entry = snapshot.refreshed(entry)  # those known of have ended: who has taken over?
+            if all(instance.process in tried for instance in entry.instances):
+                raise Unavailable(
+                    f"no executor of model '{entry.spec.name}' is running now;"
+                    " it is being restarted"
+                )
+
+    def _meet(self, instance: LiveInstance) -> ExecutorPool:
+        path = os.path.join(self._run_dir, instance.endpoint)
+        with self._lock:
+            return self.pools.setdefault(instance.process, self._make(instance, path))
+
+    def _device(self, snapshot: Snapshot, message: Execute) -> str:
+        """``cuda:0`` or the like: where most bytes of CUDA regions that the request names lie,
+        since an instance there works on them without a copy; empty: it names none."""
+        known, devices = self._devices
+        if known is not snapshot:  # once for each snapshot
+            regions = snapshot.regions.values()
+            devices = {r.number: f"cuda:{r.device_id}" for r in regions if r.cuda}
+            self._devices = (snapshot, devices)
+        if not devices:
+            return ""
+        inputs = [t.at for t in message.inputs if isinstance(t.at, RegionRef)]
+        nbytes: Counter[str] = Counter()
+        for at in [*inputs, *(place.at for place in message.places)]:
+            if at.region in devices:
+                nbytes[devices[at.region]] += at.nbytes
+        return max(nbytes, key=nbytes.__getitem__, default="")
+
+    def lost(self, pool: ExecutorPool, ex: ShmserveError) -> None:
+        """An executor's channel failed: what it held comes back; a live one is met again later."""
+        log.warning("executor %s lost: %s", pool.instance.process, ex)
+        with self._lock:
+            if self.pools.get(pool.instance.process) is pool:
+                del self.pools[pool.instance.process]
+        pool.close()
+
+    def departed(self, pool: ExecutorPool) -> None:
+        """An executor takes no more requests: it is ending, but may be working on earlier ones."""
+        with self._lock:
+            if self.pools.get(pool.instance.process) is pool:
+                del self.pools[pool.instance.process]
+                self._departed.append(pool)
+
+    def flush(self) -> None:
+        """Tell each what it has not been told yet."""
+        for pool in list(self.pools.values()):
+            pool.flush()
+
+    def prune(self) -> None:
+        """Forget executors that the registry does not name any more."""
+        with self._lock:
+            over = [pool for pool in self._departed if pool.over]
+            self._departed = [pool for pool in self._departed if pool not in over]
+        for pool in over:
+            pool.close()
+        try:
+            snapshot = self.registry.current()
+        except Unavailable:
+            return
+        if snapshot.generation == self._pruned_at:
+            return
+        self._pruned_at = snapshot.generation
+        live = {
+            instance.process
+            for versions in snapshot.models.values()
+            for entry in versions.values()
+            for instance in entry.instances
+        }
+        with self._lock:
+            gone = [pool for name, pool in self.pools.items() if name not in live]
+            for pool in gone:
+                del self.pools[pool.instance.process]
+            self._departed += gone
+
+    def rows(self) -> list[dict[str, Any]]:
+        """For `shmserve show queues`."""
+        return [
+            {"instance": pool.instance.name, "in_flight": pool.in_flight}
+            for pool in list(self.pools.values())
+        ]
+
+    def close(self) -> None:
+        """Let go of all of them; calls still open end with errors."""
+        with self._lock:
+            pools = [*self.pools.values(), *self._departed]
+            self.pools, self._departed = {}, []
+        for pool in pools:
+            pool.close()

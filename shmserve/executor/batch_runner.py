@@ -1,0 +1,215 @@
+"""Running several requests at once: from their messages to their answers.
+
+An error of one request is its own wherever that can be told: memory of its client that cannot be
+read, a response of its own, an output that does not fit where it goes. What the backend raises
+is the error of all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from shmserve.errors import DeviceMemoryExhausted, Internal, ProtocolViolation, ShmserveError
+from shmserve.executor.backend import Backend, BatchForm, Response
+from shmserve.executor.loop.connections import FrontendConnection
+from shmserve.executor.runner import what_failed
+from shmserve.executor.tensors.batch import BatchedOutputs, GatheredBatch
+from shmserve.executor.tensors.request import ExecutorRequest, Outputs
+from shmserve.executor.tensors.workspace import Workspace
+from shmserve.protocol.control.data_messages import Answer, Copied, Execute, Timing
+from shmserve.shm.client_region import Shrunk
+
+
+class BatchMember:
+    """One request of a batch, and what came of it.
+
+    Attributes:
+        violation: its frontend named what it may not: there is no answer.
+        answer: to be sent.
+        leases: on output slots, that its frontend has from now on.
+        segments: of ours, that the answer names.
+    """
+
+    def __init__(self, connection: FrontendConnection, message: Execute) -> None:
+        self.connection = connection
+        self.message = message
+        self.violation = ""
+        self.answer = Answer(message.request)
+        self.leases: list[tuple[int, int]] = []
+        self.segments: list[int] = []
+        self.request: ExecutorRequest | None = None  # None: it has not come that far
+        self.outputs: Outputs | None = None
+        self.gathered = 0  # bytes
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.violation or self.answer.error_code)
+
+    def fail(self, error: ShmserveError) -> None:
+        """It ends with this error; only the text stays, since a traceback would keep views."""
+        if isinstance(error, ProtocolViolation):
+            self.violation = error.message
+        else:
+            self.answer = Answer(self.message.request, error_code=error.code, error=error.message)
+
+
+class BatchRunner:
+    """Runs batches on the backend; every error becomes an answer.
+
+    `is_cancelled` tells the model whether a request has been cancelled meanwhile.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        workspace: Workspace,
+        is_cancelled: Callable[[FrontendConnection, int], bool],
+    ) -> None:
+        self._backend = backend
+        self._workspace = workspace
+        self._devices = workspace.devices
+        self._is_cancelled = is_cancelled
+
+    def run(
+        self, batch: Sequence[tuple[FrontendConnection, Execute]], started_ns: int
+    ) -> list[BatchMember]:
+        """What came of each request, in their order."""
+        members = [BatchMember(connection, message) for connection, message in batch]
+        gathered: GatheredBatch | None = None
+        infer_ns = inferred_ns = started_ns
+        try:
+            if len(members) > 1 and self._backend.batching is BatchForm.STACKED:
+                gathered = GatheredBatch(self._workspace, [m.message for m in members])
+            for member in members:
+                self._begin(member, gathered)
+            infer_ns = time.monotonic_ns()
+            ready = [member for member in members if not member.has_failed]
+            if ready:
+                inferred_ns = self._infer(ready, gathered)
+        except (Exception, SystemExit) as ex:
+            inferred_ns = time.monotonic_ns()
+            self._fail_all(members, ex)
+        if self._devices.opened is not None:
+            # Nothing leaves before the GPU is done with it: outputs are there, inputs were read.
+            self._fail_all(members, self._devices.settle())
+        for member in members:
+            self._finish(member)
+        self._time(members, gathered, (started_ns, infer_ns, inferred_ns))
+        if gathered is not None:
+            gathered.close()
+        return members
+
+    def _fail_all(self, members: list[BatchMember], ex: BaseException | None) -> None:
+        if ex is None:
+            return
+        error = ex if isinstance(ex, ShmserveError) else what_failed(ex)
+        for member in members:
+            if not member.has_failed:
+                member.fail(error)
+        if isinstance(error, DeviceMemoryExhausted):
+            self._devices.free_unused()
+
+    def _begin(self, member: BatchMember, gathered: GatheredBatch | None) -> None:
+        """Bring its inputs in."""
+        frontend, message = member.connection.frontend, member.message
+
+        def watch() -> bool:
+            return self._is_cancelled(member.connection, message.request)
+
+        try:
+            if gathered is None:
+                inputs = self._workspace.read(frontend, message)
+                member.request = ExecutorRequest(self._workspace, message, inputs, watch)
+            else:
+                member.request = ExecutorRequest(self._workspace, message, {}, watch)
+                member.gathered = gathered.add(frontend, message)
+        except ShmserveError as ex:
+            self._devices.settle()  # what has been brought so far may be on its way
+            member.fail(ex)
+
+    def _infer(self, members: list[BatchMember], gathered: GatheredBatch | None) -> int:
+        """Have the model run and place what it gives; when it was done."""
+        requests = [member.request for member in members if member.request is not None]
+        if gathered is None:
+            responses = self._backend.execute(requests)
+        else:
+            responses = self._backend.execute(
+                [gathered.request(lambda: all(request.cancelled for request in requests))]
+            )
+        inferred_ns = time.monotonic_ns()
+        if gathered is not None:
+            responses = gathered.taken_apart(responses)
+        if len(responses) != len(requests):
+            raise Internal(f"the model gave {len(responses)} responses to {len(requests)} requests")
+        for member, request, response in zip(members, requests, responses, strict=True):
+            member.outputs = (
+                Outputs(request) if gathered is None else BatchedOutputs(request, gathered.offers)
+            )
+            self._place(member, member.outputs, response)
+        return inferred_ns
+
+    def _place(self, member: BatchMember, outputs: Outputs, response: Response) -> None:
+        if response.error is not None:
+            member.fail(response.error)
+            return
+        try:
+            outputs.place(response)
+            member.answer = Answer(
+                member.message.request, tuple(outputs.tensors), parameters=response.parameters
+            )
+        except Shrunk as ex:
+            self._workspace.regions.shrunk(ex)
+            member.fail(ex)
+        except ShmserveError as ex:
+            member.fail(ex)
+        except Exception as ex:  # an array that cannot be handled
+            member.fail(what_failed(ex))
+
+    def _finish(self, member: BatchMember) -> None:
+        """The model is done with it: what it was offered goes back, what it gave is leased."""
+        request, outputs = member.request, member.outputs
+        if request is None:
+            return
+        if request.offers:
+            request.drop_offers()
+        if outputs is not None and member.has_failed:
+            outputs.undo()
+        elif outputs is not None:
+            member.leases = outputs.lease()
+            member.segments = [slot.segment for slot in outputs.slots]
+
+    def _time(
+        self,
+        members: list[BatchMember],
+        gathered: GatheredBatch | None,
+        times_ns: tuple[int, int, int],
+    ) -> None:
+        """Complete the answers: what they took, what was copied and what the model kept. A batch
+        takes each of its requests as long as it takes."""
+        started_ns, infer_ns, inferred_ns = times_ns
+        output_ns = max(0, time.monotonic_ns() - inferred_ns)
+        total = sum(gathered.rows) if gathered is not None else 0
+        of_all = gathered.take_counts() if gathered is not None else (0, 0)
+        for member in members:
+            request, outputs, sent_ns = member.request, member.outputs, member.message.sent_ns
+            if request is None:
+                continue
+            copied, moved = request.take_counts()
+            written, moved_out = (outputs.copied, outputs.moved) if outputs else (0, 0)
+            if total:  # the gathered inputs' counts, by rows
+                rows = member.message.inputs[0].shape[0]
+                copied, moved = (count * rows // total for count in of_all)
+            member.answer = msgspec.structs.replace(
+                member.answer,
+                timing=Timing(
+                    max(0, started_ns - sent_ns),
+                    infer_ns - started_ns,
+                    inferred_ns - infer_ns,
+                    output_ns,
+                ),
+                copied=Copied(member.gathered, written, moved + moved_out, copied),
+                retained=request.retained(member.connection.frontend),
+            )

@@ -1,0 +1,250 @@
+"""The loop of a model with `dynamic_batching`: take requests in, run them in batches, answer.
+
+One thread does everything, as in the ordinary loop. Where requests may be refused while they
+wait, a second one looks after the channels while the model runs, so that they are told at once;
+never do both work on them at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from msgspec.structs import replace
+
+from shmserve.core.scheduling.batch_policy import BatchPolicy
+from shmserve.core.scheduling.batch_queue import BatchQueue, Waiting
+from shmserve.errors import Code
+from shmserve.executor.backend import Backend, BatchForm
+from shmserve.executor.batch_runner import BatchRunner
+from shmserve.executor.loop.channels import Channels
+from shmserve.executor.loop.connections import FrontendConnection
+from shmserve.executor.loop.request_loop import WAKE_S, Requested
+from shmserve.executor.run_statistics import RunStatistics
+from shmserve.executor.runner import cancelled, late
+from shmserve.executor.tensors.workspace import Workspace
+from shmserve.protocol.control.data_messages import Answer, Cancel, Execute
+from shmserve.shm.status_page import BUSY_SINCE, DEPTH, StatusPage
+
+Key = tuple[FrontendConnection, int]
+
+
+class BatchLoop:
+    """Serves one loaded backend on the channels of one listener until `stop` is called.
+
+    Attributes:
+        executed: how many requests the model has worked on.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        workspace: Workspace,
+        channels: Channels,
+        status: StatusPage,
+        segment_idle_s: float,
+        policy: BatchPolicy,
+    ) -> None:
+        """`policy`: of the model's configuration."""
+        self.executed = 0
+        self._workspace = workspace
+        self._channels = channels
+        self._status = status
+        self._idle_s = segment_idle_s
+        self._statistics = RunStatistics(status.counters, workspace.spec)
+        self._runner = BatchRunner(backend, workspace, self._is_cancelled)
+        self._takes_batches = backend.batching is not BatchForm.ALONE and policy.max_size > 1
+        if not self._takes_batches:  # then there is nothing to wait for
+            policy = replace(policy, max_delay_ns=0)
+        self._ragged = {e.name for e in workspace.spec.config.input if e.allow_ragged_batch}
+        if backend.batching is BatchForm.STACKED:
+            self._ragged = set()
+        self._queue: BatchQueue[Key, Requested] = BatchQueue(policy)
+        self._running: dict[Key, bool] = {}  # by request: whether it is still wanted
+        self._running_since = 0
+        self._stopping = False
+        self._thread = 0  # of `run`
+        self._watches = policy.is_bounded
+        self._channels_lock = threading.Lock()
+        self._model_runs = threading.Event()
+
+    def stop(self) -> None:
+        """Finish what was accepted, then return from `run`. Safe from any thread or signal."""
+        self._stopping = True
+        self._channels.wake()
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def run(self) -> None:
+        """Serve until stopped and everything accepted is answered."""
+        self._thread = threading.get_ident()
+        if self._watches:
+            threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        with self._channels_lock:
+            self._serve_all()
+            self._watches = False
+        self._model_runs.set()
+
+    def _serve_all(self) -> None:
+        wait_s, tick_at = WAKE_S, time.monotonic() + WAKE_S
+        while True:
+            self._take_in(wait_s)
+            if self._stopping and not self._channels.closed:
+                self._channels.refuse({connection for connection, _ in self._queue})
+                self._take_in(0)
+            turn = self._queue.next(time.monotonic_ns(), hurry=self._channels.closed)
+            self._tell(turn.late, turn.rejected)
+            if turn.late or turn.rejected:
+                self._publish()
+            wait_s = WAKE_S if turn.wait_ns is None else min(WAKE_S, turn.wait_ns / 1e9)
+            if turn.batch:
+                self._serve([waiting.item for waiting in turn.batch])
+                wait_s = 0.0 if len(self._queue) or self._stopping else WAKE_S
+            elif self._channels.closed and self._channels.settled and not len(self._queue):
+                return
+            self._workspace.settle()
+            now = time.monotonic()
+            if now >= tick_at:
+                self._workspace.trim(self._idle_s)
+                self._statistics.measure(self._workspace.memory)
+                tick_at = now + WAKE_S
+
+    # ------------------------------------------------------------------ intake
+
+    def _take_in(self, wait_s: float) -> None:
+        """Queue what comes within a time, and take out what is not wanted any more."""
+        if 0 < wait_s < WAKE_S:  # a batch is due then: not a millisecond later
+            self._channels.wait(wait_s)
+            wait_s = 0
+        for connection, message in self._channels.receive(wait_s):
+            if isinstance(message, Execute):
+                self._push(connection, message)
+            elif isinstance(message, Cancel):
+                self._cancel((connection, message.request))
+            elif message is None:
+                self._forget(connection)
+
+    def _push(self, connection: FrontendConnection, message: Execute) -> None:
+        key = (connection, message.request)
+        asked, timeout = message.parameters.get("priority"), message.parameters.get("timeout")
+        rows = max(1, self._statistics.elements(message))
+        kind = self._kind(message) if self._takes_batches else None
+        waiting = Waiting(
+            key,
+            (connection, message),
+            rows,
+            key if kind is None else kind,
+            min(message.sent_ns, time.monotonic_ns()),
+            message.deadline_ns,
+        )
+        timeout_ns = timeout * 1000 if isinstance(timeout, int) else 0  # microseconds
+        if not self._queue.push(waiting, asked, timeout_ns):
+            self._refuse((connection, message), "Exceeds maximum queue size")
+
+    def _kind(self, message: Execute) -> frozenset[object] | None:
+        """What requests must have in common to meet in a batch; None: it meets none."""
+        if not message.inputs:
+            return None
+        shapes: set[object] = {
+            (tensor.name, None if tensor.name in self._ragged else tensor.shape[1:])
+            for tensor in message.inputs
+        }
+        return frozenset(shapes.union(message.outputs or self._workspace.outputs))
+
+    def _cancel(self, key: Key) -> None:
+        if key in self._running:
+            self._running[key] = False
+        elif self._queue.cancel(key) is not None:
+            self._channels.send(key[0], cancelled(key[1]), [])
+            self._publish()
+
+    def _forget(self, connection: FrontendConnection) -> None:
+        for key in self._running:
+            if key[0] is connection:
+                self._running[key] = False
+        self._queue.drop_where(lambda key: key[0] is connection)
+        self._publish()
+
+    def _tell(self, overdue: list[Requested], rejected: list[Requested]) -> None:
+        """Answer requests that will never run."""
+        for connection, message in overdue:
+            self._channels.send(connection, late(message.request), [])
+        for requested in rejected:
+            self._refuse(requested, "Request timeout expired")
+
+    def _refuse(self, requested: Requested, why: str) -> None:
+        connection, message = requested
+        answer = Answer(
+            message.request,
+            error_code=Code.UNAVAILABLE,
+            error=f"[request id: {message.id or '<id_unknown>'}] {why}",
+            refused=True,
+        )
+        self._channels.send(connection, answer, [])
+
+    def _publish(self) -> None:
+        self._status.words[DEPTH] = len(self._queue) + len(self._running)
+        self._status.words[BUSY_SINCE] = self._running_since
+
+    def _is_cancelled(self, connection: FrontendConnection, request: int) -> bool:
+        """Whether a request that runs has been cancelled: the model asks, so look what came.
+        From a thread of the model's own, or where another looks after it: what is known."""
+        wanted = self._running.get((connection, request), False)
+        if wanted and not self._watches and threading.get_ident() == self._thread:
+            self._take_in(0)
+            self._publish()
+            wanted = self._running.get((connection, request), False)
+        return not wanted
+
+    # --------------------------------------------------------------------- runs
+
+    def _serve(self, batch: list[Requested]) -> None:
+        """Have the model work on a batch, and answer."""
+        now = self._running_since = time.monotonic_ns()
+        self._running = {(connection, m.request): True for connection, m in batch}
+        self._publish()
+        self._let_watch(True)
+        try:
+            members = self._runner.run(batch, now)
+        finally:
+            self._let_watch(False)
+        self._running, self._running_since = {}, 0
+        self._publish()
+        self.executed += len(members)
+        answered = [(m.message, m.answer.timing) for m in members if not m.has_failed]
+        if answered:  # before they are sent: whoever has one finds it counted
+            self._statistics.ran_batch(answered)
+        for member in members:
+            member.connection.frontend.held.update(member.leases)
+            if member.violation:
+                self._channels.expel(member.connection, member.violation)
+            else:
+                self._channels.send(member.connection, member.answer, member.segments)
+
+    def _let_watch(self, watch: bool) -> None:
+        """Hand the channels to the other thread, or take them back."""
+        if not self._watches:
+            return
+        if watch:
+            self._channels_lock.release()
+            self._model_runs.set()
+        else:
+            self._model_runs.clear()
+            self._channels.wake()
+            self._channels_lock.acquire()
+
+    def _watch(self) -> None:
+        """While the model runs: take in what comes, and tell what will not run."""
+        while True:
+            self._model_runs.wait()
+            with self._channels_lock:
+                if not self._watches:
+                    return
+                if not self._model_runs.is_set():
+                    continue
+                end_ns = self._queue.next_end_ns
+                self._take_in(min(WAKE_S, max(0.0, (end_ns - time.monotonic_ns()) / 1e9)))
+                self._tell(*self._queue.expire(time.monotonic_ns()))
+                self._publish()

@@ -1,0 +1,188 @@
+"""Requests as one: their inputs gathered behind each other, the outputs of all taken apart.
+
+Each gathered input lies in a slot of the executor, copied once. Outputs that the model writes to
+what it was offered stay there: each request's answer names its own rows, and has a lease of its
+own on the slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shmserve.core.memory.slots import Slot
+from shmserve.errors import Internal, ShmserveError
+from shmserve.executor.backend import Output, Response
+from shmserve.executor.loop.connections import FrontendProcess
+from shmserve.executor.tensors.inputs import Input
+from shmserve.executor.tensors.request import ExecutorRequest, Outputs, Watch, offset_within
+from shmserve.executor.tensors.workspace import Offer, Workspace
+from shmserve.protocol.control.data_messages import Execute, RegionRef, WireTensor
+
+
+class BatchedOutputs(Outputs):
+    """The outputs of one request of a batch.
+
+    `offers`: the slots that outputs of the whole batch lie in, leased by the batch itself while
+    answers are made.
+    """
+
+    __slots__ = ("_offers_of_all", "_shared")
+
+    def __init__(self, request: ExecutorRequest, offers: dict[str, Offer]) -> None:
+        super().__init__(request)
+        self._offers_of_all = offers
+        self._shared: list[Slot] = []
+
+    def _copy(self, output: Output) -> None:
+        offer = self._offers_of_all.get(output.name)
+        offset = None if offer is None else offset_within(output.array, offer.base)
+        if offer is None or offset is None:
+            super()._copy(output)
+            return
+        self._shared.append(offer.slot)
+        self._add(output, offer.slot, offset, output.array.nbytes)
+
+    def lease(self) -> list[tuple[int, int]]:
+        leases = super().lease()
+        for slot in self._shared:
+            self._memory.lease(slot)
+            leases.append((slot.number, slot.generation))
+        self.slots += self._shared
+        return leases
+
+    def undo(self) -> None:
+        self._shared.clear()
+        super().undo()
+
+
+class GatheredBatch:
+    """One request that stands for several, which agree in all but their first dimension.
+
+    Attributes:
+        rows: how many each of them has, in their order.
+    """
+
+    def __init__(self, workspace: Workspace, messages: Sequence[Execute]) -> None:
+        """Make room for the inputs of all.
+
+        Raises:
+            ArenaExhausted: the pool has none.
+        """
+        self.rows: list[int] = []
+        self._workspace = workspace
+        self._memory = workspace.memory
+        self._first = messages[0]
+        self._slots: list[Slot] = []
+        self._inputs: dict[str, Input] = {}
+        self._filled = [0] * len(self._first.inputs)  # bytes
+        self._request: ExecutorRequest | None = None
+        self._is_sealed = False
+        try:
+            for name in [tensor.name for tensor in self._first.inputs]:
+                nbytes = sum(t.at.nbytes for m in messages for t in m.inputs if t.name == name)
+                self._slots.append(self._memory.reserve(nbytes))
+        except ShmserveError:
+            self.close()
+            raise
+
+    def add(self, frontend: FrontendProcess, message: Execute) -> int:
+        """Copy the inputs of a request behind those of the others; bytes that were copied.
+
+        Raises:
+            ProtocolViolation: a descriptor outside of what the frontend offered.
+            ShmserveError: client memory that cannot be used. It is no part of the batch then.
+        """
+        filled = list(self._filled)
+        tensors = {tensor.name: tensor for tensor in message.inputs}
+        for index, like in enumerate(self._first.inputs):
+            tensor, start = tensors[like.name], filled[index]
+            filled[index] += tensor.at.nbytes
+            target = self._slots[index].view[start : filled[index]]
+            self._workspace.copy_input(frontend, tensor, target)
+        copied = sum(filled) - sum(self._filled)
+        self._filled = filled
+        self.rows.append(message.inputs[0].shape[0])
+        return copied
+
+    def request(self, watch: Watch) -> ExecutorRequest:
+        """What the backend is given, once all are in."""
+        first, count = self._first, sum(self.rows)
+        for slot, like, nbytes in zip(self._slots, first.inputs, self._filled, strict=True):
+            at = RegionRef(0, 0, nbytes)  # no slot of a frontend: nothing to name in an answer
+            tensor = WireTensor(like.name, like.datatype, (count, *like.shape[1:]), at)
+            view = slot.view[:nbytes].toreadonly()
+            name = self._workspace.spec.name
+            self._inputs[like.name] = Input(tensor, view, name, self._workspace.devices)
+        message = msgspec.structs.replace(first, parameters={}, places=(), deadline_ns=0)
+        self._request = ExecutorRequest(self._workspace, message, {**self._inputs}, watch)
+        return self._request
+
+    @property
+    def offers(self) -> dict[str, Offer]:
+        """The slots that the model was offered for its outputs."""
+        assert self._request is not None
+        return self._request.offers
+
+    def take_counts(self) -> tuple[int, int]:
+        """Bytes of the gathered inputs that were copied once more, and that went to a GPU."""
+        return (0, 0) if self._request is None else self._request.take_counts()
+
+    def taken_apart(self, responses: Sequence[Response]) -> list[Response]:
+        """What the backend gave to the batch, for each request: its rows of every output. The
+        slots of the outputs are kept until the batch is closed.
+
+        Raises:
+            Internal: it gave not one response, or an output has not as many rows as the batch.
+        """
+        if len(responses) != 1:
+            raise Internal(f"the model gave {len(responses)} responses to 1 batch")
+        response = responses[0]
+        if response.error is not None:
+            return [response] * len(self.rows)
+        total = sum(self.rows)
+        for output in response.outputs:
+            shape = list(output.array.shape)
+            if shape[:1] != [total]:
+                raise Internal(
+                    f"output '{output.name}' has shape {shape}, but the batch has {total} rows"
+                )
+        self._is_sealed = True
+        for offer in self.offers.values():
+            self._memory.seal_and_lease(offer.slot)
+        taken = []
+        start = 0
+        for rows in self.rows:
+            parts = tuple(
+                Output(output.name, output.datatype, output.array[start : start + rows])
+                for output in response.outputs
+            )
+            copied = response.copied * rows // max(1, total)
+            taken.append(Response(parts, None, response.parameters, copied))
+            start += rows
+        return taken
+
+    def close(self) -> None:
+        """Give everything back that no answer names and the model does not hold."""
+        if self._request is not None and not self._is_sealed:
+            self._request.drop_offers()
+        elif self._request is not None:
+            while self.offers:
+                self._let_go(self.offers.popitem()[1])
+        held = {}
+        for slot, tensor in zip(self._slots, self._inputs.values(), strict=False):
+            if tensor.is_held() and tensor.base is not None:
+                held[slot.number] = Offer(slot, tensor.base)
+            tensor.close()
+        for slot in self._slots:
+            if slot.number in held:
+                self._workspace.hold(held[slot.number])
+            else:
+                self._memory.reclaim(slot)
+        self._slots.clear()
+
+    def _let_go(self, offer: Offer) -> None:
+        if offer.is_held():
+            self._workspace.hold(offer)
+        self._memory.release(offer.slot.number, offer.slot.generation)

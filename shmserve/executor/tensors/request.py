@@ -1,0 +1,285 @@
+"""A request as a backend sees it, and where the bytes of its outputs go: into slots that were
+offered to the model, into client memory, or by a copy, only if it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from shmserve.core.memory.slots import Slot
+from shmserve.errors import Internal
+from shmserve.executor.backend import Output, Response, Responses
+from shmserve.executor.devices import is_on_device
+from shmserve.executor.loop.connections import FrontendProcess
+from shmserve.executor.tensors.inputs import Array, from_bytes
+from shmserve.executor.tensors.workspace import Inputs, Offer, Places, Workspace
+from shmserve.protocol.control.data_messages import Descriptor, Execute, Parameter, WireTensor
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.dtypes import DATATYPES
+
+Watch = Callable[[], bool]  # whether the request has been cancelled
+
+_NOWHERE: Places = {}
+_LOOK_AT = 4096  # bytes; finding out where smaller arrays lie costs more than copying them
+
+
+class ExecutorRequest:
+    """One request; implements `backend.Request`."""
+
+    __slots__ = (
+        "_watch",
+        "deadline_ns",
+        "id",
+        "inputs",
+        "offers",
+        "parameters",
+        "places",
+        "requested",
+        "responses",
+        "workspace",
+    )
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        message: Execute,
+        inputs: Inputs,
+        watch: Watch,
+        responses: Responses | None = None,
+    ) -> None:
+        """Raises ShmserveError for client memory that cannot be used."""
+        self.id = message.id
+        self.parameters: dict[str, Parameter] = message.parameters
+        self.deadline_ns = message.deadline_ns
+        self.inputs = inputs
+        self.requested = message.outputs or workspace.outputs
+        self.responses = responses
+        self.places = workspace.places(message) if message.places else _NOWHERE
+        self.offers: dict[str, Offer] = {}
+        self.workspace = workspace
+        self._watch = watch
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self._watch()
+
+    def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
+        """A writable array in the output slot of `name`; asking again replaces the offer."""
+        kind = DATATYPES[datatype]
+        if not kind.itemsize:
+            raise Internal(f"output '{name}': BYTES tensors have no size before they are written")
+        nbytes = prod(shape) * kind.itemsize
+        if name in self.places:
+            return self.places[name].offer(shape, kind.numpy, nbytes)
+        memory = self.workspace.memory
+        earlier = self.offers.pop(name, None)
+        if earlier is not None:
+            self.workspace.give_up(earlier)
+        slot = memory.reserve(nbytes)
+        base = from_bytes(slot.view, kind.numpy)
+        self.offers[name] = Offer(slot, base)
+        return base.reshape(shape)
+
+    def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
+        """A CuPy array for the output `name`: in the client's CUDA region itself where the
+        instance's device can write there, else device memory that is copied out once."""
+        kind = DATATYPES[datatype]
+        if not kind.itemsize:
+            raise Internal(f"output '{name}': BYTES tensors have no form on a device")
+        if name in self.places:
+            nbytes = prod(shape) * kind.itemsize
+            return self.places[name].offer_on_device(shape, kind.numpy, nbytes)
+        return self.workspace.devices.open().empty(shape, kind.numpy)
+
+    def take_counts(self) -> tuple[int, int]:
+        """Bytes of all inputs that were copied by the processor and by DMA since this was
+        last asked."""
+        copied = moved = 0
+        for tensor in self.inputs.values():
+            copied += tensor.copied
+            moved += tensor.moved
+            tensor.copied = tensor.moved = 0
+        return copied, moved
+
+    def drop_offers(self) -> None:
+        """Take back what the model asked for and did not use."""
+        while self.offers:
+            self.workspace.give_up(self.offers.popitem()[1])
+
+    def retained(self, frontend: FrontendProcess) -> tuple[int, ...]:
+        """Indices, among those in slots, of the inputs that the model has kept views of;
+        `frontend.freed` tells when they are gone."""
+        kept: list[int] = []
+        index = 0
+        for tensor in self.inputs.values():
+            if tensor.lease is None:
+                continue  # a view keeps the mapping, and that is all there is to keep
+            if tensor.is_held():
+                kept.append(index)
+                tensor.when_let_go(frontend.freed.append, tensor.lease)
+            index += 1
+        return tuple(kept)
+
+
+class Outputs:
+    """The outputs of one response. Placed, they are either leased to a frontend or undone.
+
+    Attributes:
+        tensors: they go into the answer.
+        slots: of ours, with those outputs that are not aliases of inputs.
+        copied: bytes that the processor has moved.
+        moved: bytes that come from a GPU: there once that has been waited for.
+    """
+
+    __slots__ = ("_memory", "_offers", "_request", "copied", "moved", "slots", "tensors")
+
+    def __init__(self, request: ExecutorRequest) -> None:
+        self.tensors: list[WireTensor] = []
+        self.slots: list[Slot] = []
+        self.copied = 0
+        self.moved = 0
+        self._offers: list[Offer] = []  # those slots a model may have kept an array of
+        self._request = request
+        self._memory = request.workspace.memory
+
+    def place(self, response: Response) -> None:
+        """Place the requested outputs in the requested order; others are dropped.
+
+        Raises:
+            ArenaExhausted: the pool has no room.
+            Internal: an output lies on another GPU than the instance's.
+        """
+        request = self._request
+        self.copied += response.copied
+        if any(type(output.array) is not np.ndarray for output in response.outputs):
+            self._await_device(response)
+        by_name = {output.name: output for output in response.outputs}
+        places = request.places
+        # Sizes first: where one output does not fit, no client's memory is written at all.
+        sizes = {name: places[name].size_of(by_name[name]) for name in places if name in by_name}
+        for name in request.requested:
+            output = by_name.get(name)
+            if output is None:
+                continue
+            if name in sizes:
+                self.tensors.append(places[name].put(output, sizes[name]))
+                self.copied += places[name].copied
+                self.moved += places[name].moved
+            elif output.datatype == "BYTES":
+                self._encode(output)
+            elif type(output.array) is not np.ndarray and is_on_device(output.array):
+                self._take_out(output)
+            elif not (name in request.offers and self._is_in_offer(output)):
+                self._copy(output)
+
+    def _await_device(self, response: Response) -> None:
+        """What comes from a GPU: the copies wait for the default stream only, and a model may
+        use others. What is waited for before the answer is one device: the instance's. One on
+        the CPU, whose model computes on a GPU by itself, has that of the first such output."""
+        devices = self._request.workspace.devices
+        unfinished = False
+        for output in response.outputs:
+            if output.name not in self._request.requested or not is_on_device(output.array):
+                continue
+            number = output.array.device.id
+            ordinal = devices.open(number).ordinal
+            if number != ordinal:
+                raise Internal(
+                    f"output '{output.name}' lies on CUDA device {number}, "
+                    f"but the outputs of this instance must lie on device {ordinal}"
+                )
+            unfinished = True
+        if unfinished:
+            devices.open().synchronize()
+
+    def _add(self, output: Output, slot: Slot, offset: int, nbytes: int) -> None:
+        at = Descriptor(slot.segment, slot.number, slot.generation, slot.offset + offset, nbytes)
+        self.tensors.append(WireTensor(output.name, output.datatype, output.array.shape, at))
+
+    def _reserve(self, nbytes: int) -> Slot:
+        slot = self._memory.reserve(nbytes)
+        self.slots.append(slot)
+        return slot
+
+    def _copy(self, output: Output) -> None:
+        """An array in the model's own memory; (a part of) an input needs no copy: the frontend
+        has it."""
+        array = output.array
+        in_slots = [i for i in self._request.inputs.values() if i.lease is not None]
+        for index, tensor in enumerate(in_slots):
+            offset = None if tensor.base is None else offset_within(array, tensor.base)
+            if offset is not None:
+                at = Descriptor(0, 0, 0, offset, array.nbytes)
+                alias = WireTensor(output.name, output.datatype, array.shape, at, alias=index)
+                self.tensors.append(alias)
+                return
+        slot = self._reserve(array.nbytes)
+        if array.nbytes:
+            np.copyto(np.frombuffer(slot.view, array.dtype).reshape(array.shape), array)
+            self.copied += array.nbytes
+        self._add(output, slot, 0, array.nbytes)
+
+    def _take_out(self, output: Output) -> None:
+        array = output.array
+        slot = self._reserve(array.nbytes)
+        if array.nbytes:
+            target = np.frombuffer(slot.view, np.uint8)
+            self._request.workspace.devices.open().take_out(array, target)
+            self.moved += array.nbytes
+        self._add(output, slot, 0, array.nbytes)
+
+    def _encode(self, output: Output) -> None:
+        elements = bytes_codec.to_bytes(output.array.ravel().tolist())
+        slot = self._reserve(bytes_codec.encoded_size(elements))
+        bytes_codec.write(elements, slot.view)
+        self.copied += slot.nbytes
+        self._add(output, slot, 0, slot.nbytes)
+
+    def _is_in_offer(self, output: Output) -> bool:
+        """Whether it is (a part of) what the model was offered: then it is there already."""
+        offer = self._request.offers[output.name]
+        offset = offset_within(output.array, offer.base)
+        if offset is None:
+            return False
+        del self._request.offers[output.name]
+        self.slots.append(offer.slot)
+        self._offers.append(offer)
+        self._add(output, offer.slot, offset, output.array.nbytes)
+        return True
+
+    def lease(self) -> list[tuple[int, int]]:
+        """Seal the slots and lease them to a frontend; (slot, generation) of each."""
+        for slot in self.slots:
+            self._memory.seal_and_lease(slot)
+        for offer in self._offers:
+            if offer.is_held():
+                self._request.workspace.hold(offer)
+        return [(slot.number, slot.generation) for slot in self.slots]
+
+    def undo(self) -> None:
+        """Take back what a failed response had placed."""
+        offered = {offer.slot.number for offer in self._offers}
+        for slot in self.slots:
+            if slot.number not in offered:
+                self._memory.reclaim(slot)
+        for offer in self._offers:
+            self._request.workspace.give_up(offer)
+        self.tensors.clear()
+        self.slots.clear()
+        self._offers.clear()
+
+
+def offset_within(array: Array, base: Array) -> int | None:
+    """Offset in bytes of a contiguous array inside of `base`'s memory, None if it is not."""
+    if not array.flags.c_contiguous:
+        return None
+    if array.base is base and array.nbytes == base.nbytes:
+        return 0
+    if array.nbytes < _LOOK_AT:
+        return None
+    offset = int(array.ctypes.data) - int(base.ctypes.data)
+    return offset if 0 <= offset <= base.nbytes - array.nbytes else None

@@ -1,0 +1,119 @@
+"""Where the server can be extended, and by what: ourselves first, then installed distributions.
+
+An extension is an object that is named, as ``module:attribute``, in one of these groups. What it
+must be is documented here:
+
+    BACKENDS         executor.backend.Backend: the class, which runs models
+    FOLDER_READERS   repository.folder_reader.FolderReader: an object that reads model folders
+    HTTP_ROUTES      frontends.http.route_table.HttpExtension: adds HTTP routes
+    GRPC_SERVICES    frontends.grpc.services.GrpcExtension: adds gRPC services
+    SETTINGS         config.ExtensionSettings: a class of settings
+    NATIVE_REQUESTS  executor.backends.native.request_forms.FormChooser: what model.py is given
+
+docs/extending.md has an example of a distribution that adds such.
+
+What the server itself brings is listed here and not as entry points of its own distribution:
+it also runs from a source tree whose metadata is missing or older than the code. Nothing is
+imported before it is needed, and each process loads only its own groups.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from typing import Any
+
+from shmserve.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+BACKENDS = "shmserve.backends"
+FOLDER_READERS = "shmserve.folder_readers"
+HTTP_ROUTES = "shmserve.http_routes"
+GRPC_SERVICES = "shmserve.grpc_services"
+NATIVE_REQUESTS = "shmserve.native_requests"
+SETTINGS = "shmserve.settings"
+
+_READERS = "shmserve.repository.folder_reader"
+_OURS = {
+    BACKENDS: {
+        "python": "shmserve.executor.backends.python:PythonBackend",
+        "onnxruntime": "shmserve.executor.backends.onnx.backend:OnnxRuntimeBackend",
+        "pytorch": "shmserve.executor.backends.torch.torchscript:PytorchBackend",
+        "grps": "shmserve.grps.executor.project_backend:GrpsBackend",
+    },
+    FOLDER_READERS: {
+        "python": f"{_READERS}:python",
+        "onnxruntime": f"{_READERS}:onnxruntime",
+        "pytorch": f"{_READERS}:pytorch",
+        "grps": "shmserve.grps.repository.reader:reader",
+    },
+    HTTP_ROUTES: {"grps": "shmserve.grps.frontend.http.grps_routes:add_routes"},
+    GRPC_SERVICES: {"grps": "shmserve.grps.frontend.rpcs:add_service"},
+    NATIVE_REQUESTS: {"grps": "shmserve.grps.executor.message_requests:form_of"},
+    SETTINGS: {"grps": "shmserve.grps.settings:GrpsSettings"},
+}
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@functools.cache
+def _installed() -> Any:  # of another type before Python 3.12
+    return metadata.entry_points()
+
+
+def check() -> None:
+    """Raises as `names` if any group has names that cannot be used; before anything is started."""
+    for group in _OURS:
+        names(group)
+
+
+@functools.cache
+def names(group: str) -> dict[str, str]:
+    """The extensions of a group, ours first: name -> ``module:attribute``.
+
+    Raises:
+        ConfigError: two have the same name, or one has a name that cannot be used.
+    """
+    known = dict(_OURS[group])
+    for entry in sorted(_installed().select(group=group)):
+        if not _NAME.fullmatch(entry.name):
+            raise ConfigError(f"extension '{entry.name}' of {group}: not a name such as my_name")
+        if known.setdefault(entry.name, entry.value) != entry.value:
+            raise ConfigError(f"extension '{entry.name}' of {group} is there twice")
+    return known
+
+
+@functools.cache
+def load(group: str, name: str) -> Any:
+    """One extension's object.
+
+    Raises:
+        ConfigError: there is none of that name, it cannot be imported, or as `names`.
+    """
+    target = names(group).get(name)
+    if target is None:
+        raise ConfigError(f"there is no extension '{name}' of {group}")
+    module, _, attribute = target.partition(":")
+    try:
+        return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as ex:
+        # Its text has paths of ours, and what is raised may reach clients
+        log.error("extension %s of %s cannot be imported", name, group, exc_info=ex)
+        raise ConfigError(f"extension '{name}' of {group} cannot be imported (see the log)") from ex
+
+
+def concerned(group: str, parameters: Iterable[str]) -> Iterator[Any]:
+    """Extensions of a group for a model that has such parameters in its configuration: those
+    whose name is a parameter's, or what it begins with, before a "_". Raises as `load`."""
+    for name in names(group):
+        if any(key == name or key.startswith(f"{name}_") for key in parameters):
+            yield load(group, name)
+
+
+def load_all(group: str) -> dict[str, Any]:
+    """All extensions of a group by name, ours first; raises as `load`."""
+    return {name: load(group, name) for name in names(group)}

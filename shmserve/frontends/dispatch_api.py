@@ -1,0 +1,62 @@
+"""What the frontends ask of `shmserve.dispatch`, as protocols.
+
+They let the frontends be tested with `shmserve.testing.fake_dispatch`, without
+shared memory or processes; `shmserve.dispatch.Dispatcher` is the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from shmserve.core.control.runtime_settings import LogChange, TraceChange
+from shmserve.core.regions.region_book import Caller
+from shmserve.core.registry import SYSTEM, ModelEntry, Snapshot
+from shmserve.dispatch.inference_call import InferenceCall
+from shmserve.dispatch.outcome import NO_OPTIONS, RunOptions
+from shmserve.protocol.control.history_messages import HistoryReport
+from shmserve.protocol.control.stats_messages import Report
+
+
+class CoordinatorApi(Protocol):
+    """What is asked of the coordinator: client memory, models, numbers and settings."""
+
+    def register_region(
+        self, caller: Caller, name: str, key: str, offset: int, byte_size: int
+    ) -> None: ...
+    def register_cuda_region(
+        self, caller: Caller, name: str, handle: bytes, device_id: int, byte_size: int
+    ) -> None: ...
+    def unregister_regions(self, caller: Caller, name: str = "", kind: str = SYSTEM) -> None: ...
+    def model_folders(self) -> list[str]: ...
+    def load_model(
+        self, name: str, model_config: str | None, files: Mapping[str, bytes]
+    ) -> None: ...
+    def unload_model(self, name: str) -> None: ...
+    def report(self) -> Report: ...
+    def history(
+        self, level: int, since: int = 0, life: str = "", brief: bool = False
+    ) -> HistoryReport: ...
+    def change_log(self, change: LogChange) -> None: ...
+    def change_trace(self, model: str, change: TraceChange) -> None: ...
+
+
+class DispatchApi(Protocol):
+    """The way to the models."""
+
+    @property
+    def coordinator(self) -> CoordinatorApi: ...
+
+    def snapshot(self) -> Snapshot: ...
+    def model(self, name: str, version: str = "") -> ModelEntry: ...
+    def ready_model(self, name: str, version: str = "") -> ModelEntry: ...
+    def set_flag(self, name: str, value: bool) -> None: ...
+
+    def refused(self, entry: ModelEntry, error: BaseException) -> None:
+        """A request for this version failed before there was a call for it: count that."""
+        ...
+
+    def call(
+        self, entry: ModelEntry, options: RunOptions = NO_OPTIONS, cancellable: bool = False
+    ) -> InferenceCall: ...
+    def close(self) -> None: ...

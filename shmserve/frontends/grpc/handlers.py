@@ -1,0 +1,134 @@
+"""How rpcs become methods of an engine: bytes in, bytes out, errors as statuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import grpc
+
+from shmserve.config import Settings
+from shmserve.errors import InvalidArgument, ShmserveError
+from shmserve.frontends.access import Action, Origins
+from shmserve.frontends.grpc.callers import CallAccess
+from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
+from shmserve.frontends.grpc.error_statuses import as_error, details_of, status_of
+from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMethod
+from shmserve.frontends.grpc.thread_pools import BoundedPool, check_admitted
+from shmserve.frontends.oip.restricted_apis import Category, Restricted, known
+
+_OF_PAGES = ("origin", "sec-fetch-site")
+
+Unary = Callable[[bytes, RpcContext], bytes]
+Stream = Callable[[Iterator[bytes], RpcContext], Iterator[bytes]]
+
+
+def abort(context: RpcContext, error: ShmserveError) -> None:
+    """End the call with an error's status. Never returns: it raises."""
+    context.abort(status_of(error), details_of(error))
+
+
+class Methods:
+    """Makes handlers that run in given pools.
+
+    Raises:
+        ConfigError: `grpc_restricted_protocol` cannot be understood.
+    """
+
+    def __init__(self, overdue: ClientDeadlines, settings: Settings, access: CallAccess) -> None:
+        self._access = access
+        self._origins = Origins(settings, settings.grpc_bind, "")
+        self._overdue = overdue
+        self._settings = settings
+        restricted = Restricted(settings.grpc_restricted_protocol, grpc=True)
+        self._restricted = restricted if restricted else None
+
+    def unary(
+        self,
+        name: str,
+        category: Category,
+        run: Unary,
+        pool: BoundedPool,
+        large: bool = False,
+        action: Action | None = None,
+    ) -> RpcMethod:
+        """One message, one answer. `large`: sending and taking them may be a matter of time;
+        `action`: what not every caller may, or None: `run` sees to it itself."""
+        known(category, f"rpc {name}")
+
+        def behave(requests: Iterator[bytes], context: RpcContext) -> bytes:
+            try:
+                self._admit(category, context)
+                if action is not None:
+                    self._access.check(action, context)
+                answer = run(self.first(requests, context, large), context)
+            except grpc.RpcError:  # the client has gone
+                raise
+            except Exception as ex:
+                error = as_error(ex, name)
+            else:
+                if large:
+                    self._overdue.expect_taken(context, self.send_limit(len(answer)))
+                return answer
+            abort(context, error)
+            raise AssertionError("unreachable: abort raises")
+
+        return RpcMethod(behave, pool, False, self._message_timeout_s(large))
+
+    def stream(self, name: str, category: Category, run: Stream, pool: BoundedPool) -> RpcMethod:
+        """Any number of messages and answers. Whoever does not take one is given up."""
+        known(category, f"rpc {name}")
+
+        def behave(requests: Iterator[bytes], context: RpcContext) -> Iterator[bytes]:
+            try:
+                self._admit(category, context)
+                for answer in run(requests, context):
+                    self._overdue.expect(context, self.send_limit(len(answer)))
+                    try:
+                        yield answer
+                    finally:
+                        self._overdue.met(context)
+                return
+            except grpc.RpcError:
+                raise
+            except Exception as ex:
+                error = as_error(ex, name)
+            abort(context, error)
+
+        return RpcMethod(behave, pool, True, self._message_timeout_s(False))
+
+    def _admit(self, category: Category, context: RpcContext) -> None:
+        check_admitted()
+        metadata = context.invocation_metadata()
+        for key, _ in metadata:
+            if key in _OF_PAGES:
+                self._check_page({k: v for k, v in metadata if isinstance(v, str)})
+                break
+        if self._restricted is not None:
+            headers = {k: v for k, v in metadata if isinstance(v, str)}
+            self._restricted.check(category, headers)
+
+    def _check_page(self, headers: Mapping[str, str]) -> None:
+        """No page is our own: those that reach us through a proxy must be listed."""
+        self._origins.check_page("", headers.get("origin", ""), headers.get("sec-fetch-site", ""))
+
+    def first(self, requests: Iterator[bytes], context: RpcContext, large: bool = False) -> bytes:
+        """The one message of a unary call.
+
+        Raises:
+            InvalidArgument: the call has none.
+        """
+        self._overdue.expect(context, self._message_timeout_s(large))
+        try:
+            for data in requests:
+                return data
+        finally:
+            self._overdue.met(context)
+        raise InvalidArgument("the call has no request message")
+
+    def _message_timeout_s(self, large: bool) -> float:
+        settings = self._settings
+        return settings.grpc_message_timeout_s if large else settings.head_timeout_s
+
+    def send_limit(self, nbytes: int) -> float:
+        """How long a client may take to receive so many bytes."""
+        return self._settings.send_timeout_s + nbytes / self._settings.min_bytes_per_s

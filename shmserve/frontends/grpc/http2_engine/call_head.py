@@ -1,0 +1,108 @@
+"""What the head of an HTTP/2 request says about its call."""
+
+from __future__ import annotations
+
+import grpc
+from msgspec import Struct
+
+from shmserve.frontends.grpc.http2_engine.message_compression import ACCEPTED
+from shmserve.frontends.grpc.rpc_methods import RpcMethod
+from shmserve.frontends.http2 import Fields, RequestFields, encode_fields
+from shmserve.frontends.http2.grpc_metadata import (
+    decode_binary,
+    encode_binary,
+    encode_message,
+    parse_timeout,
+)
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+Methods = dict[str, RpcMethod]  # by path
+
+_OWN = frozenset(("content-type", "te", "grpc-encoding", "grpc-accept-encoding", "grpc-timeout"))
+_TYPE = "application/grpc"
+_ACCEPTS = ("grpc-accept-encoding", ",".join(ACCEPTED))
+_HEAD = ((":status", "200"), ("content-type", _TYPE), _ACCEPTS)
+OK: Fields = (("grpc-status", "0"),)
+
+
+class CallHead(Struct, frozen=True, eq=False):
+    """A call that can be begun.
+
+    Attributes:
+        method: what it calls.
+        timeout_s: of `grpc-timeout`; infinite: it waits for ever.
+        encoding: of its compressed messages.
+        accepted: encodings it takes.
+        request: the head itself.
+    """
+
+    method: RpcMethod
+    timeout_s: float
+    encoding: str
+    accepted: frozenset[str]
+    request: RequestFields
+
+    def metadata(self) -> Metadata:
+        """Its metadata; binary ones that are malformed are left out."""
+        found: list[tuple[str, str | bytes]] = []
+        for name, value in self.request.fields:
+            if name in _OWN:
+                continue
+            if not name.endswith("-bin"):
+                found.append((name, value))
+                continue
+            try:
+                found.extend((name, part) for part in decode_binary(value))
+            except ValueError:
+                continue
+        return tuple(found)
+
+
+def call_head(request: RequestFields, methods: Methods) -> CallHead | bytes:
+    """A call, or the block that refuses it."""
+    if request.method != "POST":
+        return encode_fields(((":status", "405"), ("allow", "POST")))
+    kind = request.value("content-type") or ""
+    if not kind.startswith(_TYPE) or kind[len(_TYPE) :][:1] not in ("", "+", ";"):
+        return encode_fields(((":status", "415"),))
+    method = methods.get(request.path)
+    if method is None:
+        return refusal(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+    encoding = request.value("grpc-encoding") or "identity"
+    if encoding not in ACCEPTED:
+        return refusal(
+            grpc.StatusCode.UNIMPLEMENTED, f"grpc-encoding {encoding[:64]!r} is not supported"
+        )
+    timeout = request.value("grpc-timeout")
+    try:
+        timeout_s = parse_timeout(timeout) if timeout is not None else float("inf")
+    except ValueError:
+        return refusal(grpc.StatusCode.INTERNAL, "grpc-timeout is malformed")
+    accepted = (request.value("grpc-accept-encoding") or "").replace(" ", "").split(",")
+    return CallHead(method, timeout_s, encoding, frozenset(accepted), request)
+
+
+def response_head(encoding: str) -> bytes:
+    """The headers of an answer whose messages may be compressed so."""
+    fields = _HEAD if encoding == "identity" else (*_HEAD, ("grpc-encoding", encoding))
+    return encode_fields(fields)
+
+
+def status_fields(code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> Fields:
+    """Trailers."""
+    fields = [("grpc-status", str(code.value[0]))]
+    if details:
+        fields.append(("grpc-message", encode_message(details)))
+    for name, value in metadata:
+        fields.append((name, encode_binary(value) if isinstance(value, bytes) else value))
+    return tuple(fields)
+
+
+def refusal(code: grpc.StatusCode, details: str) -> bytes:
+    """An answer of trailers alone."""
+    return trailers_only(status_fields(code, details))
+
+
+def trailers_only(fields: Fields) -> bytes:
+    """Trailers, encoded, of an answer that has no headers."""
+    return encode_fields((*_HEAD, *fields))

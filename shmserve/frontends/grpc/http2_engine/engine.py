@@ -1,0 +1,199 @@
+"""The engine: its ports, its loop's thread, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+import socket
+import ssl
+import threading
+from functools import partial
+
+from shmserve.config import Settings
+from shmserve.core.regions.region_book import Caller
+from shmserve.frontends.grpc.callers import relayed
+from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
+from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
+from shmserve.frontends.grpc.http2_engine.server_connection import ServerConnection
+from shmserve.frontends.grpc.http2_engine.serving import serving_of
+from shmserve.frontends.grpc.http2_engine.transports import (
+    ConnectionTransport,
+    PlainTransport,
+    TlsTransport,
+)
+from shmserve.frontends.grpc.listeners import parse
+from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcServices
+from shmserve.transport.peer_credentials import REMOTE
+
+_log = logging.getLogger("shmserve.grpc")
+
+_BACKLOG = 1024
+_ACCEPTS = 64  # in a turn
+_PAUSE_S = 1.0  # without descriptors
+_AGE_JITTER = 0.1  # so that clients do not all come back at once
+
+
+class Http2Engine:
+    """As `rpc_methods.Engine` says."""
+
+    def __init__(self, services: RpcServices, settings: Settings, overdue: ClientDeadlines) -> None:
+        self._shared = settings.grpc_processes > 1
+        self._age_s = settings.grpc_max_connection_age_s or float("inf")
+        self._serving = serving_of(services, settings, overdue)
+        self._loop = self._serving.loop
+        self._loop.sweep = self._sweep
+        self._listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        self._thread = threading.Thread(target=self._run, name="http2", daemon=True)
+        self._ended = threading.Event()
+        self._stopping = False
+
+    def add_insecure_port(self, address: str) -> int:
+        return self._add_port(address, None)
+
+    def add_secure_port(self, address: str, server_credentials: ssl.SSLContext) -> int:
+        return self._add_port(address, server_credentials)
+
+    def start(self) -> None:
+        for sock, context in self._listeners:
+            self._loop.add(sock.fileno(), partial(self._accept, sock, context))
+        self._thread.start()
+
+    def stop(self, grace: float | None) -> threading.Event:
+        if self._thread.ident is None:
+            self._close_listeners()
+            self._ended.set()
+        self._loop.post(partial(self._begin_stop, grace))
+        return self._ended
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        finally:
+            self._ended.set()
+
+    # --- ports
+
+    def _add_port(self, address: str, context: ssl.SSLContext | None) -> int:
+        bind = parse(address)
+        try:
+            if bind.path:
+                sock = socket.socket(socket.AF_UNIX)
+                self._listen(sock, bind.path, context)
+                return 0
+            found = socket.getaddrinfo(
+                bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            port = bind.port
+            for family, kind, protocol, _, target in found:
+                sock = socket.socket(family, kind, protocol)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if self._shared:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, len(found) > 1)
+                self._listen(sock, (target[0], port), context)
+                port = port or sock.getsockname()[1]
+            return port
+        except OSError as ex:
+            raise RuntimeError(ex.strerror or "no such address") from None
+
+    def _listen(
+        self, sock: socket.socket, target: str | tuple[object, int], context: ssl.SSLContext | None
+    ) -> None:
+        try:
+            sock.setblocking(False)
+            sock.bind(target)
+            sock.listen(_BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+        self._listeners.append((sock, context))
+
+    def _accept(self, listener: socket.socket, context: ssl.SSLContext | None, _: int) -> None:
+        for _turn in range(_ACCEPTS):
+            try:
+                sock, _address = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as ex:
+                if ex.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    _log.warning("cannot accept connections now: %s", ex.strerror)
+                    self._pause(listener, context)
+                    return
+                continue  # the client has gone already
+            try:
+                self._connected(sock, context)
+            except OSError:
+                sock.close()
+
+    def _pause(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+        """The listener would be ready all the time."""
+        self._loop.remove(listener.fileno())
+
+        def again() -> None:
+            if not self._stopping:
+                self._loop.add(listener.fileno(), partial(self._accept, listener, context))
+
+        self._loop.at(self._loop.now + _PAUSE_S, again)
+
+    def _connected(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport: ConnectionTransport
+        if context is not None and sock.family != socket.AF_UNIX:
+            transport = TlsTransport(sock, context)
+        else:
+            transport = PlainTransport(sock)
+        age_s = self._age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
+        connection = ServerConnection(transport, self._serving, self._loop.now + age_s)
+        self._serving.connections.add(connection)
+
+    # --- time
+
+    def _sweep(self, now: float) -> float:
+        """Tick connections that are due; when to come again."""
+        connections = self._serving.connections
+        for connection in list(connections):
+            if now >= connection.due or connection.touched:
+                connection.look(now)
+                if now >= connection.due:
+                    connection.tick(now)
+                    connection.look(now)
+        return min((connection.due for connection in connections), default=float("inf"))
+
+    # --- the end
+
+    def _begin_stop(self, grace: float | None) -> None:
+        self._close_listeners()
+        if not grace:
+            self._finish()
+            return
+        for connection in list(self._serving.connections):
+            connection.drain()
+        self._loop.at(self._loop.now + grace, self._finish)
+
+    def _close_listeners(self) -> None:
+        self._stopping = True
+        listeners, self._listeners = self._listeners, []
+        for sock, _ in listeners:
+            self._loop.forget(sock.fileno())
+            sock.close()
+
+    def _finish(self) -> None:
+        for connection in list(self._serving.connections):
+            connection.terminate()
+        self._loop.stop()
+
+
+class SocketCallers:
+    """Who a call comes from: whoever is at the other end of its connection's own socket."""
+
+    def of(self, context: RpcContext) -> Caller:
+        """The caller of a call; nobody known if it is relayed for somebody else."""
+        if isinstance(context, Http2Call) and not relayed(context):
+            owner = context.owner
+            if isinstance(owner, ServerConnection):
+                return owner.caller()
+        return REMOTE

@@ -1,0 +1,59 @@
+"""What all connections of the engine share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from shmserve.config import Settings
+from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
+from shmserve.frontends.grpc.http2_engine.call_head import Methods
+from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
+from shmserve.frontends.grpc.http2_engine.rpc_runs import RpcRuns
+from shmserve.frontends.grpc.rpc_methods import RpcServices
+from shmserve.frontends.http2 import Limits
+
+
+class Serving(Struct, eq=False):
+    """Attributes:
+    connections: all that are open, each a `ServerConnection`.
+    """
+
+    loop: EventLoop
+    methods: Methods
+    limits: Limits
+    runs: RpcRuns
+    overdue: ClientDeadlines
+    max_message_bytes: int
+    connections: set[Any]
+
+
+def serving_of(services: RpcServices, settings: Settings, overdue: ClientDeadlines) -> Serving:
+    """For these services."""
+    return Serving(
+        EventLoop(),
+        {
+            f"/{service}/{name}": method
+            for service, methods in services.items()
+            for name, method in methods.items()
+        },
+        limits_of(settings),
+        RpcRuns(settings),
+        overdue,
+        settings.grpc_max_message_bytes,
+        set(),
+    )
+
+
+def limits_of(settings: Settings) -> Limits:
+    """A connection's limits."""
+    return Limits(
+        header_timeout_s=settings.head_timeout_s,
+        frame_stall_s=settings.body_timeout_s,
+        send_stall_s=settings.send_timeout_s,
+        keepalive_s=settings.grpc_keepalive_time_s,
+        keepalive_timeout_s=settings.grpc_keepalive_timeout_s,
+        keepalive_without_calls=settings.grpc_keepalive_without_calls,
+        min_ping_interval_s=settings.grpc_min_ping_interval_s,
+    )

@@ -1,0 +1,138 @@
+"""A connection's socket, plain or with TLS; nothing here ever waits."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Protocol
+
+from shmserve.frontends.http2 import Buffer
+
+_TLS_SEND_BYTES = 256 << 10  # joined at a time, since TLS takes one buffer
+_PROTOCOL = "h2"
+
+
+class ConnectionTransport(Protocol):
+    """What a connection does with its socket. Everything raises BlockingIOError where it would
+    wait, and OSError when the connection is gone.
+
+    Attributes:
+        sock: the socket itself, for who is at its other end.
+    """
+
+    sock: socket.socket
+
+    def receive(self, most: int) -> bytes:
+        """Some bytes; none at the end."""
+        ...
+
+    def receive_into(self, place: memoryview) -> int:
+        """As `receive`; how many."""
+        ...
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        """How many bytes of them were taken."""
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """More was received than the system knows of."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether anything can be sent yet; it becomes so while reading."""
+        ...
+
+
+class PlainTransport:
+    """The socket as it is."""
+
+    pending = False
+    ready = True
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.receive = sock.recv
+        self.receive_into = sock.recv_into
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        return self.sock.sendmsg(buffers) if len(buffers) > 1 else self.sock.send(buffers[0])
+
+
+class TlsTransport:
+    """TLS; the handshake is made while reading."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        self._tls = context.wrap_socket(
+            sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
+        )
+        self.sock: socket.socket = self._tls
+        self._shaken = False
+
+    def receive(self, most: int) -> bytes:
+        try:
+            self._shake()
+            return self._tls.recv(most)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    def receive_into(self, place: memoryview) -> int:
+        try:
+            return self._tls.recv_into(place)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        if not self._shaken:
+            raise BlockingIOError  # sent once it is, which is while reading
+        try:
+            return self._tls.send(_joined(buffers))
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    @property
+    def ready(self) -> bool:
+        return self._shaken
+
+    @property
+    def pending(self) -> bool:
+        return self._shaken and self._tls.pending() > 0
+
+    def _shake(self) -> None:
+        if self._shaken:
+            return
+        self._tls.do_handshake()
+        if self._tls.selected_alpn_protocol() != _PROTOCOL:
+            raise ConnectionAbortedError("the client does not speak HTTP/2")
+        self._shaken = True
+
+
+def _joined(buffers: Sequence[Buffer]) -> bytes:
+    """The first of them, as many bytes as one call takes."""
+    parts: list[Buffer] = []
+    room = _TLS_SEND_BYTES
+    for buffer in buffers:
+        part = buffer if len(buffer) <= room else memoryview(buffer)[:room]
+        parts.append(part)
+        room -= len(part)
+        if not room:
+            break
+    return b"".join(parts)
+
+
+def tls_context(cert: str, key: str, client_ca: str) -> ssl.SSLContext:
+    """What TLS needs, from PEM files; `client_ca`: clients must show a certificate of it.
+
+    Raises:
+        OSError: a file is missing or is not what it should be.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(cert, key)
+    if client_ca:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols([_PROTOCOL])
+    return context

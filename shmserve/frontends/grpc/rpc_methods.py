@@ -1,0 +1,95 @@
+"""What a gRPC engine serves and what it tells an rpc of its call; the rpcs know no more of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn, Protocol
+
+import grpc
+from msgspec import Struct
+
+from shmserve.frontends.grpc.thread_pools import BoundedPool
+
+
+class RpcContext(Protocol):
+    """One call, as its rpc sees it: the part of `grpc.ServicerContext` that is used here."""
+
+    def peer(self) -> str:
+        """The client's address, for people."""
+        ...
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]:
+        """The client's metadata; bytes where the key ends with ``-bin``."""
+        ...
+
+    def time_remaining(self) -> float:
+        """Seconds until its deadline, not negative; infinite or very long without one."""
+        ...
+
+    def is_active(self) -> bool:
+        """Whether it has not ended yet."""
+        ...
+
+    def add_callback(self, callback: Callable[[], None], /) -> bool:
+        """Have this called at the call's end, in any thread; False: it has ended already."""
+        ...
+
+    def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...], /) -> None:
+        """Metadata that go with the status."""
+        ...
+
+    def abort(self, code: grpc.StatusCode, details: str, /) -> NoReturn:
+        """End the call with this status; raises something that the rpc must let pass."""
+        ...
+
+    def cancel(self) -> None:
+        """End the call without an answer."""
+        ...
+
+
+class RpcMethod(Struct, frozen=True, eq=False):
+    """An rpc as an engine runs it.
+
+    Attributes:
+        behave: takes the iterator of the call's messages and its context. The iterator raises
+            `grpc.RpcError` once the call has ended early.
+        pool: where it runs, one thread a call.
+        streams: it gives an iterator of answers instead of one.
+        message_timeout_s: how long the client of a unary call may take to send its message.
+    """
+
+    behave: Callable[[Iterator[bytes], RpcContext], Any]
+    pool: BoundedPool
+    streams: bool
+    message_timeout_s: float
+
+
+RpcServices = Mapping[str, Mapping[str, RpcMethod]]  # by the services' full and the rpcs' names
+
+
+class Ports(Protocol):
+    """Takes addresses, as `grpc.Server` does. Raises RuntimeError where it cannot listen."""
+
+    def add_insecure_port(self, address: str) -> int:
+        """Listen there; the port's number."""
+        ...
+
+    def add_secure_port(self, address: str, server_credentials: Any) -> int:
+        """As `add_insecure_port`, with TLS: what `listeners.credentials` gave for this engine."""
+        ...
+
+
+class Engine(Ports, Protocol):
+    """Serves rpcs, as `grpc.Server` does."""
+
+    def start(self) -> None:
+        """Take calls."""
+        ...
+
+    def stop(self, grace: float | None) -> threading.Event:
+        """Refuse what is new and end what still runs after so many seconds (None: now).
+
+        The event is set when everything has ended.
+        """
+        ...

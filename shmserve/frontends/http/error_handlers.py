@@ -1,0 +1,83 @@
+"""Every error as ``{"error": "..."}``, with the status of `errors`' table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import falcon
+import msgspec
+from falcon import Request, Response
+
+from shmserve.errors import (
+    ArenaExhausted,
+    Code,
+    ModelFailure,
+    QueueFull,
+    ShmserveError,
+    UnsupportedEncoding,
+)
+
+log = logging.getLogger("shmserve.http")
+
+_encode = msgspec.json.Encoder().encode
+_RETRY_AFTER_S = "1"
+_GENERIC = "internal server error"
+
+
+class ErrorHandlers:
+    """What Falcon calls for an error.
+
+    `forms`: beginnings of paths whose clients look for errors in another form, and what makes
+    the body of the message and the status.
+    """
+
+    def __init__(self) -> None:
+        self.forms: list[tuple[str, Callable[[str, int], bytes]]] = []
+
+    def install(self, app: falcon.App[Request, Response]) -> None:
+        """Have them called by an application."""
+        app.add_error_handler(Exception, self.on_unexpected)
+        app.add_error_handler(falcon.HTTPError, self.on_http_error)
+        app.add_error_handler(ShmserveError, self.on_shmserve_error)
+
+    def on_shmserve_error(
+        self, req: Request, resp: Response, ex: ShmserveError, params: dict[str, Any]
+    ) -> None:
+        """An error of ours: its message was written for the client."""
+        self._answer(req, resp, ex.http_status, ex.message)
+        if ex.code is Code.INTERNAL and not isinstance(ex, ModelFailure):
+            log.error("%s %s failed", req.method, req.path, exc_info=ex)
+        if isinstance(ex, QueueFull | ArenaExhausted):
+            resp.set_header("Retry-After", _RETRY_AFTER_S)
+        elif isinstance(ex, UnsupportedEncoding):
+            resp.set_header("Accept-Encoding", "gzip, deflate")
+
+    def on_http_error(
+        self, req: Request, resp: Response, ex: falcon.HTTPError, params: dict[str, Any]
+    ) -> None:
+        """An error of Falcon's: no such path, no such method."""
+        if ex.headers:
+            resp.set_headers(ex.headers)
+        status = falcon.http_status_to_code(ex.status)
+        reason = falcon.code_to_http_status(status).partition(" ")[2]
+        self._answer(req, resp, status, reason)
+
+    def on_unexpected(
+        self, req: Request, resp: Response, ex: Exception, params: dict[str, Any]
+    ) -> None:
+        """A defect: the client learns that there is one, the log what it is."""
+        log.error("unexpected error in %s %s", req.method, req.path, exc_info=ex)
+        self._answer(req, resp, 500, _GENERIC)
+
+    def _answer(self, req: Request, resp: Response, status: int, message: str) -> None:
+        message = message or _GENERIC
+        resp.status = status
+        resp.content_type = "application/json"
+        resp.stream = None
+        for prefix, encode in self.forms:
+            if req.path.startswith(prefix):
+                resp.data = encode(message, status)
+                return
+        resp.data = _encode({"error": message})

@@ -1,0 +1,88 @@
+"""The first look at every HTTP request: which host it is for, and whether a page sent it."""
+
+from __future__ import annotations
+
+import falcon
+
+from shmserve.errors import InvalidArgument
+from shmserve.frontends.access import Origins
+
+_REMEMBERED = 256
+_UNIX = ("", "/", "\0")  # what the address of a Unix socket's client begins with; no other does
+_PREFLIGHT_S = "600"
+_EXPOSED = "Inference-Header-Content-Length, shmserve-receipt, Server-Timing"
+
+Marks = tuple[str | None, str | None, str | None, str, bool]
+
+
+class OriginCheck:
+    """Middleware. What needs nothing further is remembered: clients send the same again and again.
+
+    Attributes:
+        pages: paths of pages for people, to which links from elsewhere may lead.
+    """
+
+    def __init__(self, origins: Origins) -> None:
+        self._origins = origins
+        self._admitted: set[Marks] = set()
+        self.pages: set[str] = set()
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        """Called before the request is routed."""
+        env = req.env
+        marks = (
+            env.get("HTTP_HOST"),
+            env.get("HTTP_ORIGIN"),
+            env.get("HTTP_SEC_FETCH_SITE"),
+            env["wsgi.url_scheme"],
+            env.get("REMOTE_ADDR", "?")[:1] in _UNIX,
+        )
+        if marks not in self._admitted:
+            self._look(req, resp, marks)
+
+    def _look(self, req: falcon.Request, resp: falcon.Response, marks: Marks) -> None:
+        host, origin, site, scheme, unix = marks
+        # No browser opens a Unix socket, and clients of one name as host whatever they like
+        if host is not None:
+            if not unix:
+                self._origins.check_host(host)
+        elif req.env["SERVER_PROTOCOL"] == "HTTP/1.1" and req.env.get("REMOTE_PORT"):
+            raise InvalidArgument("header Host is missing")
+        if origin is not None or site is not None:
+            if req.path in self.pages and _follows_link(req):
+                return
+            self._origins.check_page(host or "", origin or "", site or "", scheme)
+            if origin is not None and self._origins.listed(origin):
+                _share(req, resp, origin)
+                return
+        if host is None:
+            return  # what holds then is a matter of more than the marks
+        if len(self._admitted) >= _REMEMBERED:
+            self._admitted = set()
+        self._admitted.add(marks)
+
+
+def _follows_link(req: falcon.Request) -> bool:
+    """Whether somebody opens it in a window of its own, where no other page can look."""
+    return (
+        req.method == "GET"
+        and req.get_header("Sec-Fetch-Mode") == "navigate"
+        and req.get_header("Sec-Fetch-Dest") == "document"
+    )
+
+
+def _share(req: falcon.Request, resp: falcon.Response, origin: str) -> None:
+    """Have the browser let a page of this origin read the answer, and answer its question ahead."""
+    resp.set_header("Access-Control-Allow-Origin", origin)
+    resp.append_header("Vary", "Origin")
+    resp.set_header("Access-Control-Expose-Headers", _EXPOSED)
+    wanted = req.get_header("Access-Control-Request-Method")
+    if req.method != "OPTIONS" or wanted is None:
+        return
+    resp.set_header("Access-Control-Allow-Methods", "GET, HEAD, POST")
+    asked = req.get_header("Access-Control-Request-Headers")
+    if asked is not None and asked.isascii() and asked.isprintable():
+        resp.set_header("Access-Control-Allow-Headers", asked)
+    resp.set_header("Access-Control-Max-Age", _PREFLIGHT_S)
+    resp.status = falcon.HTTP_204
+    resp.complete = True

@@ -1,0 +1,134 @@
+"""How routes are added to the HTTP application, by ourselves and by extensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import falcon
+from falcon import inspect
+
+from shmserve import extensions
+from shmserve.config import Settings
+from shmserve.frontends.access import Action
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http.error_handlers import ErrorHandlers
+from shmserve.frontends.http.origin_check import OriginCheck
+from shmserve.frontends.http.restricted_api import Guard, HttpApp, RouteRule
+from shmserve.frontends.oip.restricted_apis import Category, known
+
+Responder = Callable[[falcon.Request, falcon.Response], None]
+Finder = Callable[[falcon.Request], Responder | None]
+# A model's paths stand once without and once with a version
+MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+
+
+class Get:
+    """A resource whose GET and HEAD `respond` answers; it also gets the path's variables."""
+
+    def __init__(self, respond: Callable[..., None]) -> None:
+        self.on_get = self.on_head = respond
+
+
+class Routes:
+    """Adds routes to the application; each with its category of the restricted APIs."""
+
+    def __init__(
+        self, app: HttpApp, guard: Guard, origins: OriginCheck, errors: ErrorHandlers
+    ) -> None:
+        self._app = app
+        self._guard = guard
+        self._pages = origins.pages
+        self._errors = errors
+        self._finders: list[tuple[Category, Finder]] = []
+
+    def add(
+        self,
+        category: Category,
+        template: str,
+        resource: object,
+        suffix: str | None = None,
+        action: Action | None = None,
+    ) -> None:
+        """A route, such as ``/v2/models/{name}/infer``, and Falcon's resource for it. `suffix`: of
+        its responders' names, such as `on_get_suffix`.
+
+        Args:
+            category: of the restricted APIs.
+            template: the path.
+            resource: answers.
+            action: what its requests do (`frontends.access`), where it is not what those of the
+                category do and reading is not only that.
+
+        Raises:
+            ValueError: there is no such category, or there is such a route.
+        """
+        self._guard.rules[template] = RouteRule(known(category, f"route {template}"), action)
+        self._app.add_route(template, resource, suffix=suffix)
+
+    def add_behind(self, category: Category, find: Finder) -> None:
+        """What may answer requests that no route takes: `find` tells by which function, if at all.
+
+        Raises:
+            ValueError: there is no such category.
+        """
+        self._finders.append((known(category, "requests without a route"), find))
+
+    def add_page(self, category: Category, path: str, resource: object) -> None:
+        """As `add`, of a page for people: links from elsewhere may lead there."""
+        self.add(category, path, resource)
+        self._pages.add(path)
+
+    def errors_as(self, prefix: str, encode: Callable[[str, int], bytes]) -> None:
+        """Errors of paths that begin so have another body: `encode` makes the JSON of the message
+        and the status."""
+        self._errors.forms.append((prefix, encode))
+
+    def finish(self) -> None:
+        """Nothing is added any more.
+
+        Raises:
+            ValueError: there is a route that was not added here.
+        """
+        self._app.add_sink(self._behind, r"/")
+        for route in inspect.inspect_routes(self._app):
+            if route.path not in self._guard.rules:
+                raise ValueError(f"route {route.path} has no category of the restricted APIs")
+
+    def _behind(self, req: falcon.Request, resp: falcon.Response, **_: str) -> None:
+        for category, find in self._finders:
+            respond = find(req)
+            if respond is not None:
+                self._guard.check(RouteRule(category), req)
+                return respond(req, resp)
+        raise falcon.HTTPRouteNotFound
+
+
+class HttpExtension(Protocol):
+    """An extension of the group `extensions.HTTP_ROUTES`: adds its routes.
+
+    Called once in each HTTP worker, after the server's own routes were added and before it takes
+    requests. Requests run in a thread per connection, so resources must bear being called by
+    several at a time. What they raise of `shmserve.errors` becomes an answer with its status and
+    text; anything else becomes a 500 without one, and a traceback in the log.
+    """
+
+    def __call__(self, routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
+        """Add routes. What is raised here keeps the worker from starting.
+
+        Args:
+            routes: takes them.
+            dispatcher: the way to the models; it outlives the application.
+            settings: all settings; `Settings.extension` has the extension's own.
+        """
+        ...
+
+
+def add_extensions(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
+    """The routes of all extensions.
+
+    Raises:
+        ConfigError: one cannot be imported.
+    """
+    for extension in extensions.load_all(extensions.HTTP_ROUTES).values():
+        extension(routes, dispatcher, settings)

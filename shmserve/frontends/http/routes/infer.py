@@ -1,0 +1,237 @@
+"""POST /v2/models/{m}[/versions/{v}]/infer: from socket to slots and from slots to socket."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from time import monotonic_ns
+from typing import Any
+
+import falcon
+import msgspec
+
+from shmserve.config import Settings
+from shmserve.dispatch.inference_call import InferenceCall
+from shmserve.dispatch.outcome import RunOptions
+from shmserve.dispatch.receipt import Receipt
+from shmserve.errors import InvalidArgument
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http import compression
+from shmserve.frontends.http.routes.body_reader import BodyReader, header_length, held, open_body
+from shmserve.frontends.http.routes.callers import caller_of
+from shmserve.frontends.http.routes.header_parameters import compiled, forwarded
+from shmserve.frontends.http.routes.paths import checked_version
+from shmserve.frontends.http.server.response import BufferBody
+from shmserve.frontends.inference import Inference
+from shmserve.frontends.oip.results import make_result
+from shmserve.frontends.oip.shared_memory import SharedMemory
+from shmserve.protocol.oip import tensor_json
+from shmserve.protocol.oip.model_signature import ModelSignature
+from shmserve.protocol.oip.raw_requests import deduce
+from shmserve.protocol.oip.request import InferRequest, check_json_size, parse_request
+from shmserve.protocol.oip.validation import (
+    CheckedInput,
+    Find,
+    check_inputs,
+    check_outputs,
+    refuse_decoupled,
+)
+from shmserve.tensor import bytes_codec
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+_STAGES = ("receive", "queue", "compute", "send")
+_encode_receipt = msgspec.json.Encoder().encode
+
+
+class InferResource:
+    """Runs models."""
+
+    def __init__(self, dispatcher: DispatchApi, settings: Settings, regions: SharedMemory) -> None:
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._regions = regions
+        self._forward = compiled(settings.http_header_forward_pattern)
+
+    def on_post(
+        self, req: falcon.Request, resp: falcon.Response, name: str, version: str = ""
+    ) -> None:
+        find = partial(self._regions.find, partial(caller_of, req.env))
+        source = InferBody(req.env, self._settings, find, self._forward)
+        entry = self._dispatcher.ready_model(name, checked_version(version) if version else "")
+        inference = Inference(self._dispatcher, entry, source)
+        try:
+            _respond(resp, inference)
+        except BaseException as ex:
+            inference.failed(ex)
+            inference.close()
+            raise
+
+
+class InferBody:
+    """An inference request over HTTP.
+
+    Attributes:
+        environ: of WSGI.
+        request, wanted: what the client asks for, once it was checked.
+    """
+
+    __slots__ = (
+        "_find",
+        "_forward",
+        "_inputs",
+        "_reader",
+        "_settings",
+        "_signature",
+        "environ",
+        "request",
+        "started_ns",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        environ: dict[str, Any],
+        settings: Settings,
+        find: Find,
+        forward: re.Pattern[str] | None = None,
+    ) -> None:
+        self.started_ns = monotonic_ns()
+        self.environ = environ
+        self._settings = settings
+        self._find = find
+        self._forward = forward
+
+    def check(self, signature: ModelSignature) -> RunOptions:
+        environ, settings = self.environ, self._settings
+        if signature.spec.decoupled:
+            refuse_decoupled(signature, "HTTP end point")
+        reader = open_body(environ, settings)
+        length = header_length(environ, reader)
+        if length == 0:
+            request, reader = _raw_request(signature, reader, settings)
+        elif length is None:
+            request = parse_request(reader.read_rest(settings.max_json_bytes), settings)
+        else:
+            if length > settings.max_json_bytes:
+                check_json_size(length, settings)
+            request = parse_request(reader.read(length), settings)
+        self._inputs = check_inputs(signature, request, settings, self._find)
+        self.wanted, places = check_outputs(signature, request, self._find)
+        _check_sizes(signature, self._inputs, reader)
+        if self._forward is not None:
+            request.parameters.update(forwarded(self._forward, environ))
+        self._signature, self._reader, self.request = signature, reader, request
+        names = tuple([output.name for output in request.outputs])
+        return RunOptions(request.id, names, request.parameters, places, watch(environ))
+
+    def fill(self, call: InferenceCall) -> None:
+        reader, receipt = self._reader, call.receipt
+        for item in self._inputs:
+            source = item.source
+            if source.data is not None:
+                tensor = tensor_json.decode(
+                    source.data, item.signature.datatype, item.count, source.where, self._settings
+                )
+                reservation = call.reserve(tensor.nbytes)
+                tensor.write(reservation.view)
+                receipt.copied_in += tensor.nbytes
+            elif item.at is not None:
+                call.add_region_input(source.name, source.datatype, source.shape, item.at)
+                continue
+            else:
+                reservation = call.reserve(item.nbytes)
+                view = reservation.view
+                receipt.copied_in += reader.fill(view)
+                if not item.signature.datatype.itemsize:
+                    model = self._signature.spec.name
+                    bytes_codec.check(view, item.count, source.name, model)
+            call.add_input(source.name, source.datatype, source.shape, reservation)
+        if reader.remaining != 0 and not reader.at_end():
+            raise InvalidArgument(_additional(self._signature))
+
+
+def _raw_request(
+    signature: ModelSignature, reader: BodyReader, settings: Settings
+) -> tuple[InferRequest, BodyReader]:
+    """A request without JSON; a body of unknown length is read first, to know its size."""
+    if reader.remaining is None:
+        reader = held(reader.read_rest(settings.max_tensor_bytes))
+    assert reader.remaining is not None
+    request = deduce(signature, reader.remaining)
+    prefix = (request.inputs[0].binary_size or 0) - reader.remaining
+    if prefix:
+        body = reader.read_rest(settings.max_tensor_bytes)
+        reader = held(bytes_codec.encode([body]))
+    return request, reader
+
+
+def _check_sizes(signature: ModelSignature, inputs: list[CheckedInput], reader: BodyReader) -> None:
+    """Before anything is reserved: do the binary tensors make up the rest of the body?
+
+    Raises:
+        InvalidArgument: the body is longer or shorter than what the request tells.
+    """
+    remaining = reader.remaining
+    if remaining is None:
+        return  # found out while receiving
+    for item in inputs:
+        size = item.source.binary_size
+        if size is not None:
+            remaining -= size
+            if remaining < 0:
+                raise InvalidArgument(
+                    f"unexpected size for input '{item.source.name}', expecting {-remaining}"
+                    f" additional bytes for model '{signature.spec.name}'"
+                )
+    if remaining:
+        raise InvalidArgument(_additional(signature))
+
+
+def _additional(signature: ModelSignature) -> str:
+    return f"unexpected additional input data for model '{signature.spec.name}'"
+
+
+def watch(environ: dict[str, Any]) -> Callable[[], bool] | None:
+    """How to see whether the client is still there; only our worker class can tell."""
+    connection = environ.get("shmserve.connection")
+    alive: Callable[[], bool] | None = connection.alive if connection is not None else None
+    return alive
+
+
+def _respond(resp: falcon.Response, inference: Inference[InferBody]) -> None:
+    outcome = inference.run()
+    answered = monotonic_ns()
+    source, receipt = inference.source, inference.receipt
+    environ = source.environ
+    result = make_result(inference.signature, source.request, source.wanted, outcome, receipt)
+    accept = environ.get("HTTP_ACCEPT_ENCODING")
+    chosen = compression.choose(accept) if accept else ""
+    if result.binary_bytes:
+        resp.content_type = "application/octet-stream"
+        resp.set_header(HEADER_LENGTH, str(len(result.head)))
+    if chosen:
+        receipt.copied_out += result.binary_bytes
+        resp.data = compression.compress([result.head, *result.buffers], chosen)
+        resp.set_header("Content-Encoding", chosen)
+    elif result.buffers:
+        body = BufferBody([result.head, *result.buffers], inference.close)
+        resp.set_stream(body, len(result.head) + result.binary_bytes)
+    else:
+        resp.data = result.head
+    receipt.send_ns = monotonic_ns() - answered
+    if environ.get("HTTP_SHMSERVE_RECEIPT") == "1":
+        set_receipt(resp, receipt)
+    inference.answered()
+    if chosen or not result.buffers:
+        inference.close()
+
+
+def set_receipt(resp: falcon.Response, receipt: Receipt) -> None:
+    """Tell the client what its request cost."""
+    costs = receipt.as_dict()
+    resp.set_header("shmserve-receipt", _encode_receipt(costs).decode())
+    times = costs["ns"]
+    resp.set_header(
+        "Server-Timing", ", ".join(f"{stage};dur={times[stage] / 1e6:.3f}" for stage in _STAGES)
+    )

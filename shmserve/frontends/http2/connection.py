@@ -1,0 +1,281 @@
+"""One HTTP/2 connection as a server sees it: bytes in, events out; commands in, bytes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shmserve.frontends.http2 import frames
+from shmserve.frontends.http2.control import ControlFrames
+from shmserve.frontends.http2.data import DataFrames
+from shmserve.frontends.http2.events import ConnectionTerminated, Event, StreamReset
+from shmserve.frontends.http2.flow import ReceiveWindow
+from shmserve.frontends.http2.frames import Buffer, ConnectionFailed, ErrorCode
+from shmserve.frontends.http2.keepalive import Keepalive
+from shmserve.frontends.http2.limits import FloodBudget, Limits
+from shmserve.frontends.http2.output import OutgoingBytes
+from shmserve.frontends.http2.parts import ConnectionParts
+from shmserve.frontends.http2.reader import FrameReader
+from shmserve.frontends.http2.sender import Sender
+from shmserve.frontends.http2.shutdown import Shutdown
+from shmserve.frontends.http2.streams import Http2Streams
+
+_LARGEST_ADDITION = 1 << 20  # what framing adds to the high water at most: one DATA frame
+_TICK_S = 1.0  # how often slow readers are looked at
+_NEVER = float("inf")
+
+
+class Connection:
+    """The protocol of one connection; sockets and clocks are its owner's.
+
+    Nothing here is safe to be called by two threads at once. Times are in seconds of any
+    monotonic clock. Methods never raise for what the client does: that ends in events.
+
+    Args:
+        limits: what the client may ask for.
+        now: the time.
+    """
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self._limits = limits
+        self._events: list[Event] = []
+        self._output = output = OutgoingBytes()
+        output.add(frames.settings(_settings(limits)))
+        control = FloodBudget(limits.control_burst, limits.control_per_s, now)
+        resets = FloodBudget(limits.reset_burst, limits.reset_per_s, now)
+        window = ReceiveWindow(limits.connection_window, output)
+        self._streams = Http2Streams(limits, output, window, control, resets)
+        self._sender = Sender(limits, self._streams, output, control)
+        self._keepalive = Keepalive(limits, output, now)
+        self._shutdown = Shutdown(limits, self._streams, output)
+        parts = ConnectionParts(
+            limits,
+            self._streams,
+            self._sender,
+            output,
+            self._keepalive,
+            self._shutdown,
+            control,
+            resets,
+            self._events,
+        )
+        control_frames = ControlFrames(parts, now)
+        self._data = DataFrames(self._streams, window, control_frames, self._events)
+        self._reader = FrameReader(parts, self._data, control_frames, now)
+        self._most_pending = limits.high_water_bytes + _LARGEST_ADDITION + limits.max_control_bytes
+        self._sent_at = now  # since then, less than `min_progress_bytes` of what waits was sent
+        self._sent_bytes = 0
+        self._waits = False  # something was offered to the socket, and is not sent entirely
+        self._failed = False
+
+    # --- what comes in
+
+    def receive(self, data: Buffer, now: float) -> list[Event]:
+        """Read what the socket gave; `data` may begin and end anywhere.
+
+        Events hold views of `data`: it must not be overwritten while they are in use.
+        """
+        if self._failed:
+            return []
+        self._keepalive.heard_at = now
+        try:
+            self._reader.receive(data, now)
+            if self._output.pending > self._most_pending:
+                raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
+        except ConnectionFailed as failed:
+            self._fail(failed)
+        return self._take_events()
+
+    @property
+    def payload_due(self) -> tuple[int, int] | None:
+        """A stream and a number of bytes: as many of the next ones are its payload.
+
+        Its owner may receive them, or a part, right where they belong, and say so by
+        `payload_received`; or ignore it, and give everything to `receive`.
+        """
+        return None if self._failed else self._data.payload_due
+
+    def payload_received(self, count: int, now: float) -> list[Event]:
+        """That many bytes of `payload_due` were received by their owner.
+
+        Raises:
+            ValueError: so many were not due.
+        """
+        if self._failed:
+            return []
+        self._keepalive.heard_at = now
+        self._data.payload_received(count)
+        return self._take_events()
+
+    def consumed(self, stream_id: int, count: int) -> None:
+        """Bytes of DATA, however received, are not in memory any more: more may come.
+
+        What a stream holds when it ends counts as consumed.
+
+        Raises:
+            ValueError: the stream does not hold so many.
+        """
+        stream = self._streams.open.get(stream_id)
+        if stream is not None:
+            self._streams.consumed(stream, count)
+
+    # --- what goes out
+
+    def send(
+        self,
+        stream_id: int,
+        now: float,
+        *,
+        head: bytes | None = None,
+        data: Sequence[Buffer] = (),
+        trailers: bytes | None = None,
+        token: object = None,
+    ) -> bool:
+        """Send a response or a part of one: headers, then data, then trailers, which end it.
+
+        A response of trailers alone is allowed (gRPC's Trailers-Only). If the client has not
+        ended its request by then, it is told that the rest is not wanted.
+
+        Args:
+            stream_id: which stream.
+            now: the time.
+            head: an encoded block, see `encode_fields`.
+            data: buffers of single bytes, that stay as they are until `token` is released.
+            trailers: an encoded block.
+            token: stands for the memory of `data` in `released`; there exactly once, if not None.
+
+        Returns:
+            False if the stream is gone, and nothing is sent.
+
+        Raises:
+            SendQueueFull: the stream has `max_queued_sends` waiting; `token` stays the caller's.
+            ValueError: not in this order.
+        """
+        stream = self._streams.open.get(stream_id)
+        if stream is None:
+            if token is not None:
+                self._output.released.append(token)
+            return False
+        self._sender.send(stream, head, data, trailers, token, now)
+        return True
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """End a stream at once; what is not framed yet of its response is dropped."""
+        stream = self._streams.open.get(stream_id)
+        if stream is not None:
+            self._streams.reset(stream, code)
+
+    def ping(self, data: bytes) -> None:
+        """Eight bytes for the client to send back: `PingAcknowledged`."""
+        if len(data) != 8:
+            raise ValueError("a ping carries eight bytes")
+        if not self._failed:
+            self._output.add(frames.ping(data))
+
+    def outgoing(self, now: float) -> list[Buffer]:
+        """Buffers for one sendmsg, empty if there is nothing to send; valid until `sent`."""
+        output = self._output
+        if self._streams.sending:
+            self._sender.pump(now)
+        if not self._waits and output.pending:
+            self._waits = True
+            self._sent_at, self._sent_bytes = now, 0
+        return output.take()
+
+    def sent(self, count: int, now: float) -> None:
+        """The socket has taken that many bytes of `outgoing`."""
+        self._sent_bytes += count
+        if self._sent_bytes >= self._limits.min_progress_bytes:
+            self._sent_at, self._sent_bytes = now, 0
+        self._output.sent(count)
+        if not self._output.pending:
+            self._waits = False
+
+    def released(self) -> list[object]:
+        """Tokens whose memory is not needed any more, since the last time this was asked."""
+        output = self._output
+        tokens = output.released
+        if tokens:
+            output.released = []
+        return tokens
+
+    # --- life and death
+
+    def drain(self, now: float) -> None:
+        """Ask the client to go elsewhere with new calls, and finish those that are open."""
+        if not self._failed:
+            self._shutdown.begin(now)
+
+    def terminate(self, code: ErrorCode, reason: str) -> None:
+        """Say GOAWAY and forget all streams; `reason` is ASCII and reaches the client."""
+        if not self._failed:
+            self._fail(ConnectionFailed(code, reason))
+            self._events.clear()
+
+    def lost(self) -> None:
+        """The socket is gone: nothing can be sent, every token is released."""
+        self._failed = True
+        self._streams.forget_all()
+        self._output.discard()
+
+    @property
+    def finished(self) -> bool:
+        """All has been said: close the socket."""
+        return not self._output.pending and (self._failed or self._shutdown.finished)
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams.open)
+
+    def tick(self, now: float) -> list[Event]:
+        """See whether time has run out for anything; to be called at `next_tick`."""
+        if self._failed:
+            return []
+        try:
+            self._reader.tick(now, self._keepalive.heard_at)
+            if self._waits and now >= self._sent_at + self._limits.send_stall_s:
+                raise ConnectionFailed(ErrorCode.NO_ERROR, "nothing is read")
+            self._keepalive.tick(now, len(self._streams.open))
+            self._shutdown.tick(now)
+        except ConnectionFailed as failed:
+            self._fail(failed)
+        for stream in list(self._streams.sending.values()):
+            if now >= stream.progress_at + self._limits.send_stall_s:
+                self._streams.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
+                reason = "the response is not read"
+                self._events.append(
+                    StreamReset(stream.id, ErrorCode.ENHANCE_YOUR_CALM, False, reason)
+                )
+        return self._take_events()
+
+    def next_tick(self, now: float) -> float:
+        """When to call `tick`; infinite if there is nothing to wait for."""
+        if self._failed:
+            return _NEVER
+        due = min(
+            self._reader.due(self._keepalive.heard_at),
+            self._keepalive.due(len(self._streams.open)),
+            self._shutdown.due(),
+        )
+        if self._waits:
+            due = min(due, self._sent_at + self._limits.send_stall_s)
+        return min(due, now + _TICK_S) if self._streams.sending else due
+
+    def _take_events(self) -> list[Event]:
+        events = self._events[:]
+        self._events.clear()
+        return events
+
+    def _fail(self, failed: ConnectionFailed) -> None:
+        self._failed = True
+        self._streams.forget_all()
+        self._output.add(frames.goaway(self._streams.last_id, failed.code, failed.reason))
+        self._events.append(ConnectionTerminated(failed.code, failed.reason))
+
+
+def _settings(limits: Limits) -> dict[int, int]:
+    return {
+        frames.MAX_CONCURRENT_STREAMS: limits.max_streams,
+        frames.INITIAL_WINDOW_SIZE: limits.stream_window,
+        frames.MAX_FRAME_SIZE: limits.max_frame_bytes,
+        frames.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+    }

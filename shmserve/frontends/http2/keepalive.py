@@ -1,0 +1,74 @@
+"""Pings: how many a client may send, and when we send one (gRPC's keepalive)."""
+
+from __future__ import annotations
+
+from shmserve.frontends.http2 import frames
+from shmserve.frontends.http2.frames import ConnectionFailed, ErrorCode
+from shmserve.frontends.http2.limits import Limits
+from shmserve.frontends.http2.output import OutgoingBytes
+
+_PROBE = b"keepaliv"
+
+
+class Keepalive:
+    """A client that is silent is probed; one that probes us too often is sent away.
+
+    Args:
+        limits: the connection's.
+        output: where pings go, and whether something was answered since the last one came.
+        now: the time in seconds.
+    """
+
+    __slots__ = ("_last_ping", "_limits", "_output", "_probed_at", "_strikes", "heard_at")
+
+    def __init__(self, limits: Limits, output: OutgoingBytes, now: float) -> None:
+        self._limits = limits
+        self._output = output
+        self._last_ping = float("-inf")
+        self._strikes = 0
+        self._probed_at: float | None = None
+        self.heard_at = now  # when the client last sent anything
+
+    def on_ping(self, now: float, open_streams: int) -> None:
+        """The client's ping; whatever we sent on a stream makes up for those before."""
+        limits = self._limits
+        calls = open_streams or limits.keepalive_without_calls
+        least = limits.min_ping_interval_s if calls else limits.idle_ping_interval_s
+        if self._output.answered:
+            self._output.answered = False
+            self._strikes = 0
+        elif now - self._last_ping < least:
+            self._strikes += 1
+            if self._strikes > limits.max_ping_strikes:
+                raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+        self._last_ping = now
+
+    def on_ack(self, data: bytes) -> bool:
+        """True if it answers a probe of this object."""
+        if data != _PROBE or self._probed_at is None:
+            return False
+        self._probed_at = None
+        return True
+
+    def due(self, open_streams: int) -> float:
+        """When `tick` has something to do."""
+        if self._probed_at is not None:
+            return self._probed_at + self._limits.keepalive_timeout_s
+        if not open_streams and not self._limits.keepalive_without_calls:
+            return float("inf")
+        return self.heard_at + self._limits.keepalive_s
+
+    def tick(self, now: float, open_streams: int) -> None:
+        """Probe if it is time.
+
+        Raises:
+            ConnectionFailed: a probe was not answered, nor has anything else come since.
+        """
+        if self._probed_at is not None and self.heard_at > self._probed_at:
+            self._probed_at = None
+        if now < self.due(open_streams):
+            return
+        if self._probed_at is not None:
+            raise ConnectionFailed(ErrorCode.NO_ERROR, "keepalive timeout")
+        self._probed_at = now
+        self._output.add(frames.ping(_PROBE))

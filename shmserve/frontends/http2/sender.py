@@ -1,0 +1,244 @@
+"""Responses into frames: as the client's windows allow, one stream after another."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from shmserve.frontends.http2 import frames
+from shmserve.frontends.http2.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    LARGEST_WINDOW,
+    Buffer,
+    ConnectionFailed,
+    ErrorCode,
+    StreamFailed,
+    frame_head,
+    long_field_block,
+)
+from shmserve.frontends.http2.limits import FloodBudget, Limits
+from shmserve.frontends.http2.output import OutgoingBytes
+from shmserve.frontends.http2.streams import Http2Stream, Http2Streams, Outgoing
+
+_ALONE_FRAME = 1 << 20  # the largest DATA frame, and while other streams wait
+_SHARED_FRAME = 64 << 10
+_EMPTY_TABLE = b"\x20"  # HPACK: the dynamic table's size is zero from now on
+_DEFAULT_TABLE = 4096
+
+
+class SendQueueFull(Exception):
+    """A stream's client does not keep up: wait for tokens before the next `send`."""
+
+
+class Sender:
+    """Frames what streams send.
+
+    A stream whose response fits is framed at once. Otherwise it has a queue, and is in one of
+    three places: in turn, held until the connection's window opens, or parked until its own does.
+
+    Args:
+        limits: the connection's.
+        streams: they are told when their response is complete.
+        output: where frames go.
+        control: the budget of control frames, part of which data earns: who reads much has many
+            windows to open.
+    """
+
+    __slots__ = (
+        "_control", "_limits", "_output", "_streams", "_table_update", "initial_window",
+        "max_frame", "window",
+    )  # fmt: skip
+
+    def __init__(
+        self, limits: Limits, streams: Http2Streams, output: OutgoingBytes, control: FloodBudget
+    ) -> None:
+        self._limits = limits
+        self._streams = streams
+        self._output = output
+        self._control = control
+        self._table_update = b""
+        self.window = frames.DEFAULT_WINDOW
+        self.initial_window = frames.DEFAULT_WINDOW
+        self.max_frame = frames.DEFAULT_FRAME_BYTES
+
+    def send(
+        self,
+        stream: Http2Stream,
+        head: bytes | None,
+        data: Sequence[Buffer],
+        trailers: bytes | None,
+        token: object,
+        now: float,
+    ) -> None:
+        """Frame it if nothing is in its way, else queue it; raises as `Connection.send`."""
+        size = 0
+        for buffer in data:
+            size += len(buffer)
+        if stream.ended or (head is None and size and not stream.head_sent):
+            raise ValueError("a response is its headers, then data, then trailers")
+        output, streams = self._output, self._streams
+        if (
+            stream.queue
+            or streams.ready
+            or streams.blocked
+            or size > _ALONE_FRAME
+            or size > self.max_frame
+            or size > stream.send_window
+            or size > self.window
+            or output.pending >= self._limits.high_water_bytes
+        ):
+            self._enqueue(stream, Outgoing(head, list(data), size, trailers, token), now)
+            stream.head_sent = True
+            stream.ended = trailers is not None
+            return
+        stream.head_sent = True
+        lead = b"" if head is None else self._field_block(stream.id, head, 0)
+        if size:
+            lead += frame_head(size, DATA, 0, stream.id)
+            stream.send_window -= size
+            self.window -= size
+            self._control.left += size >> 10
+        if lead:
+            output.parts.append(lead)
+            output.parts.extend(data)
+            output.pending += len(lead) + size
+        if token is not None:
+            output.mark(token)
+        output.answered = True
+        if trailers is not None:
+            last = self._field_block(stream.id, trailers, END_STREAM)
+            output.parts.append(last)
+            output.pending += len(last)
+            streams.complete(stream)
+
+    def _enqueue(self, stream: Http2Stream, outgoing: Outgoing, now: float) -> None:
+        if stream.queue:
+            if len(stream.queue) >= self._limits.max_queued_sends:
+                raise SendQueueFull(f"{len(stream.queue)} messages wait for their client")
+            stream.queue.append(outgoing)
+            return
+        stream.queue = deque((outgoing,))
+        stream.progress_at, stream.moved = now, 0
+        self._streams.sending[stream.id] = stream
+        self._streams.ready.append(stream)
+
+    def pump(self, now: float) -> None:
+        """Frame what the windows allow, a frame of each stream in turn, up to the high water."""
+        output, high_water = self._output, self._limits.high_water_bytes
+        ready, blocked = self._streams.ready, self._streams.blocked
+        while output.pending < high_water:
+            if blocked and self.window > 0:
+                self._advance(blocked.popleft(), now)
+            elif ready:
+                self._advance(ready.popleft(), now)
+            else:
+                return
+
+    def _advance(self, stream: Http2Stream, now: float) -> None:
+        """One frame of DATA, with the header blocks around it; then the stream's next place."""
+        queue = stream.queue
+        assert queue, "a stream in turn has something to send"
+        outgoing = queue[0]
+        if outgoing.head is not None:
+            self._output.add(self._field_block(stream.id, outgoing.head, 0))
+            outgoing.head = None
+        if outgoing.left:
+            alone = len(self._streams.sending) == 1
+            largest = _ALONE_FRAME if alone else _SHARED_FRAME
+            size = min(outgoing.left, stream.send_window, self.window, self.max_frame, largest)
+            if size > 0:
+                self._data_frame(stream, outgoing, size)
+                self._note_progress(stream, size, now)
+        self._output.answered = True
+        if not outgoing.left:
+            queue.popleft()
+            if outgoing.token is not None:
+                self._output.mark(outgoing.token)
+            if not queue:
+                del self._streams.sending[stream.id]
+            if outgoing.trailers is not None:
+                self._output.add(self._field_block(stream.id, outgoing.trailers, END_STREAM))
+                self._streams.complete(stream)
+                return
+        if queue:
+            self._place(stream, queue[0])
+
+    def _place(self, stream: Http2Stream, waiting: Outgoing) -> None:
+        if not waiting.left or waiting.head is not None:
+            self._streams.ready.append(stream)
+        elif stream.send_window <= 0:
+            stream.parked = True
+        elif self.window <= 0:
+            self._streams.blocked.append(stream)
+        else:
+            self._streams.ready.append(stream)
+
+    def _data_frame(self, stream: Http2Stream, outgoing: Outgoing, size: int) -> None:
+        """`size` bytes as slices of the buffers they are in."""
+        parts = self._output.parts
+        parts.append(frame_head(size, DATA, 0, stream.id))
+        self._output.pending += frames.HEAD_BYTES + size
+        outgoing.left -= size
+        stream.send_window -= size
+        self.window -= size
+        self._control.left += size >> 10
+        while size:
+            buffer, start = outgoing.buffers[outgoing.index], outgoing.offset
+            length = len(buffer) - start
+            if length <= size:
+                if length:
+                    parts.append(memoryview(buffer)[start:] if start else buffer)
+                outgoing.index += 1
+                outgoing.offset = 0
+                size -= length
+            else:
+                parts.append(memoryview(buffer)[start : start + size])
+                outgoing.offset = start + size
+                size = 0
+
+    def _note_progress(self, stream: Http2Stream, size: int, now: float) -> None:
+        """A client that opens its window byte by byte makes none worth the name."""
+        stream.moved += size
+        if stream.moved >= self._limits.min_progress_bytes:
+            stream.progress_at, stream.moved = now, 0
+
+    def _field_block(self, stream_id: int, block: bytes, flags: int) -> bytes:
+        if self._table_update:
+            block, self._table_update = self._table_update + block, b""
+        size = len(block)
+        if size > self.max_frame:
+            return long_field_block(stream_id, block, flags, self.max_frame)
+        return frame_head(size, HEADERS, flags | END_HEADERS, stream_id) + block
+
+    def open_window(self, increment: int) -> None:
+        """The client's WINDOW_UPDATE for the connection."""
+        self.window += increment
+        if self.window > LARGEST_WINDOW:
+            raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
+
+    def open_stream_window(self, stream: Http2Stream, increment: int) -> None:
+        """The client's WINDOW_UPDATE, or what its new SETTINGS say; negative then, perhaps."""
+        stream.send_window += increment
+        if stream.send_window > LARGEST_WINDOW:
+            raise StreamFailed(ErrorCode.FLOW_CONTROL_ERROR, "the window is too large")
+        if stream.parked and stream.send_window > 0:
+            stream.parked = False
+            self._streams.ready.append(stream)
+
+    def change_initial_window(self, size: int) -> None:
+        delta, self.initial_window = size - self.initial_window, size
+        if not delta:
+            return
+        try:
+            for stream in self._streams.open.values():
+                self.open_stream_window(stream, delta)
+        except StreamFailed as failed:
+            raise ConnectionFailed(failed.code, failed.reason) from None
+
+    def shrink_table(self, size: int) -> None:
+        """The client wants a smaller HPACK table than the default: tell it that we use none."""
+        if size < _DEFAULT_TABLE:
+            self._table_update = _EMPTY_TABLE

@@ -1,0 +1,82 @@
+"""The GRPS service without a transport: health, online flag, metadata, prediction."""
+
+from __future__ import annotations
+
+from shmserve.config import Settings
+from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.outcome import RunOptions
+from shmserve.errors import InvalidArgument, NotFound, ShmserveError, Unavailable
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.grps.frontend import metadata_documents, pipelines
+from shmserve.grps.frontend.exchange import Exchange, HttpSource, PayloadSource
+from shmserve.grps.frontend.model_names import ModelNames
+from shmserve.grps.frontend.payloads import Body, Payload
+from shmserve.grps.protocol.custom_http import RequestHead
+from shmserve.grps.protocol.message import GrpsMessage, success
+from shmserve.grps.settings import ONLINE
+
+OK = GrpsMessage(success())
+
+
+class Grps:
+    """Answers requests, or raises what their answers tell; one per process."""
+
+    def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self.models = ModelNames(dispatcher, settings)
+
+    def set_online(self, online: bool) -> GrpsMessage:
+        """Tell whether load balancers should send requests here: one flag for all processes."""
+        self._dispatcher.set_flag(ONLINE, online)
+        return OK
+
+    def ready(self) -> GrpsMessage:
+        """Online, and every model that should be loaded is.
+
+        Raises:
+            Unavailable: not so.
+        """
+        try:
+            snapshot = self._dispatcher.snapshot()
+        except ShmserveError:
+            raise Unavailable("Service Unavailable") from None
+        if not (snapshot.flags.get(ONLINE) and snapshot.ready):
+            raise Unavailable("Service Unavailable")
+        return OK
+
+    def server_metadata(self) -> GrpsMessage:
+        """What is served, as YAML."""
+        text = metadata_documents.server_document(self._dispatcher.snapshot(), self._settings)
+        return GrpsMessage(success(), str_data=text)
+
+    def model_metadata(self, message: GrpsMessage) -> GrpsMessage:
+        """What is known of the model that the message names in its str_data.
+
+        Raises:
+            InvalidArgument: it names none.
+            NotFound: there is no such model.
+        """
+        name = message.str_data
+        if name is None:
+            raise InvalidArgument("No model name.")
+        if not name:
+            raise InvalidArgument("The model name is empty.")
+        text = metadata_documents.model_document(self.models.names(), name)
+        if text is None and (line := pipelines.named(name, self._settings)):
+            text = pipelines.document(line, self._settings)
+        if text is None:
+            raise NotFound("Model not found.")
+        return GrpsMessage(success(), str_data=text)
+
+    def begin(self, payload: Payload, entry: ModelEntry, options: RunOptions) -> Exchange:
+        """A request with a payload, which is checked and brought into slots when it is run."""
+        source = PayloadSource(payload, self._settings, options)
+        kind = "bin_data" if payload.body is not None else payload.message.which
+        return Exchange(self._dispatcher, entry, source, kind)
+
+    def begin_http(
+        self, entry: ModelEntry, head: RequestHead, body: Body, options: RunOptions
+    ) -> Exchange:
+        """An HTTP request as it is, for a model that takes such."""
+        return Exchange(self._dispatcher, entry, HttpSource(head, body, options))

@@ -1,0 +1,71 @@
+"""Messages of the control plane: frozen Structs, msgpack, one union per channel.
+
+Rules (docs/ARCHITECTURE.md, message table): tagged, array-like, fields are only
+ever appended and then have defaults, encoders and decoders are reused, and a peer
+of another `VERSION` is refused at hello. Decoding raises nothing but `UnreadableMessage`.
+Tensor bytes never travel in a message; descriptors name them.
+
+Two kinds of channel:
+- *data channel*, frontend <-> executor: `ToExecutor`, `ToFrontend`
+- *link*, every process <-> coordinator: `ToCoordinator`, `FromCoordinator`
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shmserve.protocol.control import data_messages as data
+from shmserve.protocol.control import history_messages as history
+from shmserve.protocol.control import link_messages as link
+from shmserve.protocol.control import model_messages as model
+from shmserve.protocol.control import region_messages as region
+from shmserve.protocol.control import settings_messages as settings
+from shmserve.protocol.control import stats_messages as stats
+from shmserve.protocol.decoding import msgpack_decoder
+
+VERSION = 1
+
+ToExecutor = data.FrontendHello | data.Execute | data.Cancel | data.Credit | data.Release
+ToFrontend = data.ExecutorHello | data.Answer
+
+ToCoordinator = (
+    link.Hello | link.Grant | link.GiveBack | link.Loaded | link.LoadFailed | link.Started
+    | link.Exited | link.Show | link.Stats | link.Drain
+    | region.RegisterRegion | region.RegisterCudaRegion | region.UnregisterRegions
+    | region.NeedRegion | region.RegionShrunk | region.RegionProbed | region.RegionsClosed
+    | region.StoredRegions
+    | settings.SetFlag | settings.ChangeLog | settings.ChangeTrace | settings.TakeTraces
+    | stats.CounterPage | stats.StoredPages | stats.AskReport | history.AskHistory
+    | model.LoadModel | model.UnloadModel
+)  # fmt: skip
+FromCoordinator = (
+    link.Welcome | link.Granted | link.Trim | link.AskStats | link.Desired | link.Shown
+    | link.Stop | link.Adopt | link.Forgive | link.RegistryChanged
+    | region.RegionAnswer | region.RegionGiven | region.RegionsGone | region.StoreRegions
+    | region.DropRegions | region.ProbeRegion
+    | settings.FlagSet | settings.SettingsAnswer | settings.LogChanged
+    | stats.StorePages | stats.DropPages | stats.ReportGiven | history.HistoryGiven
+    | model.ModelAnswer
+)  # fmt: skip
+
+# Void for a new coordinator: what the hello tells it, or what it asks or is asked again.
+VOID = (
+    *(link.GiveBack, link.Grant, link.Stats, link.Loaded),
+    *(region.RegisterRegion, region.RegisterCudaRegion, region.UnregisterRegions),
+    *(region.NeedRegion, region.RegionProbed, region.RegionsClosed, region.StoredRegions),
+    *(settings.SetFlag, settings.ChangeLog, settings.ChangeTrace, settings.TakeTraces),
+    *(stats.StoredPages, stats.AskReport, history.AskHistory, model.LoadModel, model.UnloadModel),
+)
+
+# Replies to `transport.link.Link.ask`: each has a `ticket`, and brings its request to an end.
+ANSWERS = (
+    *(region.RegionAnswer, region.RegionGiven, stats.ReportGiven, history.HistoryGiven),
+    *(settings.SettingsAnswer, settings.FlagSet, model.ModelAnswer, link.Granted),
+)
+
+encoder = msgspec.msgpack.Encoder()
+encode = encoder.encode
+decode_to_executor = msgpack_decoder(ToExecutor)
+decode_to_frontend = msgpack_decoder(ToFrontend)
+decode_to_coordinator = msgpack_decoder(ToCoordinator)
+decode_from_coordinator = msgpack_decoder(FromCoordinator)

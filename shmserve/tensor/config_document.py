@@ -1,0 +1,150 @@
+"""A model's configuration as clients see it: the body of ``GET /v2/models/{m}/config``, typed.
+
+The Structs have the names of Triton's ModelConfig in its order, enums as their names, and int64
+as numbers, so their JSON form is the document itself. A field that is UNSET is not shown. What
+no process of ours reads stays plain JSON (`JsonObject`, `JsonArray`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+JsonObject = dict[str, Any]
+JsonArray = tuple[Any, ...]
+
+
+class ReshapeEntry(Struct, frozen=True):
+    """The shape that the model sees of a tensor, without the batch."""
+
+    shape: tuple[int, ...] = ()
+
+
+class InputEntry(Struct, frozen=True):
+    """An input. `data_type`: TYPE_INVALID, and `dims`: empty, where the model tells them."""
+
+    name: str
+    data_type: str = "TYPE_INVALID"
+    format: str = "FORMAT_NONE"
+    dims: tuple[int, ...] = ()
+    reshape: ReshapeEntry | UnsetType = UNSET
+    is_shape_tensor: bool = False
+    allow_ragged_batch: bool = False
+    optional: bool = False
+    is_non_linear_format_io: bool = False
+
+
+class OutputEntry(Struct, frozen=True):
+    name: str
+    data_type: str = "TYPE_INVALID"
+    dims: tuple[int, ...] = ()
+    reshape: ReshapeEntry | UnsetType = UNSET
+    label_filename: str = ""
+    is_shape_tensor: bool = False
+    is_non_linear_format_io: bool = False
+
+
+class GraphEntry(Struct, frozen=True):
+    level: int = 0
+
+
+class OptimizationEntry(Struct, frozen=True):
+    graph: GraphEntry | UnsetType = UNSET
+    priority: str | UnsetType = UNSET
+    cuda: JsonObject | UnsetType = UNSET
+    execution_accelerators: JsonObject | UnsetType = UNSET
+    input_pinned_memory: JsonObject | UnsetType = UNSET
+    output_pinned_memory: JsonObject | UnsetType = UNSET
+    gather_kernel_buffer_threshold: int | UnsetType = UNSET
+    eager_batching: bool | UnsetType = UNSET
+
+
+class QueuePolicyEntry(Struct, frozen=True):
+    """How requests wait for a batch. `timeout_action`: REJECT or DELAY."""
+
+    timeout_action: str = "REJECT"
+    default_timeout_microseconds: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+
+class BatchingEntry(Struct, frozen=True):
+    """`dynamic_batching`."""
+
+    preferred_batch_size: tuple[int, ...] | UnsetType = UNSET
+    max_queue_delay_microseconds: int | UnsetType = UNSET
+    preserve_ordering: bool | UnsetType = UNSET
+    priority_levels: int | UnsetType = UNSET
+    default_priority_level: int | UnsetType = UNSET
+    default_queue_policy: QueuePolicyEntry | UnsetType = UNSET
+    priority_queue_policy: dict[str, QueuePolicyEntry] | UnsetType = UNSET
+
+
+class GroupEntry(Struct, frozen=True):
+    """One `instance_group`. `kind` and `gpus`: where its instances are, once it is placed."""
+
+    name: str
+    kind: str
+    count: int
+    rate_limiter: JsonObject | UnsetType = UNSET
+    gpus: tuple[int, ...] = ()
+    secondary_devices: JsonArray = ()
+    profile: tuple[str, ...] = ()
+    passive: bool = False
+    host_policy: str = ""
+
+
+class TransactionEntry(Struct, frozen=True):
+    decoupled: bool = False
+
+
+class ConfigDocument(Struct, frozen=True):
+    name: str = ""
+    platform: str | UnsetType = UNSET
+    backend: str | UnsetType = UNSET
+    runtime: str | UnsetType = UNSET
+    version_policy: JsonObject | UnsetType = UNSET
+    max_batch_size: int = 0
+    input: tuple[InputEntry, ...] = ()
+    output: tuple[OutputEntry, ...] = ()
+    batch_input: JsonArray | UnsetType = UNSET
+    batch_output: JsonArray | UnsetType = UNSET
+    optimization: OptimizationEntry | UnsetType = UNSET
+    dynamic_batching: BatchingEntry | UnsetType = UNSET
+    instance_group: tuple[GroupEntry, ...] | UnsetType = UNSET
+    default_model_filename: str | UnsetType = UNSET
+    cc_model_filenames: JsonObject | UnsetType = UNSET
+    metric_tags: JsonObject | UnsetType = UNSET
+    parameters: JsonObject | UnsetType = UNSET
+    model_warmup: JsonArray | UnsetType = UNSET
+    model_operations: JsonObject | UnsetType = UNSET
+    model_transaction_policy: TransactionEntry | UnsetType = UNSET
+    model_repository_agents: JsonObject | UnsetType = UNSET
+    response_cache: JsonObject | UnsetType = UNSET
+    model_metrics: JsonObject | UnsetType = UNSET
+
+    def json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    def as_dict(self) -> JsonObject:
+        """A copy for those whose interface is a dictionary: protobuf, models of Triton."""
+        document: JsonObject = msgspec.json.decode(self.json())
+        return document
+
+    @property
+    def groups(self) -> tuple[GroupEntry, ...]:
+        return () if self.instance_group is UNSET else self.instance_group
+
+    @property
+    def model_file(self) -> str:
+        """What `default_model_filename` says; "" if nothing."""
+        return "" if self.default_model_filename is UNSET else self.default_model_filename
+
+    @property
+    def graph_level(self) -> int:
+        """What `optimization.graph.level` says."""
+        if self.optimization is UNSET or self.optimization.graph is UNSET:
+            return 0
+        return self.optimization.graph.level

@@ -1,0 +1,24 @@
+"""Bytes of others are decoded in one place, which has one error."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "shmserve"
+HERE = "protocol/decoding.py"
+# What our own parent or child has written, or what a faster way of its own follows on.
+OTHERS = {
+    *("executor/__main__.py", "cli/try_load.py", "cli/trials.py", "cuda/doctor.py"),
+    *("tensor/config_document.py", "grps/protocol/ndarray_json.py"),
+    *("client/api.py", "coordinator/stats/counter_totals.py", "grps/protocol/json_reader.py"),
+}
+
+
+def test_decoders_are_made_in_one_place() -> None:
+    made = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"msgspec\.(json|msgpack)\.(Decoder|decode)\b", path.read_text())
+    }
+    assert made <= {HERE} | OTHERS

@@ -1,0 +1,159 @@
+"""How the code is built: names, circles, constructors, and the contracts between packages.
+
+What is otherwise on purpose stands here with its reason; an entry that is not true any more fails,
+too.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "shmserve"
+SOURCES = {
+    path.relative_to(PACKAGE): ast.parse(path.read_text())
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if "_generated" not in path.parts
+}
+MOST_PARAMETERS = 6
+OFTEN = {"__init__.py", "__main__.py", "model.py"}
+
+CONSTRUCTORS = {"InferenceRequest"}  # its parameters are those of Triton's class of that name
+
+
+def classes() -> Iterator[ast.ClassDef]:
+    for tree in SOURCES.values():
+        yield from (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def test_no_file_name_stands_more_than_twice() -> None:
+    counts = Counter(path.name for path in SOURCES if path.name not in OFTEN)
+    assert {name for name, count in counts.items() if count > 2} == set()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph("shmserve", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    named = {tuple(m.removeprefix("shmserve.") for m in circle) for circle in circles(imports)}
+    assert named == set()
+
+
+def circles(imports: dict[str, set[str]]) -> set[tuple[str, ...]]:
+    """Groups of modules each of which imports all the others, by whatever detour."""
+    reached: dict[str, set[str]] = {}
+    for module in imports:
+        seen: set[str] = set()
+        ahead = list(imports[module])
+        while ahead:
+            if (one := ahead.pop()) not in seen:
+                seen.add(one)
+                ahead += imports[one]
+        reached[module] = seen
+    groups = (
+        tuple(sorted(m for m in reached[module] if module in reached[m]))
+        for module in imports
+        if module in reached[module]
+    )
+    return set(groups)
+
+
+def test_a_circle_is_found() -> None:
+    imports = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "e"}, "e": {"d"}, "f": {"e"}}
+    assert circles(imports) == {("a", "b", "c"), ("d", "e")}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    counts = Counter(node.name for node in classes())
+    assert {name for name, count in counts.items() if count > 1} == set()
+
+
+def test_constructors_have_few_parameters() -> None:
+    found = set()
+    for node in classes():
+        for item in node.body:
+            if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+                args = [*item.args.posonlyargs, *item.args.args, *item.args.kwonlyargs][1:]
+                if len(args) > MOST_PARAMETERS:
+                    found.add(node.name)
+    assert found == CONSTRUCTORS
+
+
+def test_docstrings_say_something_themselves() -> None:
+    found = {node.name for node in classes() if "See the module" in (ast.get_docstring(node) or "")}
+    assert found == set()
+
+
+# ---------------------------------------------------------------- contracts between packages
+
+PYPROJECT = ROOT / "pyproject.toml"
+CONTRACTS = tomllib.loads(PYPROJECT.read_text())["tool"]["importlinter"]["contracts"]
+NUMBERS = {contract["name"].partition(" ")[0] for contract in CONTRACTS}
+# Contract -> package that must not, and what it must not import.
+BREACHES = {
+    "C1": ("shmserve/core", "shmserve.app"),
+    "C2": ("shmserve/client", "falcon"),
+    "C3": ("shmserve/coordinator", "cupy"),
+    "C4": ("shmserve/supervisor", "grpc"),
+    "C5": ("shmserve/tensor", "socket"),
+    "C6": ("shmserve/frontends/oip", "shmserve.coordinator"),
+    "C7": ("shmserve/frontends/oip", "shmserve.frontends.http.server"),
+    "C8": ("shmserve/repository", "shmserve.grps"),
+    "C9": ("shmserve/grps/protocol", "socket"),
+    "C10": ("shmserve/grps/frontend", "cupy"),
+    "C11": ("shmserve/grps/repository", "falcon"),
+    "C12": ("shmserve/grps/frontend/http", "grpc"),
+}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package and what import-linter is told, to be spoiled."""
+    folder = tmp_path_factory.mktemp("house")
+    shutil.copy(PYPROJECT, folder)
+    shutil.copytree(PACKAGE, folder / "shmserve", ignore=shutil.ignore_patterns("__pycache__"))
+    assert broken(folder) == set()
+    return folder
+
+
+def broken(folder: Path) -> set[str]:
+    """Names of the contracts that the package in a folder breaks."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as lint; lint()"],
+        env=os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "1000", "NO_COLOR": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    told = re.findall(r"^(C\d+) .+ (KEPT|BROKEN)", done.stdout, re.MULTILINE)
+    assert {name for name, _ in told} == NUMBERS, done.stdout
+    found = {name for name, state in told if state == "BROKEN"}
+    assert done.returncode == bool(found)
+    return found
+
+
+def test_every_contract_has_a_breach_to_find() -> None:
+    assert BREACHES.keys() == NUMBERS
+
+
+@pytest.mark.parametrize("name", BREACHES)
+def test_a_breach_of_a_contract_is_found(name: str, copy: Path) -> None:
+    package, forbidden = BREACHES[name]
+    breach = copy / package / "breach.py"
+    breach.write_text(f"import {forbidden}\n")
+    try:
+        assert broken(copy) == {name}
+    finally:
+        breach.unlink()

@@ -1,0 +1,196 @@
+"""What a page elsewhere can do to a service on its reader's host: nothing. In a real browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from shmserve.testing.running_server import ROOT, RunningServer, free_port
+from tests import needs
+from tests.crash.reload import changed
+
+pytestmark = pytest.mark.needs("browser")
+MODELS = ROOT / "tests/repositories/basic"
+TELLS = """
+class Model:
+    def __init__(self, context):
+        open("MARK", "w").close()
+
+    def infer(self, request):
+        return {"OUT": request.input("IN")}
+"""
+# Asks for everything, one after the other, and waits for none of the answers' contents.
+ATTACK = """
+async ([base, mode, asked]) => {
+    const told = [];
+    for (const [method, path, body] of asked) {
+        try {
+            const answer = await fetch(base + path, {method: method, mode: mode, body: body});
+            told.push(answer.status);
+        } catch (error) {
+            told.push(String(error));
+        }
+    }
+    await new Promise((done) => {  // as an image, which is a GET that no script sends
+        const image = new Image();
+        image.onload = image.onerror = done;
+        image.src = base + "/grps/v1/health/offline?image";
+    });
+    return told;
+}
+"""
+
+
+class _Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>a page</title>")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[int]:
+    """The port of a site of somebody else's."""
+    site = ThreadingHTTPServer(("127.0.0.1", free_port()), _Page)
+    thread = threading.Thread(target=site.serve_forever)
+    thread.start()
+    yield site.server_port
+    site.shutdown()
+    thread.join()
+    site.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One to which both sites, and the service under another name, are this host."""
+    names = "MAP evil.example 127.0.0.1, MAP friend.example 127.0.0.1"
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(
+            executable_path=needs.browser(),
+            args=[
+                *("--no-sandbox", "--no-proxy-server", f"--host-resolver-rules={names}"),
+                # Newer browsers ask before pages reach this host: it must do without that, too.
+                "--disable-features=LocalNetworkAccessChecks",
+            ],
+        )
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def service(elsewhere: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("models")
+    shutil.copytree(MODELS / "echo", folder / "echo")
+    settings = {"model_control": "explicit", "load_models": "echo", "grps_online": "true"}
+    friend = f"http://friend.example:{elsewhere}"
+    with RunningServer(folder, **settings, grpc_processes=0, allowed_origins=friend) as server:
+        yield server
+    assert server.leaks() == []
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    """A shared-memory object that the server's user owns."""
+    key = f"page-{os.getpid()}"
+    path = Path("/dev/shm") / key
+    path.write_bytes(bytes(4096))
+    yield f"/{key}"
+    path.unlink()
+
+
+def asked(mark: Path, key: str) -> list[tuple[str, str, str | None]]:
+    code = base64.b64encode(TELLS.replace("MARK", str(mark)).encode()).decode()
+    sent = {"parameters": {"config": json.dumps(changed(1)), "file:1/model.py": code}}
+    region = {"key": key, "offset": 0, "byte_size": 4096}
+    return [
+        ("GET", "/v2/models/echo", None),
+        ("POST", "/v2/repository/models/echo/load", json.dumps(sent)),
+        ("POST", "/v2/systemsharedmemory/region/page/register", json.dumps(region)),
+        ("POST", "/v2/logging", json.dumps({"log_info": False})),
+        ("GET", "/grps/v1/health/offline", None),
+    ]
+
+
+def done(server: RunningServer, mark: Path) -> dict[str, bool]:
+    """What has happened of it."""
+    logging = server.get("/v2/logging")[1]
+    return {
+        "loaded": mark.exists(),
+        "registered": bool(server.get("/v2/systemsharedmemory/status")[1]),
+        "silent": logging["log_info"] is False,
+        "offline": server.request("GET", "/grps/v1/health/ready")[0] != 200,
+    }
+
+
+def attack(browser: Browser, page_url: str, base: str, *arguments: Any) -> tuple[Any, list[int]]:
+    """What the page's script is told, and the statuses that its browser got from the service."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    if (
+        base == ""
+    ):  # a page that has rebound its name: it came from elsewhere, what it asks does not
+        context.route(
+            page_url, lambda r: r.fulfill(body="<title>x</title>", content_type="text/html")
+        )
+    page.goto(page_url)
+    statuses: list[int] = []
+    page.on("response", lambda answer: statuses.append(answer.status))
+    told = page.evaluate(ATTACK, [base, *arguments])
+    context.close()
+    return told, statuses
+
+
+def test_a_page_elsewhere(
+    browser: Browser, service: RunningServer, elsewhere: int, tmp_path: Path, memory: str
+) -> None:
+    mark = tmp_path / "mark"
+    page = f"http://evil.example:{elsewhere}/"
+    for host in ("127.0.0.1", "localhost"):
+        base = f"http://{host}:{service.http_port}"
+        told, statuses = attack(browser, page, base, "no-cors", asked(mark, memory))
+        assert told == [0] * 5, "a script is not even told"
+        assert set(statuses) == {403}
+        assert len(statuses) >= 5, "the image may be hidden from the page's debugger, too"
+        told, _ = attack(browser, page, base, "cors", asked(mark, memory))
+        assert all("Failed to fetch" in one for one in told)
+    assert not any(done(service, mark).values())
+
+
+def test_a_page_that_has_rebound_its_name(
+    browser: Browser, service: RunningServer, tmp_path: Path, memory: str
+) -> None:
+    """To its browser it is of the service's own origin."""
+    mark = tmp_path / "mark"
+    page = f"http://evil.example:{service.http_port}/page"
+    told, statuses = attack(browser, page, "", "cors", asked(mark, memory))
+    assert told == [403] * 5
+    assert set(statuses) == {403}
+    assert not any(done(service, mark).values())
+
+
+def test_a_page_that_is_listed(
+    browser: Browser, service: RunningServer, elsewhere: int, tmp_path: Path, memory: str
+) -> None:
+    """Last: what the others must not do is done, so they would have."""
+    mark = tmp_path / "mark"
+    page = f"http://friend.example:{elsewhere}/"
+    base = f"http://127.0.0.1:{service.http_port}"
+    told, _ = attack(browser, page, base, "cors", asked(mark, memory))
+    assert told == [200] * 5
+    assert all(done(service, mark).values())
+    assert service.request("POST", "/v2/systemsharedmemory/unregister")[0] == 200

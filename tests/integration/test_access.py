@@ -1,0 +1,224 @@
+"""Who may do what, over every door of a real server: its own user, another, anybody."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.testing.running_server import ROOT, RunningServer
+from tests.crash.reload import changed
+
+MODELS = ROOT / "tests/repositories/basic"
+SERVICE = "/inference.GRPCInferenceService"
+# A model that tells who loads it
+TELLS = """
+class Model:
+    def __init__(self, context):
+        open("MARK", "w").close()
+
+    def infer(self, request):
+        return {"OUT": request.input("IN")}
+"""
+DOORS = ("tcp", "unix", "grpc", "grpc-unix")
+
+
+class OverUnix(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(self._path)
+
+
+def over_http(door: str, address: str, fields: dict[str, str], mark: str) -> dict[str, Any]:
+    """What each action is answered with: the status."""
+    code = base64.b64encode(TELLS.replace("MARK", mark).encode()).decode()
+    sent = {"parameters": {"config": json.dumps(changed(1)), "file:1/model.py": code}}
+    asked: dict[str, tuple[str, str, Any]] = {
+        "read": ("GET", "/v2/models/echo", None),
+        "load": ("POST", "/v2/repository/models/echo/load", {}),
+        "send": ("POST", "/v2/repository/models/echo/load", sent),
+        "config": ("POST", "/v2/repository/models/echo/load", {"parameters": {"config": "{}"}}),
+        "log": ("POST", "/v2/logging", {"log_verbose_level": 0}),
+        "offline": ("GET", "/grps/v1/health/offline", None),
+    }
+    found = {}
+    for action, (method, path, document) in asked.items():
+        host, _, port = address.rpartition(":")
+        connection = OverUnix(address) if door == "unix" else http.client.HTTPConnection(host, port)
+        body = None if document is None else json.dumps(document)
+        connection.request(method, path, body, fields)
+        found[action] = connection.getresponse().status
+        connection.close()
+    return found
+
+
+def over_grpc(address: str, fields: dict[str, str], mark: str) -> dict[str, Any]:
+    """The same: names of statuses."""
+    sent = pb.RepositoryModelLoadRequest(model_name="echo")
+    sent.parameters["config"].string_param = json.dumps(changed(1))
+    sent.parameters["file:1/model.py"].bytes_param = TELLS.replace("MARK", mark).encode()
+    config = pb.RepositoryModelLoadRequest(model_name="echo")
+    config.parameters["config"].string_param = "{}"
+    log = pb.LogSettingsRequest()
+    log.settings["log_verbose_level"].uint32_param = 0
+    asked = {
+        "read": (f"{SERVICE}/ModelMetadata", pb.ModelMetadataRequest(name="echo")),
+        "load": (
+            f"{SERVICE}/RepositoryModelLoad",
+            pb.RepositoryModelLoadRequest(model_name="echo"),
+        ),
+        "send": (f"{SERVICE}/RepositoryModelLoad", sent),
+        "config": (f"{SERVICE}/RepositoryModelLoad", config),
+        "log": (f"{SERVICE}/LogSettings", log),
+        "offline": ("/grps.protos.v1.GrpsService/Offline", None),
+    }
+    metadata = [(name.lower(), value) for name, value in fields.items()]
+    found = {}
+    with grpc.insecure_channel(address) as channel:
+        for action, (path, message) in asked.items():
+            call = channel.unary_unary(path)
+            try:
+                call(message.SerializeToString() if message else b"", 60, metadata)
+                found[action] = "OK"
+            except grpc.RpcError as ex:
+                found[action] = ex.code().name
+    return found
+
+
+def ask(door: str, server: RunningServer, fields: dict[str, str], mark: str) -> dict[str, Any]:
+    return ask_at(door, address_of(door, server), fields, mark)
+
+
+def ask_at(door: str, address: str, fields: dict[str, str], mark: str) -> dict[str, Any]:
+    if door.startswith("grpc"):
+        return over_grpc(address, fields, mark)
+    return over_http(door, address, fields, mark)
+
+
+def address_of(door: str, server: RunningServer) -> str:
+    binds = server.environ["SHMSERVE_GRPC_BIND"].split(",")
+    return {
+        "tcp": f"127.0.0.1:{server.http_port}",
+        "unix": server.environ["SHMSERVE_HTTP_BIND"].split(",")[1].removeprefix("unix:"),
+        "grpc": binds[0],
+        "grpc-unix": binds[-1],
+    }[door]
+
+
+@pytest.fixture(scope="module")
+def doors() -> Iterator[RunningServer]:
+    """A server whose Unix sockets every user can reach."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        shutil.copytree(MODELS / "echo", f"{folder}/models/echo")
+        server = RunningServer(f"{folder}/models", model_control="explicit", load_models="echo")
+        server.environ["SHMSERVE_HTTP_BIND"] = f"127.0.0.1:{server.http_port},unix:{folder}/http"
+        server.environ["SHMSERVE_GRPC_BIND"] = f"{server.grpc_address},unix:{folder}/grpc"
+        server.environ["SHMSERVE_GRPC_SOCKET_MODE"] = "0666"
+        server.environ["SHMSERVE_HTTP_WORKERS"] = "1"
+        with server:
+            yield server
+        assert server.leaks() == []
+
+
+def expected(door: str, **refused: str) -> dict[str, Any]:
+    """All is done but what is refused."""
+    told = {"400": "INVALID_ARGUMENT", "403": "PERMISSION_DENIED"}
+    found: dict[str, Any] = dict.fromkeys(
+        ("read", "load", "send", "config", "log", "offline"), "OK" if "grpc" in door else 200
+    )
+    for action, status in refused.items():
+        found[action] = told[status] if "grpc" in door else int(status)
+    return found
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_servers_own_user(doors: RunningServer, tmp_path: Path, door: str) -> None:
+    mark = tmp_path / "mark"
+    found = ask(door, doors, {}, str(mark))
+    if door == "grpc-unix":  # open to others, it does not tell one from the other
+        assert found == expected(door, send="403", config="403")
+    else:
+        assert found == expected(door)
+        assert mark.exists(), "the positive control: this is what others must not do"
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("field", ["X-Forwarded-For", "Forwarded", "Via"])
+def test_relayed_for_somebody_else(
+    doors: RunningServer, tmp_path: Path, door: str, field: str
+) -> None:
+    mark = tmp_path / "mark"
+    found = ask(door, doors, {field: "for=192.0.2.1"}, str(mark))
+    assert found == expected(door, send="403", config="403")
+    assert not mark.exists()
+
+
+_STRANGER = """
+import json, os, sys
+from tests.integration.test_access import ask_at
+"localhost".encode("idna")  # imports what this user cannot read
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+door, address, mark = sys.argv[1:]
+print(json.dumps(ask_at(door, address, {}, mark)))
+"""
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("door", DOORS)
+def test_another_user_of_the_host(doors: RunningServer, tmp_path: Path, door: str) -> None:
+    mark = tmp_path / "mark"
+    done = subprocess.run(
+        [sys.executable, "-c", _STRANGER, door, address_of(door, doors), str(mark)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected(door, send="403", config="403")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_page_of_another_origin(doors: RunningServer, tmp_path: Path, door: str) -> None:
+    mark = tmp_path / "mark"
+    everything = dict.fromkeys(("read", "load", "send", "config", "log", "offline"), "403")
+    for fields in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert ask(door, doors, fields, str(mark)) == expected(door, **everything)
+    assert not mark.exists()
+
+
+def test_a_host_that_is_not_ours(doors: RunningServer) -> None:
+    for fields, status in (
+        ("Host: evil.example", 403),
+        ("Host: localhost, evil.example", 400),
+        ("Host: localhost\r\nHost: evil.example", 400),
+        ("X-A: b", 400),
+        ("Host: localhost:1", 200),
+        ("Host: localhost\r\nSCRIPT_NAME: /elsewhere", 400),
+    ):
+        with socket.create_connection(("127.0.0.1", doors.http_port), 60) as sock:
+            sock.sendall(f"GET /v2 HTTP/1.1\r\n{fields}\r\nConnection: close\r\n\r\n".encode())
+            answer = sock.makefile("rb").read()
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode()), (fields, answer)

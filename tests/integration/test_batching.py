@@ -1,0 +1,181 @@
+"""Batches in a real server: who meets, who is refused, and what a death leaves behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import onnx
+import pytest
+
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.testing.running_server import RunningServer, wait_until
+from tests.grpc_client import Client
+from tests.holding import Hold, in_flight
+
+MODELS = Path(__file__).parents[1] / "repositories" / "batching"
+POOL = 8
+helper, T = onnx.helper, onnx.TensorProto
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models = tmp_path_factory.mktemp("models")
+    shutil.copytree(MODELS, models, dirs_exist_ok=True)
+    (models / "sum" / "1").mkdir(parents=True)
+    values = [helper.make_tensor_value_info(name, T.FLOAT, ["N", "M"]) for name in "ABY"]
+    graph = helper.make_graph([helper.make_node("Add", ["A", "B"], ["Y"])], "g", *[values[:2]],
+                              [values[2]])  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, models / "sum" / "1" / "model.onnx")
+    (models / "sum" / "config.pbtxt").write_text(
+        'backend: "onnxruntime" max_batch_size: 8 '
+        "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 200000 }"
+    )
+    with RunningServer(models, http_workers=1, grpc_processes=1) as server:
+        yield server
+    assert server.leaks() == []
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(POOL) as executor:
+        yield executor
+
+
+def ask(
+    server: RunningServer, model: str, command: str, **parameters: int
+) -> tuple[int, dict[str, str], Any]:
+    tensor = {"name": "COMMAND", "datatype": "BYTES", "shape": [1, 1], "data": [command]}
+    body = json.dumps({"id": "7", "inputs": [tensor], "parameters": parameters}).encode()
+    status, headers, answer = server.request("POST", f"/v2/models/{model}/infer", body)
+    return status, headers, json.loads(answer)
+
+
+def size_of(answer: tuple[int, dict[str, str], Any]) -> int:
+    status, _, document = answer
+    assert status == 200, document
+    size: int = document["outputs"][0]["data"][0]
+    return size
+
+
+def statistics(server: RunningServer, model: str) -> dict[str, Any]:
+    status, document = server.get(f"/v2/models/{model}/stats")
+    assert status == 200
+    (stats,) = document["model_stats"]
+    result: dict[str, Any] = stats
+    return result
+
+
+def waiting(server: RunningServer, model: str, count: int) -> None:
+    wait_until(lambda: in_flight(server, f"{model}/1/0") == count, f"not {count} are there")
+
+
+def test_a_python_model_gets_the_requests_of_a_batch_as_a_list(
+    server: RunningServer, threads: ThreadPoolExecutor
+) -> None:
+    before = statistics(server, "meeting")
+    futures = [threads.submit(ask, server, "meeting", "") for _ in range(4)]
+    assert [size_of(future.result()) for future in futures] == [4] * 4
+    after = statistics(server, "meeting")
+    assert after["inference_count"] - before["inference_count"] == 4
+    assert after["execution_count"] - before["execution_count"] == 1
+    assert after["inference_stats"]["success"]["count"] == 4
+    assert [row["batch_size"] for row in after["batch_stats"]] == [4]
+    assert after["batch_stats"][0]["compute_infer"]["count"] == 1
+
+
+def test_an_error_of_one_response_is_that_requests_only(
+    server: RunningServer, threads: ThreadPoolExecutor
+) -> None:
+    futures = [threads.submit(ask, server, "meeting", c) for c in ("", "fail", "", "")]
+    status, _, document = futures[1].result()
+    assert (status, document["error"]) == (500, "as it was told")
+    assert [size_of(futures[index].result()) for index in (0, 2, 3)] == [4] * 3
+
+
+@pytest.mark.parametrize("width", [3, 20_000])
+@pytest.mark.parametrize("model", ["sum", "native"])
+def test_one_tensor_for_all_gives_everybody_their_own_rows(
+    server: RunningServer, threads: ThreadPoolExecutor, model: str, width: int
+) -> None:
+    names = ["A", "B"] if model == "sum" else ["IN"]
+
+    def infer(number: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        random = np.random.default_rng(number)
+        arrays = [random.random((1 + number % 2, width), np.float32) for _ in names]
+        message = pb.ModelInferRequest(model_name=model)
+        for name, array in zip(names, arrays, strict=True):
+            message.inputs.add(name=name, datatype="FP32", shape=array.shape)
+            message.raw_input_contents.append(array.tobytes())
+        answer = client.call("ModelInfer", message)
+        got = np.frombuffer(answer.raw_output_contents[0], np.float32)
+        expected = arrays[0] + (arrays[1] if model == "sum" else np.float32(1))
+        return got.reshape(answer.outputs[0].shape), expected
+
+    before = statistics(server, model)
+    client = Client(server.grpc_address)
+    try:
+        for got, expected in threads.map(infer, range(40)):
+            np.testing.assert_array_equal(got, expected)
+    finally:
+        client.close()
+    after = statistics(server, model)
+    assert after["inference_count"] - before["inference_count"] == 60
+    assert after["execution_count"] - before["execution_count"] < 40
+    assert max(row["batch_size"] for row in after["batch_stats"]) > 2
+
+
+def test_a_full_queue_and_a_timeout_are_told_at_once(
+    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    with Hold(tmp_path) as hold:
+        held: list[Future[Any]] = [threads.submit(ask, server, "strict", f"hold:{hold.path}")]
+        hold.wait_begun()
+        held.append(threads.submit(ask, server, "strict", ""))
+        waiting(server, "strict", 2)
+        status, headers, document = ask(server, "strict", "", timeout=1000)
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert document["error"] == "[request id: 7] Request timeout expired"
+        held.append(threads.submit(ask, server, "strict", ""))
+        waiting(server, "strict", 3)
+        status, headers, document = ask(server, "strict", "")
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert document["error"] == "[request id: 7] Exceeds maximum queue size"
+        client = Client(server.grpc_address)
+        message = pb.ModelInferRequest(model_name="strict")
+        message.inputs.add(name="COMMAND", datatype="BYTES", shape=[1, 1])
+        message.raw_input_contents.append(bytes(4))
+        with pytest.raises(grpc.RpcError) as caught:
+            client.call("ModelInfer", message)
+        client.close()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert [size_of(future.result()) for future in held] == [1, 2, 2]
+    stats = statistics(server, "strict")
+    assert stats["inference_stats"]["success"]["count"] == 3
+    assert stats["inference_stats"]["fail"]["count"] == 3
+    assert (stats["inference_count"], stats["execution_count"]) == (3, 2)
+    _, _, text = server.request("GET", "/metrics")
+    lines = [line for line in text.decode().splitlines() if 'reason="queue_full"' in line]
+    assert sum(float(line.split()[-1]) for line in lines if 'model="strict"' in line) == 3
+
+
+def test_a_death_inside_a_batch_is_told_to_everybody_in_it(
+    server: RunningServer, threads: ThreadPoolExecutor
+) -> None:
+    futures = [threads.submit(ask, server, "meeting", c) for c in ("", "", "leave", "")]
+    answers = [future.result() for future in futures]
+    assert [status for status, _, _ in answers] == [503] * 4
+    assert {document["error"] for _, _, document in answers} == {
+        "the executor of model 'meeting' died while it had the request; it is being restarted"
+    }
+    server.wait_instances()
+    futures = [threads.submit(ask, server, "meeting", "") for _ in range(4)]
+    assert [size_of(future.result()) for future in futures] == [4] * 4
+    wait_until(lambda: not server.show("slots"), "slots are not given back")

@@ -1,0 +1,96 @@
+"""What some tests need of the machine beyond Python, make and a C compiler.
+
+    @pytest.mark.needs("browser")
+
+Where it is missing, such a test is reported as not run, with how to get it; where it is required
+(``make test REQUIRE=browser,curl``), the test fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@dataclass(frozen=True)
+class Need:
+    """`met` looks whether it is there; `get` is what makes it so."""
+
+    met: Callable[[], bool]
+    get: str
+
+
+@cache
+def browser() -> str:
+    """Path of a Chromium; empty: there is none."""
+    named = os.environ.get("CHROMIUM")
+    return named or next(filter(None, map(shutil.which, _BROWSERS)), "")
+
+
+def ip(*words: str) -> bool:
+    """Run iproute2's program; whether it did what it was told."""
+    try:
+        return not subprocess.run(["ip", *words], capture_output=True, timeout=20).returncode
+    except FileNotFoundError:
+        return False
+
+
+@cache
+def own_address() -> str:
+    """An IPv4 address of this machine that is not loopback; empty: it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))
+        except OSError:
+            return ""
+        return str(sock.getsockname()[0])
+
+
+@cache
+def _netns() -> bool:
+    name = f"shmserve-try-{os.getpid()}"
+    return ip("netns", "add", name) and ip("netns", "delete", name)
+
+
+@cache
+def _ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _hugepages() -> bool:
+    try:
+        os.close(os.memfd_create("shmserve-try", os.MFD_CLOEXEC | os.MFD_HUGETLB))
+    except OSError:
+        return False
+    return True
+
+
+def _program(name: str) -> Callable[[], bool]:
+    return lambda: shutil.which(name) is not None
+
+
+NEEDS = {
+    "browser": Need(
+        lambda: bool(browser()), "apt-get install -y chromium (or CHROMIUM=<path of one>)"
+    ),
+    "curl": Need(_program("curl"), "apt-get install -y curl"),
+    "hugepages": Need(_hugepages, "a kernel with CONFIG_HUGETLBFS"),
+    "ipv6": Need(_ipv6, "sysctl net.ipv6.conf.lo.disable_ipv6=0"),
+    "netns": Need(_netns, "apt-get install -y iproute2, and be root with CAP_SYS_ADMIN"),
+    "network": Need(lambda: bool(own_address()), "an IPv4 address beside that of loopback"),
+    "openssl": Need(_program("openssl"), "apt-get install -y openssl"),
+    "root": Need(lambda: os.geteuid() == 0, "sudo make test"),
+}

@@ -1,0 +1,22 @@
+"""A process that has no descriptor left, for as long as a test wants."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def no_descriptors(but: int = 0) -> Iterator[None]:
+    """Nothing more than `but` descriptors can be opened here, accepted or received."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = [os.dup(0) for _ in range(but + 1)]
+    for fd in lowest:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest[-1], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

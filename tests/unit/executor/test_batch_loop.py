@@ -1,0 +1,399 @@
+"""Batches over real sockets and shared memory: who meets, what is copied, whose error it is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shmserve.core.memory.slots import SlotState
+from shmserve.core.stats.executor_counters import read
+from shmserve.dispatch import Call
+from shmserve.dispatch.outcome import RunOptions
+from shmserve.errors import InvalidArgument, ModelFailure, QueueFull, ShmserveError
+from shmserve.executor.backend import BatchForm, Output, Request, Response
+from shmserve.tensor.config_document import BatchingEntry, ConfigDocument, QueuePolicyEntry
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+from tests.unit.dispatch.test_dispatch import until
+from tests.unit.rig import SPEC, FunctionBackend, Rig
+
+Array = np.ndarray[Any, Any]
+
+
+def spec_of(batching: BatchingEntry, max_batch_size: int = 8) -> ModelSpec:
+    return msgspec.structs.replace(
+        SPEC,
+        max_batch_size=max_batch_size,
+        inputs=(TensorSpec("IN", "FP32", (-1, -1)),),
+        outputs=(TensorSpec("OUT", "FP32", (-1, -1)),),
+        config=ConfigDocument(max_batch_size=max_batch_size, dynamic_batching=batching),
+    )
+
+
+class Gate(FunctionBackend):
+    """A model that waits to be let through before each execution, and notes what came.
+
+    `answer` makes a response of a request, which stands for several if they are stacked.
+    """
+
+    def __init__(
+        self, answer: Callable[[Request], Response], batching: BatchForm = BatchForm.LISTED
+    ) -> None:
+        super().__init__(answer)
+        self.batching = batching
+        self.open = threading.Semaphore(0)
+        self.entered = 0
+        self.rows: list[list[int]] = []  # of each execution's requests
+
+    def execute(self, requests: Sequence[Request]) -> list[Response]:
+        self.entered += 1
+        # A model that asks for `cancelled` has what came taken in.
+        until(
+            lambda: requests[0].cancelled or self.open.acquire(blocking=False),
+            "nobody let it go on",
+        )
+        self.rows.append([request.inputs["IN"].shape[0] for request in requests])
+        return [self.model(request) for request in requests]  # type: ignore[misc]
+
+
+def doubled(request: Request) -> Response:
+    given = request.inputs["IN"].numpy()
+    out = request.offer("OUT", "FP32", given.shape)
+    np.multiply(given, 2, out=out)
+    return Response((Output("OUT", "FP32", out),))
+
+
+def own_doubled(request: Request) -> Response:
+    return Response((Output("OUT", "FP32", request.inputs["IN"].numpy() * 2),))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+class Clients:
+    """Requests from threads of their own; results by their number, in the order they ended."""
+
+    def __init__(self, rig: Rig, spec: ModelSpec, gate: Gate) -> None:
+        self.rig = rig
+        self.gate = gate
+        self.entry = rig.serve(gate, spec=spec)  # type: ignore[arg-type]
+        self.loop = rig.executors[0].loop
+        self.results: dict[int, Array | ShmserveError] = {}
+        self.calls: dict[int, Call] = {}
+        self.batch_bytes: dict[int, int] = {}
+        self._threads: list[threading.Thread] = []
+
+    def ask(self, number: int, array: Array, **parameters: int) -> None:
+        thread = threading.Thread(target=self._run, args=(number, array, parameters))
+        self._threads.append(thread)
+        thread.start()
+
+    def queue(self, *arrays: Array, first: int = 0, **parameters: int) -> None:
+        """Ask one after the other, each when the one before waits."""
+        for number, array in enumerate(arrays, start=first):
+            waiting = self.loop.queued
+            self.ask(number, array, **parameters)
+            until(lambda waiting=waiting: self.loop.queued > waiting, f"{number} is not queued")
+
+    def block(self) -> None:
+        """Have the model busy with a request of one row."""
+        self.ask(-1, np.zeros((1, 1), np.float32))
+        until(lambda: self.gate.entered == 1, "the model does not run")
+
+    def _run(self, number: int, array: Array, parameters: dict[str, int]) -> None:
+        options = RunOptions(parameters=dict(parameters))
+        with self.rig.dispatcher.call(self.entry, options, cancellable=True) as call:
+            self.calls[number] = call
+            slot = call.reserve(array.nbytes)
+            slot.view[:] = memoryview(array).cast("B") if array.nbytes else b""
+            call.add_input("IN", "FP32", array.shape, slot)
+            try:
+                outcome = call.execute()
+                (out,) = outcome.outputs
+                result = np.frombuffer(bytes(out.view), np.float32).reshape(out.shape)
+                self.batch_bytes[number] = call.receipt.copied_batch
+                self.results[number] = result
+            except ShmserveError as ex:
+                self.results[number] = ex
+
+    def finish(self, executions: int = 50) -> None:
+        self.gate.open.release(executions)
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def assert_no_slots(self) -> None:
+        memory = self.rig.executors[0].memory
+
+        def is_free() -> bool:  # what small outputs had is released with the next request
+            self.rig.dispatcher.executors.flush()
+            return memory.stats().slots == memory.stats().free
+
+        until(is_free, "a slot is not given back")
+
+
+def rows(count: int, width: int = 3, value: float = 1.0) -> Array:
+    return np.full((count, width), value, np.float32)
+
+
+PLAIN = BatchingEntry()
+
+
+@pytest.mark.parametrize("batching", [BatchForm.LISTED, BatchForm.STACKED])
+@pytest.mark.parametrize("model", [doubled, own_doubled])
+@pytest.mark.parametrize("width", [0, 3, 3000])
+def test_what_waits_meets_in_one_execution(
+    rig: Rig, batching: BatchForm, model: Callable[[Request], Response], width: int
+) -> None:
+    gate = Gate(model, batching)
+    clients = Clients(rig, spec_of(PLAIN), gate)
+    clients.block()
+    arrays = [rows(count, width, count) for count in (1, 3, 2)]
+    clients.queue(*arrays)
+    clients.finish()
+    for number, array in enumerate(arrays):
+        result = clients.results[number]
+        assert isinstance(result, np.ndarray), result
+        np.testing.assert_array_equal(result, array * 2)
+        gathered = array.nbytes if batching is BatchForm.STACKED else 0
+        assert clients.batch_bytes[number] == gathered
+    assert gate.rows == ([[1], [1, 3, 2]] if batching is BatchForm.LISTED else [[1], [6]])
+    counts = read(rig.executors[0].status.counters)
+    assert counts is not None
+    assert (counts.executions, counts.inferences, counts.requests) == (2, 7, 4)
+    assert {size: values[0] for size, values in counts.batches.items()} == {1: 1, 6: 1}
+    clients.assert_no_slots()
+
+
+def test_a_batch_is_not_larger_than_allowed_and_needs_equal_shapes(rig: Rig) -> None:
+    gate = Gate(doubled)
+    clients = Clients(rig, spec_of(PLAIN, max_batch_size=4), gate)
+    clients.block()
+    clients.queue(rows(2), rows(2), rows(2), rows(1, 5), rows(1, 5))
+    clients.finish()
+    assert gate.rows == [[1], [2, 2], [2], [1, 1]]
+    clients.assert_no_slots()
+
+
+def test_an_error_of_one_is_that_ones_only(rig: Rig) -> None:
+    def model(request: Request) -> Response:
+        if request.inputs["IN"].numpy()[0, 0] == 13:
+            return Response(error=ModelFailure("unlucky"))
+        return doubled(request)
+
+    clients = Clients(rig, spec_of(PLAIN), Gate(model))
+    clients.block()
+    clients.queue(rows(1), rows(1, value=13), rows(1))
+    clients.finish()
+    error = clients.results[1]
+    assert isinstance(error, ModelFailure)
+    assert error.message == "unlucky"
+    assert isinstance(clients.results[0], np.ndarray)
+    assert isinstance(clients.results[2], np.ndarray)
+    clients.assert_no_slots()
+
+
+@pytest.mark.parametrize("batching", [BatchForm.LISTED, BatchForm.STACKED])
+def test_what_the_model_raises_is_everybodys_error(rig: Rig, batching: BatchForm) -> None:
+    def model(request: Request) -> Response:
+        request.offer("OUT", "FP32", (4, 4))
+        if request.inputs["IN"].numpy()[0, 0]:
+            raise ModelFailure("no")
+        return doubled(request)
+
+    clients = Clients(rig, spec_of(PLAIN), Gate(model, batching))
+    clients.block()
+    clients.queue(rows(1), rows(1))
+    clients.finish()
+    assert [getattr(clients.results[n], "message", "") for n in (-1, 0, 1)] == ["", "no", "no"]
+    clients.assert_no_slots()
+
+
+@pytest.mark.parametrize("lacking", ["response", "rows"])
+def test_answers_that_are_missing_are_errors(rig: Rig, lacking: str) -> None:
+    class Short(Gate):
+        def execute(self, requests: Sequence[Request]) -> list[Response]:
+            responses = super().execute(requests)
+            if len(self.rows) == 1:
+                return responses
+            if lacking == "response":
+                return responses[:-1]
+            (output,) = responses[0].outputs
+            return [Response((msgspec.structs.replace(output, array=output.array[1:]),))]
+
+    batching = BatchForm.LISTED if lacking == "response" else BatchForm.STACKED
+    clients = Clients(rig, spec_of(PLAIN), Short(doubled, batching))
+    clients.block()
+    clients.queue(rows(1), rows(1))
+    clients.finish()
+    expected = (
+        "the model gave 1 responses to 2 requests"
+        if lacking == "response"
+        else "output 'OUT' has shape [1, 3], but the batch has 2 rows"
+    )
+    assert [getattr(clients.results[n], "message", "") for n in (0, 1)] == [expected] * 2
+    clients.assert_no_slots()
+
+
+@pytest.mark.parametrize("what", ["input", "output"])
+def test_a_batch_that_the_model_keeps_stays_as_it_is(rig: Rig, what: str) -> None:
+    kept: list[Array] = []
+
+    def model(request: Request) -> Response:
+        given = request.inputs["IN"].numpy()
+        out = request.offer("OUT", "FP32", given.shape)
+        np.multiply(given, 2, out=out)
+        if len(given) > 1:
+            kept.append(given if what == "input" else out)
+        return Response((Output("OUT", "FP32", out),))
+
+    clients = Clients(rig, spec_of(PLAIN), Gate(model, BatchForm.STACKED))
+    clients.block()
+    clients.queue(rows(2, 3000), rows(3, 3000))
+    clients.finish()
+    memory = rig.executors[0].memory
+
+    def is_only_held() -> bool:
+        rig.dispatcher.executors.flush()
+        return memory.stats().leased == 1
+
+    until(is_only_held, "the slot is not held")
+    assert [s.state for s in memory._arena.slots()] == [SlotState.LEASED]
+    np.testing.assert_array_equal(kept[0], rows(5, 3000, 1 if what == "input" else 2))
+    kept.clear()
+    clients.assert_no_slots()
+
+
+def test_what_is_cancelled_before_it_began_never_runs(rig: Rig) -> None:
+    gate = Gate(doubled)
+    clients = Clients(rig, spec_of(PLAIN), gate)
+    clients.block()
+    clients.queue(rows(1), rows(2), rows(3))
+    clients.calls[1].cancel()
+    until(lambda: clients.loop.queued == 2, "the cancelled one waits still")
+    clients.finish()
+    assert gate.rows == [[1], [1, 3]]
+    clients.assert_no_slots()
+
+
+def test_a_small_batch_waits_for_company(rig: Rig) -> None:
+    delay_s = 0.3
+    batching = BatchingEntry(max_queue_delay_microseconds=int(delay_s * 1e6))
+    gate = Gate(doubled)
+    gate.open.release(100)
+    clients = Clients(rig, spec_of(batching, max_batch_size=2), gate)
+    begun = time.monotonic()
+    clients.ask(0, rows(1))
+    clients.finish()
+    assert time.monotonic() - begun >= delay_s
+    clients.ask(1, rows(1))
+    clients.ask(2, rows(1))
+    clients.finish()
+    assert gate.rows == [[1], [1, 1]]
+
+
+def test_urgent_requests_run_first(rig: Rig) -> None:
+    batching = BatchingEntry(priority_levels=3, default_priority_level=2)
+    order: list[float] = []
+
+    def model(request: Request) -> Response:
+        order.append(float(request.inputs["IN"].numpy()[0, 0]))
+        return doubled(request)
+
+    clients = Clients(rig, spec_of(batching, max_batch_size=1), Gate(model))
+    clients.block()
+    clients.queue(rows(1, value=3), first=3, priority=3)
+    clients.queue(rows(1, value=2), first=2)
+    clients.queue(rows(1, value=1), first=1, priority=1)
+    clients.finish()
+    assert order == [0, 1, 2, 3]
+
+
+def test_a_full_queue_refuses_at_once(rig: Rig) -> None:
+    batching = BatchingEntry(default_queue_policy=QueuePolicyEntry(max_queue_size=2))
+    gate = Gate(doubled)
+    clients = Clients(rig, spec_of(batching), gate)
+    clients.block()
+    clients.queue(rows(1), rows(1))
+    clients.ask(2, rows(1))
+    until(lambda: 2 in clients.results, "it is not refused while the model runs")
+    error = clients.results[2]
+    assert isinstance(error, QueueFull)
+    assert error.message == "[request id: <id_unknown>] Exceeds maximum queue size"
+    clients.finish()
+    assert gate.rows == [[1], [1, 1]]
+    clients.assert_no_slots()
+
+
+@pytest.mark.parametrize("action", ["REJECT", "DELAY"])
+def test_who_waits_too_long(rig: Rig, action: str) -> None:
+    policy = QueuePolicyEntry(action, 60_000_000, True)
+    gate = Gate(doubled)
+    clients = Clients(rig, spec_of(BatchingEntry(default_queue_policy=policy)), gate)
+    clients.block()
+    if action == "REJECT":
+        clients.ask(0, rows(1), timeout=100_000)
+        until(lambda: 0 in clients.results, "it is not rejected while the model runs")
+        error = clients.results[0]
+        assert isinstance(error, QueueFull)
+        assert error.message == "[request id: <id_unknown>] Request timeout expired"
+        clients.queue(rows(2), first=1)
+    else:
+        clients.queue(rows(1), timeout=100_000)
+        clients.queue(rows(2), first=1)
+        time.sleep(0.2)
+    clients.finish()
+    assert gate.rows == [[1], [2] if action == "REJECT" else [2, 1]]
+    clients.assert_no_slots()
+
+
+def test_what_was_taken_is_answered_when_the_loop_stops(rig: Rig) -> None:
+    batching = BatchingEntry(max_queue_delay_microseconds=60_000_000)
+    gate = Gate(doubled)
+    gate.open.release(100)
+    clients = Clients(rig, spec_of(batching), gate)
+    clients.queue(rows(1), rows(2))
+    clients.loop.stop()
+    clients.finish()
+    assert gate.rows == [[1, 2]]
+    assert not any(isinstance(result, Exception) for result in clients.results.values())
+
+
+@pytest.mark.parametrize("batching", [BatchForm.LISTED, BatchForm.STACKED])
+def test_client_memory_that_is_gone_is_its_own_clients_trouble(
+    rig: Rig, batching: BatchForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(doubled, batching)
+    clients = Clients(rig, spec_of(PLAIN, max_batch_size=16), gate)
+    workspace = clients.loop._workspace
+    name = "copy_input" if batching is BatchForm.STACKED else "read"
+    ordinary = getattr(workspace, name)
+
+    def without_seven(*arguments: Any) -> Any:
+        described = arguments[1]
+        tensors = getattr(described, "inputs", (described,))
+        if tensors[0].shape[0] == 7:
+            raise InvalidArgument("gone")
+        return ordinary(*arguments)
+
+    monkeypatch.setattr(workspace, name, without_seven)
+    clients.block()
+    clients.queue(rows(2, value=2), rows(7), rows(3, value=3))
+    gate.open.release(50)
+    clients.finish()
+    assert getattr(clients.results[1], "message", "") == "gone"
+    for number, count in ((0, 2), (2, 3)):
+        result = clients.results[number]
+        assert isinstance(result, np.ndarray)
+        np.testing.assert_array_equal(result, rows(count, value=2 * count))
+    clients.assert_no_slots()

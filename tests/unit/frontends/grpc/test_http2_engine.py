@@ -1,0 +1,238 @@
+"""What is the HTTP/2 engine's alone: who calls, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import socket
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from hpack import Decoder
+
+from shmserve.config import Settings
+from shmserve.core.regions.region_book import Caller
+from shmserve.errors import InvalidArgument, ResourceExhausted
+from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.http2_engine.engine import SocketCallers
+from shmserve.frontends.grpc.http2_engine.message_compression import deflate, inflate
+from shmserve.frontends.grpc.rpc_methods import RpcContext
+from shmserve.frontends.grpc.server import GrpcServer
+from shmserve.frontends.http2 import PREFACE, encode_fields
+from shmserve.frontends.http2.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    SETTINGS,
+    frame_head,
+)
+from shmserve.frontends.http2.grpc_framing import prefix
+from shmserve.testing import fake_models
+from shmserve.testing.running_server import WATCHDOG_S, wait_until
+from tests.grpc_client import PREFIX, Client, Rig, Sender, request
+
+INFER = f"{PREFIX}ModelInfer"
+
+
+@pytest.fixture(scope="module", params=["http2"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """This one only."""
+    Rig.engine = request.param
+    return Rig.engine
+
+
+class RawClient:
+    """A connection, frame by frame."""
+
+    def __init__(self, target: str) -> None:
+        host, port = target.split(":")
+        self.sock = socket.create_connection((host, int(port)), WATCHDOG_S)
+        self._file = self.sock.makefile("rb")
+        self._decoder = Decoder()
+        self.sock.sendall(PREFACE + frame_head(0, SETTINGS, 0, 0) + frame_head(0, SETTINGS, 1, 0))
+
+    def call(self, data: bytes | None, stream_id: int = 1, **changed: str) -> None:
+        fields = {
+            ":method": "POST", ":scheme": "http", ":path": INFER, ":authority": "x",
+            "content-type": "application/grpc", "te": "trailers",
+        }  # fmt: skip
+        fields |= {name.replace("_", "-"): value for name, value in changed.items()}
+        block = encode_fields(tuple(fields.items()))
+        sent = frame_head(len(block), HEADERS, END_HEADERS, stream_id) + block
+        if data is not None:
+            sent += frame_head(len(data), DATA, END_STREAM, stream_id) + data
+        self.sock.sendall(sent)
+
+    def frames(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """Kind, flags, stream and payload, until the server closes."""
+        while head := self._file.read(9):
+            yield (
+                head[3],
+                head[4],
+                int.from_bytes(head[5:9]),
+                self._file.read(int.from_bytes(head[:3])),
+            )
+
+    def fields(self) -> dict[str, str]:
+        """Of the next HEADERS."""
+        for kind, _, _, payload in self.frames():
+            if kind == HEADERS:
+                return dict(self._decoder.decode(payload))
+        raise AssertionError("the connection was closed")
+
+    def close(self) -> None:
+        self._file.close()
+        self.sock.close()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig(grpc_max_message_bytes=1 << 20) as rig:
+        yield rig
+
+
+@pytest.fixture
+def raw(rig: Rig) -> Iterator[RawClient]:
+    client = RawClient(rig.target)
+    yield client
+    client.close()
+
+
+class Noting(SocketCallers):
+    """Who was seen."""
+
+    def __init__(self) -> None:
+        self.seen: list[Caller] = []
+
+    def of(self, context: RpcContext) -> Caller:
+        self.seen.append(super().of(context))
+        return self.seen[-1]
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_callers_are_known_by_their_socket(tmp_path: Path, kind: str) -> None:
+    callers = Noting()
+    checked: Callers = callers
+    served = GrpcServer(fake_models.dispatcher(), Settings(grpc_server="http2"), checked)
+    target = f"unix:{tmp_path}/s" if kind == "unix" else "127.0.0.1:0"
+    port = served.server.add_insecure_port(target)
+    served.start()
+    try:
+        with Client(target if kind == "unix" else f"127.0.0.1:{port}") as client:
+            client.call("SystemSharedMemoryStatus")
+    finally:
+        served.close()
+    (seen,) = callers.seen
+    assert (seen.uid, seen.pid) == (os.geteuid(), os.getpid() if kind == "unix" else 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({":method": "GET"}, {":status": "405"}),
+        ({"content-type": "application/grpcweb"}, {":status": "415"}),
+        ({":path": "/nowhere"}, {"grpc-status": "12"}),
+        ({"grpc-encoding": "snappy"}, {"grpc-status": "12"}),
+        ({"grpc-timeout": "soon"}, {"grpc-status": "13"}),
+    ],
+)
+def test_heads_that_are_refused(
+    raw: RawClient, changed: dict[str, str], expected: dict[str, str]
+) -> None:
+    raw.call(b"", **changed)
+    assert expected.items() <= raw.fields().items()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_compressed_messages_are_bounded(raw: RawClient, encoding: str) -> None:
+    message = request().SerializeToString()
+    data = (gzip if encoding == "gzip" else zlib).compress(message)
+    raw.call(prefix(len(data), compressed=True) + data, grpc_encoding=encoding)
+    assert raw.fields()[":status"] == "200"
+    assert raw.fields()["grpc-status"] == "0"
+    bomb = deflate(bytes(8 << 20), encoding)
+    raw.call(prefix(len(bomb), compressed=True) + bomb, 3, grpc_encoding=encoding)
+    assert raw.fields()["grpc-status"] == "8"
+
+
+def test_inflating() -> None:
+    assert inflate(deflate(bytes(1000), "gzip"), "gzip", 1000) == bytes(1000)
+    assert inflate(deflate(bytes(1000), "deflate"), "deflate", 1000) == bytes(1000)
+    with pytest.raises(ResourceExhausted, match="999 bytes"):
+        inflate(deflate(bytes(1000), "gzip"), "gzip", 999)
+    for bad, encoding in ((b"x", "gzip"), (b"", "deflate"), (b"x", "identity")):
+        with pytest.raises(InvalidArgument):
+            inflate(bad, encoding, 1000)
+    assert deflate(b"x", "gzip") == b"x"  # would be larger
+
+
+def test_a_deadline_is_kept_by_the_server_too(rig: Rig, raw: RawClient) -> None:
+    gate = threading.Event()
+    rig.dispatcher.functions["identity"] = lambda given: gate.wait(WATCHDOG_S) and given
+    data = request().SerializeToString()
+    raw.call(prefix(len(data)) + data, grpc_timeout="100m")
+    assert raw.fields()["grpc-status"] == "4"
+    gate.set()
+    wait_until(lambda: rig.served.busy == 0, "nothing is left")
+
+
+def test_a_call_whose_message_never_ends_has_its_place_and_gives_it_back() -> None:
+    with Rig(grpc_max_calls=1, grpc_message_timeout_s=0.5) as rig:
+        raw = RawClient(rig.target)
+        raw.call(None)
+        wait_until(lambda: rig.served.busy > 0, "it has its place")
+        assert rig.client.error("ModelInfer", request())[0] == "RESOURCE_EXHAUSTED"
+        wait_until(lambda: rig.served.busy == 0, "it is given up")
+        assert rig.client.infer().outputs
+        raw.close()
+
+
+def test_a_stop_says_goaway_and_finishes_what_runs(rig: Rig, raw: RawClient) -> None:
+    gate = threading.Event()
+
+    def wait(given: object) -> object:
+        assert gate.wait(WATCHDOG_S)
+        return fake_models.identity(given)  # type: ignore[arg-type]
+
+    rig.dispatcher.functions["identity"] = wait  # type: ignore[assignment]
+    data = request().SerializeToString()
+    raw.call(prefix(len(data)) + data)
+    wait_until(lambda: bool(rig.dispatcher.calls), "it runs")
+    rig.served.server.stop(WATCHDOG_S)
+    frames = raw.frames()
+    assert any(kind == GOAWAY for kind, *_ in frames)
+    gate.set()
+    assert any(kind == HEADERS and flags & END_STREAM for kind, flags, *_ in frames)
+
+
+def test_old_connections_are_asked_to_end() -> None:
+    with Rig(grpc_max_connection_age_s=0.2) as rig:
+        raw = RawClient(rig.target)
+        assert any(kind == GOAWAY for kind, *_ in raw.frames())
+        raw.close()
+
+
+def test_a_client_that_sends_faster_than_its_stream_is_served_waits() -> None:
+    gate = threading.Event()
+    with Rig() as rig:
+
+        def wait(given: object) -> object:
+            assert gate.wait(WATCHDOG_S)
+            return fake_models.identity(given)  # type: ignore[arg-type]
+
+        rig.dispatcher.functions["identity"] = wait  # type: ignore[assignment]
+        sender = Sender()
+        call = rig.client.stream(sender)
+        for _ in range(100):
+            sender.send(request())
+        gate.set()
+        assert sum(1 for _ in zip(range(100), call, strict=False)) == 100
+        sender.close()
+        assert list(call) == []
+        assert call.code() is grpc.StatusCode.OK

@@ -1,0 +1,132 @@
+"""gRPC's messages and fields."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmserve.frontends.http2.grpc_framing import (
+    INTERNAL,
+    RESOURCE_EXHAUSTED,
+    FramingFailed,
+    GrpcMessage,
+    MessageReader,
+    prefix,
+)
+from shmserve.frontends.http2.grpc_metadata import (
+    decode_binary,
+    decode_message,
+    encode_binary,
+    encode_message,
+    format_timeout,
+    parse_timeout,
+)
+
+
+def read(reader: MessageReader, data: bytes, step: int) -> list[tuple[bool, bytes]]:
+    found: list[GrpcMessage] = []
+    for start in range(0, len(data), step):
+        found += reader.feed(memoryview(data[start : start + step]))
+    reader.finish()
+    return [(m.compressed, bytes(m.data)) for m in found]
+
+
+def test_messages_are_read_whatever_the_frames() -> None:
+    messages = [(False, b""), (True, b"abc"), (False, bytes(range(250))), (False, b"")]
+    data = b"".join(prefix(len(body), flag) + body for flag, body in messages)
+    for step in (1, 2, 4, 5, 6, 9, 100, len(data)):
+        assert read(MessageReader(250), data, step) == messages
+
+
+def test_a_message_that_came_whole_is_a_view_of_it() -> None:
+    def no_memory(size: int) -> memoryview:
+        raise AssertionError(size)
+
+    data = memoryview(prefix(3) + b"abc" + prefix(2) + b"de")
+    first, second = MessageReader(10, no_memory).feed(data)
+    assert first.data.obj is data.obj
+    assert bytes(second.data) == b"de"
+
+
+def test_the_rest_of_a_message_is_received_into_its_place() -> None:
+    place = bytearray(20)
+    reader = MessageReader(20, lambda size: memoryview(place)[:size])
+    assert reader.space() is None
+    assert reader.feed(memoryview(prefix(12) + b"0123")) == []
+    space = reader.space()
+    assert space is not None
+    assert len(space) == 8
+    space[:5] = b"45678"
+    assert reader.filled(5) is None
+    with pytest.raises(ValueError, match="4 bytes"):
+        reader.filled(4)
+    (message,) = reader.feed(memoryview(b"9ab" + prefix(0)))[:1]
+    assert bytes(message.data) == bytes(place[:12]) == b"0123456789ab"
+    assert reader.space() is None
+    with pytest.raises(ValueError, match="no space"):
+        reader.filled(1)
+
+
+def test_a_size_is_checked_before_memory_is_asked_for() -> None:
+    asked: list[int] = []
+
+    def allocate(size: int) -> memoryview:
+        asked.append(size)
+        return memoryview(bytearray(size))
+
+    reader = MessageReader(100, allocate)
+    with pytest.raises(FramingFailed, match=r"larger than max \(101 vs. 100\)") as failed:
+        reader.feed(memoryview(prefix(101)))
+    assert failed.value.status == RESOURCE_EXHAUSTED
+    assert asked == []
+
+
+def test_invalid_flags_and_ends_within_messages() -> None:
+    with pytest.raises(FramingFailed, match="flag of a message is 2") as failed:
+        MessageReader(100).feed(memoryview(b"\2\0\0\0\0"))
+    assert failed.value.status == INTERNAL
+    for cut in (1, 5, 7):
+        reader = MessageReader(100)
+        reader.feed(memoryview((prefix(3) + b"abc")[:cut]))
+        with pytest.raises(FramingFailed, match="within a message"):
+            reader.finish()
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("1H", 3600.0), ("2M", 120.0), ("3S", 3.0), ("250m", 0.25), ("10u", 1e-5), ("99999999n", 0.1)],
+)
+def test_timeouts(value: str, seconds: float) -> None:
+    assert parse_timeout(value) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("value", ["", "1", "m", "123456789S", "-1S", "1.5S", "1 S", "1s", "1Sx"])
+def test_what_is_no_timeout(value: str) -> None:
+    with pytest.raises(ValueError, match="grpc-timeout is"):
+        parse_timeout(value)
+
+
+def test_timeouts_are_formatted_as_exactly_as_they_fit() -> None:
+    assert format_timeout(0.05) == "50000000n"
+    assert format_timeout(0.2) == "200000u"
+    assert format_timeout(-1) == "0n"
+    assert format_timeout(1e12) == "99999999H"
+    for seconds in (1e-9, 0.0123, 1.0, 77.7, 1e5, 1e9):
+        assert parse_timeout(format_timeout(seconds)) == pytest.approx(seconds, rel=1e-5)
+        assert parse_timeout(format_timeout(seconds)) >= seconds * (1 - 1e-12)
+
+
+def test_status_messages() -> None:
+    assert encode_message("it is 100% \xe9\n~") == "it is 100%25 %C3%A9%0A~"
+    assert decode_message("it is 100%25 %C3%A9%0A~") == "it is 100% \xe9\n~"
+    assert decode_message("bad %zz %ff %") == "bad %zz \ufffd %"
+    assert encode_message("\ud800") == "?"
+
+
+def test_binary_values() -> None:
+    for value in (b"", b"a", b"ab", b"abc", bytes(range(256))):
+        assert decode_binary(encode_binary(value)) == [value]
+        assert "=" not in encode_binary(value)
+    assert decode_binary("YQ==, YWI") == [b"a", b"ab"]
+    for wrong in ("a", "Y Q", "\u00e9", "?"):
+        with pytest.raises(ValueError):
+            decode_binary(wrong)

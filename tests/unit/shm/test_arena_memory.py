@@ -1,0 +1,91 @@
+"""Slots with memory behind them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from shmserve.core.memory.slots import SlotState
+from shmserve.errors import ProtocolViolation, StaleDescriptor, Unavailable
+from shmserve.protocol.control.data_messages import Descriptor
+from shmserve.shm.arena import ArenaMemory
+from tests.no_descriptors import no_descriptors
+from tests.unit.rig import Unlimited
+
+
+@pytest.fixture
+def memory() -> Iterator[ArenaMemory]:
+    memory = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
+    yield memory
+    memory.close()
+
+
+def test_sealing_and_leasing_tells_what_a_reader_needs(memory: ArenaMemory) -> None:
+    memory.reserve(1000)
+    slot = memory.reserve(1000)
+    slot.view[:] = bytes(1000)
+    at = memory.seal_and_lease(slot)
+    assert at == Descriptor(slot.segment, slot.number, slot.generation, slot.offset, 1000)
+    assert (slot.state, slot.leases) == (SlotState.LEASED, 1)
+    with pytest.raises(ProtocolViolation):
+        memory.seal_and_lease(slot)
+    memory.release(at.slot, at.generation)
+    with pytest.raises(StaleDescriptor):
+        memory.release(at.slot, at.generation)
+
+
+def test_a_reader_may_be_told_of_a_part(memory: ArenaMemory) -> None:
+    slot = memory.reserve(1000)
+    at = memory.seal_and_lease(slot, 100, 0)
+    assert (at.offset, at.nbytes) == (slot.offset + 100, 0)
+
+
+def test_in_steady_state_a_tensor_gets_the_same_bytes_again(memory: ArenaMemory) -> None:
+    other = memory.reserve(300)
+    descriptors = []
+    for _ in range(3):
+        slot = memory.reserve(5000)
+        at = memory.seal_and_lease(slot)
+        memory.release(at.slot, at.generation)
+        descriptors.append((at.segment, at.slot, at.offset))
+    assert len(set(descriptors)) == 1
+    memory.reclaim(other)
+    assert memory.stats().free == memory.stats().slots
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 256, 257, 1 << 20, (1 << 20) + 1])
+def test_a_view_has_the_length_that_was_asked_for(memory: ArenaMemory, nbytes: int) -> None:
+    slot = memory.reserve(nbytes)
+    assert len(slot.view) == nbytes
+    slot.view[:] = b"\xff" * nbytes
+    again = memory.reserve(nbytes)
+    again.view[:] = bytes(nbytes)
+    assert bytes(slot.view) == b"\xff" * nbytes
+
+
+def test_after_close_slots_in_use_keep_their_memory_until_they_are_freed() -> None:
+    memory = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
+    slot = memory.reserve(10)
+    memory.close()
+    slot.view[:] = b"0123456789"
+    memory.reclaim(slot)
+    assert len(slot.view) == 0
+
+
+def test_without_descriptors_nothing_is_offered_and_nothing_taken_for_known(
+    memory: ArenaMemory,
+) -> None:
+    segments = [memory.reserve(1 << 20).segment for _ in range(2)]
+    known: set[int] = set()
+    with no_descriptors(but=1), pytest.raises(Unavailable, match="too many open files"):
+        memory.offers(segments, known)
+    assert known == set()
+    before = len(os.listdir("/proc/self/fd"))
+    offers, fds = memory.offers(segments, known)
+    assert [offer.segment for offer in offers] == segments
+    assert known == set(segments)
+    for fd in fds:
+        os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before

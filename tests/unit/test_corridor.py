@@ -1,0 +1,59 @@
+"""How many files, moves and calls of ours one warm request takes: see `bench.corridor`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A change may only lower these numbers, or raise them with the reason beside the number.
+CEILINGS = {
+    # 32, 95, 135, and since then: every request's Host and origin are looked at (1, 2, 1), and what
+    # a peer or client has sent is decoded where nothing but one error can come of it (1, 4, 3)
+    "http": {"files": 34, "moves": 101, "calls": 139},
+    # 32, 109, 159, and since then: the same decoding, and a choice of engines below the rpcs
+    "grpc": {"files": 34, "moves": 113, "calls": 166},
+}
+
+
+@pytest.fixture(scope="module")
+def measured() -> Any:
+    # In a process of its own: threads and settings of other tests would be measured, too
+    command = [sys.executable, "-m", "bench.corridor", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["routes"]
+
+
+@pytest.mark.parametrize("route", CEILINGS)
+def test_a_request_takes_no_more_than_the_ceilings(route: str, measured: Any) -> None:
+    found = {name: measured[route][name] for name in CEILINGS[route]}
+    over = {name for name, ceiling in CEILINGS[route].items() if found[name] > ceiling}
+    assert not over, f"{route}: {found}; `python -m bench.corridor --functions` tells what is new"
+
+
+def test_the_rooms_are_those_that_the_architecture_lists(measured: Any) -> None:
+    text = (ROOT / "docs/ARCHITECTURE.md").read_text().split("## One request")[1].split("\n## ")[0]
+    listed = [set(re.findall(r"^\| `(.+?)` \|", part, re.M)) for part in text.split("Over gRPC")]
+    http, grpc = ({room["file"] for room in measured[route]["rooms"]} for route in ("http", "grpc"))
+    assert http == listed[0]
+    assert grpc - http == listed[1]
+
+
+@pytest.mark.parametrize("route", CEILINGS)
+def test_rooms_add_up(route: str, measured: Any) -> None:
+    found = measured[route]
+    rooms = found["rooms"]
+    assert found["files"] == len({room["file"] for room in rooms}) == len(rooms)
+    assert found["calls"] == sum(room["calls"] for room in rooms)
+    assert all(room["calls"] == sum(room["functions"].values()) for room in rooms)
+    # Frontend and executor have both been seen
+    assert found["threads"] >= 2
+    assert "execute" in json.dumps([room["functions"] for room in rooms])
