@@ -32,6 +32,9 @@ BENCH_GPU ?=
 # What of tests/needs.py `make test` may count on: a test that wants more is not run where it is
 # missing, one that wants some of this fails.
 REQUIRE ?=
+# Test files that run side by side: each starts servers of a dozen processes.
+JOBS ?= 2
+PYTEST := -m pytest -n $(JOBS) --dist loadfile --require='$(REQUIRE)'
 # What `make coverage` measures, child processes included. Not everything: a process that is traced takes
 # twice as long, and there are thousands.
 COVERAGE_TESTS ?= tests/unit tests/integration/test_service.py tests/integration/test_grpc.py
@@ -45,11 +48,11 @@ serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
 test: $(DEV_DEPS)  ## set up and pass the tests; REQUIRE=browser,curl: none may be left out for want of one
 	@# They start processes by the thousand, which may be told not to keep what they compile.
 	$(BIN)/python -m compileall -q shmserve
-	$(BIN)/python -m pytest --require='$(REQUIRE)'
+	$(BIN)/python $(PYTEST)
 
 coverage: $(DEV_DEPS)  ## run COVERAGE_TESTS; fail if they run less of shmserve than pyproject.toml says
 	rm -rf .coverage
-	$(BIN)/coverage run -m pytest -q --require='$(REQUIRE)' $(COVERAGE_TESTS)
+	$(BIN)/coverage run $(PYTEST) -q $(COVERAGE_TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

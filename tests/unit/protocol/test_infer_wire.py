@@ -134,6 +134,7 @@ def _parameters(message: Any) -> None:
         (request("", (), lambda m: [m.outputs.add() for _ in "abc"]), "more than 2 outputs"),
         (request("c", (), _parameters), "more than 2 parameters"),
     ],
+    ids=["inputs", "contents", "outputs", "parameters"],  # the order in a map differs each time
 )
 def test_more_than_max_inputs_of_anything_is_refused(data: bytes, what: str) -> None:
     parse_request(data)

@@ -131,8 +131,8 @@ def test_compressed_requests(client: Client) -> None:
     ("name", "body", "status"),
     [
         ("gzip", b'{"inputs": []}', 400),
-        ("gzip", gzip.compress(b"{}" * 100)[:-9], 400),
-        ("gzip", gzip.compress(b"{}") + b"more", 400),
+        ("gzip", gzip.compress(b"{}" * 100, mtime=0)[:-9], 400),
+        ("gzip", gzip.compress(b"{}", mtime=0) + b"more", 400),
         ("gzip", b"", 400),
         ("deflate", b"\x78\x9cgarbage", 400),
         ("deflate", b"garbage", 400),
