@@ -260,7 +260,7 @@ def test_without_descriptors_for_its_welcome_a_frontend_loses_its_channel(
 def test_an_answer_that_cannot_be_kept_for_want_of_a_descriptor_costs_its_channel(
     executor: Executor,
 ) -> None:
-    frontend, connection = executor.greeted()
+    _, connection = executor.greeted()
     slot = executor.memory.reserve(1000)
     answers = 0
     while not connection.backlog:  # until the frontend, which reads nothing, has no room
