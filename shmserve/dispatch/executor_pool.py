@@ -92,6 +92,26 @@ class ExecutorPool:
         depth = self._status.depth if self._status is not None else 0
         return max(depth, self.in_flight)
 
+    def status(self) -> StatusView | None:
+        """What it publishes, for which its hello is waited for; None: it has not come in time.
+
+        Raises:
+            QueueFull: `max_queue` requests of this frontend are with it already.
+            PeerDied, ProtocolViolation: it cannot be reached.
+        """
+        if self._status is not None:
+            return self._status
+        connection = self.acquire()
+        try:
+            received = connection.channel.receive_within(_CONNECT_TIMEOUT_S)
+            if received is not None:
+                self.take(*received)
+        except BaseException:
+            self.discard(connection)
+            raise
+        self.give(connection)
+        return self._status
+
     def acquire(self) -> ExecutorConnection:
         """A connection for one request; give it back with `give`, or `discard` it.
 

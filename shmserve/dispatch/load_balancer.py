@@ -9,12 +9,16 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import UNSET
+
 from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot
 from shmserve.dispatch.executor_pool import ExecutorConnection, ExecutorPool
 from shmserve.dispatch.orphaned_requests import OrphanedRequests
-from shmserve.errors import PeerDied, QueueFull, ShmserveError, Unavailable
+from shmserve.dispatch.sequence_placement import by_sequence
+from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, ShmserveError, Unavailable
 from shmserve.protocol.control.data_messages import Execute, RegionRef
 from shmserve.shm.registry_page import RegistryReader
+from shmserve.shm.status_page import StatusView
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +72,9 @@ class LoadBalancer:
                 for instance in entry.instances
                 if instance.process not in tried
             ]
-            if len(pools) > 1:
+            if len(pools) > 1 and entry.spec.config.sequence_batching is not UNSET:
+                pools = self._by_sequence(pools, message, tried)
+            elif len(pools) > 1:
                 pools.sort(key=lambda pool: pool.load)
                 near = self._device(snapshot, message)
                 if near:
@@ -90,6 +96,22 @@ class LoadBalancer:
                     f"no executor of model '{entry.spec.name}' is running now;"
                     " it is being restarted"
                 )
+
+    def _by_sequence(
+        self, pools: list[ExecutorPool], message: Execute, tried: set[str]
+    ) -> list[ExecutorPool]:
+        """Where the request's sequence lives, and only there; one that lives nowhere goes where
+        most slots are free."""
+        views: list[tuple[ExecutorPool, StatusView | None]] = []
+        for pool in pools:
+            try:
+                views.append((pool, pool.status()))
+            except QueueFull:
+                views.append((pool, None))
+            except (PeerDied, ProtocolViolation):
+                tried.add(pool.instance.process)
+                self.departed(pool)
+        return by_sequence(views, message.parameters.get("sequence_id", 0))
 
     def _meet(self, instance: LiveInstance) -> ExecutorPool:
         path = os.path.join(self._run_dir, instance.endpoint)

@@ -21,6 +21,7 @@ from setproctitle import setproctitle
 
 from shmserve import config, ids
 from shmserve.core.scheduling.batch_policy import batch_policy
+from shmserve.core.scheduling.sequence_policy import sequence_policy
 from shmserve.errors import ArenaExhausted, ShmserveError
 from shmserve.executor import model_loading
 from shmserve.executor.backend import CPU, Backend
@@ -29,8 +30,10 @@ from shmserve.executor.devices import Devices
 from shmserve.executor.loop.batch_loop import BatchLoop
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.request_loop import RequestLoop
+from shmserve.executor.loop.sequence_loop import SequenceLoop
 from shmserve.executor.loop.stream_loop import StreamLoop
 from shmserve.executor.monitor import app_monitor
+from shmserve.executor.sequences.sequence_backend import SequenceBackend
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.observe import logs
@@ -137,10 +140,13 @@ class Executor:
         workspace = Workspace(spec, self.memory, self.regions)
         idle_s = self.settings.segment_idle_s
         policy = batch_policy(spec.config)
+        sequences = sequence_policy(spec.config, self.settings.max_sequences)
         if spec.decoupled:
             self.loop = StreamLoop(
                 backend, workspace, channels, self.status, idle_s, self.settings.max_streams
             )
+        elif isinstance(backend, SequenceBackend) and sequences is not None:
+            self.loop = SequenceLoop(backend, workspace, channels, self.status, idle_s, sequences)
         elif policy is not None:
             self.loop = BatchLoop(backend, workspace, channels, self.status, idle_s, policy)
         else:

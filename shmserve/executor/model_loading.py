@@ -10,6 +10,7 @@ from shmserve.errors import ConfigError
 from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context
 from shmserve.executor.devices import Devices
+from shmserve.executor.sequences import sequence_backend
 from shmserve.executor.warmup import warm_up
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
@@ -25,7 +26,7 @@ def load(instance: Instance, devices: Devices) -> tuple[Backend, ModelSpec]:
     """
     backend = backends.create(instance.spec)
     context = _context(instance, devices, backend.chooses_device)
-    backend, spec = backends.load(backend, context)
+    backend, spec = sequence_backend.load(backend, context)
     try:
         if backend.device == CPU:  # if it was to be on a GPU, it cannot use that
             devices.stay_on_cpu()

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from shmserve.errors import ConfigError, Internal, InvalidArgument, ShmserveError
-from shmserve.executor.backend import CPU, Backend, Context, Response, Responses
+from shmserve.executor.backend import Backend, Context, Response, Responses
+from shmserve.executor.tensors.memory_input import MemoryInput
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.triton_config import model_config
 from shmserve.protocol.triton_config.warmup_samples import WarmupInput, WarmupSample
@@ -26,30 +27,6 @@ log = logging.getLogger(__name__)
 _FOLDER = "warmup"
 _SEED = 0  # a model that fails on a random sample fails on the next start, too
 _TEXT_BYTES = 8
-
-
-class _WarmupInput:
-    """An input on memory of its own; implements `backend.InputTensor`."""
-
-    device = CPU
-
-    def __init__(self, name: str, datatype: str, array: np.ndarray[Any, Any], xp: Any) -> None:
-        self.on_device = self.private_on_device = lambda: xp.asarray(array)
-        self.name = name
-        self.datatype = datatype
-        self.shape = array.shape
-        self._array = array
-        if DATATYPES[datatype].itemsize:
-            array.flags.writeable = False
-            self.buffer = array.reshape(-1).view(np.uint8).data
-        else:
-            self.buffer = memoryview(bytes_codec.encode(array.ravel().tolist()))
-
-    def numpy(self) -> np.ndarray[Any, Any]:
-        return self._array
-
-    def private(self) -> np.ndarray[Any, Any]:
-        return self._array.copy()
 
 
 class _WarmupResponses:
@@ -138,7 +115,7 @@ def _where(spec: ModelSpec, sample: WarmupSample) -> str:
 
 def _input(
     tensor: WarmupInput, spec: ModelSpec, context: Context, sample: WarmupSample
-) -> _WarmupInput:
+) -> MemoryInput:
     where = f"{_where(spec, sample)}: input '{tensor.name}'"
     known = spec.input(tensor.name)
     if known is None:
@@ -154,7 +131,7 @@ def _input(
         array = _from_file(path, tensor, spec, where)
     else:
         array = _values(tensor)
-    return _WarmupInput(tensor.name, tensor.datatype, array, context.xp)
+    return MemoryInput(tensor.name, tensor.datatype, array, context.xp)
 
 
 def _values(tensor: WarmupInput) -> np.ndarray[Any, Any]:

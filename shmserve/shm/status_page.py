@@ -1,12 +1,15 @@
 """An executor's published words: how much is waiting, since when it is busy, what it has done.
 
 One segment, one writer (the executor), 8-byte aligned words stored through a cast
-memoryview (never `struct.pack_into`, which zeroes first). Frontends use the first two as
-hints for picking an executor; the coordinator reads the counters (`core.stats.executor_counters`).
-Nobody trusts them for more (I7).
+memoryview (never `struct.pack_into`, which zeroes first). Frontends use the first two, and which
+sequences live here, as hints for picking an executor; the coordinator reads the counters
+(`core.stats.executor_counters`). Nobody trusts them for more (I7).
 """
 
 from __future__ import annotations
+
+from hashlib import blake2b
+from heapq import heappop, heappush
 
 from shmserve.core.stats import executor_counters
 from shmserve.shm.segment import Mapping, Segment
@@ -15,7 +18,18 @@ _PAGE = 4096
 DEPTH = 0  # requests waiting or running
 BUSY_SINCE = 8  # when the model began, CLOCK_MONOTONIC ns, 0: idle; a cache line of its own
 COUNTERS = 16  # from here on: a page of counters
-SIZE = -(-(COUNTERS + executor_counters.NWORDS) * 8 // _PAGE) * _PAGE
+_SEQUENCES = COUNTERS + executor_counters.NWORDS  # how many words of digests are in use
+_FREE_SLOTS = _SEQUENCES + 1  # for sequences
+_DIGESTS = _SEQUENCES + 2  # of the sequences that live here, 0: none
+MOST_SEQUENCES = 2048
+SIZE = -(-(_DIGESTS + MOST_SEQUENCES) * 8 // _PAGE) * _PAGE
+
+
+def digest(sequence: int | str) -> int:
+    """What stands for a sequence's id on the page. Whoever is led astray by two that are equal is
+    told by the executor that it knows no such sequence."""
+    data = f"{type(sequence).__name__} {sequence}".encode()
+    return int.from_bytes(blake2b(data, digest_size=8).digest()) or 1
 
 
 class StatusPage:
@@ -25,10 +39,31 @@ class StatusPage:
         self.segment = Segment(epoch, SIZE)
         self.words = self.segment.view.cast("Q")
         self.counters = self.words[COUNTERS:]
+        self._places: dict[int | str, int] = {}  # words, by the sequences whose digests are there
+        self._free = [*range(_DIGESTS, _DIGESTS + MOST_SEQUENCES)]  # a heap
 
     @property
     def busy_since(self) -> int:
         return self.words[BUSY_SINCE]
+
+    def show_sequence(self, sequence: int | str) -> None:
+        """Tell that a sequence lives here. There are at most `MOST_SEQUENCES`."""
+        place = self._places[sequence] = heappop(self._free)
+        self.words[place] = digest(sequence)
+        self.words[_SEQUENCES] = max(self.words[_SEQUENCES], place + 1 - _DIGESTS)
+
+    def hide_sequence(self, sequence: int | str) -> None:
+        """Tell that it does not any more."""
+        place = self._places.pop(sequence)
+        heappush(self._free, place)
+        self.words[place] = 0
+        used = self.words[_SEQUENCES]
+        while used and not self.words[_DIGESTS + used - 1]:
+            used -= 1
+        self.words[_SEQUENCES] = used
+
+    def show_free_slots(self, count: int) -> None:
+        self.words[_FREE_SLOTS] = count
 
     def close(self) -> None:
         self.counters.release()
@@ -46,3 +81,13 @@ class StatusView:
     @property
     def depth(self) -> int:
         return self._words[DEPTH]
+
+    @property
+    def free_slots(self) -> int:
+        """How many sequences could begin at once."""
+        return self._words[_FREE_SLOTS]
+
+    def has_sequence(self, number: int) -> bool:
+        """Whether a sequence with this digest lives there."""
+        used = min(self._words[_SEQUENCES], MOST_SEQUENCES)
+        return number in self._words[_DIGESTS : _DIGESTS + used].tolist()

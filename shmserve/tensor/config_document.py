@@ -82,6 +82,67 @@ class BatchingEntry(Struct, frozen=True):
     priority_queue_policy: dict[str, QueuePolicyEntry] | UnsetType = UNSET
 
 
+class ControlEntry(Struct, frozen=True):
+    """What a control input tells. `kind`: CONTROL_SEQUENCE_START, _READY, _END or _CORRID; of the
+    first three one pair says which values mean false and true, of the last `data_type` its type."""
+
+    kind: str = "CONTROL_SEQUENCE_START"
+    int32_false_true: tuple[int, ...] = ()
+    fp32_false_true: tuple[float, ...] = ()
+    bool_false_true: tuple[bool, ...] = ()
+    data_type: str = "TYPE_INVALID"
+
+
+class ControlInputEntry(Struct, frozen=True):
+    name: str
+    control: tuple[ControlEntry, ...] = ()
+
+
+class InitialStateEntry(Struct, frozen=True):
+    """What a state is when its sequence begins. `data_file`: in the model's `initial_state`."""
+
+    data_type: str = "TYPE_INVALID"
+    dims: tuple[int, ...] = ()
+    zero_data: bool | UnsetType = UNSET
+    data_file: str | UnsetType = UNSET
+    name: str = ""
+
+
+class StateEntry(Struct, frozen=True):
+    """What one run of a sequence leaves for the next: an output that becomes an input."""
+
+    input_name: str
+    output_name: str
+    data_type: str
+    dims: tuple[int, ...] = ()
+    initial_state: tuple[InitialStateEntry, ...] = ()
+    use_same_buffer_for_input_output: bool = False
+    use_growable_memory: bool = False
+
+
+class DirectEntry(Struct, frozen=True):
+    max_queue_delay_microseconds: int = 0
+    minimum_slot_utilization: float = 0.0
+
+
+class OldestEntry(Struct, frozen=True):
+    max_candidate_sequences: int = 0
+    preferred_batch_size: tuple[int, ...] = ()
+    max_queue_delay_microseconds: int = 0
+    preserve_ordering: bool = False
+
+
+class SequenceEntry(Struct, frozen=True):
+    """`sequence_batching`."""
+
+    direct: DirectEntry | UnsetType = UNSET
+    oldest: OldestEntry | UnsetType = UNSET
+    max_sequence_idle_microseconds: int = 0
+    control_input: tuple[ControlInputEntry, ...] = ()
+    state: tuple[StateEntry, ...] = ()
+    iterative_sequence: bool = False
+
+
 class GroupEntry(Struct, frozen=True):
     """One `instance_group`. `kind` and `gpus`: where its instances are, once it is placed."""
 
@@ -113,6 +174,7 @@ class ConfigDocument(Struct, frozen=True):
     batch_output: JsonArray | UnsetType = UNSET
     optimization: OptimizationEntry | UnsetType = UNSET
     dynamic_batching: BatchingEntry | UnsetType = UNSET
+    sequence_batching: SequenceEntry | UnsetType = UNSET
     instance_group: tuple[GroupEntry, ...] | UnsetType = UNSET
     default_model_filename: str | UnsetType = UNSET
     cc_model_filenames: JsonObject | UnsetType = UNSET

@@ -17,6 +17,7 @@ from shmserve.cuda import runtime
 from shmserve.errors import Internal, ProtocolViolation, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context, Output, Response, Responses
+from shmserve.executor.sequences import sequence_backend
 from shmserve.executor.warmup import warm_up
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
@@ -153,7 +154,7 @@ def load(directory: str, device: str = CPU, auto: bool = False) -> tuple[Backend
     ordinal = ordinal_of(device)
     if ordinal is not None:
         runtime.cupy().cuda.Device(ordinal).use()
-    backend, spec = backends.load(backends.create(spec), context)
+    backend, spec = sequence_backend.load(backends.create(spec), context)
     warm_up(backend, spec, context)
     return backend, spec
 

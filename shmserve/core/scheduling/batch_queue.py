@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -49,6 +49,24 @@ class Turn(Struct, Generic[Key, Item], frozen=True):
     late: list[Item]
     rejected: list[Item]
     wait_ns: int | None
+
+
+class BatchSource(Protocol[Key, Item]):
+    """What a loop that runs batches needs of its queue, however that decides (`BatchQueue`)."""
+
+    next_end_ns: int
+
+    def cancel(self, key: Key) -> Item | None: ...
+
+    def drop_where(self, is_wanted: Callable[[Key], bool]) -> None: ...
+
+    def next(self, now_ns: int, hurry: bool = False) -> Turn[Key, Item]: ...
+
+    def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]: ...
+
+    def __iter__(self) -> Iterator[Key]: ...
+
+    def __len__(self) -> int: ...
 
 
 class _Level(Generic[Key, Item]):

@@ -13,7 +13,7 @@ import time
 from msgspec.structs import replace
 
 from shmserve.core.scheduling.batch_policy import BatchPolicy
-from shmserve.core.scheduling.batch_queue import BatchQueue, Waiting
+from shmserve.core.scheduling.batch_queue import BatchQueue, BatchSource, Waiting
 from shmserve.errors import Code
 from shmserve.executor.backend import Backend, BatchForm
 from shmserve.executor.batch_runner import BatchRunner
@@ -59,7 +59,8 @@ class BatchLoop:
         self._ragged = {e.name for e in workspace.spec.config.input if e.allow_ragged_batch}
         if backend.batching is BatchForm.STACKED:
             self._ragged = set()
-        self._queue: BatchQueue[Key, Requested] = BatchQueue(policy)
+        self._batches: BatchQueue[Key, Requested] = BatchQueue(policy)
+        self._queue: BatchSource[Key, Requested] = self._batches
         self._running: dict[Key, bool] = {}  # by request: whether it is still wanted
         self._running_since = 0
         self._stopping = False
@@ -140,7 +141,7 @@ class BatchLoop:
             message.deadline_ns,
         )
         timeout_ns = timeout * 1000 if isinstance(timeout, int) else 0  # microseconds
-        if not self._queue.push(waiting, asked, timeout_ns):
+        if not self._batches.push(waiting, asked, timeout_ns):
             self._refuse((connection, message), "Exceeds maximum queue size")
 
     def _kind(self, message: Execute) -> frozenset[object] | None:
@@ -173,6 +174,9 @@ class BatchLoop:
             self._channels.send(connection, late(message.request), [])
         for requested in rejected:
             self._refuse(requested, "Request timeout expired")
+
+    def _has_run(self) -> None:
+        """The model has worked on a batch, whose answers go next: for loops with books of it."""
 
     def _refuse(self, requested: Requested, why: str) -> None:
         connection, message = requested
@@ -211,6 +215,7 @@ class BatchLoop:
         finally:
             self._let_watch(False)
         self._running, self._running_since = {}, 0
+        self._has_run()
         self._publish()
         self.executed += len(members)
         answered = [(m.message, m.answer.timing) for m in members if not m.has_failed]

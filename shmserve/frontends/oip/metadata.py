@@ -12,6 +12,7 @@ from shmserve.tensor.spec import TensorSpec
 # Only what is there, in Triton's order
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "model_configuration",

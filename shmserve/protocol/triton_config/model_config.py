@@ -26,6 +26,7 @@ from shmserve.protocol.triton_config.config_parts import (
 from shmserve.protocol.triton_config.document import document_of
 from shmserve.protocol.triton_config.field_table import refuse_unsupported, without_effect
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup, instance_groups
+from shmserve.protocol.triton_config.sequences import check_sequences
 from shmserve.protocol.triton_config.warmup_samples import WarmupSample, warmup_samples
 from shmserve.tensor.config_document import ConfigDocument
 from shmserve.tensor.spec import ModelSpec, TensorSpec
@@ -180,6 +181,7 @@ def _validated(
 def _check_hints(message: Any, model: str, backend: str) -> None:
     """Values that cannot be meant, also where they would have no effect."""
     check_batching(message, model)
+    check_sequences(message, model)
     level = message.optimization.graph.level
     if backend == ONNXRUNTIME and level not in _GRAPH_LEVELS:
         raise ConfigError(f"model '{model}': optimization.graph.level {level} is not -1, 0, 1 or 2")

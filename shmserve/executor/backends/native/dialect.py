@@ -14,7 +14,7 @@ An output is either written into what `request.output` offered or returned in th
 a returned array is copied once (unless it is an input, or one that was offered).
 `stream_request` says how decoupled models answer.
 
-With `dynamic_batching` in config.pbtxt, a class that has
+With `dynamic_batching` or `sequence_batching` in config.pbtxt, a class that has
 
         def infer_batch(self, batch):       # as `infer`, for several requests at once
             ...
@@ -209,7 +209,8 @@ class NativeDialect:
             self._device = InstanceDevice(context)
         own_init = self._kind.__init__ is not object.__init__
         self._model = self._kind(context) if own_init else self._kind()
-        batches = spec.config.dynamic_batching is not UNSET and spec.max_batch_size > 0
+        schedulers = (spec.config.dynamic_batching, spec.config.sequence_batching)
+        batches = schedulers != (UNSET, UNSET) and spec.max_batch_size > 0
         is_able = callable(getattr(self._kind, "infer_batch", None)) and form is None
         self._takes_batches = batches and is_able
         self._infer = self._model.infer_batch if self._takes_batches else self._model.infer

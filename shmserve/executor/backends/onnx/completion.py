@@ -98,7 +98,8 @@ def _choose_batch(spec: ModelSpec, graphs: dict[str, Graph]) -> ConfigDocument:
     if fixed or (whole and not config.max_batch_size):
         return config
     config = replace(config, max_batch_size=config.max_batch_size or DEFAULT_MAX_BATCH_SIZE)
-    if config.max_batch_size > 1 and config.dynamic_batching is UNSET:
+    scheduled = (config.dynamic_batching, config.sequence_batching) != (UNSET, UNSET)
+    if config.max_batch_size > 1 and not scheduled:
         config = replace(config, dynamic_batching=BatchingEntry())
     return config
 

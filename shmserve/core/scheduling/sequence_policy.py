@@ -1,0 +1,78 @@
+"""What `sequence_batching` of a model's configuration asks for, in the units of its queue."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
+
+from shmserve.tensor.config_document import ConfigDocument, DirectEntry, OldestEntry
+
+_US = 1000  # nanoseconds
+DEFAULT_IDLE_US = 1_000_000
+
+
+class SequencePolicy(Struct, frozen=True):
+    """How requests of sequences become batches.
+
+    Attributes:
+        slots: sequences that have the model at a time; others wait for one of them to end.
+        max_size: requests of one batch, each of another sequence.
+        by_slot: a batch is ordered by slots (`direct`), not by when its requests came (`oldest`).
+        preferred: sizes that go at once (`oldest`).
+        enough: so many go at once (`direct`).
+        max_delay_ns: how long a smaller batch waits for others.
+        idle_ns: a sequence without a request for so long has ended.
+        max_sequences: with and without a slot.
+    """
+
+    slots: int
+    max_size: int
+    by_slot: bool = True
+    preferred: frozenset[int] = frozenset()
+    enough: int = 1
+    max_delay_ns: int = 0
+    idle_ns: int = DEFAULT_IDLE_US * _US
+    max_sequences: int = 1024
+
+    def one_by_one(self) -> SequencePolicy:
+        """The same for a model that takes no batches: there is nothing to wait for."""
+        return replace(
+            self, max_size=1, by_slot=False, preferred=frozenset((1,)), enough=1, max_delay_ns=0
+        )
+
+    def size_now(self, ready: int) -> int:
+        """How many of so many that are ready need not wait for more; 0: they may wait."""
+        if self.by_slot:
+            return ready if ready >= self.enough else 0
+        return max((size for size in self.preferred if size <= ready), default=0)
+
+
+def sequence_policy(config: ConfigDocument, max_sequences: int) -> SequencePolicy | None:
+    """The policy of a configuration; None: its requests belong to no sequences."""
+    entry = config.sequence_batching
+    if entry is UNSET:
+        return None
+    batch = max(1, config.max_batch_size)
+    idle_ns = (entry.max_sequence_idle_microseconds or DEFAULT_IDLE_US) * _US
+    if entry.oldest is not UNSET:
+        oldest: OldestEntry = entry.oldest
+        return SequencePolicy(
+            slots=max(1, oldest.max_candidate_sequences),
+            max_size=batch,
+            by_slot=False,
+            preferred=frozenset(oldest.preferred_batch_size) or frozenset((batch,)),
+            max_delay_ns=oldest.max_queue_delay_microseconds * _US,
+            idle_ns=idle_ns,
+            max_sequences=max_sequences,
+        )
+    direct = DirectEntry() if entry.direct is UNSET else entry.direct
+    return SequencePolicy(
+        slots=batch,
+        max_size=batch,
+        enough=max(1, ceil(direct.minimum_slot_utilization * batch)),
+        max_delay_ns=direct.max_queue_delay_microseconds * _US,
+        idle_ns=idle_ns,
+        max_sequences=max_sequences,
+    )

@@ -1,0 +1,241 @@
+"""The sequences of one model instance: who has a slot, who waits for one, and what runs next.
+
+Pure; the clock is an argument. As Triton's sequence batcher decides: requests of one sequence run
+one after another in the order they came, those of several together. A sequence begins with a
+request that is marked so, has its slot until one that is marked as its end has run, and has ended
+as well when nothing has come for too long. Who finds no slot free waits until one is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from shmserve.core.scheduling.batch_queue import Turn, Waiting
+from shmserve.core.scheduling.sequence_policy import SequencePolicy
+
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
+SequenceId = int | str  # 5 and "5" are two sequences
+_NEVER = 1 << 63
+
+
+class Listener(Protocol):
+    """Who is told which sequences there are."""
+
+    def began(self, sequence: SequenceId) -> None: ...
+
+    def ended(self, sequence: SequenceId) -> None: ...
+
+
+class Step(Waiting[Key, Item], Generic[Key, Item]):
+    """A request of a sequence; `start` and `end`: that it is the first one, and the last."""
+
+    start: bool = False
+    end: bool = False
+
+
+class _Sequence(Generic[Key, Item]):
+    """One that has begun, or is waiting for its slot to begin.
+
+    Attributes:
+        waiting: in order. Whatever is first can run: it begins, or goes on with what has begun.
+        is_open: requests may follow the last one.
+        running: the one the model has now.
+        quiet_ns: since when it has had nothing to do.
+    """
+
+    def __init__(self, id: SequenceId) -> None:
+        self.id = id
+        self.slot: int | None = None
+        self.waiting: deque[Step[Key, Item]] = deque()
+        self.is_open = False
+        self.running: Step[Key, Item] | None = None
+        self.quiet_ns = 0
+
+
+class SequenceQueue(Generic[Key, Item]):
+    """The waiting requests of one model instance, by their sequences.
+
+    Attributes:
+        next_end_ns: nothing is past its deadline before.
+        backlog: sequences that wait for a slot, in order.
+    """
+
+    def __init__(self, policy: SequencePolicy, listener: Listener) -> None:
+        self.next_end_ns = _NEVER
+        self.backlog: deque[_Sequence[Key, Item]] = deque()
+        self._policy = policy
+        self._listener = listener
+        self._live: dict[SequenceId, _Sequence[Key, Item]] = {}
+        self._slots: list[_Sequence[Key, Item] | None] = [None] * policy.slots
+        self._of_key: dict[Key, _Sequence[Key, Item]] = {}  # of requests that wait
+        self._orphans: list[Item] = []  # what began their sequence never ran
+
+    # ------------------------------------------------------------------ intake
+
+    def knows(self, id: SequenceId) -> bool:
+        """Whether a request that begins nothing can be a part of this sequence."""
+        sequence = self._live.get(id)
+        return sequence is not None and sequence.is_open
+
+    def has_room_for(self, id: SequenceId) -> bool:
+        """Whether this sequence can begin, anew if it is here."""
+        return id in self._live or len(self._live) < self._policy.max_sequences
+
+    def push(self, id: SequenceId, step: Step[Key, Item]) -> None:
+        """Append a request that begins its sequence, or one of a sequence it `knows`. One that
+        begins a sequence which is here ends that one, in the same slot."""
+        sequence = self._live.get(id)
+        if sequence is None:
+            sequence = self._live[id] = _Sequence(id)
+            self.backlog.append(sequence)
+            self._listener.began(id)
+            self._fill_slots()
+        sequence.waiting.append(step)
+        sequence.is_open = not step.end
+        self._of_key[step.key] = sequence
+        self.next_end_ns = min(self.next_end_ns, step.deadline_ns or _NEVER)
+
+    def cancel(self, key: Key) -> Item | None:
+        """Take a request out that has not started; None if it is not here. Without the one that
+        begins it there is no sequence: those behind are told so at the next turn."""
+        sequence = self._of_key.pop(key, None)
+        if sequence is None:
+            return None
+        waiting = sequence.waiting
+        index = next(index for index, step in enumerate(waiting) if step.key == key)
+        step = waiting[index]
+        del waiting[index]
+        if step.start:
+            while index < len(waiting) and not waiting[index].start:
+                orphan = waiting[index]
+                del waiting[index], self._of_key[orphan.key]
+                self._orphans.append(orphan.item)
+            if index == len(waiting):
+                sequence.is_open = False
+        self._end_if_over(sequence)
+        return step.item
+
+    def drop_where(self, is_wanted: Callable[[Key], bool]) -> None:
+        """Take out every request whose key `is_wanted` (those of a connection that closed)."""
+        for key in [key for key in self._of_key if is_wanted(key)]:
+            self.cancel(key)
+
+    # -------------------------------------------------------------------- turns
+
+    def next(self, now_ns: int, hurry: bool = False) -> Turn[Key, Item]:
+        """The next batch if it is to run now, and what never will. `hurry`: no more will come,
+        so neither a batch nor a slot is kept for it."""
+        late, orphans = self.expire(now_ns)
+        idle_at_ns = self._end_idle(now_ns, hurry)
+        batch, at_ns = self._choose(now_ns, hurry)
+        for step in batch:
+            sequence = self._of_key.pop(step.key)
+            sequence.waiting.popleft()
+            sequence.running = step
+        soonest = min(at_ns, idle_at_ns, self.next_end_ns)
+        wait_ns = None if soonest == _NEVER else max(0, soonest - now_ns)
+        return Turn([*batch], late, orphans, wait_ns)
+
+    def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]:
+        """Take out what is past its deadline, and what has lost the request that began its
+        sequence."""
+        late: list[Item] = []
+        if now_ns >= self.next_end_ns:
+            for step in [step for each in self._live.values() for step in each.waiting]:
+                is_late = step.deadline_ns and now_ns >= step.deadline_ns
+                if is_late and self.cancel(step.key) is not None:
+                    late.append(step.item)
+            left = [step.deadline_ns for each in self._live.values() for step in each.waiting]
+            self.next_end_ns = min(filter(None, left), default=_NEVER)
+        orphans, self._orphans = self._orphans, []
+        return late, orphans
+
+    def done(self, now_ns: int) -> None:
+        """The batch has run."""
+        for sequence in [each for each in self._slots if each is not None and each.running]:
+            step, sequence.running = sequence.running, None
+            sequence.quiet_ns = now_ns
+            if step is not None and step.end and sequence.waiting and self.backlog:
+                self._free(sequence)  # its successor takes its turn behind those that wait
+                self.backlog.append(sequence)
+            self._end_if_over(sequence)
+        self._fill_slots()
+
+    def slot_of(self, id: SequenceId) -> int:
+        """The slot of a sequence whose request runs."""
+        slot = self._live[id].slot
+        assert slot is not None
+        return slot
+
+    @property
+    def free_slots(self) -> int:
+        return max(0, len(self._slots) - len(self._live))
+
+    def _end_idle(self, now_ns: int, hurry: bool) -> int:
+        """End what nothing has come for; when the next one would be."""
+        soonest = _NEVER
+        for sequence in self._slots:
+            if sequence is None or sequence.waiting or sequence.running:
+                continue
+            ends_ns = sequence.quiet_ns + self._policy.idle_ns
+            if now_ns >= ends_ns or (hurry and self.backlog):
+                self._end(sequence)
+            else:
+                soonest = min(soonest, ends_ns)
+        self._fill_slots()
+        return soonest
+
+    def _choose(self, now_ns: int, hurry: bool) -> tuple[list[Step[Key, Item]], int]:
+        """The batch to run now; empty: when one will be due without another arrival."""
+        policy = self._policy
+        heads = [each.waiting[0] for each in self._slots if each is not None and each.waiting]
+        if not heads:
+            return [], _NEVER
+        oldest = min(heads, key=lambda step: step.arrived_ns)
+        agreeing = [step for step in heads if step.kind == oldest.kind]
+        if not policy.by_slot:
+            agreeing.sort(key=lambda step: step.arrived_ns)
+        batch = agreeing[: policy.max_size]
+        due_ns = oldest.arrived_ns + policy.max_delay_ns
+        if hurry or (policy.max_delay_ns and now_ns >= due_ns):
+            return batch, _NEVER
+        size = policy.size_now(len(batch))
+        if size or not policy.max_delay_ns:
+            return batch[: size or len(batch)], _NEVER
+        return [], due_ns
+
+    # -------------------------------------------------------------------- slots
+
+    def _fill_slots(self) -> None:
+        """Give those that wait the slots that are free, the lowest first."""
+        while self.backlog and None in self._slots:
+            sequence = self.backlog.popleft()
+            sequence.slot = self._slots.index(None)
+            self._slots[sequence.slot] = sequence
+
+    def _free(self, sequence: _Sequence[Key, Item]) -> None:
+        if sequence.slot is None:
+            self.backlog.remove(sequence)
+        else:
+            self._slots[sequence.slot] = None
+            sequence.slot = None
+
+    def _end_if_over(self, sequence: _Sequence[Key, Item]) -> None:
+        if not (sequence.waiting or sequence.running or sequence.is_open):
+            self._end(sequence)
+
+    def _end(self, sequence: _Sequence[Key, Item]) -> None:
+        self._free(sequence)
+        del self._live[sequence.id]
+        self._listener.ended(sequence.id)
+        self._fill_slots()
+
+    def __iter__(self) -> Iterator[Key]:
+        """The keys of everything that waits."""
+        return iter(self._of_key)
+
+    def __len__(self) -> int:
+        return len(self._of_key)

@@ -1,0 +1,122 @@
+"""The loop of a model with `sequence_batching`: batches of requests, each of another sequence.
+
+A second thread always looks after the channels while the model runs: frontends look at what this
+executor publishes of its sequences before they send, and must not wait for the model for it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from shmserve.core.scheduling.batch_policy import BatchPolicy
+from shmserve.core.scheduling.sequence_policy import SequencePolicy
+from shmserve.core.scheduling.sequence_queue import SequenceId, SequenceQueue, Step
+from shmserve.errors import Code, InvalidArgument
+from shmserve.executor.loop.batch_loop import BatchLoop, Key
+from shmserve.executor.loop.channels import Channels
+from shmserve.executor.loop.connections import FrontendConnection
+from shmserve.executor.loop.request_loop import Requested
+from shmserve.executor.sequences.sequence_backend import SequenceBackend, flags_of, sequence_of
+from shmserve.executor.tensors.workspace import Workspace
+from shmserve.protocol.control.data_messages import Answer, Execute
+from shmserve.protocol.oip.validation import UNKNOWN_ID
+from shmserve.shm.status_page import StatusPage
+
+
+class SequenceLoop(BatchLoop):
+    """Serves one loaded backend as `BatchLoop` does; implements the queue's `Listener`."""
+
+    def __init__(
+        self,
+        backend: SequenceBackend,
+        workspace: Workspace,
+        channels: Channels,
+        status: StatusPage,
+        segment_idle_s: float,
+        policy: SequencePolicy,
+    ) -> None:
+        if not backend.takes_batches:
+            policy = policy.one_by_one()
+        batches = BatchPolicy(policy.max_size)
+        super().__init__(backend, workspace, channels, status, segment_idle_s, batches)
+        if backend.stacks:
+            self._ragged = set()
+        self._watches = True
+        self._backend = backend
+        self._sequences: SequenceQueue[Key, Requested] = SequenceQueue(policy, self)
+        self._queue = self._sequences
+        if policy.by_slot:
+            backend.slot_of = self._sequences.slot_of
+        status.show_free_slots(self._sequences.free_slots)
+
+    def began(self, sequence: SequenceId) -> None:
+        self._status.show_sequence(sequence)
+
+    def ended(self, sequence: SequenceId) -> None:
+        self._status.hide_sequence(sequence)
+        self._backend.states.forget(sequence)
+
+    def _publish(self) -> None:
+        super()._publish()
+        self._status.show_free_slots(self._sequences.free_slots)
+
+    def _push(self, connection: FrontendConnection, message: Execute) -> None:
+        sequence, flags = sequence_of(message.parameters), flags_of(message.parameters)
+        try:
+            self._check(sequence, flags.start, message)
+        except InvalidArgument as ex:
+            self._answer(connection, message, ex.code, ex.message)
+            return
+        if flags.start and not self._sequences.has_room_for(sequence):
+            self._refuse((connection, message), "Exceeds maximum number of sequences")
+            return
+        step = Step(
+            (connection, message.request),
+            (connection, message),
+            1,
+            self._kind(message),
+            min(message.sent_ns, time.monotonic_ns()),
+            message.deadline_ns,
+            start=flags.start,
+            end=flags.end,
+        )
+        self._sequences.push(sequence, step)
+
+    def _check(self, sequence: SequenceId, is_start: bool, message: Execute) -> None:
+        """Whether the request can be a part of its sequence; Triton's words where it cannot."""
+        name = self._workspace.spec.name
+        if self._statistics.elements(message) > 1:
+            raise InvalidArgument(
+                f"inference request to model '{name}' must specify batch-size 1 due to "
+                "requirements of sequence batcher"
+            )
+        if not sequence:
+            raise InvalidArgument(
+                f"inference request to model '{name}' must specify a non-zero or non-empty "
+                "correlation ID"
+            )
+        self._backend.controls.check(sequence)
+        if not is_start and not self._sequences.knows(sequence):
+            raise InvalidArgument(self._unknown(sequence))
+
+    def _unknown(self, sequence: SequenceId) -> str:
+        return (
+            f"inference request for sequence {sequence} to model '{self._workspace.spec.name}' "
+            "must specify the START flag on the first request of the sequence"
+        )
+
+    def _tell(self, overdue: list[Requested], rejected: list[Requested]) -> None:
+        super()._tell(overdue, [])
+        for connection, message in rejected:
+            text = self._unknown(sequence_of(message.parameters))
+            self._answer(connection, message, Code.INVALID_ARGUMENT, text)
+
+    def _answer(
+        self, connection: FrontendConnection, message: Execute, code: str, text: str
+    ) -> None:
+        text = f"[request id: {message.id or UNKNOWN_ID}] {text}"
+        answer = Answer(message.request, error_code=code, error=text)
+        self._channels.send(connection, answer, [])
+
+    def _has_run(self) -> None:
+        self._sequences.done(time.monotonic_ns())

@@ -1,0 +1,288 @@
+"""A backend of requests that belong to sequences, around one that knows nothing of them.
+
+The model gets control tensors and states as inputs that no client has sent, and what it gives for
+its states stays here until the sequence's next request. Several requests come in the order of
+their slots (`direct`) or of their arrival (`oldest`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET
+
+from shmserve.core.scheduling.sequence_queue import SequenceId
+from shmserve.errors import Internal
+from shmserve.executor import backends
+from shmserve.executor.backend import (
+    Backend,
+    BatchForm,
+    Context,
+    InputTensor,
+    Output,
+    Request,
+    Response,
+    Responses,
+)
+from shmserve.executor.backends.config_merge import with_own_tensors
+from shmserve.executor.sequences.sequence_tensors import (
+    Controls,
+    Flags,
+    States,
+    with_sequence_tensors,
+    without_sequence_tensors,
+)
+from shmserve.executor.tensors.memory_input import MemoryInput
+from shmserve.protocol.triton_config.backend_kinds import PYTHON
+from shmserve.tensor.config_document import SequenceEntry
+from shmserve.tensor.dtypes import DATATYPES, object_array
+from shmserve.tensor.spec import ModelSpec
+
+Array = np.ndarray[Any, Any]
+_NO_SEQUENCE = 0
+
+
+class SequenceRequest:
+    """A request as the model sees it; implements `backend.Request`.
+
+    `inputs`: what the client sent and what is added to it; `states`: names of the outputs that
+    are kept; those the client wants as well are its own, too.
+    """
+
+    responses: Responses | None = None
+
+    def __init__(
+        self, request: Request, added: dict[str, MemoryInput], states: Sequence[str], xp: Any
+    ) -> None:
+        self._request = request
+        self._xp = xp
+        self.id = request.id
+        self.parameters = request.parameters
+        self.deadline_ns = request.deadline_ns
+        self.inputs: dict[str, InputTensor] = {**request.inputs, **added}
+        self.requested = (
+            *request.requested,
+            *(name for name in states if name not in request.requested),
+        )
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of its client's inputs."""
+        return sum(len(tensor.buffer) for tensor in self._request.inputs.values())
+
+    @property
+    def cancelled(self) -> bool:
+        return self._request.cancelled
+
+    def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
+        if name in self._request.requested:
+            return self._request.offer(name, datatype, shape)
+        return np.empty(shape, DATATYPES[datatype].numpy)
+
+    def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
+        if name in self._request.requested:
+            return self._request.offer_on_device(name, datatype, shape)
+        return self._xp.empty(shape, DATATYPES[datatype].numpy)
+
+
+class StackedRequest(SequenceRequest):
+    """Several as one, their inputs behind each other; the outputs are taken apart by rows."""
+
+    def __init__(self, requests: Sequence[Request], xp: Any) -> None:
+        first = requests[0]
+        inputs = {
+            name: MemoryInput(
+                name,
+                tensor.datatype,
+                np.concatenate([request.inputs[name].numpy() for request in requests]),
+                xp,
+            )
+            for name, tensor in first.inputs.items()
+        }
+        super().__init__(first, inputs, (), xp)
+        self._all = requests
+        self.parameters = {}
+        self.deadline_ns = 0
+
+    @property
+    def cancelled(self) -> bool:
+        return all(request.cancelled for request in self._all)
+
+    def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
+        del name
+        return np.empty(shape, DATATYPES[datatype].numpy)
+
+    def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
+        del name
+        return self._xp.empty(shape, DATATYPES[datatype].numpy)
+
+
+class SequenceBackend:
+    """A loaded backend with what its sequences need.
+
+    Attributes:
+        controls: what the model is told of each request.
+        states: what its sequences have left.
+        takes_batches, stacks: whether it takes several requests, and those as one.
+        slot_of: the slot of a sequence. A model that is told which rows are ready gets one for
+            each slot up to the last one that is; None: it has none between.
+    """
+
+    batching = BatchForm.LISTED
+
+    def __init__(
+        self, backend: Backend, spec: ModelSpec, entry: SequenceEntry, context: Context
+    ) -> None:
+        self._backend = backend
+        self._xp = context.xp if backend.device == context.device else np
+        self.controls = Controls(entry.control_input, spec.max_batch_size > 0)
+        self.states = States(spec, entry.state, context.directory)
+        self.takes_batches = backend.batching is not BatchForm.ALONE
+        self.stacks = backend.batching is BatchForm.STACKED
+        self.slot_of: Callable[[SequenceId], int] | None = None
+        self.chooses_device = backend.chooses_device
+        self.device = backend.device
+        self.reads_on_device = backend.reads_on_device
+        self.load = backend.load
+        self.close = backend.close
+
+    def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
+        """Run requests of different sequences together, or one of none."""
+        steps: list[SequenceRequest] = [self._step(request) for request in requests]
+        places = list(range(len(steps)))
+        if self.slot_of is not None and self.takes_batches and self.controls.has_ready:
+            steps, places = self._with_gaps(steps, self.slot_of)
+        if self.stacks and len(steps) > 1:
+            answers = self._stacked(steps)
+        else:
+            answers = self._backend.execute(steps)
+        if len(answers) != len(steps):
+            raise Internal(f"the model gave {len(answers)} responses to {len(steps)} requests")
+        return [
+            self._taken(request, answers[place])
+            for request, place in zip(requests, places, strict=True)
+        ]
+
+    def _step(self, request: Request) -> SequenceRequest:
+        sequence = sequence_of(request.parameters) or _NO_SEQUENCE
+        flags = flags_of(request.parameters)
+        if sequence == _NO_SEQUENCE:  # a sample that warms the model up
+            flags = Flags(start=True, end=True)
+        return self._request(request, sequence, flags)
+
+    def _request(self, request: Request, sequence: SequenceId, flags: Flags) -> SequenceRequest:
+        added = {
+            **self.controls.arrays(sequence, flags),
+            **self.states.arrays(sequence, flags.start),
+        }
+        inputs = {
+            name: MemoryInput(name, kind, array, self._xp) for name, (kind, array) in added.items()
+        }
+        return SequenceRequest(request, inputs, tuple(self.states.outputs), self._xp)
+
+    def _taken(self, request: Request, response: Response) -> Response:
+        """The response without the states, which are kept."""
+        if response.error is not None:
+            return response
+        sequence = sequence_of(request.parameters)
+        if sequence and self.states.outputs:
+            outputs = {
+                output.name: _own(output.array)
+                for output in response.outputs
+                if output.name in self.states.outputs
+            }
+            self.states.keep(sequence, outputs)
+        wanted = tuple(output for output in response.outputs if output.name in request.requested)
+        return msgspec.structs.replace(response, outputs=wanted)
+
+    def _stacked(self, steps: Sequence[SequenceRequest]) -> Sequence[Response]:
+        responses = self._backend.execute([StackedRequest(steps, self._xp)])
+        if len(responses) != 1:
+            raise Internal(f"the model gave {len(responses)} responses to 1 batch")
+        response = responses[0]
+        if response.error is not None:
+            return [response] * len(steps)
+        for output in response.outputs:
+            shape = list(output.array.shape)
+            if shape[:1] != [len(steps)]:
+                raise Internal(
+                    f"output '{output.name}' has shape {shape}, but the batch has {len(steps)} rows"
+                )
+        return [
+            Response(
+                tuple(
+                    Output(output.name, output.datatype, output.array[row : row + 1])
+                    for output in response.outputs
+                ),
+                parameters=response.parameters,
+                copied=step.sent_bytes,
+            )
+            for row, step in enumerate(steps)
+        ]
+
+    def _with_gaps(
+        self, steps: Sequence[SequenceRequest], slot_of: Callable[[SequenceId], int]
+    ) -> tuple[list[SequenceRequest], list[int]]:
+        """The steps, each at the number of its slot, and these; between them requests that the
+        model is told are not ready."""
+        places = [slot_of(sequence_of(step.parameters)) for step in steps]
+        by_slot = dict(zip(places, steps, strict=True))
+        filled = [by_slot.get(slot) or self._gap(steps[0]) for slot in range(max(places) + 1)]
+        return filled, places
+
+    def _gap(self, like: SequenceRequest) -> SequenceRequest:
+        gap = self._request(like, _NO_SEQUENCE, Flags(start=False, end=False, ready=False))
+        own = set(self.controls.arrays(_NO_SEQUENCE, Flags(start=False, end=False)))
+        own |= set(self.states.arrays(_NO_SEQUENCE, start=True))
+        for name, tensor in like.inputs.items():
+            if name not in own:
+                zeros = _zeros(tensor.datatype, tensor.shape)
+                gap.inputs[name] = MemoryInput(name, tensor.datatype, zeros, self._xp)
+        gap.id, gap.parameters = "", {}
+        return gap
+
+
+def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
+    """As `backends.load`; that of a model with `sequence_batching` is a `SequenceBackend`."""
+    told = context.spec
+    entry = told.config.sequence_batching
+    if entry is UNSET:
+        return backends.load(backend, context)
+    if told.backend == PYTHON:
+        told = with_own_tensors(told, context.directory)
+    inner = msgspec.structs.replace(context, spec=with_sequence_tensors(told, entry))
+    loaded, spec = backends.load(backend, inner)
+    try:
+        wrapped = SequenceBackend(loaded, spec, entry, context)
+    except BaseException:
+        loaded.close()
+        raise
+    return wrapped, without_sequence_tensors(spec, told)
+
+
+def sequence_of(parameters: dict[str, Any]) -> SequenceId:
+    """The sequence that a request belongs to; 0 or "": none."""
+    sequence: SequenceId = parameters.get("sequence_id", 0)
+    return sequence
+
+
+def flags_of(parameters: dict[str, Any]) -> Flags:
+    """Whether a request begins its sequence, and whether it ends it."""
+    return Flags(bool(parameters.get("sequence_start")), bool(parameters.get("sequence_end")))
+
+
+def _own(array: Any) -> Array:
+    """A copy in memory of our own, on the host."""
+    if isinstance(array, np.ndarray):
+        return array.copy()
+    copied: Array = array.get()
+    return copied
+
+
+def _zeros(datatype: str, shape: tuple[int, ...]) -> Array:
+    if datatype == "BYTES":
+        return object_array([b""] * int(np.prod(shape)), shape)
+    return np.zeros(shape, DATATYPES[datatype].numpy)

@@ -1,0 +1,224 @@
+"""The tensors of `sequence_batching`: the model's inputs and outputs, and not the clients'."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shmserve.core.scheduling.sequence_queue import SequenceId
+from shmserve.errors import ConfigError, InvalidArgument
+from shmserve.protocol.triton_config.backend_kinds import ONNXRUNTIME
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.config_document import (
+    ControlEntry,
+    ControlInputEntry,
+    InitialStateEntry,
+    InputEntry,
+    OutputEntry,
+    SequenceEntry,
+    StateEntry,
+)
+from shmserve.tensor.dtypes import BY_CONFIG_NAME, DATATYPES, object_array
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+
+START = "CONTROL_SEQUENCE_START"
+READY = "CONTROL_SEQUENCE_READY"
+END = "CONTROL_SEQUENCE_END"
+CORRID = "CONTROL_SEQUENCE_CORRID"
+
+Array = np.ndarray[Any, Any]
+_Named = tuple[str, str, tuple[int, ...]]  # name, data type and dims of a tensor
+_FOLDER = "initial_state"
+
+
+def with_sequence_tensors(spec: ModelSpec, entry: SequenceEntry) -> ModelSpec:
+    """The spec as its backend sees it: what clients are not told of comes last."""
+    known_inputs = {tensor.name for tensor in spec.inputs}
+    known_outputs = {tensor.name for tensor in spec.outputs}
+    controls: list[_Named] = [
+        (each.name, _control_type(each.control[0]), (1,)) for each in entry.control_input
+    ]
+    inputs = controls + [(s.input_name, s.data_type, s.dims) for s in entry.state]
+    outputs: list[_Named] = [(s.output_name, s.data_type, s.dims) for s in entry.state]
+    inputs = [each for each in inputs if each[0] not in known_inputs]
+    outputs = [each for each in outputs if each[0] not in known_outputs]
+    config, batch = spec.config, (-1,) if spec.max_batch_size else ()
+    # Of an ONNX graph whose configuration tells no tensors all are taken from the graph
+    if config.input or spec.backend != ONNXRUNTIME:
+        added = tuple(InputEntry(name, kind, dims=dims) for name, kind, dims in inputs)
+        config = replace(config, input=config.input + added)
+    if config.output or spec.backend != ONNXRUNTIME:
+        given = tuple(OutputEntry(name, kind, dims) for name, kind, dims in outputs)
+        config = replace(config, output=config.output + given)
+    return replace(
+        spec,
+        inputs=spec.inputs + tuple(_tensor(each, batch) for each in inputs),
+        outputs=spec.outputs + tuple(_tensor(each, batch) for each in outputs),
+        config=config,
+    )
+
+
+def without_sequence_tensors(loaded: ModelSpec, told: ModelSpec) -> ModelSpec:
+    """A loaded spec as clients see it. What the configuration itself has `told` as an input or an
+    output stays one."""
+    entry = loaded.config.sequence_batching
+    assert isinstance(entry, SequenceEntry)
+    inputs = {each.name for each in entry.control_input} | {s.input_name for s in entry.state}
+    inputs -= {each.name for each in told.config.input}
+    outputs = {s.output_name for s in entry.state} - {each.name for each in told.config.output}
+    config = loaded.config
+    return replace(
+        loaded,
+        inputs=tuple(tensor for tensor in loaded.inputs if tensor.name not in inputs),
+        outputs=tuple(tensor for tensor in loaded.outputs if tensor.name not in outputs),
+        config=replace(
+            config,
+            input=tuple(each for each in config.input if each.name not in inputs),
+            output=tuple(each for each in config.output if each.name not in outputs),
+        ),
+    )
+
+
+def _tensor(named: _Named, batch: tuple[int, ...]) -> TensorSpec:
+    name, kind, dims = named
+    return TensorSpec(name, BY_CONFIG_NAME[kind].name, (*batch, *dims))
+
+
+def _control_type(control: ControlEntry) -> str:
+    if control.kind == CORRID:
+        return control.data_type
+    if control.int32_false_true:
+        return "TYPE_INT32"
+    return "TYPE_FP32" if control.fp32_false_true else "TYPE_BOOL"
+
+
+class Flags(Struct, frozen=True):
+    """What control tensors tell of one request."""
+
+    start: bool
+    end: bool
+    ready: bool = True
+
+
+class Controls:
+    """The control tensors of one model. `batched`: they have a batch dimension."""
+
+    def __init__(self, entries: tuple[ControlInputEntry, ...], batched: bool) -> None:
+        self._controls = [(entry.name, entry.control[0]) for entry in entries]
+        self._shape = (1, 1) if batched else (1,)
+        self.has_ready = any(control.kind == READY for _, control in self._controls)
+
+    def check(self, sequence: SequenceId) -> None:
+        """Whether the model can be told this id.
+
+        Raises:
+            InvalidArgument: it does not fit the control tensor's type.
+        """
+        for name, control in self._controls:
+            if control.kind != CORRID or control.data_type == "TYPE_STRING":
+                continue
+            bounds = np.iinfo(BY_CONFIG_NAME[control.data_type].numpy)
+            if isinstance(sequence, str) or not bounds.min <= sequence <= bounds.max:
+                raise InvalidArgument(
+                    f"sequence_id {sequence!r} does not fit {control.data_type} "
+                    f"of the control input '{name}'"
+                )
+
+    def arrays(self, sequence: SequenceId, flags: Flags) -> dict[str, tuple[str, Array]]:
+        """Datatype and value of each, by name."""
+        return {name: self._array(control, sequence, flags) for name, control in self._controls}
+
+    def _array(
+        self, control: ControlEntry, sequence: SequenceId, flags: Flags
+    ) -> tuple[str, Array]:
+        kind = BY_CONFIG_NAME[_control_type(control)]
+        if control.kind == CORRID:
+            value: Any = sequence if kind.itemsize else str(sequence).encode()
+        else:
+            pair: tuple[Any, ...] = (
+                control.int32_false_true or control.fp32_false_true or control.bool_false_true
+            )
+            told = {START: flags.start, END: flags.end, READY: flags.ready}
+            value = pair[told[control.kind]]
+        return kind.name, np.full(self._shape, value, kind.numpy)
+
+
+class States:
+    """What the sequences of one model have left for their next requests.
+
+    Bounded by the sequences that live, which have one array each for every state.
+    """
+
+    def __init__(self, spec: ModelSpec, entries: tuple[StateEntry, ...], directory: str) -> None:
+        """`directory`: the model's folder.
+
+        Raises:
+            ConfigError: the file of an initial state cannot be used.
+        """
+        batch = (1,) if spec.max_batch_size else ()
+        self.outputs = {entry.output_name: entry for entry in entries}
+        self._initial = {
+            entry.input_name: (
+                BY_CONFIG_NAME[entry.data_type].name,
+                _initial(entry, batch, directory, spec.name),
+            )
+            for entry in entries
+        }
+        self._left: dict[SequenceId, dict[str, Array]] = {}
+
+    def arrays(self, sequence: SequenceId, start: bool) -> dict[str, tuple[str, Array]]:
+        """Datatype and value of each, by name, for the next request of a sequence."""
+        left = {} if start else self._left.get(sequence, {})
+        return {name: (kind, left.get(name, at)) for name, (kind, at) in self._initial.items()}
+
+    def keep(self, sequence: SequenceId, outputs: dict[str, Array]) -> None:
+        """What a request has left; `outputs` by their names, in memory of their own."""
+        self._left[sequence] = {
+            entry.input_name: outputs[name]
+            for name, entry in self.outputs.items()
+            if name in outputs
+        }
+
+    def forget(self, sequence: SequenceId) -> None:
+        """It has ended."""
+        self._left.pop(sequence, None)
+
+
+def _initial(entry: StateEntry, batch: tuple[int, ...], directory: str, model: str) -> Array:
+    """What a state is at first: zeros unless the configuration says otherwise, a variable
+    dimension being 1 there."""
+    given = entry.initial_state[0] if entry.initial_state else InitialStateEntry()
+    dims = given.dims if entry.initial_state else tuple(max(1, dim) for dim in entry.dims)
+    datatype = BY_CONFIG_NAME[entry.data_type]
+    shape = (*batch, *dims)
+    if isinstance(given.data_file, str):
+        return _from_file(given.data_file, datatype.name, shape, directory, model)
+    if datatype.itemsize:
+        return np.zeros(shape, datatype.numpy)
+    return object_array([b""] * prod(shape), shape)
+
+
+def _from_file(
+    name: str, datatype: str, shape: tuple[int, ...], directory: str, model: str
+) -> Array:
+    where = f"model '{model}': sequence_batching.state: data_file '{name}'"
+    kind = DATATYPES[datatype]
+    try:
+        with open(os.path.join(directory, _FOLDER, name), "rb") as file:
+            data = file.read()
+    except OSError as ex:
+        raise ConfigError(f"{where} cannot be read ({ex.strerror})") from None
+    if kind.itemsize:
+        wanted = prod(shape) * kind.itemsize
+        if len(data) != wanted:
+            raise ConfigError(f"{where} has {len(data)} bytes, expected {wanted}")
+        return np.frombuffer(data, kind.numpy).reshape(shape)
+    try:
+        return object_array(bytes_codec.decode(data, prod(shape), name, model), shape)
+    except InvalidArgument as ex:
+        raise ConfigError(f"{where}: {ex.message}") from None

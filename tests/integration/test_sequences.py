@@ -1,0 +1,263 @@
+"""Sequences in a real server: where each lives, what its model is told, what a death ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from shmserve.testing.running_server import WATCHDOG_S, RunningServer, wait_until
+from tests.holding import Hold, in_flight
+
+MODELS = Path(__file__).parents[1] / "repositories" / "sequences"
+helper, T = onnx.helper, onnx.TensorProto
+
+
+def write_total(folder: Path) -> None:
+    """An ONNX model whose state is its own output so far."""
+    (folder / "1").mkdir()
+    values = {
+        name: helper.make_tensor_value_info(name, T.FLOAT, ["N", 2])
+        for name in ("IN", "BEFORE", "OUT", "AFTER")
+    }
+    nodes = [
+        helper.make_node("Add", ["IN", "BEFORE"], ["OUT"]),
+        helper.make_node("Identity", ["OUT"], ["AFTER"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [values["IN"], values["BEFORE"]], [values["OUT"], values["AFTER"]]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "1" / "model.onnx")
+
+
+def copy(models: Path, name: str, config: str) -> None:
+    """The model `tally` under another name."""
+    shutil.copytree(models / "tally", models / name)
+    (models / name / "config.pbtxt").write_text(config)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models = tmp_path_factory.mktemp("models")
+    shutil.copytree(MODELS, models, dirs_exist_ok=True)
+    write_total(models / "total")
+    tally = (models / "tally" / "config.pbtxt").read_text()
+    copy(
+        models, "names", tally.replace("TYPE_UINT64", "TYPE_STRING").replace("count: 3", "count: 1")
+    )
+    brief = (
+        tally.replace("60000000", "300000").replace("32 }", "1 }").replace("count: 3", "count: 1")
+    )
+    copy(models, "brief", brief)
+    with RunningServer(models, http_workers=2, grpc_processes=2) as server:
+        server.wait_instances()
+        yield server
+    assert server.leaks() == []
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as executor:
+        yield executor
+
+
+def post(
+    server: RunningServer, model: str, tensor: dict[str, Any], flags: str, **parameters: Any
+) -> tuple[int, Any]:
+    """`flags`: "start", "end" or both. A connection of its own, so any worker gets it."""
+    told = {f"sequence_{flag}": True for flag in flags.split()}
+    document = {"inputs": [tensor], "parameters": {**parameters, **told}}
+    return server.infer(model, document)
+
+
+def add(
+    server: RunningServer, number: Any, value: int, flags: str = "", model: str = "tally"
+) -> dict[str, list[int]]:
+    tensor = {"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [value]}
+    status, document = post(server, model, tensor, flags, sequence_id=number)
+    assert status == 200, document
+    return {output["name"]: output["data"] for output in document["outputs"]}
+
+
+def refusal(server: RunningServer, tensor: dict[str, Any], flags: str, **parameters: Any) -> str:
+    status, document = post(server, "tally", tensor, flags, **parameters)
+    assert status == 400, document
+    error: str = document["error"]
+    return error.removeprefix("[request id: <id_unknown>] ")
+
+
+def say(server: RunningServer, sequence: str, command: str = "", flags: str = "") -> str:
+    tensor = {"name": "COMMAND", "datatype": "BYTES", "shape": [1, 1], "data": [command]}
+    status, document = post(server, "slots", tensor, flags, sequence_id=sequence)
+    assert status == 200, document
+    text: str = document["outputs"][0]["data"][0]
+    return text
+
+
+def statistics(server: RunningServer, model: str) -> dict[str, Any]:
+    _, document = server.get(f"/v2/models/{model}/stats")
+    result: dict[str, Any] = document["model_stats"][0]
+    return result
+
+
+IN = {"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [1]}
+
+
+def test_each_sequence_stays_where_it_began(
+    server: RunningServer, threads: ThreadPoolExecutor
+) -> None:
+    def run(number: int) -> int:
+        pids = set()
+        for step in range(6):
+            flags = {0: "start", 5: "end"}.get(step, "")
+            outputs = add(server, number, number + step, flags)
+            assert outputs["SUM"] == [sum(number + each for each in range(step + 1))]
+            pid, start, end, flag_bits = outputs["SEEN"]
+            assert (start, end) == (step == 0, 2 if step == 5 else -1)
+            assert flag_bits == (step == 0) | (step == 5) << 1
+            pids.add(pid)
+        (pid,) = pids
+        return pid
+
+    assert len(set(threads.map(run, range(1, 13)))) == 3
+    stats = statistics(server, "tally")
+    assert stats["inference_count"] == stats["inference_stats"]["success"]["count"] == 72
+    assert [in_flight(server, f"tally/1/{index}") for index in range(3)] == [0, 0, 0]
+
+
+def test_refusals_have_the_words_of_triton(server: RunningServer) -> None:
+    assert refusal(server, IN, "") == (
+        "inference request to model 'tally' must specify a non-zero or non-empty correlation ID"
+    )
+    assert refusal(server, IN, "start", sequence_id="") == refusal(server, IN, "", sequence_id=0)
+    unknown = (
+        "inference request for sequence {} to model 'tally' must specify the START flag on the "
+        "first request of the sequence"
+    )
+    assert refusal(server, IN, "", sequence_id=77) == unknown.format(77)
+    assert add(server, 77, 1, "start end")["SUM"] == [1]
+    assert refusal(server, IN, "end", sequence_id=77) == unknown.format(77)  # it is over
+    two = {"name": "IN", "datatype": "INT32", "shape": [2, 1], "data": [1, 2]}
+    assert refusal(server, two, "start", sequence_id=78) == (
+        "inference request to model 'tally' must specify batch-size 1 due to requirements of "
+        "sequence batcher"
+    )
+    assert refusal(server, IN, "start", sequence_id="name") == (
+        "sequence_id 'name' does not fit TYPE_UINT64 of the control input 'ID'"
+    )
+    assert statistics(server, "tally")["inference_stats"]["fail"]["count"] == 7
+
+
+def test_what_clients_do_not_send_is_in_no_metadata(server: RunningServer) -> None:
+    for model, names in (("tally", ["IN", "SUM", "SEEN"]), ("total", ["IN", "OUT"])):
+        _, metadata = server.get(f"/v2/models/{model}")
+        assert [tensor["name"] for tensor in metadata["inputs"] + metadata["outputs"]] == names
+        _, config = server.get(f"/v2/models/{model}/config")
+        assert [tensor["name"] for tensor in config["input"] + config["output"]] == names
+    assert config["sequence_batching"]["state"][0]["input_name"] == "BEFORE"
+    assert "dynamic_batching" not in config
+
+
+def test_states_of_an_onnx_model_are_each_sequences_own(
+    server: RunningServer, threads: ThreadPoolExecutor
+) -> None:
+    def ask(number: int, flags: str = "") -> list[float]:
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": [number, 0.5]}
+        status, document = post(server, "total", tensor, flags, sequence_id=number)
+        assert status == 200, document
+        assert [output["name"] for output in document["outputs"]] == ["OUT"]
+        found: list[float] = document["outputs"][0]["data"]
+        return found
+
+    def together(first: str = "", others: str = "") -> list[list[float]]:
+        flags = [first, others, others, others]
+        return list(threads.map(ask, range(1, 5), flags))
+
+    def sums(*steps: int) -> list[list[float]]:
+        return [[number * step, 0.5 * step] for number, step in enumerate(steps, 1)]
+
+    assert together("start", "start") == sums(1, 1, 1, 1)
+    assert together() == sums(2, 2, 2, 2)
+    assert together("start") == sums(1, 3, 3, 3)  # one has begun anew, in its slot
+    assert together("end", "end") == sums(2, 4, 4, 4)
+    # Each waited for the others, as it is configured
+    assert [row["batch_size"] for row in statistics(server, "total")["batch_stats"]] == [4]
+
+
+def test_direct_has_a_row_for_each_slot_and_more_sequences_wait(
+    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    assert say(server, "a", flags="start") == "a in 0, 1 ready, step 10"
+    assert say(server, "b", flags="start") == "b in 1, 1 ready, step 10"
+    assert say(server, "c", flags="start") == "c in 2, 1 ready, step 10"
+    assert say(server, "b") == "b in 1, 1 ready, step 11"
+    with Hold(tmp_path) as hold:
+        held = threads.submit(say, server, "a", f"hold:{hold.path}")
+        hold.wait_begun()
+        later: list[Future[str]] = [threads.submit(say, server, each) for each in "bc"]
+        waits = threads.submit(say, server, "d", "", "start")
+        wait_until(lambda: in_flight(server, "slots/1/0") == 4, "not all are there")
+    assert held.result() == "a in 0, 1 ready, step 11"
+    ends = [re.sub(r"[12] ready", "ready", each.result()) for each in later]
+    assert ends == ["b in 1, ready, step 12", "c in 2, ready, step 11"]
+    assert not waits.done()
+    assert say(server, "b", flags="end") == "b in 1, 1 ready, step 13"
+    assert waits.result() == "d in 1, 1 ready, step 10"
+
+
+def test_a_sequence_that_says_nothing_ends(server: RunningServer) -> None:
+    assert add(server, 1, 5, "start", "brief")["SUM"] == [5]
+    assert add(server, 2, 6, "start", "brief")["SUM"] == [6]  # there is one slot
+    status, document = post(server, "brief", IN, "", sequence_id=1)
+    assert status == 400
+    assert "must specify the START flag" in document["error"]
+
+
+def test_a_death_ends_the_sequences_that_lived_there_and_no_others(server: RunningServer) -> None:
+    homes = {number: add(server, number, number, "start")["SEEN"][0] for number in range(201, 213)}
+    victim = homes[201]
+    dead = [number for number, pid in homes.items() if pid == victim]
+    assert 0 < len(dead) < len(homes)
+    os.kill(victim, signal.SIGKILL)
+    for number in homes:
+        if number not in dead:
+            assert add(server, number, 1)["SUM"] == [number + 1]
+            continue
+        status, document = post(server, "tally", IN, "", sequence_id=number)
+        assert status in (400, 503), document
+        wanted = "must specify the START flag" if status == 400 else "it is being restarted"
+        assert wanted in document["error"]
+
+    def begins_again() -> bool:  # as soon as no frontend takes the dead executor for a live one
+        return post(server, "tally", IN, "start", sequence_id=dead[0])[0] == 200
+
+    wait_until(begins_again, "a sequence that has ended cannot begin again")
+    server.wait_instances()
+    for number in homes:  # where they are has not changed with the new executor
+        if number not in dead:
+            assert add(server, number, 1, "end")["SUM"] == [number + 2]
+    assert add(server, dead[0], 5, "end")["SUM"] == [6]
+
+
+def test_tritonclient_sends_sequences(server: RunningServer) -> None:
+    program = Path(__file__).parent / "triton_sequence_client.py"
+    address = f"{server.http_host}:{server.http_port}"
+    done = subprocess.run(
+        [sys.executable, str(program), address, server.grpc_address],
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr

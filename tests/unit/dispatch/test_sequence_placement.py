@@ -1,0 +1,47 @@
+"""Where a request of a sequence goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+from shmserve.dispatch.sequence_placement import by_sequence
+from shmserve.shm.status_page import digest
+
+
+class View:
+    def __init__(self, free_slots: int, *sequences: int | str) -> None:
+        self.free_slots = free_slots
+        self._digests = {digest(each) for each in sequences}
+
+    def has_sequence(self, number: int) -> bool:
+        return number in self._digests
+
+
+def order(sequence: Any, *instances: tuple[str, int, View | None]) -> list[str]:
+    views: Any = [
+        (SimpleNamespace(instance=SimpleNamespace(name=name), load=load), view)
+        for name, load, view in instances
+    ]
+    return [pool.instance.name for pool in by_sequence(views, sequence)]
+
+
+def test_a_sequence_goes_where_it_lives_and_nowhere_else() -> None:
+    them = (("a", 0, View(5, 2)), ("b", 9, View(0, 1, "2")), ("c", 0, None))
+    assert order(1, *them) == ["b"]
+    assert order("2", *them) == ["b"]
+    assert order(2, *them) == ["a"]
+
+
+def test_one_that_lives_nowhere_goes_where_there_is_room() -> None:
+    them = (("a", 0, View(0)), ("b", 3, View(1)), ("c", 0, None), ("d", 1, View(1)))
+    assert order(1, *them)[:2] == ["d", "b"]
+    assert order(2.5, *them)[0] == "d"  # no id at all: refused there
+
+
+def test_those_that_begin_at_once_spread() -> None:
+    them = [(name, 0, View(1)) for name in "abc"]
+    first = Counter(order(number, *them)[0] for number in range(90))
+    assert sorted(first) == ["a", "b", "c"]
+    assert min(first.values()) > 15

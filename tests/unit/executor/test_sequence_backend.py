@@ -1,0 +1,189 @@
+"""What a model of sequences is given besides its clients' tensors, and what is kept of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmserve.errors import ConfigError, InvalidArgument
+from shmserve.executor.backend import Response
+from shmserve.executor.sequences.sequence_backend import SequenceBackend
+from shmserve.testing.backend_runner import FakeBackendRequest, arrays, failure, load
+from shmserve.testing.model_files import Make, model_maker
+
+CONTROLS = """
+  control_input [
+    { name: "START" control [ { kind: CONTROL_SEQUENCE_START fp32_false_true: [ -1, 2 ] } ] },
+    { name: "END" control [ { kind: CONTROL_SEQUENCE_END bool_false_true: [ true, false ] } ] },
+    { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 5, 6 ] } ] },
+    { name: "ID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: %s } ] }
+  ]
+"""
+CONFIG = """
+backend: "python"
+max_batch_size: %s
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } %s ]
+sequence_batching {
+  direct { }
+  %s
+  state [ { input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: [ -1 ] %s } ]
+}
+"""
+ADDS = """
+class Model:
+    seen = []
+    def infer(self, request):
+        self.seen.append({name: request.input(name).tolist() for name in request.inputs})
+        if request.input("X").min() < 0:
+            raise ValueError("as it was told")
+        total = request.input("S") + request.input("X")
+        return {"Y": total, "T": total}
+"""
+TRITON = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x, s, ready = (
+                pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+                for name in ("X", "S", "READY")
+            )
+            value = s + x + 100 * (len(requests) - 1)
+            answers.append(pb_utils.InferenceResponse([
+                pb_utils.Tensor("Y", value), pb_utils.Tensor("T", s + ready.astype(s.dtype))]))
+        return answers
+"""
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    return model_maker(tmp_path)
+
+
+def config(
+    batch: int = 4, outputs: str = "", id_type: str = "TYPE_INT32", initial: str = ""
+) -> str:
+    return CONFIG % (batch, outputs, CONTROLS % id_type, initial)
+
+
+def started(directory: str) -> SequenceBackend:
+    backend, _ = load(directory)
+    assert isinstance(backend, SequenceBackend)
+    return backend
+
+
+def step(
+    x: float, sequence: Any, *flags: str, shape: tuple[int, ...] = (1, 1)
+) -> FakeBackendRequest:
+    told = {f"sequence_{flag}": True for flag in flags}
+    array = np.full(shape, x, np.float32)
+    return FakeBackendRequest(("Y",), {"sequence_id": sequence, **told}, X=array)
+
+
+def run(backend: SequenceBackend, *requests: FakeBackendRequest) -> list[Response]:
+    return list(backend.execute(requests))
+
+
+def ys(*responses: Response) -> list[float]:
+    assert [list(arrays(response)) for response in responses] == [["Y"]] * len(responses)
+    return [arrays(response)["Y"].item() for response in responses]
+
+
+def test_a_model_is_told_of_its_sequence(make: Make) -> None:
+    code = ADDS.replace("infer(", "infer_batch(") + "    infer = infer_batch\n"
+    backend = started(make(code, config()))
+    model = backend.load.__self__._dialect._model  # type: ignore[attr-defined]
+    run(backend, step(3, 7, "start"))
+    run(backend, step(3, 7, "end"))
+    assert model.seen[-2:] == [
+        {"X": [[3]], "START": [[2]], "END": [[True]], "READY": [[6]], "ID": [[7]], "S": [[0]]},
+        {"X": [[3]], "START": [[-1]], "END": [[False]], "READY": [[6]], "ID": [[7]], "S": [[3]]},
+    ]
+
+
+@pytest.mark.parametrize(("batch", "shape"), [(0, (1,)), (4, (1, 1))])
+def test_states_are_each_sequences_own(make: Make, batch: int, shape: tuple[int, ...]) -> None:
+    backend = started(make(ADDS, config(batch)))
+
+    def ask(x: float, sequence: Any, *flags: str) -> float:
+        return ys(*run(backend, step(x, sequence, *flags, shape=shape)))[0]
+
+    assert [ask(1, 1, "start"), ask(5, 2, "start"), ask(1, 1), ask(5, 2)] == [1, 5, 2, 10]
+    assert "as it was told" in failure(run(backend, step(-1, 1, shape=shape))[0]).message
+    assert ask(1, 1) == 3  # what failed has changed nothing
+    assert ask(1, 1, "start") == 1
+    backend.states.forget(2)
+    assert ask(1, 2) == 1
+
+
+def test_one_tensor_for_all_has_a_row_for_each_slot(make: Make) -> None:
+    code = ADDS.replace("infer(", "infer_batch(") + "    infer = infer_batch\n"
+    backend = started(make(code, config()))
+    model = backend.load.__self__._dialect._model  # type: ignore[attr-defined]
+    slots = {4: 0, 9: 3}
+    backend.slot_of = slots.__getitem__  # type: ignore[assignment]
+    assert ys(*run(backend, step(1, 4, "start"), step(2, 9, "start"))) == [1, 2]
+    assert model.seen[-1]["READY"] == [[6], [5], [5], [6]]
+    assert model.seen[-1]["X"] == [[1], [0], [0], [2]]
+    assert model.seen[-1]["ID"] == [[4], [0], [0], [9]]
+    assert ys(*run(backend, step(1, 9))) == [3]
+    assert model.seen[-1]["S"] == [[0], [0], [0], [2]]
+
+
+def test_a_list_of_requests_has_one_for_each_slot(make: Make) -> None:
+    backend = started(make(TRITON, config()))
+    backend.slot_of = {4: 1}.__getitem__  # type: ignore[assignment]
+    assert ys(*run(backend, step(1, 4, "start"))) == [101]
+    backend.slot_of = None
+    assert ys(*run(backend, step(1, 4), step(2, 5, "start"))) == [107, 102]
+
+
+def test_initial_states_come_from_a_file(make: Make) -> None:
+    initial = 'initial_state [ { data_type: TYPE_FP32 dims: [ 1 ] data_file: "first" name: "f" } ]'
+    directory = make(ADDS, config(initial=initial))
+    with pytest.raises(ConfigError, match="data_file 'first' cannot be read"):
+        load(directory)
+    folder = Path(directory) / "initial_state"
+    folder.mkdir()
+    (folder / "first").write_bytes(b"123")
+    with pytest.raises(ConfigError, match="data_file 'first' has 3 bytes, expected 4"):
+        load(directory)
+    (folder / "first").write_bytes(np.float32(40).tobytes())
+    assert ys(*run(started(directory), step(2, 1, "start"))) == [42]
+
+
+@pytest.mark.parametrize(
+    ("id_type", "sequence", "fits"),
+    [
+        ("TYPE_INT32", 1 << 31, False),
+        ("TYPE_UINT32", 1 << 31, True),
+        ("TYPE_INT64", 1 << 63, False),
+        ("TYPE_UINT64", (1 << 64) - 1, True),
+        ("TYPE_UINT64", "one", False),
+        ("TYPE_STRING", "one", True),
+        ("TYPE_STRING", 1, True),
+    ],
+)
+def test_an_id_must_fit_its_type(make: Make, id_type: str, sequence: Any, fits: bool) -> None:
+    backend = started(make(ADDS, config(id_type=id_type)))
+    if not fits:
+        with pytest.raises(InvalidArgument, match=f"does not fit {id_type}"):
+            backend.controls.check(sequence)
+        return
+    backend.controls.check(sequence)
+    assert ys(*run(backend, step(1, sequence, "start"))) == [1]
+
+
+def test_samples_that_warm_a_model_up_belong_to_no_sequence(make: Make) -> None:
+    sample = """
+    model_warmup [ { name: "one" batch_size: 1 inputs { key: "X" value {
+        data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } } } ]"""
+    backend = started(make(ADDS, config() + sample))
+    model = backend.load.__self__._dialect._model  # type: ignore[attr-defined]
+    assert [seen["START"] for seen in model.seen] == [[[2]]]
+    assert ys(*run(backend, step(2, 1, "start"))) == [2]

@@ -1,0 +1,37 @@
+"""Which sequences live where, as frontends see it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from shmserve.shm.status_page import MOST_SEQUENCES, StatusPage, StatusView, digest
+
+
+@pytest.fixture
+def page() -> Iterator[StatusPage]:
+    page = StatusPage("cafe0123")
+    yield page
+    page.close()
+
+
+def test_what_is_shown_is_seen_until_it_is_hidden(page: StatusPage) -> None:
+    fd = page.segment.reader_fd()
+    view = StatusView(fd)
+    os.close(fd)
+    ids: list[int | str] = [*range(1, MOST_SEQUENCES), "1"]
+    assert len({digest(each) for each in ids}) == MOST_SEQUENCES
+    for each in ids:
+        page.show_sequence(each)
+    assert all(view.has_sequence(digest(each)) for each in ids)
+    assert not view.has_sequence(digest("2"))
+    for each in reversed(ids[:-1]):
+        page.hide_sequence(each)
+        assert not view.has_sequence(digest(each))
+    assert view.has_sequence(digest("1"))
+    page.show_sequence("again")
+    assert view.has_sequence(digest("again"))
+    page.show_free_slots(7)
+    assert view.free_slots == 7
