@@ -18,6 +18,7 @@ import msgspec
 from shmserve import config
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.core.scheduling.batch_policy import batch_policy
+from shmserve.core.scheduling.sequence_policy import sequence_policy
 from shmserve.dispatch import open_dispatcher
 from shmserve.errors import Unavailable
 from shmserve.executor.backend import BatchForm, Context, Request, Response
@@ -25,7 +26,9 @@ from shmserve.executor.devices import Devices
 from shmserve.executor.loop.batch_loop import BatchLoop
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.request_loop import RequestLoop
+from shmserve.executor.loop.sequence_loop import SequenceLoop
 from shmserve.executor.loop.stream_loop import StreamLoop
+from shmserve.executor.sequences.sequence_backend import SequenceBackend
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control import messages
@@ -35,6 +38,7 @@ from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.registry_page import RegistryWriter
 from shmserve.shm.status_page import StatusPage
+from shmserve.tensor.config_document import SequenceEntry
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from shmserve.transport import channel as channels
 from shmserve.transport.channel import close_all
@@ -161,10 +165,15 @@ class ThreadExecutor:
         backend = model if isinstance(model, FunctionBackend) else FunctionBackend(model)
         workspace = Workspace(spec, self.memory, regions)
         parts = (backend, workspace, self.channels, self.status, 60.0)
-        policy = batch_policy(spec.config)
+        policy, sequences = batch_policy(spec.config), sequence_policy(spec.config, max_sequences=4)
+        context = Context(spec, str(run_dir), self.instance.name, "cpu")
         self.loop: RequestLoop | BatchLoop | StreamLoop
         if spec.decoupled:
             self.loop = StreamLoop(*parts, max_streams)
+        elif sequences is not None:
+            assert isinstance(spec.config.sequence_batching, SequenceEntry)
+            wrapped = SequenceBackend(backend, spec, spec.config.sequence_batching, context)
+            self.loop = SequenceLoop(wrapped, *parts[1:], sequences)
         elif policy is not None:
             self.loop = BatchLoop(*parts, policy)
         else:

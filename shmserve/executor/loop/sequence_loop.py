@@ -51,14 +51,12 @@ class SequenceLoop(BatchLoop):
 
     def began(self, sequence: SequenceId) -> None:
         self._status.show_sequence(sequence)
+        self._status.show_free_slots(self._sequences.free_slots)
 
     def ended(self, sequence: SequenceId) -> None:
         self._status.hide_sequence(sequence)
-        self._backend.states.forget(sequence)
-
-    def _publish(self) -> None:
-        super()._publish()
         self._status.show_free_slots(self._sequences.free_slots)
+        self._backend.states.forget(sequence)
 
     def _push(self, connection: FrontendConnection, message: Execute) -> None:
         sequence, flags = sequence_of(message.parameters), flags_of(message.parameters)

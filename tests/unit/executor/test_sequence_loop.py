@@ -1,0 +1,145 @@
+"""Sequences over real sockets and shared memory: where they begin, who waits, what a stop does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.outcome import RunOptions
+from shmserve.errors import DeadlineExceeded, InvalidArgument, QueueFull
+from shmserve.executor.backend import Output, Request, Response
+from shmserve.shm.status_page import StatusView
+from shmserve.tensor.config_document import ConfigDocument, OldestEntry, SequenceEntry
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+from tests.unit.dispatch.test_dispatch import until
+from tests.unit.rig import SPEC, Rig
+
+
+def spec_of(slots: int = 1, idle_us: int = 60_000_000) -> ModelSpec:
+    oldest = OldestEntry(max_candidate_sequences=slots)
+    sequences = SequenceEntry(oldest=oldest, max_sequence_idle_microseconds=idle_us)
+    return msgspec.structs.replace(
+        SPEC,
+        inputs=(TensorSpec("IN", "FP32", (1,)),),
+        outputs=(TensorSpec("OUT", "FP32", (1,)),),
+        config=ConfigDocument(sequence_batching=sequences),
+    )
+
+
+class Named:
+    """A model that answers with its own number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, request: Request) -> Response:
+        return Response((Output("OUT", "FP32", np.full(1, self.number, np.float32)),))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+def ask(rig: Rig, entry: ModelEntry, sequence: int, flags: str = "", timeout_s: float = 30) -> int:
+    """The number of the model that a request of a sequence came to."""
+    told = {f"sequence_{flag}": True for flag in flags.split()}
+    options = RunOptions(parameters={"sequence_id": sequence, **told}, timeout_s=timeout_s)
+    with rig.dispatcher.call(entry, options) as call:
+        slot = call.reserve(4)
+        call.add_input("IN", "FP32", (1,), slot)
+        (out,) = call.execute().outputs
+        return int(np.frombuffer(bytes(out.view), np.float32)[0])
+
+
+def free_slots(rig: Rig) -> list[int]:
+    """What each executor publishes."""
+    found = []
+    for executor in rig.executors:
+        fd = executor.status.segment.reader_fd()
+        found.append(StatusView(fd).free_slots)
+        os.close(fd)
+    return found
+
+
+def test_sequences_begin_where_there_is_room_and_stay(rig: Rig) -> None:
+    entry = rig.serve(Named(0), Named(1), spec=spec_of(slots=2))
+    homes = [ask(rig, entry, number, "start") for number in (1, 2, 3, 4)]
+    assert sorted(homes) == [0, 0, 1, 1]
+    assert free_slots(rig) == [0, 0]
+    assert [ask(rig, entry, number) for number in (4, 1, 3, 2)] == [homes[i] for i in (3, 0, 2, 1)]
+    assert ask(rig, entry, 2, "end") == homes[1]
+    with pytest.raises(InvalidArgument, match=r"sequence 2 .* must specify the START flag"):
+        ask(rig, entry, 2)
+    assert ask(rig, entry, 5, "start") == homes[1]
+
+
+def test_who_has_no_slot_waits_and_too_many_are_refused(
+    rig: Rig, threads: ThreadPoolExecutor
+) -> None:
+    entry = rig.serve(Named(7), spec=spec_of())
+    loop = rig.executors[0].loop
+    ask(rig, entry, 1, "start")
+    waiting: list[Future[int]] = []
+    for number in (2, 3, 4):
+        waiting.append(threads.submit(ask, rig, entry, number, "start end"))
+        until(lambda: loop.queued == len(waiting), "it does not wait")
+    with pytest.raises(QueueFull, match="Exceeds maximum number of sequences"):
+        ask(rig, entry, 5, "start")
+    with pytest.raises(InvalidArgument, match="START flag"):
+        ask(rig, entry, 2)  # it is over before it has begun
+    assert ask(rig, entry, 1, "start") == 7
+    assert ask(rig, entry, 1, "end") == 7
+    assert [each.result(30) for each in waiting] == [7, 7, 7]
+    assert (loop.queued, loop.executed, free_slots(rig)) == (0, 6, [1])
+
+
+def test_what_never_began_is_refused_with_what_would_have_begun_it(
+    rig: Rig, threads: ThreadPoolExecutor
+) -> None:
+    entry = rig.serve(Named(7), spec=spec_of())
+    loop = rig.executors[0].loop
+    ask(rig, entry, 1, "start")
+    first = threads.submit(ask, rig, entry, 2, "start", 1.0)
+    until(lambda: loop.queued == 1, "it does not wait")
+    second = threads.submit(ask, rig, entry, 2, "end")
+    with pytest.raises(DeadlineExceeded):
+        first.result(30)
+    with pytest.raises(InvalidArgument, match="START flag"):
+        second.result(30)
+    assert ask(rig, entry, 1, "end") == 7
+
+
+def test_silence_gives_a_slot_back(rig: Rig) -> None:
+    entry = rig.serve(Named(7), spec=spec_of(idle_us=1000))
+    ask(rig, entry, 1, "start")
+    until(lambda: free_slots(rig) == [1], "it is not silent yet")
+    with pytest.raises(InvalidArgument, match="START flag"):
+        ask(rig, entry, 1)
+
+
+def test_a_stop_answers_those_that_wait_for_a_slot(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    entry = rig.serve(Named(7), spec=spec_of())
+    executor = rig.executors[0]
+    ask(rig, entry, 1, "start")
+    waiting = threads.submit(ask, rig, entry, 2, "start")
+    until(lambda: executor.loop.queued == 1, "it does not wait")
+    executor.loop.stop()
+    assert waiting.result(30) == 7
+    executor.thread.join(30)
+    assert not executor.thread.is_alive()
