@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from msgspec import UNSET
+from onnx import TensorProto, helper
 
 from shmserve.errors import ConfigError, InvalidArgument
 from shmserve.executor.backend import Response
@@ -177,6 +180,40 @@ def test_an_id_must_fit_its_type(make: Make, id_type: str, sequence: Any, fits: 
         return
     backend.controls.check(sequence)
     assert ys(*run(backend, step(1, sequence, "start"))) == [1]
+
+
+def test_a_state_that_clients_are_told_of_is_theirs_too(make: Make) -> None:
+    outputs = ', { name: "T" data_type: TYPE_FP32 dims: [ -1 ] }'
+    backend, spec = load(make(ADDS, config(outputs=outputs)))
+    assert [tensor.name for tensor in spec.inputs + spec.outputs] == ["X", "Y", "T"]
+    for expected in (3, 6):
+        request = step(3, 1, "start" if expected == 3 else "")
+        request.requested = ("T", "Y")
+        (response,) = backend.execute([request])
+        assert {k: v.item() for k, v in arrays(response).items()} == {"T": expected, "Y": expected}
+
+
+def test_an_onnx_model_describes_itself_without_its_states(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    (folder / "1").mkdir(parents=True)
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 1])
+        for name in ("X", "S", "Y", "T")
+    ]
+    nodes = [helper.make_node("Add", ["X", "S"], [name]) for name in "YT"]
+    graph = helper.make_graph(nodes, "g", values[:2], values[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "1" / "model.onnx")
+    (folder / "config.pbtxt").write_text(
+        'backend: "onnxruntime" sequence_batching { '
+        'state [ { input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: [ 1 ] } ] }'
+    )
+    backend, spec = load(str(folder))
+    assert (spec.max_batch_size, spec.config.dynamic_batching) == (4, UNSET)
+    assert [tensor.name for tensor in spec.inputs + spec.outputs] == ["X", "Y"]
+    assert [entry.name for entry in (*spec.config.input, *spec.config.output)] == ["X", "Y"]
+    assert ys(*backend.execute([step(1, 1, "start"), step(5, 2, "start")])) == [1, 5]
+    assert ys(*backend.execute([step(1, 2), step(1, 1)])) == [6, 2]
 
 
 def test_samples_that_warm_a_model_up_belong_to_no_sequence(make: Make) -> None:
