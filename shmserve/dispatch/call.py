@@ -94,6 +94,11 @@ class Call:
         self._slots.append(slot)
         return slot
 
+    def adopt(self, slot: Slot) -> Slot:
+        """A slot that was reserved before there was a call, as if by `reserve`."""
+        self._slots.append(slot)
+        return slot
+
     def add_input(self, name: str, datatype: str, shape: tuple[int, ...], slot: Slot) -> None:
         """The slot is written: seal it as an input. Inputs keep this order."""
         at = self._memory.seal_and_lease(slot)

@@ -20,6 +20,10 @@ class InferenceCall(Protocol):
         """Room for a tensor: an object whose `view` is writable memory of that size."""
         ...
 
+    def adopt(self, slot: Any) -> Any:
+        """A slot of the process's own memory, reserved before: given back with the call."""
+        ...
+
     def add_input(
         self, name: str, datatype: str, shape: tuple[int, ...], reservation: Any
     ) -> None: ...

@@ -120,7 +120,7 @@ class PipelineCall:
     Attributes:
         receipt: of the whole. What the frontend adds to it before the answer counts for the
             first model, what it adds then for the last one.
-        reserve, add_input, add_region_input: the first model's.
+        reserve, adopt, add_input, add_region_input: the first model's.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class PipelineCall:
         self.entry = steps.entries[-1]
         self.receipt = Receipt()
         first = self._calls[0]
-        self.reserve, self.add_input = first.reserve, first.add_input
+        self.reserve, self.add_input, self.adopt = first.reserve, first.add_input, first.adopt
         self.add_region_input = first.add_region_input
 
     def _step(self, index: int) -> RunOptions:

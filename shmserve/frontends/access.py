@@ -128,9 +128,13 @@ class Origins:
             own = own_name.lower()
             self._hosts = frozenset({*_NAMES, own, own.partition(".")[0]})
 
-    def check_host(self, host: str) -> None:
+    def check_host(self, host: str, name: str = "Host") -> None:
         """Take a request for this value of `Host`, or not: a page can give its own name this
         server's address, and then only `Host` tells its requests from those of our own page.
+
+        Args:
+            host: what the request is for.
+            name: of the field that says so.
 
         Raises:
             InvalidArgument: it is malformed.
@@ -138,12 +142,12 @@ class Origins:
         """
         found = _HOST.fullmatch(host)
         if found is None:
-            raise InvalidArgument(f"header Host: '{_shown(host)}' is no host")
-        name = _plain(found[1])
-        if self._hosts is None or name in self._hosts or (self._loopback and _is_loopback(name)):
+            raise InvalidArgument(f"header {name}: '{_shown(host)}' is no host")
+        plain = _plain(found[1])
+        if self._hosts is None or plain in self._hosts or (self._loopback and _is_loopback(plain)):
             return
         raise PermissionDenied(
-            f"header Host: '{_shown(host)}' is no name of this server (setting allowed_hosts)"
+            f"header {name}: '{_shown(host)}' is no name of this server (setting allowed_hosts)"
         )
 
     def listed(self, origin: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from shmserve.core.control.runtime_settings import LogChange, TraceChange
+from shmserve.core.memory.slots import Slot
 from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import SYSTEM, ModelEntry, Snapshot
 from shmserve.dispatch.inference_call import InferenceCall
@@ -41,8 +42,31 @@ class CoordinatorApi(Protocol):
     def change_trace(self, model: str, change: TraceChange) -> None: ...
 
 
+class TensorMemory(Protocol):
+    """Slots for tensors that come before their call is made."""
+
+    def reserve_now(self, nbytes: int) -> Slot | None:
+        """A slot to write to, if memory for it is there; waits for nobody."""
+        ...
+
+    def reserve(self, nbytes: int) -> Slot:
+        """As `reserve_now`, with new memory if need be; waits a bounded time for it.
+
+        Raises:
+            ArenaExhausted: the pool is used up.
+        """
+        ...
+
+    def reclaim(self, slot: Slot) -> None:
+        """Take it back."""
+        ...
+
+
 class DispatchApi(Protocol):
     """The way to the models."""
+
+    @property
+    def memory(self) -> TensorMemory: ...
 
     @property
     def coordinator(self) -> CoordinatorApi: ...

@@ -89,6 +89,12 @@ class ArenaMemory:
                         slot = self._arena.reserve(nbytes)
         return slot
 
+    def reserve_now(self, nbytes: int) -> Slot | None:
+        """As `reserve`, of the segments that are there; None: none has room."""
+        with self._lock:
+            slot = self._arena.reserve(nbytes)
+        return None if isinstance(slot, NeedSegment) else slot
+
     def _grow(self, need: NeedSegment) -> None:
         size = need.size
         if need.shared:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from shmserve import config
 from shmserve.core.control.runtime_settings import LogChange, RuntimeSettings, TraceChange
+from shmserve.core.memory.slots import Slot
 from shmserve.core.regions.cuda_allocation import cuda_region
 from shmserve.core.regions.region_book import Caller, ObjectFacts, RegionBook
 from shmserve.core.registry import SYSTEM, LiveInstance, ModelEntry, ModelState, Snapshot
@@ -39,10 +40,37 @@ Function = Callable[[FakeRequest], Outcome | Iterable[Outcome]]
 Model = tuple[ModelSpec, Function]
 
 
-class FakeReservation:
+class FakeReservation(Slot):
     def __init__(self, nbytes: int) -> None:
+        super().__init__(0)
         self.view = memoryview(bytearray(nbytes))
         self.sealed = False
+
+
+class FakeMemory:
+    """Slots that come before their call.
+
+    Attributes:
+        held: which were reserved, and neither adopted nor reclaimed.
+        ready: whether memory is there without waiting for it; `exhausted`: none ever is.
+    """
+
+    def __init__(self) -> None:
+        self.held: list[Slot] = []
+        self.ready = True
+        self.exhausted = False
+
+    def reserve_now(self, nbytes: int) -> Slot | None:
+        return self.reserve(nbytes) if self.ready else None
+
+    def reserve(self, nbytes: int) -> Slot:
+        if self.exhausted:
+            raise ArenaExhausted(f"no slot of {nbytes} bytes is free")
+        self.held.append(FakeReservation(nbytes))
+        return self.held[-1]
+
+    def reclaim(self, slot: Slot) -> None:
+        self.held.remove(slot)
 
 
 class FakeCall:
@@ -66,6 +94,12 @@ class FakeCall:
         if budget is not None and nbytes + sum(len(r.view) for r in self.reserved) > budget:
             raise ArenaExhausted(f"no slot of {nbytes} bytes is free")
         reservation = FakeReservation(nbytes)
+        self.reserved.append(reservation)
+        return reservation
+
+    def adopt(self, reservation: FakeReservation) -> FakeReservation:
+        """As if reserved here."""
+        self._dispatcher.memory.reclaim(reservation)
         self.reserved.append(reservation)
         return reservation
 
@@ -201,6 +235,7 @@ class FakeDispatcher:
         self.calls: list[FakeCall] = []
         self.budget = budget
         self.coordinator = FakeCoordinator()
+        self.memory = FakeMemory()
         self.refusals: list[tuple[str, str]] = []
         self.refused_models: dict[str, str] = {}
         self.published = True

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import grpc
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, ShmserveError
 from shmserve.frontends.access import Action, Origins
+from shmserve.frontends.dispatch_api import TensorMemory
 from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.error_statuses import as_error, details_of, status_of
-from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMethod
+from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMethod
 from shmserve.frontends.grpc.thread_pools import BoundedPool, check_admitted
 from shmserve.frontends.oip.restricted_apis import Category, Restricted, known
 
 _OF_PAGES = ("origin", "sec-fetch-site")
 
-Unary = Callable[[bytes, RpcContext], bytes]
-Stream = Callable[[Iterator[bytes], RpcContext], Iterator[bytes]]
+Unary = Callable[[Any, RpcContext], bytes | HeldAnswer]  # of bytes, or as the method says
+Stream = Callable[[Iterator[Any], RpcContext], Iterator[bytes]]
 
 
 def abort(context: RpcContext, error: ShmserveError) -> None:
@@ -50,12 +52,14 @@ class Methods:
         pool: BoundedPool,
         large: bool = False,
         action: Action | None = None,
+        memory: TensorMemory | None = None,
     ) -> RpcMethod:
         """One message, one answer. `large`: sending and taking them may be a matter of time;
-        `action`: what not every caller may, or None: `run` sees to it itself."""
+        `action`: what not every caller may, or None: `run` sees to it itself; `memory`: for
+        tensors of the message, see `RpcMethod`."""
         known(category, f"rpc {name}")
 
-        def behave(requests: Iterator[bytes], context: RpcContext) -> bytes:
+        def behave(requests: Iterator[Any], context: RpcContext) -> bytes | HeldAnswer:
             try:
                 self._admit(category, context)
                 if action is not None:
@@ -72,13 +76,18 @@ class Methods:
             abort(context, error)
             raise AssertionError("unreachable: abort raises")
 
-        return RpcMethod(behave, pool, False, self._message_timeout_s(large))
+        return RpcMethod(
+            behave, pool, False, self._message_timeout_s(large), memory is not None, memory
+        )
 
-    def stream(self, name: str, category: Category, run: Stream, pool: BoundedPool) -> RpcMethod:
-        """Any number of messages and answers. Whoever does not take one is given up."""
+    def stream(
+        self, name: str, category: Category, run: Stream, pool: BoundedPool, views: bool = False
+    ) -> RpcMethod:
+        """Any number of messages and answers. Whoever does not take one is given up. `views`:
+        messages may be views."""
         known(category, f"rpc {name}")
 
-        def behave(requests: Iterator[bytes], context: RpcContext) -> Iterator[bytes]:
+        def behave(requests: Iterator[Any], context: RpcContext) -> Iterator[bytes]:
             try:
                 self._admit(category, context)
                 for answer in run(requests, context):
@@ -94,7 +103,7 @@ class Methods:
                 error = as_error(ex, name)
             abort(context, error)
 
-        return RpcMethod(behave, pool, True, self._message_timeout_s(False))
+        return RpcMethod(behave, pool, True, self._message_timeout_s(False), views)
 
     def _admit(self, category: Category, context: RpcContext) -> None:
         check_admitted()
@@ -111,7 +120,7 @@ class Methods:
         """No page is our own: those that reach us through a proxy must be listed."""
         self._origins.check_page("", headers.get("origin", ""), headers.get("sec-fetch-site", ""))
 
-    def first(self, requests: Iterator[bytes], context: RpcContext, large: bool = False) -> bytes:
+    def first(self, requests: Iterator[Any], context: RpcContext, large: bool = False) -> Any:
         """The one message of a unary call.
 
         Raises:

@@ -17,7 +17,8 @@ from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.call_context import CallContext
 from shmserve.frontends.grpc.callers import Callers
 from shmserve.frontends.grpc.request_mapping import checked_version, to_request
-from shmserve.frontends.grpc.rpc_methods import RpcContext
+from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMessage
+from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.frontends.inference import Inference
 from shmserve.frontends.oip.results import classify
 from shmserve.frontends.oip.shared_memory import SharedMemory
@@ -27,9 +28,11 @@ from shmserve.protocol.oip.validation import (
     check_outputs,
     refuse_decoupled,
 )
+from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES
 from shmserve.protocol.protobuf.infer_wire import (
     Part,
     WireInferRequest,
+    check_size,
     encode_response,
     encode_stream_response,
     parse_request,
@@ -91,22 +94,25 @@ class InferMessage:
         return RunOptions(request.id, names, request.parameters, places, None, timeout_s)
 
     def fill(self, call: InferenceCall) -> None:
-        """One copy of what the message holds."""
+        """One copy of what the message holds, and none of what was received into slots."""
         for checked, wire in zip(self._inputs, self.wire.inputs, strict=True):
             source = checked.source
             if checked.at is not None:
                 call.add_region_input(source.name, source.datatype, source.shape, checked.at)
                 continue
-            reservation = call.reserve(checked.nbytes)
+            if wire.place is not None:
+                reservation = call.adopt(wire.place.take())
+            else:
+                reservation = call.reserve(checked.nbytes)
+                call.receipt.copied_in += checked.nbytes
             if wire.contents is not None:
                 wire.contents.write(reservation.view, source.datatype)
-            else:
+            elif wire.place is None:
                 assert wire.raw is not None
                 reservation.view[:] = wire.raw
-                if not checked.signature.datatype.itemsize:
-                    model = self._signature.spec.name
-                    bytes_codec.check(reservation.view, checked.count, source.name, model)
-            call.receipt.copied_in += checked.nbytes
+            if wire.contents is None and not checked.signature.datatype.itemsize:
+                model = self._signature.spec.name
+                bytes_codec.check(reservation.view, checked.count, source.name, model)
             call.add_input(source.name, source.datatype, source.shape, reservation)
 
 
@@ -117,42 +123,60 @@ class Inferences:
         self, dispatcher: DispatchApi, settings: Settings, regions: SharedMemory, callers: Callers
     ) -> None:
         self.settings = settings
+        # Only our own engine can send what is elsewhere, and nothing can be compressed there
+        self._views = settings.grpc_server == "http2" and settings.grpc_compression == "none"
         self.regions = regions
         self._dispatcher = dispatcher
         self._callers = callers
 
-    def infer(self, data: bytes, context: RpcContext) -> bytes:
+    def infer(self, data: RpcMessage, context: RpcContext) -> bytes | HeldAnswer:
         """ModelInfer: a ModelInferRequest to a ModelInferResponse."""
         started = monotonic_ns()
-        wire = parse_request(data, self.settings)
+        wire = self.parse(data)
         asker = self.asker(context)
         inference = self.open(wire, self.entry_of(wire), asker, started, one_answer=True)
-        with inference:
+        try:
             outcome = inference.run()
             answered = monotonic_ns()
             receipt = inference.receipt
             outputs, raw = _outputs(inference, outcome)
             spec = inference.signature.spec
-            message = encode_response(
+            parts = response_parts(
                 spec.name, spec.version, wire.id, outcome.parameters, outputs, raw
             )
+            size = sum([len(part) for part in parts])
+            check_size(size)
+            held = self._views and size >= LARGE_BYTES
+            if not held:
+                receipt.copied_out += sum([len(part) for part in raw])
+            answer = HeldAnswer(parts, size, inference.close) if held else b"".join(parts)
+            if isinstance(data, TensorMessage):
+                receipt.copied_in += data.copied
             receipt.send_ns = monotonic_ns() - answered
             inference.answered()
             if asker.wants(RECEIPT, "1"):
                 costs = _encode_receipt(receipt.as_dict())
                 context.set_trailing_metadata(((RECEIPT, costs.decode()),))
-            return message
+        except BaseException as ex:
+            inference.failed(ex)
+            inference.close()
+            raise
+        if not held:
+            inference.close()
+        return answer
 
     def asker(self, context: RpcContext) -> CallContext:
         """The client of a call."""
         return CallContext(context, self._callers, self.settings.request_timeout_s)
 
-    def parse(self, data: bytes) -> WireInferRequest:
+    def parse(self, data: RpcMessage) -> WireInferRequest:
         """A ModelInferRequest.
 
         Raises:
             InvalidArgument: it is none, or larger than the settings allow.
         """
+        if isinstance(data, TensorMessage):
+            return parse_request(data.rest(), self.settings, data.raw)
         return parse_request(data, self.settings)
 
     def entry_of(self, wire: WireInferRequest) -> ModelEntry:
@@ -229,7 +253,6 @@ _Rows = list[tuple[str, str, tuple[int, ...]]]
 def _outputs(inference: Inference[InferMessage], outcome: Outcome) -> tuple[_Rows, list[Part]]:
     """What a response says of its outputs, and their bytes: empty for those in client memory."""
     given = {tensor.name: tensor for tensor in outcome.outputs}
-    receipt = inference.receipt
     rows: _Rows = []
     raw: list[Part] = []
     for want in inference.source.wanted:
@@ -244,12 +267,12 @@ def _outputs(inference: Inference[InferMessage], outcome: Outcome) -> tuple[_Row
             datatype, shape, data = classify(inference.signature, want, tensor)
         rows.append((tensor.name, datatype, shape))
         raw.append(data)
-        receipt.copied_out += len(data)
     return rows, raw
 
 
 def _stream_message(inference: Inference[InferMessage], outcome: Outcome, final: bool) -> bytes:
     outputs, raw = _outputs(inference, outcome)
+    inference.receipt.copied_out += sum([len(part) for part in raw])
     spec = inference.signature.spec
     version = spec.version if outputs or not final else ""  # as Triton has it for a bare end
     parameters = {**outcome.parameters, _FINAL: final}

@@ -9,7 +9,10 @@ from typing import Any, NoReturn, Protocol
 import grpc
 from msgspec import Struct
 
+from shmserve.frontends.dispatch_api import TensorMemory
+from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.frontends.grpc.thread_pools import BoundedPool
+from shmserve.protocol.protobuf.infer_wire import Part
 
 
 class RpcContext(Protocol):
@@ -48,6 +51,26 @@ class RpcContext(Protocol):
         ...
 
 
+class HeldAnswer(Struct, eq=False):
+    """An answer whose parts are other memory's, sent from where they are.
+
+    Attributes:
+        parts: the message in order.
+        nbytes: of all of them.
+        close: to be called once, when no part is needed any more; from any thread, never waits.
+    """
+
+    parts: list[Part]
+    nbytes: int
+    close: Callable[[], None]
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+
+RpcMessage = bytes | memoryview | TensorMessage
+
+
 class RpcMethod(Struct, frozen=True, eq=False):
     """An rpc as an engine runs it.
 
@@ -57,12 +80,16 @@ class RpcMethod(Struct, frozen=True, eq=False):
         pool: where it runs, one thread a call.
         streams: it gives an iterator of answers instead of one.
         message_timeout_s: how long the client of a unary call may take to send its message.
+        views: its messages may be views instead of bytes.
+        memory: where an engine that can receives its message's tensors: it is a `TensorMessage`.
     """
 
-    behave: Callable[[Iterator[bytes], RpcContext], Any]
+    behave: Callable[[Iterator[RpcMessage], RpcContext], Any]
     pool: BoundedPool
     streams: bool
     message_timeout_s: float
+    views: bool = False
+    memory: TensorMemory | None = None
 
 
 RpcServices = Mapping[str, Mapping[str, RpcMethod]]  # by the services' full and the rpcs' names

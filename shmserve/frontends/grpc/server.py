@@ -71,8 +71,12 @@ class GrpcServer:
         loading = RepositoryResources(dispatcher, settings, access).rpcs()
         methods = self._methods
         handlers = {
-            INFER: methods.unary(INFER, "inference", inferences.infer, self._calls, large=True),
-            STREAM: methods.stream(STREAM, "inference", self._streams.serve, self._stream_calls),
+            INFER: methods.unary(
+                INFER, "inference", inferences.infer, self._calls, True, memory=dispatcher.memory
+            ),
+            STREAM: methods.stream(
+                STREAM, "inference", self._streams.serve, self._stream_calls, True
+            ),
         }
         handlers |= self._message_handlers(resources.health_rpcs(), self._health)
         handlers |= self._message_handlers(resources.rpcs(), self._quick)

@@ -65,7 +65,8 @@ class Services:
         Raises:
             InvalidArgument: there is none.
         """
-        return self._methods.first(requests, context)
+        message: bytes = self._methods.first(requests, context)
+        return message
 
     def add(self, full_name: str, handlers: dict[str, RpcMethod]) -> None:
         """A service, with the handlers of its rpcs by their names.

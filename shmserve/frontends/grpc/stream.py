@@ -29,7 +29,7 @@ from shmserve.frontends.grpc.infer import (
     encode_error,
     only_answer,
 )
-from shmserve.frontends.grpc.rpc_methods import RpcContext
+from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMessage
 from shmserve.frontends.inference import Inference
 from shmserve.protocol.protobuf.infer_wire import WireInferRequest
 
@@ -58,7 +58,7 @@ class Streams:
         self.busy = 0
         self._lock = threading.Lock()
 
-    def serve(self, requests: Iterator[bytes], context: RpcContext) -> Iterator[bytes]:
+    def serve(self, requests: Iterator[RpcMessage], context: RpcContext) -> Iterator[bytes]:
         """The answers of one stream.
 
         Raises:
@@ -75,7 +75,7 @@ class Streams:
             yield from Session(self, asker, strict).run(item, requests)
             return
 
-    def begin(self, data: bytes, asker: CallContext, strict: bool) -> Running | bytes:
+    def begin(self, data: RpcMessage, asker: CallContext, strict: bool) -> Running | bytes:
         """A request that can run, or the message that says why it cannot."""
         started = monotonic_ns()
         wire: WireInferRequest | None = None
@@ -146,7 +146,7 @@ class Session:
         self._requests = 0  # to decoupled models, running
         self._over = False
 
-    def run(self, first: Running, requests: Iterator[bytes]) -> Iterator[bytes]:
+    def run(self, first: Running, requests: Iterator[RpcMessage]) -> Iterator[bytes]:
         """The answers to `first`, which is for a decoupled model, and to all that follow."""
         if not self._asker.context.add_callback(self._end):
             first.failed(Cancelled("the call has ended"))
@@ -213,7 +213,7 @@ class Session:
                 self._working -= 1
                 self._changed.notify_all()
 
-    def _read(self, first: Running, requests: Iterator[bytes]) -> None:
+    def _read(self, first: Running, requests: Iterator[RpcMessage]) -> None:
         self._start(first)
         for data in requests:
             with self._streams.working():

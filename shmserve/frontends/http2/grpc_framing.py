@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
+from typing import Any, Protocol
 
 import msgspec
 
@@ -29,14 +30,74 @@ class FramingFailed(Exception):
 
 
 class GrpcMessage(msgspec.Struct, frozen=True, gc=False):
-    """A whole message; `data` is a view of what was fed, or the memory that was allocated."""
+    """A whole message.
+
+    Attributes:
+        compressed: it is.
+        data: a view of what was fed, or memory of its own.
+        parts: what was received apart from `data`, as whoever received it says.
+    """
 
     compressed: bool
     data: memoryview
+    parts: Any = None
 
 
-def _allocate(size: int) -> memoryview:
-    return memoryview(bytearray(size))
+class MessageReceiver(Protocol):
+    """Takes the bytes of one message, in order.
+
+    Attributes:
+        left: how many are to come.
+    """
+
+    @property
+    def left(self) -> int: ...
+
+    def space(self) -> memoryview | None:
+        """Where the next bytes may be received; None: nowhere at the moment."""
+        ...
+
+    def filled(self, count: int) -> None:
+        """So many were."""
+        ...
+
+    def feed(self, data: memoryview) -> None:
+        """Bytes that were received elsewhere."""
+        ...
+
+    def message(self, compressed: bool) -> GrpcMessage:
+        """Once nothing is left."""
+        ...
+
+    def close(self) -> None:
+        """Nobody wants the message."""
+        ...
+
+
+class WholeMessage:
+    """Receives a message into one piece of memory."""
+
+    __slots__ = ("_place", "left")
+
+    def __init__(self, size: int) -> None:
+        self._place = memoryview(bytearray(size))
+        self.left = size
+
+    def space(self) -> memoryview:
+        return self._place[-self.left :]
+
+    def filled(self, count: int) -> None:
+        self.left -= count
+
+    def feed(self, data: memoryview) -> None:
+        self.space()[: len(data)] = data
+        self.left -= len(data)
+
+    def message(self, compressed: bool) -> GrpcMessage:
+        return GrpcMessage(compressed, self._place)
+
+    def close(self) -> None:
+        """It has nothing to give back."""
 
 
 def prefix(size: int, compressed: bool = False) -> bytes:
@@ -47,22 +108,26 @@ def prefix(size: int, compressed: bool = False) -> bytes:
 class MessageReader:
     """Messages of one stream.
 
-    One that has come entirely is told as a view. Of another, the place is allocated as soon as its
-    length is known, and the rest of it may be received there: `space`, then `filled`.
+    One that has come entirely is told as a view. Another has a receiver as soon as its
+    length is known, and the rest of it may be received where that says: `space`, then `filled`.
 
     Args:
         max_bytes: the largest message, without its prefix; compared before anything is allocated.
-        allocate: gives writable memory of so many bytes, flat.
+        receiver: makes one for so many bytes of a message that is not compressed.
+
+    Attributes:
+        receiving: of the message that has begun.
     """
 
-    __slots__ = ("_allocate", "_compressed", "_filled", "_head", "_max_bytes", "_place")
+    __slots__ = ("_compressed", "_head", "_make", "_max_bytes", "receiving")
 
-    def __init__(self, max_bytes: int, allocate: Callable[[int], memoryview] = _allocate) -> None:
+    def __init__(
+        self, max_bytes: int, receiver: Callable[[int], MessageReceiver] = WholeMessage
+    ) -> None:
         self._max_bytes = max_bytes
-        self._allocate = allocate
+        self._make = receiver
         self._head = b""  # a prefix that has not come entirely
-        self._place: memoryview | None = None
-        self._filled = 0
+        self.receiving: MessageReceiver | None = None
         self._compressed = False
 
     def feed(self, data: memoryview) -> list[GrpcMessage]:
@@ -73,12 +138,13 @@ class MessageReader:
         """
         messages: list[GrpcMessage] = []
         position, end = 0, len(data)
-        if self._place is not None:
-            position = min(end, len(self._place) - self._filled)
-            self._place[self._filled : self._filled + position] = data[:position]
-            done = self.filled(position)
-            if done is not None:
-                messages.append(done)
+        receiver = self.receiving
+        if receiver is not None:
+            position = min(end, receiver.left)
+            receiver.feed(data[:position])
+            message = self.complete()
+            if message is not None:
+                messages.append(message)
         while position < end:
             position, size = self._take_prefix(data, position, end)
             if size < 0:
@@ -87,9 +153,9 @@ class MessageReader:
                 messages.append(GrpcMessage(self._compressed, data[position : position + size]))
                 position += size
                 continue
-            self._place = self._allocate(size)
-            self._filled = end - position
-            self._place[: self._filled] = data[position:]
+            make = WholeMessage if self._compressed else self._make
+            self.receiving = make(size)
+            self.receiving.feed(data[position:])
             break
         return messages
 
@@ -118,18 +184,28 @@ class MessageReader:
 
     def space(self) -> memoryview | None:
         """Where the next bytes belong, if they are of a message that has begun."""
-        return None if self._place is None else self._place[self._filled :]
+        return None if self.receiving is None else self.receiving.space()
 
     def filled(self, count: int) -> GrpcMessage | None:
         """So many bytes are in `space` now; the message, if it is complete."""
-        place = self._place
-        if place is None or count > len(place) - self._filled:
+        space = self.space()
+        if self.receiving is None or space is None or count > len(space):
             raise ValueError(f"there is no space for {count} bytes")
-        self._filled += count
-        if self._filled < len(place):
+        self.receiving.filled(count)
+        return self.complete()
+
+    def complete(self) -> GrpcMessage | None:
+        """The message that has begun, if nothing of it is left."""
+        receiver = self.receiving
+        if receiver is None or receiver.left or receiver.space() is None:
             return None
-        self._place = None
-        return GrpcMessage(self._compressed, place)
+        self.receiving = None
+        return receiver.message(self._compressed)
+
+    def close(self) -> None:
+        """No message is wanted any more."""
+        if self.receiving is not None:
+            self.receiving.close()
 
     def finish(self) -> None:
         """The stream has ended.
@@ -137,5 +213,5 @@ class MessageReader:
         Raises:
             FramingFailed: within a message.
         """
-        if self._head or self._place is not None:
+        if self._head or self.receiving is not None:
             raise FramingFailed(INTERNAL, "the request ends within a message")

@@ -32,6 +32,9 @@ class OutgoingBytes:
 
     def mark(self, token: object) -> None:
         """`token` is free once all that has been added up to now is sent."""
+        if not self.pending:
+            self.released.append(token)
+            return
         self._marks.append((self._position + self.pending, token))
 
     def take(self) -> list[Buffer]:

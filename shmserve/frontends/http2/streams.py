@@ -156,7 +156,7 @@ class Http2Streams:
                     place.remove(stream)
             for outgoing in stream.queue:
                 if outgoing.token is not None:
-                    self._output.released.append(outgoing.token)
+                    self._output.mark(outgoing.token)  # a part of it may be framed already
             stream.queue.clear()
 
     def forget_all(self) -> None:

@@ -6,7 +6,7 @@ messages they would do. proto/grpc_service.proto has the numbers used here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from msgspec import Struct
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
 from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.protobuf.incoming_request import Place
 from shmserve.protocol.protobuf.infer_contents import Contents, Spans, collect
 from shmserve.protocol.protobuf.infer_parameters import add_parameter, encode_parameters
 from shmserve.protocol.protobuf.wire import Walk, encode_field, encode_varint, signed
@@ -23,6 +24,7 @@ MAX_RESPONSE_BYTES = (1 << 31) - 1  # what a gRPC message can have
 _DEFAULTS = Settings()
 _OutputRow = tuple[str, str, tuple[int, ...]]  # name, datatype, shape
 Part = bytes | memoryview
+Raw = memoryview | Place
 
 
 class WireInput(Struct, frozen=True):
@@ -34,6 +36,7 @@ class WireInput(Struct, frozen=True):
     parameters: dict[str, Parameter]
     contents: Contents | None
     raw: memoryview | None  # a part of the message
+    place: Place | None = None  # where `raw` is, if it was received there
 
 
 class WireOutput(Struct, frozen=True):
@@ -55,8 +58,15 @@ class WireInferRequest(Struct, frozen=True):
     raw_count: int
 
 
-def parse_request(data: bytes, limits: Settings = _DEFAULTS) -> WireInferRequest:
+def parse_request(
+    data: bytes | memoryview, limits: Settings = _DEFAULTS, placed: Sequence[Raw] = ()
+) -> WireInferRequest:
     """A ModelInferRequest; its raw and typed contents stay where they are in `data`.
+
+    Args:
+        data: the message.
+        limits: what a request may have.
+        placed: raw_input_contents that came before those in `data`, see `incoming_request`.
 
     Raises:
         InvalidArgument: malformed data, a parameter without a value, more inputs, outputs
@@ -68,7 +78,7 @@ def parse_request(data: bytes, limits: Settings = _DEFAULTS) -> WireInferRequest
     parameters: dict[str, Parameter] = {}
     inputs: list[tuple[int, int]] = []
     outputs: list[WireOutput] = []
-    raw: list[memoryview] = []
+    raw: list[Raw] = list(placed)
     view = memoryview(data)
     for tag, start, stop in walk.fields(0, len(data)):
         if tag == 0x3A:
@@ -141,7 +151,7 @@ def _too_many(what: str, most: int) -> InvalidArgument:
 
 
 def _input(
-    walk: Walk, span: tuple[int, int], model: str, unused: Iterable[memoryview], most: int
+    walk: Walk, span: tuple[int, int], model: str, unused: Iterable[Raw], most: int
 ) -> WireInput:
     name = datatype = ""
     shape: list[int] = []
@@ -163,7 +173,9 @@ def _input(
             collect(walk, start, stop, spans)
     contents = None if spans is None else Contents(walk.data, spans, name, model)
     raw = None if REGION_PARAMETER in parameters else next(iter(unused), None)
-    return WireInput(name, datatype, tuple(shape), parameters, contents, raw)
+    if raw is None or isinstance(raw, memoryview):
+        return WireInput(name, datatype, tuple(shape), parameters, contents, raw)
+    return WireInput(name, datatype, tuple(shape), parameters, contents, raw.view, raw)
 
 
 def _output(walk: Walk, start: int, stop: int, most: int) -> WireOutput:
@@ -219,7 +231,7 @@ def encode_response(
     Raises:
         InvalidArgument: it is larger than a gRPC message can be.
     """
-    return _joined(response_parts(model_name, model_version, id, parameters, outputs, raw))
+    return join_parts(response_parts(model_name, model_version, id, parameters, outputs, raw))
 
 
 def encode_stream_response(error_message: str, response: bytes | list[Part] | None) -> bytes:
@@ -233,14 +245,19 @@ def encode_stream_response(error_message: str, response: bytes | list[Part] | No
         return head
     parts = response if isinstance(response, list) else [response]
     head += b"\x12" + encode_varint(sum([memoryview(part).nbytes for part in parts]))
-    return _joined([head, *parts])
+    return join_parts([head, *parts])
 
 
-def _joined(parts: list[Part]) -> bytes:
-    size = sum([memoryview(part).nbytes for part in parts])
+def join_parts(parts: list[Part]) -> bytes:
+    """One copy of each; raises as `encode_response`."""
+    check_size(sum([memoryview(part).nbytes for part in parts]))
+    return b"".join(parts)
+
+
+def check_size(size: int) -> None:
+    """Raises InvalidArgument if no gRPC message can have so many bytes."""
     if size > MAX_RESPONSE_BYTES:
         raise InvalidArgument(
             f"Response has byte size {size} which exceeds gRPC's byte size limit"
             f" {MAX_RESPONSE_BYTES}."
         )
-    return b"".join(parts)

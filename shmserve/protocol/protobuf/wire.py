@@ -61,13 +61,13 @@ class Walk:
                 tag = data[position]
                 position += 1
                 if tag >= 0x80:
-                    tag, position = _uint32(data, position - 1, "a tag")
+                    tag, position = uint32(data, position - 1, "a tag")
                 kind = tag & 7
                 if kind == LEN:
                     length = data[position]
                     position += 1
                     if length >= 0x80:
-                        length, position = _uint32(data, position - 1, "a length")
+                        length, position = uint32(data, position - 1, "a length")
                     start = position
                     position += length
                 elif kind == VARINT:
@@ -173,7 +173,8 @@ def _varint_end(data: bytes | memoryview, position: int) -> int:
     raise Malformed(f"a varint of more than {MAX_VARINT} bytes")
 
 
-def _uint32(data: bytes | memoryview, position: int, what: str) -> tuple[int, int]:
+def uint32(data: bytes | memoryview, position: int, what: str) -> tuple[int, int]:
+    """As `varint`, of a tag or a length; raises Malformed if it has more than 32 bits."""
     value, stop = varint(data, position)
     if stop - position > _MAX_LENGTH or value > _MAX_TAG:
         raise Malformed(f"{what} of more than 32 bits")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import grpc
 from msgspec import Struct
 
+from shmserve.errors import ShmserveError
+from shmserve.frontends.access import Origins
+from shmserve.frontends.grpc.error_statuses import status_of
 from shmserve.frontends.grpc.http2_engine.message_compression import ACCEPTED
 from shmserve.frontends.grpc.rpc_methods import RpcMethod
 from shmserve.frontends.http2 import Fields, RequestFields, encode_fields
@@ -58,13 +61,20 @@ class CallHead(Struct, frozen=True, eq=False):
         return tuple(found)
 
 
-def call_head(request: RequestFields, methods: Methods) -> CallHead | bytes:
-    """A call, or the block that refuses it."""
+def call_head(
+    request: RequestFields, methods: Methods, hosts: Origins | None = None
+) -> CallHead | bytes:
+    """A call, or the block that refuses it. `hosts`: what it may be for; None: any."""
     if request.method != "POST":
         return encode_fields(((":status", "405"), ("allow", "POST")))
     kind = request.value("content-type") or ""
     if not kind.startswith(_TYPE) or kind[len(_TYPE) :][:1] not in ("", "+", ";"):
         return encode_fields(((":status", "415"),))
+    if hosts is not None:
+        try:
+            hosts.check_host(request.authority, ":authority")
+        except ShmserveError as ex:
+            return refusal(status_of(ex), ex.message)
     method = methods.get(request.path)
     if method is None:
         return refusal(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")

@@ -193,7 +193,5 @@ class SocketCallers:
     def of(self, context: RpcContext) -> Caller:
         """The caller of a call; nobody known if it is relayed for somebody else."""
         if isinstance(context, Http2Call) and not relayed(context):
-            owner = context.owner
-            if isinstance(owner, ServerConnection):
-                return owner.caller()
+            return context.owner.client.caller()
         return REMOTE

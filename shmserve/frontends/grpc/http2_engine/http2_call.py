@@ -12,10 +12,20 @@ from typing import NoReturn, Protocol
 
 import grpc
 
+from shmserve.config import Settings
 from shmserve.frontends.grpc.http2_engine.call_head import CallHead, Metadata
+from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
 from shmserve.frontends.grpc.http2_engine.message_compression import inflate
+from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcMessage
+from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.frontends.http2 import Buffer, Fields
-from shmserve.frontends.http2.grpc_framing import GrpcMessage, MessageReader
+from shmserve.frontends.http2.grpc_framing import (
+    GrpcMessage,
+    MessageReader,
+    MessageReceiver,
+    WholeMessage,
+)
+from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES
 
 _log = logging.getLogger("shmserve.grpc")
 
@@ -31,12 +41,23 @@ class Gone(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
 
 
 class CallOwner(Protocol):
-    """What a call wants of its connection, from any thread."""
+    """What a call wants of its connection, from any thread.
 
-    def peer(self) -> str: ...
+    Attributes:
+        client: its.
+    """
 
-    def send_soon(self, call: Http2Call, data: Sequence[Buffer], trailers: Fields | None) -> None:
-        """Send a message, prefix included, or none; trailers end the call."""
+    client: ConnectedClient
+
+    def send_soon(
+        self,
+        call: Http2Call,
+        data: Sequence[Buffer],
+        trailers: Fields | None,
+        held: HeldAnswer | None = None,
+    ) -> None:
+        """Send a message, prefix included, or none; trailers end the call. `held`: the answer that
+        `data` is of, closed once nothing of it will be sent any more."""
         ...
 
     def cancel_soon(self, call: Http2Call) -> None:
@@ -62,6 +83,8 @@ class Http2Call:
         waits: its one message has not come entirely.
         head_sent: as it says.
         ended_by_us: its trailers are on their way.
+        tensors: of its message, in slots.
+        held: the answer that is being sent.
     """
 
     __slots__ = (
@@ -76,21 +99,26 @@ class Http2Call:
         "ended_by_us",
         "head",
         "head_sent",
+        "held",
         "owner",
         "reader", "run", "status",
         "stream_id",
+        "tensors",
         "trailing",
         "waits",
         "withheld",
     )  # fmt: skip
 
     def __init__(
-        self, owner: CallOwner, stream_id: int, head: CallHead, now: float, max_bytes: int
+        self, owner: CallOwner, stream_id: int, head: CallHead, now: float, settings: Settings
     ) -> None:
         self.owner = owner
         self.stream_id = stream_id
         self.head = head
-        self.reader: MessageReader | None = MessageReader(max_bytes)
+        self._max_bytes = settings.grpc_max_message_bytes
+        self.reader: MessageReader | None = self._make_reader(settings)
+        self.tensors: TensorMessage | None = None
+        self.held: HeldAnswer | None = None
         self.run: Future[None] | None = None
         self.withheld = 0
         self.waits = not head.method.streams
@@ -98,7 +126,6 @@ class Http2Call:
         self.ended_by_us = False
         self.trailing: Metadata = ()
         self.status: tuple[grpc.StatusCode, str] | None = None
-        self._max_bytes = max_bytes
         self._deadline = now + head.timeout_s
         self._metadata: Metadata | None = None
         self._lock = threading.Lock()
@@ -108,10 +135,22 @@ class Http2Call:
         self._messages: SimpleQueue[GrpcMessage | None] | None = SimpleQueue() if streams else None
         self._taken: SimpleQueue[bool] | None = SimpleQueue() if streams else None
 
+    def _make_reader(self, settings: Settings) -> MessageReader:
+        memory = self.head.method.memory
+        if memory is None:
+            return MessageReader(self._max_bytes)
+
+        def receiver(size: int) -> MessageReceiver:
+            if size < LARGE_BYTES:
+                return WholeMessage(size)
+            return TensorMessage(size, settings, memory)
+
+        return MessageReader(self._max_bytes, receiver)
+
     # --- for the rpc
 
     def peer(self) -> str:
-        return self.owner.peer()
+        return self.owner.client.address
 
     def invocation_metadata(self) -> Metadata:
         if self._metadata is None:
@@ -142,17 +181,29 @@ class Http2Call:
 
     # --- for the rpc's thread
 
-    def read(self, message: GrpcMessage) -> bytes:
-        """A message's bytes.
+    def read(self, message: GrpcMessage) -> RpcMessage:
+        """What an rpc is given of a message.
 
         Raises:
             ShmserveError: it cannot be decompressed.
         """
         if message.compressed:
             return inflate(message.data, self.head.encoding, self._max_bytes)
-        return bytes(message.data)
+        if message.parts is not None:
+            tensors: TensorMessage = message.parts
+            return tensors
+        # A view of what was received would hold all of that
+        if len(message.data) < LARGE_BYTES or not self.head.method.views:
+            return bytes(message.data)
+        return message.data
 
-    def requests(self) -> Iterator[bytes]:
+    def drop_message(self) -> None:
+        """Its rpc has run, or never will: give back what that has not taken. Idempotent."""
+        tensors, self.tensors = self.tensors, None
+        if tensors is not None:
+            tensors.close()
+
+    def requests(self) -> Iterator[RpcMessage]:
         """The messages of a stream, as they come.
 
         Raises:
@@ -187,6 +238,18 @@ class Http2Call:
         """Messages nobody has taken yet."""
         return self._messages.qsize() if self._messages is not None else 0
 
+    def stop_reading(self) -> None:
+        """No message is wanted any more."""
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+
+    def let_go(self) -> None:
+        """Nothing of the answer that was sent is in use any more."""
+        held, self.held = self.held, None
+        if held is not None:
+            held.close()
+
     def taken(self) -> None:
         """The answer that was sent is with the client's system, or will never be."""
         if self._taken is not None:
@@ -199,7 +262,7 @@ class Http2Call:
                 return False
             self._active = False
             callbacks, self._callbacks = self._callbacks, []
-        self.reader = None
+        self.stop_reading()
         if self._messages is not None:
             self._messages.put(None)
         if self._taken is not None:

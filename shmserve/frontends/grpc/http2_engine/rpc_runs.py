@@ -11,6 +11,7 @@ from shmserve.config import Settings
 from shmserve.frontends.grpc.http2_engine.call_head import OK, response_head, status_fields
 from shmserve.frontends.grpc.http2_engine.http2_call import Aborted, Http2Call
 from shmserve.frontends.grpc.http2_engine.message_compression import deflate
+from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcMessage
 from shmserve.frontends.http2 import Buffer, Fields
 from shmserve.frontends.http2.grpc_framing import GrpcMessage, prefix
 
@@ -39,15 +40,20 @@ class RpcRuns:
 
     def unary(self, call: Http2Call, message: GrpcMessage | None) -> None:
         """Run an rpc of one message and one answer. `message`: None if there is none."""
-        if not call.is_active():
-            return
         try:
-            answer: bytes = call.head.method.behave(_only(call, message), call)
-            data = self._encode(call, answer)
+            if not call.is_active():
+                return
+            answer: bytes | HeldAnswer = call.head.method.behave(_only(call, message), call)
+            if isinstance(answer, HeldAnswer):
+                data, held = self._encode_held(answer), answer
+            else:
+                data, held = self._encode(call, answer), None
         except BaseException as ex:
             call.owner.send_soon(call, (), _failed(call, ex))
         else:
-            call.owner.send_soon(call, data, _succeeded(call))
+            call.owner.send_soon(call, data, _succeeded(call), held)
+        finally:
+            call.drop_message()
 
     def stream(self, call: Http2Call) -> None:
         """Run an rpc of any number of messages and answers."""
@@ -69,10 +75,21 @@ class RpcRuns:
     def _compresses(self, call: Http2Call) -> bool:
         return self._compression != "none" and self._compression in call.head.accepted
 
-    def _encode(self, call: Http2Call, answer: bytes) -> Sequence[Buffer]:
-        size = len(answer)
+    def _encode_held(self, answer: HeldAnswer) -> Sequence[Buffer]:
+        try:
+            self._check_size(answer.nbytes)
+        except AnswerTooLarge:
+            answer.close()
+            raise
+        return (prefix(answer.nbytes), *answer.parts)
+
+    def _check_size(self, size: int) -> None:
         if size > self._most:
             raise AnswerTooLarge(f"an answer of {size} bytes is larger than {self._most} bytes")
+
+    def _encode(self, call: Http2Call, answer: bytes) -> Sequence[Buffer]:
+        size = len(answer)
+        self._check_size(size)
         if self._compresses(call):
             made = deflate(answer, self._compression)
             if made is not answer:
@@ -82,7 +99,7 @@ class RpcRuns:
         return (prefix(size), answer)
 
 
-def _only(call: Http2Call, message: GrpcMessage | None) -> Iterator[bytes]:
+def _only(call: Http2Call, message: GrpcMessage | None) -> Iterator[RpcMessage]:
     if message is not None:
         yield call.read(message)
 

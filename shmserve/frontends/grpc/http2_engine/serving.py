@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from msgspec import Struct
 
 from shmserve.config import Settings
+from shmserve.frontends.access import Origins
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.http2_engine.call_head import Methods
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
@@ -17,6 +20,8 @@ from shmserve.frontends.http2 import Limits
 
 class Serving(Struct, eq=False):
     """Attributes:
+    hosts: which a call may be for.
+    growth: makes memory that the loop may not wait for.
     connections: all that are open, each a `ServerConnection`.
     """
 
@@ -25,7 +30,9 @@ class Serving(Struct, eq=False):
     limits: Limits
     runs: RpcRuns
     overdue: ClientDeadlines
-    max_message_bytes: int
+    settings: Settings
+    hosts: Origins
+    growth: ThreadPoolExecutor
     connections: set[Any]
 
 
@@ -41,7 +48,9 @@ def serving_of(services: RpcServices, settings: Settings, overdue: ClientDeadlin
         limits_of(settings),
         RpcRuns(settings),
         overdue,
-        settings.grpc_max_message_bytes,
+        settings,
+        Origins(settings, settings.grpc_bind, socket.gethostname()),
+        ThreadPoolExecutor(1, thread_name_prefix="slots"),
         set(),
     )
 

@@ -27,8 +27,8 @@ class ConnectionTransport(Protocol):
         """Some bytes; none at the end."""
         ...
 
-    def receive_into(self, place: memoryview) -> int:
-        """As `receive`; how many."""
+    def receive_into(self, place: memoryview, beyond: memoryview | None) -> int:
+        """As `receive`, into `place` and, if that is full, `beyond`; how many."""
         ...
 
     def send(self, buffers: Sequence[Buffer]) -> int:
@@ -55,7 +55,11 @@ class PlainTransport:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.receive = sock.recv
-        self.receive_into = sock.recv_into
+
+    def receive_into(self, place: memoryview, beyond: memoryview | None) -> int:
+        if beyond is None:
+            return self.sock.recv_into(place)
+        return self.sock.recvmsg_into((place, beyond))[0]
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         return self.sock.sendmsg(buffers) if len(buffers) > 1 else self.sock.send(buffers[0])
@@ -78,7 +82,7 @@ class TlsTransport:
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 
-    def receive_into(self, place: memoryview) -> int:
+    def receive_into(self, place: memoryview, beyond: memoryview | None) -> int:
         try:
             return self._tls.recv_into(place)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):

@@ -59,7 +59,7 @@ class RawClient:
 
     def call(self, data: bytes | None, stream_id: int = 1, **changed: str) -> None:
         fields = {
-            ":method": "POST", ":scheme": "http", ":path": INFER, ":authority": "x",
+            ":method": "POST", ":scheme": "http", ":path": INFER, ":authority": "localhost",
             "content-type": "application/grpc", "te": "trailers",
         }  # fmt: skip
         fields |= {name.replace("_", "-"): value for name, value in changed.items()}

@@ -10,6 +10,7 @@ from shmserve.frontends.http2.grpc_framing import (
     FramingFailed,
     GrpcMessage,
     MessageReader,
+    WholeMessage,
     prefix,
 )
 from shmserve.frontends.http2.grpc_metadata import (
@@ -38,7 +39,7 @@ def test_messages_are_read_whatever_the_frames() -> None:
 
 
 def test_a_message_that_came_whole_is_a_view_of_it() -> None:
-    def no_memory(size: int) -> memoryview:
+    def no_memory(size: int) -> WholeMessage:
         raise AssertionError(size)
 
     data = memoryview(prefix(3) + b"abc" + prefix(2) + b"de")
@@ -48,8 +49,7 @@ def test_a_message_that_came_whole_is_a_view_of_it() -> None:
 
 
 def test_the_rest_of_a_message_is_received_into_its_place() -> None:
-    place = bytearray(20)
-    reader = MessageReader(20, lambda size: memoryview(place)[:size])
+    reader = MessageReader(20)
     assert reader.space() is None
     assert reader.feed(memoryview(prefix(12) + b"0123")) == []
     space = reader.space()
@@ -60,7 +60,7 @@ def test_the_rest_of_a_message_is_received_into_its_place() -> None:
     with pytest.raises(ValueError, match="4 bytes"):
         reader.filled(4)
     (message,) = reader.feed(memoryview(b"9ab" + prefix(0)))[:1]
-    assert bytes(message.data) == bytes(place[:12]) == b"0123456789ab"
+    assert bytes(message.data) == b"0123456789ab"
     assert reader.space() is None
     with pytest.raises(ValueError, match="no space"):
         reader.filled(1)
@@ -69,11 +69,11 @@ def test_the_rest_of_a_message_is_received_into_its_place() -> None:
 def test_a_size_is_checked_before_memory_is_asked_for() -> None:
     asked: list[int] = []
 
-    def allocate(size: int) -> memoryview:
+    def receiver(size: int) -> WholeMessage:
         asked.append(size)
-        return memoryview(bytearray(size))
+        return WholeMessage(size)
 
-    reader = MessageReader(100, allocate)
+    reader = MessageReader(100, receiver)
     with pytest.raises(FramingFailed, match=r"larger than max \(101 vs. 100\)") as failed:
         reader.feed(memoryview(prefix(101)))
     assert failed.value.status == RESOURCE_EXHAUSTED

@@ -244,6 +244,7 @@ def test_memory_that_waits_is_released_when_its_stream_ends(how: str) -> None:
     elif how == "server":
         peer.connection.reset(1, ErrorCode.CANCEL)
         peer.connection.reset(3, ErrorCode.CANCEL)
+        peer.take()
     elif how == "failure":
         peer.give(f.window_update(0, 0))
     else:
@@ -291,3 +292,19 @@ def test_a_smaller_table_is_acknowledged_in_the_next_block_only() -> None:
     assert [block[:1] == b"\x20" for block in blocks] == [True, False, False, False]
     for block in blocks:
         decoder.decode(block)
+
+
+def test_memory_of_a_stream_that_ends_is_in_use_while_frames_of_it_wait() -> None:
+    for end in ("reset", "lost"):
+        peer = Peer(settings={4: 1 << 20})
+        peer.ask(1)
+        peer.connection.send(1, peer.now, head=HEAD, data=[bytes(100_000)], token=1)
+        assert peer.connection.outgoing(peer.now)
+        peer.connection.sent(1000, peer.now)
+        if end == "reset":
+            peer.give(f.frame(f.RST_STREAM, 0, 1, b"\0\0\0\x08"))
+            assert peer.connection.released() == []
+            peer.take()
+        else:
+            peer.connection.lost()
+        assert peer.connection.released() == [1]

@@ -1,0 +1,39 @@
+"""Who is at the other end of a connection."""
+
+from __future__ import annotations
+
+import socket
+
+from shmserve.core.regions.region_book import Caller
+from shmserve.transport.peer_credentials import caller_of
+
+
+class ConnectedClient:
+    """A connection's client, as the kernel tells it.
+
+    Attributes:
+        address: for people, as the other engine writes it.
+        unix: it came over a Unix socket.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._caller: Caller | None = None
+        self.unix = sock.family == socket.AF_UNIX
+        self.address = _address(sock)
+
+    def caller(self) -> Caller:
+        """Whose process it is, looked up when first asked. For any thread."""
+        if self._caller is None:
+            self._caller = caller_of(self._sock)
+        return self._caller
+
+
+def _address(sock: socket.socket) -> str:
+    if sock.family == socket.AF_UNIX:
+        return "unix:"
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return "unknown"
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

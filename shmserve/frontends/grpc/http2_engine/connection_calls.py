@@ -1,0 +1,311 @@
+"""The calls of one connection: how they begin, are answered and end, all in the loop's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import grpc
+
+from shmserve.core.memory.slots import Slot
+from shmserve.frontends.grpc.http2_engine.call_head import (
+    OK,
+    CallHead,
+    call_head,
+    refusal,
+    status_fields,
+    trailers_only,
+)
+from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
+from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
+from shmserve.frontends.grpc.http2_engine.serving import Serving
+from shmserve.frontends.grpc.rpc_methods import HeldAnswer
+from shmserve.frontends.grpc.tensor_message import TensorMessage
+from shmserve.frontends.http2 import (
+    Buffer,
+    Connection,
+    DataReceived,
+    ErrorCode,
+    Fields,
+    RequestFields,
+    RequestReceived,
+    encode_fields,
+)
+from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage
+
+_AHEAD = 4  # messages of a stream that wait for its rpc; beyond, its client's window stays shut
+_STATUSES = {code.value[0]: code for code in grpc.StatusCode}
+_OK_TRAILERS = encode_fields(OK)
+
+
+class ConnectionCalls:
+    """What a call's `owner` is; its methods that end in `soon` are for any thread.
+
+    Args:
+        core: the connection's protocol.
+        serving: what all connections share.
+        client: the connection's.
+        settle: has the connection send what there is, at this turn's end.
+        resume: has it receive again, after `waiting`.
+
+    Attributes:
+        client: as above.
+        large: the latest message that did not come at once has tensors in slots.
+        receiving: it has not come entirely, as far as is known.
+    """
+
+    def __init__(
+        self,
+        core: Connection,
+        serving: Serving,
+        client: ConnectedClient,
+        settle: Callable[[], None],
+        resume: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._serving = serving
+        self._loop = serving.loop
+        self.client = client
+        self._settle = settle
+        self._resume = resume
+        self._calls: dict[int, Http2Call] = {}
+        self._last_head: tuple[RequestFields, CallHead | bytes] | None = None
+        self._growing = 0
+        self.large = self.receiving = False
+
+    def __getitem__(self, stream_id: int) -> Http2Call | None:
+        return self._calls.get(stream_id)
+
+    # --- for any thread
+
+    def send_soon(
+        self,
+        call: Http2Call,
+        data: Sequence[Buffer],
+        trailers: Fields | None,
+        held: HeldAnswer | None = None,
+    ) -> None:
+        self._loop.post(partial(self._send, call, data, trailers, held))
+
+    def cancel_soon(self, call: Http2Call) -> None:
+        self._loop.post(partial(self._cancel, call))
+
+    def give_credit_soon(self, call: Http2Call) -> None:
+        self._loop.post(partial(self._give_credit, call))
+
+    # --- what comes in
+
+    def open(self, event: RequestReceived) -> Http2Call | None:
+        """A stream begins; its call, unless it is refused."""
+        if self._last_head is None or self._last_head[0] is not event.head:
+            hosts = None if self.client.unix else self._serving.hosts
+            self._last_head = (event.head, call_head(event.head, self._serving.methods, hosts))
+        head, stream_id, now = self._last_head[1], event.stream_id, self._loop.now
+        if isinstance(head, bytes):
+            self._core.send(stream_id, now, trailers=head)
+            return None
+        pool = head.method.pool
+        if not pool.reserve():
+            block = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, pool.why)
+            self._core.send(stream_id, now, trailers=block)
+            return None
+        call = Http2Call(self, stream_id, head, now, self._serving.settings)
+        self._calls[stream_id] = call
+        if head.timeout_s != float("inf"):
+            self._loop.deadlines.add(now + head.timeout_s, call)
+        if head.method.streams:
+            call.run = pool.submit_reserved(self._serving.runs.stream, call)
+        if event.end_stream:
+            self.ended(stream_id)
+        return call
+
+    def expect(self, call: Http2Call) -> None:
+        """The client has so long to send the call's message."""
+        if call.waits:
+            self._serving.overdue.expect(call, call.head.method.message_timeout_s)
+
+    def data(self, event: DataReceived) -> None:
+        call, size = self._calls.get(event.stream_id), len(event.data)
+        if call is None or call.reader is None:
+            self._core.consumed(event.stream_id, size)
+            return
+        try:
+            for message in call.reader.feed(event.data):
+                self._message(call, message)
+            if event.end_stream and call.reader is not None:
+                call.reader.finish()
+            self._see_to_memory(call)
+        except FramingFailed as failed:
+            self._fail(call, _STATUSES[failed.status], failed.reason)
+        self._consumed(call, size)
+        if event.end_stream:
+            self.ended(event.stream_id)
+
+    def filled(self, call: Http2Call, count: int) -> None:
+        """The message's next bytes are where they belong."""
+        assert call.reader is not None, "it had space for them"
+        message = call.reader.filled(count)
+        if message is not None:
+            self._message(call, message)
+        self._see_to_memory(call)
+        self._consumed(call, count)
+
+    # --- memory for what comes in
+
+    @property
+    def waiting(self) -> bool:
+        """What comes next has no place yet: nothing is to be received."""
+        return self._growing > 0
+
+    def _see_to_memory(self, call: Http2Call) -> None:
+        """Making memory takes longer than the loop may wait."""
+        message = call.reader.receiving if call.reader is not None else None
+        if message is not None:
+            self.large = isinstance(message, TensorMessage)
+        self.receiving = message is not None
+        if isinstance(message, TensorMessage) and message.wanted and not message.asked:
+            message.asked = True
+            self._growing += 1
+            self._serving.growth.submit(self._grow, call, message)
+
+    def _grow(self, call: Http2Call, message: TensorMessage) -> None:
+        slot = None
+        try:
+            slot = message.grow()
+        finally:
+            self._loop.post(partial(self._grown, call, message, slot))
+
+    def _grown(self, call: Http2Call, message: TensorMessage, slot: Slot | None) -> None:
+        self._growing -= 1
+        message.grown(slot)
+        whole = call.reader.complete() if call.reader is not None else None
+        if whole is not None:
+            self._message(call, whole)
+        self._see_to_memory(call)
+        if not self.waiting:
+            self._resume()
+
+    # --- messages
+
+    def _message(self, call: Http2Call, message: GrpcMessage) -> None:
+        self.large = message.parts is not None
+        if call.head.method.streams:
+            call.put(message)
+        elif call.waits:
+            self._begin(call, message)
+
+    def _begin(self, call: Http2Call, message: GrpcMessage | None) -> None:
+        call.waits = False
+        call.stop_reading()  # what comes after the one message does not matter
+        call.tensors = message.parts if message is not None else None
+        self._serving.overdue.met(call)
+        runs = self._serving.runs
+        call.run = call.head.method.pool.submit_reserved(runs.unary, call, message)
+
+    def ended(self, stream_id: int) -> None:
+        """The client has sent all."""
+        call = self._calls.get(stream_id)
+        if call is None or call.ended_by_us:
+            return
+        if call.head.method.streams:
+            call.stop_reading()
+            call.put(None)
+        elif call.waits:
+            self._begin(call, None)
+
+    def _consumed(self, call: Http2Call, count: int) -> None:
+        """The client may send as much again, unless its stream has enough in wait."""
+        if call.queued < _AHEAD:
+            self._core.consumed(call.stream_id, count)
+            return
+        call.withheld += count
+        if call.queued < _AHEAD:  # its rpc has looked at `withheld` in between, perhaps
+            self._give_credit(call)
+
+    def _give_credit(self, call: Http2Call) -> None:
+        count, call.withheld = call.withheld, 0
+        if count and call.is_active():
+            self._core.consumed(call.stream_id, count)
+            self._settle()
+
+    # --- what goes out
+
+    def _send(
+        self,
+        call: Http2Call,
+        data: Sequence[Buffer],
+        trailers: Fields | None,
+        held: HeldAnswer | None = None,
+    ) -> None:
+        if self._calls.get(call.stream_id) is not call or call.ended_by_us:
+            if held is not None:
+                held.close()
+            return
+        call.held = held
+        head = block = None
+        if not call.head_sent and (data or trailers is None):
+            head = self._serving.runs.head(call)
+        if trailers is not None:
+            call.ended_by_us = True
+            call.stop_reading()
+            if head is None and not call.head_sent:
+                block = trailers_only(trailers)
+            else:
+                block = _OK_TRAILERS if trailers is OK else encode_fields(trailers)
+        call.head_sent = True
+        self._core.send(
+            call.stream_id, self._loop.now, head=head, data=data, trailers=block, token=call
+        )
+        self._settle()
+
+    def release(self) -> None:
+        """See to calls whose answers are with the client's system, or never will be."""
+        for call in self._core.released():
+            assert isinstance(call, Http2Call)
+            call.let_go()
+            if call.ended_by_us:
+                self._over(call)
+            else:
+                call.taken()
+
+    # --- the end
+
+    def _fail(self, call: Http2Call, code: grpc.StatusCode, details: str) -> None:
+        self._send(call, (), status_fields(code, details))
+        self._over(call)
+
+    def expired(self, call: Http2Call) -> None:
+        """Its deadline has passed."""
+        if call.ended_by_us:
+            self._cancel(call)  # the answer is not being read
+        else:
+            self._fail(call, grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def _cancel(self, call: Http2Call) -> None:
+        if self._calls.get(call.stream_id) is call:
+            self._core.reset(call.stream_id, ErrorCode.CANCEL)
+            self._over(call)
+            self._settle()
+
+    def reset(self, stream_id: int) -> None:
+        """Its stream is gone."""
+        call = self._calls.get(stream_id)
+        if call is not None:
+            self._over(call)
+
+    def all_over(self) -> None:
+        for call in list(self._calls.values()):
+            self._over(call)
+
+    def _over(self, call: Http2Call) -> None:
+        if self._calls.pop(call.stream_id, None) is None:
+            return
+        if call.waits:
+            call.waits = False
+            self._serving.overdue.met(call)
+            call.head.method.pool.give_back()
+        elif call.run is not None and call.run.cancel():  # it has waited for a thread
+            call.drop_message()
+        call.end()
+        if call.head.timeout_s != float("inf"):
+            self._loop.deadlines.ended()
