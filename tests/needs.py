@@ -87,6 +87,7 @@ NEEDS = {
         lambda: bool(browser()), "apt-get install -y chromium (or CHROMIUM=<path of one>)"
     ),
     "curl": Need(_program("curl"), "apt-get install -y curl"),
+    "h2load": Need(_program("h2load"), "apt-get install -y nghttp2-client"),
     "hugepages": Need(_hugepages, "a kernel with CONFIG_HUGETLBFS"),
     "ipv6": Need(_ipv6, "sysctl net.ipv6.conf.lo.disable_ipv6=0"),
     "netns": Need(_netns, "apt-get install -y iproute2, and be root with CAP_SYS_ADMIN"),

@@ -99,6 +99,18 @@ def test_tensors_of_any_size(
     wait_until(lambda: slots(shared) == 0, "slots are left")
 
 
+def test_tritonclient_sends_and_takes_large_tensors(shared: RunningServer) -> None:
+    program = str(Path(__file__).with_name("triton_sizes_client.py"))
+    done = subprocess.run(
+        [sys.executable, program, shared.grpc_address],
+        capture_output=True,
+        text=True,
+        timeout=2 * WATCHDOG_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    wait_until(lambda: slots(shared) == 0, "slots are left")
+
+
 def test_http_and_grpc_are_one_server(client: Client, shared: RunningServer) -> None:
     with Memory(4096) as memory:
         client.call(
@@ -476,10 +488,12 @@ def test_tls(engine: str, certificates: Path, mutual: bool) -> None:
     }
     anonymous = grpc.ssl_channel_credentials(read("ca.pem"))
     known = grpc.ssl_channel_credentials(read("ca.pem"), read("client.key"), read("client.pem"))
-    message = echo(np.arange(3, dtype=np.float32))
+    large = np.arange(300_000, dtype=np.float32)
+    message = echo(large[:3])
     with RunningServer(MODELS, **settings) as server:
         with Client(server.grpc_address, known) as client:
             assert out(client.infer(message)).tolist() == [0, 1, 2]
+            assert np.array_equal(out(client.infer(echo(large))), large)
         with Client(server.grpc_address, anonymous) as client:
             if mutual:
                 assert client.error("ModelInfer", message)[0] == "UNAVAILABLE"

@@ -36,6 +36,20 @@ def test_sealing_and_leasing_tells_what_a_reader_needs(memory: ArenaMemory) -> N
         memory.release(at.slot, at.generation)
 
 
+def test_what_is_there_now_is_had_without_waiting(memory: ArenaMemory) -> None:
+    assert memory.reserve_now(1000) is None
+    memory.prepare()
+    slot = memory.reserve_now(1000)
+    assert slot is not None
+    assert len(slot.view) == 1000
+    assert memory.reserve_now(2 << 20) is None  # wants a segment of its own
+    memory.reclaim(memory.reserve(2 << 20))
+    again = memory.reserve_now(2 << 20)
+    assert again is not None
+    memory.reclaim(again)
+    memory.reclaim(slot)
+
+
 def test_a_reader_may_be_told_of_a_part(memory: ArenaMemory) -> None:
     slot = memory.reserve(1000)
     at = memory.seal_and_lease(slot, 100, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import socket
 import threading
 import zlib
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from hpack import Decoder
 
 from shmserve.config import Settings
 from shmserve.core.regions.region_book import Caller
@@ -22,22 +20,12 @@ from shmserve.frontends.grpc.http2_engine.engine import SocketCallers
 from shmserve.frontends.grpc.http2_engine.message_compression import deflate, inflate
 from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.grpc.server import GrpcServer
-from shmserve.frontends.http2 import PREFACE, encode_fields
-from shmserve.frontends.http2.frames import (
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    SETTINGS,
-    frame_head,
-)
+from shmserve.frontends.http2.frames import END_STREAM, GOAWAY, HEADERS
 from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.testing import fake_models
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
-from tests.grpc_client import PREFIX, Client, Rig, Sender, request
-
-INFER = f"{PREFIX}ModelInfer"
+from tests.grpc_client import Client, Rig, Sender, request
+from tests.raw_http2 import RawClient
 
 
 @pytest.fixture(scope="module", params=["http2"])
@@ -45,50 +33,6 @@ def engine(request: pytest.FixtureRequest) -> str:
     """This one only."""
     Rig.engine = request.param
     return Rig.engine
-
-
-class RawClient:
-    """A connection, frame by frame."""
-
-    def __init__(self, target: str) -> None:
-        host, port = target.split(":")
-        self.sock = socket.create_connection((host, int(port)), WATCHDOG_S)
-        self._file = self.sock.makefile("rb")
-        self._decoder = Decoder()
-        self.sock.sendall(PREFACE + frame_head(0, SETTINGS, 0, 0) + frame_head(0, SETTINGS, 1, 0))
-
-    def call(self, data: bytes | None, stream_id: int = 1, **changed: str) -> None:
-        fields = {
-            ":method": "POST", ":scheme": "http", ":path": INFER, ":authority": "localhost",
-            "content-type": "application/grpc", "te": "trailers",
-        }  # fmt: skip
-        fields |= {name.replace("_", "-"): value for name, value in changed.items()}
-        block = encode_fields(tuple(fields.items()))
-        sent = frame_head(len(block), HEADERS, END_HEADERS, stream_id) + block
-        if data is not None:
-            sent += frame_head(len(data), DATA, END_STREAM, stream_id) + data
-        self.sock.sendall(sent)
-
-    def frames(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """Kind, flags, stream and payload, until the server closes."""
-        while head := self._file.read(9):
-            yield (
-                head[3],
-                head[4],
-                int.from_bytes(head[5:9]),
-                self._file.read(int.from_bytes(head[:3])),
-            )
-
-    def fields(self) -> dict[str, str]:
-        """Of the next HEADERS."""
-        for kind, _, _, payload in self.frames():
-            if kind == HEADERS:
-                return dict(self._decoder.decode(payload))
-        raise AssertionError("the connection was closed")
-
-    def close(self) -> None:
-        self._file.close()
-        self.sock.close()
 
 
 @pytest.fixture
@@ -140,6 +84,10 @@ def test_callers_are_known_by_their_socket(tmp_path: Path, kind: str) -> None:
         ({":path": "/nowhere"}, {"grpc-status": "12"}),
         ({"grpc-encoding": "snappy"}, {"grpc-status": "12"}),
         ({"grpc-timeout": "soon"}, {"grpc-status": "13"}),
+        ({":authority": "rebound.example"}, {"grpc-status": "7"}),
+        ({":authority": "rebound.example:8001"}, {"grpc-status": "7"}),
+        ({":authority": "/"}, {"grpc-status": "3"}),
+        ({":authority": ""}, {"grpc-status": "3"}),
     ],
 )
 def test_heads_that_are_refused(

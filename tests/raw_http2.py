@@ -1,0 +1,74 @@
+"""A client of HTTP/2 that says what it is told to, frame by frame."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+from hpack import Decoder
+
+from shmserve.frontends.http2 import PREFACE, encode_fields
+from shmserve.frontends.http2.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    SETTINGS,
+    frame_head,
+)
+from shmserve.testing.running_server import WATCHDOG_S
+from tests.grpc_client import PREFIX
+
+INFER = f"{PREFIX}ModelInfer"
+
+
+class RawClient:
+    """A connection, frame by frame."""
+
+    def __init__(self, target: str) -> None:
+        host, port = target.split(":")
+        self.sock = socket.create_connection((host, int(port)), WATCHDOG_S)
+        self._file = self.sock.makefile("rb")
+        self._decoder = Decoder()
+        self.sock.sendall(PREFACE + frame_head(0, SETTINGS, 0, 0) + frame_head(0, SETTINGS, 1, 0))
+
+    def send(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """One frame."""
+        self.sock.sendall(frame_head(len(payload), kind, flags, stream_id) + payload)
+
+    def call(self, data: bytes | None, stream_id: int = 1, **changed: str) -> None:
+        fields = {
+            ":method": "POST", ":scheme": "http", ":path": INFER, ":authority": "localhost",
+            "content-type": "application/grpc", "te": "trailers",
+        }  # fmt: skip
+        fields |= {name.replace("_", "-"): value for name, value in changed.items()}
+        block = encode_fields(tuple(fields.items()))
+        sent = frame_head(len(block), HEADERS, END_HEADERS, stream_id) + block
+        if data is not None:
+            sent += frame_head(len(data), DATA, END_STREAM, stream_id) + data
+        self.sock.sendall(sent)
+
+    def frames(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """Kind, flags, stream and payload, until the server closes."""
+        while head := self._file.read(9):
+            yield (
+                head[3],
+                head[4],
+                int.from_bytes(head[5:9]),
+                self._file.read(int.from_bytes(head[:3])),
+            )
+
+    def until(self, *kinds: int) -> tuple[int, int, int, bytes]:
+        """The next frame of one of these kinds."""
+        return next(frame for frame in self.frames() if frame[0] in kinds)
+
+    def fields(self) -> dict[str, str]:
+        """Of the next HEADERS."""
+        for kind, _, _, payload in self.frames():
+            if kind == HEADERS:
+                return dict(self._decoder.decode(payload))
+        raise AssertionError("the connection was closed")
+
+    def close(self) -> None:
+        self._file.close()
+        self.sock.close()

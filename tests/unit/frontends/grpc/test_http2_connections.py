@@ -1,0 +1,264 @@
+"""What clients of the HTTP/2 engine may do to a connection, and what that does to the others."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmserve.frontends.http2.frames import (
+    ACK,
+    GOAWAY,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    WINDOW_UPDATE,
+    ErrorCode,
+)
+from shmserve.frontends.http2.grpc_framing import prefix
+from shmserve.testing import fake_models
+from shmserve.testing.running_server import WATCHDOG_S, wait_until
+from tests.grpc_client import PREFIX, Rig, request
+from tests.no_descriptors import no_descriptors
+from tests.raw_http2 import RawClient
+
+
+@pytest.fixture(scope="module", params=["http2"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """This one only."""
+    Rig.engine = request.param
+    return Rig.engine
+
+
+def farewell(raw: RawClient) -> tuple[int, bytes]:
+    """Code and reason of the GOAWAY that comes, before the connection is closed."""
+    *_, payload = raw.until(GOAWAY)
+    assert list(raw.frames()) == []
+    return int.from_bytes(payload[4:8]), payload[8:]
+
+
+def gated(rig: Rig, gate: threading.Event) -> None:
+    """Have the model wait."""
+
+    def wait(given: Any) -> Any:
+        assert gate.wait(WATCHDOG_S)
+        return fake_models.identity(given)
+
+    rig.dispatcher.functions["identity"] = wait
+
+
+def test_a_client_that_pings_too_often_is_sent_away() -> None:
+    with Rig() as rig:
+        raw = RawClient(rig.target)
+        for _ in range(4):
+            raw.send(PING, 0, 0, bytes(8))
+        assert farewell(raw) == (ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
+        assert rig.client.infer().outputs
+        raw.close()
+
+
+def test_a_silent_client_is_probed_and_given_up() -> None:
+    times = {"grpc_keepalive_time_s": 0.2, "grpc_keepalive_timeout_s": 0.2}
+    with Rig(grpc_keepalive_without_calls=True, **times) as rig:
+        alive, dead = RawClient(rig.target), RawClient(rig.target)
+        for _ in range(2):
+            _, flags, _, payload = alive.until(PING)
+            assert flags == 0
+            alive.send(PING, ACK, 0, payload)
+        assert farewell(dead) == (ErrorCode.NO_ERROR, b"keepalive timeout")
+        alive.close()
+        dead.close()
+
+
+def test_connections_wait_while_there_is_no_descriptor(caplog: pytest.LogCaptureFixture) -> None:
+    data = request().SerializeToString()
+    with Rig() as rig:
+        rig.client.infer()
+        with no_descriptors(but=1):
+            raw = RawClient(rig.target)  # which is the last one
+            raw.call(prefix(len(data)) + data)
+            wait_until(lambda: "cannot accept connections now" in caplog.text, "it is said")
+            assert rig.client.infer().outputs
+        assert raw.fields()[":status"] == "200"
+        raw.close()
+
+
+def test_a_reset_stream_is_a_cancelled_call() -> None:
+    gate = threading.Event()
+    with Rig() as rig:
+        gated(rig, gate)
+        raw = RawClient(rig.target)
+        data = request().SerializeToString()
+        raw.call(prefix(len(data)) + data)
+        wait_until(lambda: bool(rig.dispatcher.calls), "it runs")
+        raw.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
+        wait_until(lambda: rig.dispatcher.calls[0].cancelled, "it is cancelled")
+        gate.set()
+        wait_until(lambda: rig.dispatcher.calls[0].closed == 1, "it is closed")
+        raw.call(prefix(len(data)) + data, 3)
+        assert raw.until(HEADERS)[2] == 3  # nothing came for the other one
+        raw.close()
+
+
+def test_thousands_of_silent_streams_take_no_more_than_their_places() -> None:
+    with Rig(grpc_max_calls=50, grpc_message_timeout_s=0.5) as rig:
+        raws = [RawClient(rig.target) for _ in range(4)]
+        for raw in raws:
+            for number in range(500):
+                raw.call(None, 2 * number + 1)
+        wait_until(lambda: rig.served.busy == 100, "places are taken, each waited for")
+        assert rig.client.call("ServerReady").ready
+        assert rig.client.error("ModelInfer", request())[0] == "RESOURCE_EXHAUSTED"
+        wait_until(lambda: rig.served.busy == 0, "they are given up")
+        assert rig.client.infer().outputs
+        for raw in raws:
+            raw.close()
+
+
+def test_more_streams_than_allowed_are_refused_one_by_one() -> None:
+    with Rig() as rig:
+        raw = RawClient(rig.target)
+        for number in range(257):
+            raw.call(None, 2 * number + 1)
+        _, _, stream_id, payload = raw.until(RST_STREAM)
+        assert (stream_id, int.from_bytes(payload)) == (513, ErrorCode.REFUSED_STREAM)
+        raw.close()
+        wait_until(lambda: rig.served.busy == 0, "with the connection they end")
+
+
+def test_whom_calls_may_be_for_is_a_setting() -> None:
+    data = request().SerializeToString()
+    with Rig(allowed_hosts=("models.example",)) as rig:
+        assert rig.client.error("ModelInfer", request())[0] == "PERMISSION_DENIED"
+        raw = RawClient(rig.target)
+        raw.call(prefix(len(data)) + data, **{":authority": "models.example:443"})
+        assert raw.fields()[":status"] == "200"
+        assert raw.fields()["grpc-status"] == "0"
+        raw.close()
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_large_tensors_are_received_in_slots_and_sent_from_them(ready: bool) -> None:
+    array = np.random.default_rng(1).random(1 << 20, dtype=np.float32)
+    with Rig() as rig:
+        rig.dispatcher.memory.ready = ready  # else memory is made for it
+        for _ in range(2):
+            assert rig.client.infer(request(array)).raw_output_contents == [array.tobytes()]
+        assert rig.client.infer().outputs
+        for call in rig.dispatcher.calls[:2]:
+            assert call.receipt.copied_in <= 64 << 10  # what came with the head
+            assert call.receipt.copied_out == 0
+        wait_until(lambda: all(call.closed == 1 for call in rig.dispatcher.calls), "all are")
+        assert rig.dispatcher.memory.held == []
+
+
+def test_without_memory_the_message_is_copied_as_any() -> None:
+    array = np.zeros(1 << 20, np.float32)
+    with Rig() as rig:
+        rig.dispatcher.memory.ready, rig.dispatcher.memory.exhausted = False, True
+        assert rig.client.infer(request(array)).outputs
+        assert rig.dispatcher.calls[0].receipt.copied_in == array.nbytes
+
+
+@pytest.mark.parametrize("end", ["reset", "close", "deadline", "timeout", "refused"])
+@pytest.mark.parametrize("ready", [True, False])
+def test_slots_come_back_however_a_message_ends(end: str, ready: bool) -> None:
+    timeout_s = 0.5 if end == "timeout" else WATCHDOG_S
+    with Rig(grpc_message_timeout_s=timeout_s) as rig:
+        memory = rig.dispatcher.memory
+        memory.ready = ready
+        raw = RawClient(rig.target)
+        array = np.zeros(50_000, np.float32)
+        message = request(array, model="nobody" if end == "refused" else "identity")
+        data = message.SerializeToString()
+        data = prefix(len(data)) + data
+        raw.call(None, **({"grpc-timeout": "500m"} if end == "deadline" else {}))
+        raw.send(0, 0, 1, data[:1000])
+        wait_until(lambda: len(memory.held) == 1, "it has its slot")
+        if end == "reset":
+            raw.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
+        elif end == "refused":
+            for start in range(1000, len(data), 16000):
+                raw.send(0, 0, 1, data[start : start + 16000])
+            assert raw.fields()["grpc-status"] == "5"
+        elif end == "close":
+            raw.close()
+        wait_until(lambda: memory.held == [], "the slot is left")
+        wait_until(lambda: rig.served.busy == 0, "its place is left")
+        assert rig.dispatcher.calls == []
+        raw.close()
+
+
+@pytest.mark.parametrize("end", ["reset", "close"])
+def test_an_answer_that_nobody_takes_is_let_go(end: str) -> None:
+    with Rig() as rig:
+        raw = RawClient(rig.target)  # whose windows are small
+        array = np.zeros(1 << 20, np.float32)
+        data = request(array).SerializeToString()
+        raw.call(None)
+        data = prefix(len(data)) + data
+        for start in range(0, len(data), 16000):
+            raw.send(0, start + 16000 >= len(data), 1, data[start : start + 16000])
+        (call,) = wait_calls(rig)
+        assert raw.until(HEADERS)
+        assert call.closed == 0
+        if end == "reset":
+            raw.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
+        else:
+            raw.close()
+        wait_until(lambda: call.closed == 1, "it is let go")
+        raw.close()
+
+
+def wait_calls(rig: Rig) -> list[Any]:
+    wait_until(lambda: bool(rig.dispatcher.calls), "it runs")
+    return rig.dispatcher.calls
+
+
+def test_a_window_that_is_opened_has_the_rest_of_the_answer_sent() -> None:
+    with Rig() as rig:
+        raw = RawClient(rig.target)
+        array = np.arange(100_000, dtype=np.float32)
+        data = request(array).SerializeToString()
+        raw.call(None)
+        data = prefix(len(data)) + data
+        for start in range(0, len(data), 16000):
+            raw.send(0, start + 16000 >= len(data), 1, data[start : start + 16000])
+        assert raw.until(HEADERS)
+        for stream_id in (0, 1):
+            raw.send(WINDOW_UPDATE, 0, stream_id, (1 << 20).to_bytes(4))
+        answer = b""
+        for kind, _, _, payload in raw.frames():
+            if kind == HEADERS:
+                break
+            answer += payload if kind == 0 else b""
+        assert array.tobytes() in answer
+        raw.close()
+
+
+@pytest.mark.needs("h2load")
+def test_another_client_of_many_streams(tmp_path: Path) -> None:
+    data = request().SerializeToString()
+    body = tmp_path / "body"
+    body.write_bytes(prefix(len(data)) + data)
+    program = shutil.which("h2load")
+    assert program is not None
+    with Rig() as rig:
+        done = subprocess.run(
+            [
+                *(program, "-n", "400", "-c", "4", "-m", "10", "-d", str(body)),
+                *("-H", "content-type: application/grpc", "-H", "te: trailers"),
+                f"http://{rig.target}{PREFIX}ModelInfer",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=WATCHDOG_S,
+        )
+        assert "400 succeeded, 0 failed, 0 errored" in done.stdout, done.stdout + done.stderr
+        assert rig.dispatcher.calls[-1].outcomes == ["answered"]
+        wait_until(lambda: len(rig.dispatcher.calls) == 400, "each has run")
