@@ -66,7 +66,7 @@ class RawClient:
         """Of the next HEADERS."""
         for kind, _, _, payload in self.frames():
             if kind == HEADERS:
-                return dict(self._decoder.decode(payload))
+                return {str(name): str(value) for name, value in self._decoder.decode(payload)}
         raise AssertionError("the connection was closed")
 
     def close(self) -> None:

@@ -106,6 +106,16 @@ class Connection:
         self._data.payload_received(count)
         return self._take_events()
 
+    def payload_returned(self, count: int) -> None:
+        """The last bytes given to `receive`, that many and payload that goes on, were not taken:
+        they are due again."""
+        self._data.left += count
+
+    @property
+    def missing(self) -> int:
+        """Bytes until it can be said whether payload is due; at least one."""
+        return self._reader.missing
+
     def consumed(self, stream_id: int, count: int) -> None:
         """Bytes of DATA, however received, are not in memory any more: more may come.
 

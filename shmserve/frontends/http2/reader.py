@@ -86,6 +86,19 @@ class FrameReader:
         else:
             self._rest_since = None
 
+    @property
+    def missing(self) -> int:
+        """How many bytes end what has begun: a frame's head, a frame, the payload of one."""
+        unwanted = self._data.left + self._data.skipped
+        if unwanted:
+            return unwanted
+        rest = self._rest
+        if len(rest) < HEAD_BYTES:
+            return HEAD_BYTES - len(rest)
+        if rest[3] == DATA:
+            return 1  # how much padding there is
+        return HEAD_BYTES + int.from_bytes(rest[:3]) - len(rest)
+
     def _take_preface(self, view: memoryview) -> int:
         seen = self._preface_seen
         take = min(len(PREFACE) - seen, len(view))

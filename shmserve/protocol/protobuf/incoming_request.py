@@ -54,11 +54,12 @@ class IncomingRequest:
         left: bytes of the message to come.
         raw: the raw_input_contents, each a place or bytes; those after them are in `rest`.
         copied: bytes of tensors in places that were not received there.
+        sparing: `feed` takes nothing of a tensor that begins and has a place, or wants one.
     """
 
     __slots__ = (
         "_fields", "_filled", "_limits", "_partial", "_placed", "_reserve", "_rest", "_scratch",
-        "_since", "_target", "copied", "left", "raw", "wanted",
+        "_since", "_spared", "_target", "copied", "left", "raw", "sparing", "wanted",
     )  # fmt: skip
 
     def __init__(self, size: int, limits: Settings, reserve: Callable[[int], Place | None]) -> None:
@@ -76,6 +77,8 @@ class IncomingRequest:
         self.left = size
         self.raw: list[Place | memoryview] = []
         self.copied = 0
+        self.sparing = False
+        self._spared = 0
 
     def space(self) -> memoryview | None:
         """Where the next bytes may be received; None: nowhere while a place is wanted."""
@@ -106,6 +109,13 @@ class IncomingRequest:
         self._begin(size, place)
         self._take(memoryview(since))
 
+    def stop_sparing(self) -> int:
+        """How many bytes at the end of what was fed were not taken: they are to come again."""
+        spared, self._spared = self._spared, 0
+        self.sparing = False
+        self.left += spared
+        return spared
+
     def rest(self) -> memoryview:
         """All that is not in `raw`, as a message. Once nothing is left."""
         if self._partial:
@@ -116,6 +126,9 @@ class IncomingRequest:
     def _take(self, data: memoryview) -> None:
         position, end = 0, len(data)
         while position < end:
+            if self.sparing and (self.wanted or (self._placed and self._target is not None)):
+                self._spared = end - position
+                return
             if self.wanted:
                 self._since += data[position:]
                 return

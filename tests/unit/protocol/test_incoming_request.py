@@ -126,3 +126,22 @@ def test_limits_hold_before_a_place_is_asked_for() -> None:
         incoming.feed(memoryview(data))
         assert asked == []
         assert parse_request(incoming.rest(), LIMITS, incoming.raw).raw_count == 2
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_what_is_spared_comes_again(later: bool) -> None:
+    data = message(b"small", LARGE)
+    start = data.index(LARGE[:64])
+    incoming = IncomingRequest(len(data), LIMITS, (lambda _: None) if later else Memory)
+    incoming.sparing = True
+    incoming.feed(memoryview(data)[: start + 100])
+    assert incoming.stop_sparing() == 100
+    assert incoming.left == len(data) - start
+    if later:
+        incoming.grant(Memory(incoming.wanted))
+    incoming.feed(memoryview(data)[start : start + 1])
+    assert incoming.stop_sparing() == 0
+    incoming.feed(memoryview(data)[start + 1 :])
+    assert incoming.left == 0
+    sources = parsed(incoming).inputs
+    assert [bytes(source.raw or b"") for source in sources] == [b"small", LARGE]

@@ -50,8 +50,7 @@ class ConnectionCalls:
 
     Attributes:
         client: as above.
-        large: the latest message that did not come at once has tensors in slots.
-        receiving: it has not come entirely, as far as is known.
+        large: the latest message has tensors in slots; or there was none.
     """
 
     def __init__(
@@ -71,7 +70,8 @@ class ConnectionCalls:
         self._calls: dict[int, Http2Call] = {}
         self._last_head: tuple[RequestFields, CallHead | bytes] | None = None
         self._growing = 0
-        self.large = self.receiving = False
+        self.large = True
+        self._receiving: set[int] = set()
 
     def __getitem__(self, stream_id: int) -> Http2Call | None:
         return self._calls.get(stream_id)
@@ -124,11 +124,14 @@ class ConnectionCalls:
         if call.waits:
             self._serving.overdue.expect(call, call.head.method.message_timeout_s)
 
-    def data(self, event: DataReceived) -> None:
+    def data(self, event: DataReceived, sparing: bool = False) -> int:
+        """Payload. How many bytes at its end were not taken: those of a tensor that begins with
+        it, if `sparing`, else none."""
         call, size = self._calls.get(event.stream_id), len(event.data)
         if call is None or call.reader is None:
             self._core.consumed(event.stream_id, size)
-            return
+            return 0
+        call.sparing = sparing
         try:
             for message in call.reader.feed(event.data):
                 self._message(call, message)
@@ -137,9 +140,11 @@ class ConnectionCalls:
             self._see_to_memory(call)
         except FramingFailed as failed:
             self._fail(call, _STATUSES[failed.status], failed.reason)
-        self._consumed(call, size)
+        spared = call.spared()
+        self._consumed(call, size - spared)
         if event.end_stream:
             self.ended(event.stream_id)
+        return spared
 
     def filled(self, call: Http2Call, count: int) -> None:
         """The message's next bytes are where they belong."""
@@ -157,13 +162,19 @@ class ConnectionCalls:
         """What comes next has no place yet: nothing is to be received."""
         return self._growing > 0
 
+    @property
+    def receiving(self) -> bool:
+        """A message with tensors in slots has not come entirely."""
+        return bool(self._receiving)
+
     def _see_to_memory(self, call: Http2Call) -> None:
         """Making memory takes longer than the loop may wait."""
         message = call.reader.receiving if call.reader is not None else None
-        if message is not None:
-            self.large = isinstance(message, TensorMessage)
-        self.receiving = message is not None
-        if isinstance(message, TensorMessage) and message.wanted and not message.asked:
+        if not isinstance(message, TensorMessage):
+            self._receiving.discard(call.stream_id)
+            return
+        self._receiving.add(call.stream_id)
+        if message.wanted and not message.asked:
             message.asked = True
             self._growing += 1
             self._serving.growth.submit(self._grow, call, message)
@@ -300,6 +311,7 @@ class ConnectionCalls:
     def _over(self, call: Http2Call) -> None:
         if self._calls.pop(call.stream_id, None) is None:
             return
+        self._receiving.discard(call.stream_id)
         if call.waits:
             call.waits = False
             self._serving.overdue.met(call)

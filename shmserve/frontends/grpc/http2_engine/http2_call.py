@@ -81,6 +81,7 @@ class Http2Call:
         run: its rpc, in the pool.
         withheld: bytes that the client has sent and may not send again yet.
         waits: its one message has not come entirely.
+        sparing: tensors that begin are not to be taken from what is fed, see `IncomingRequest`.
         head_sent: as it says.
         ended_by_us: its trailers are on their way.
         tensors: of its message, in slots.
@@ -88,25 +89,9 @@ class Http2Call:
     """
 
     __slots__ = (
-        "_active",
-        "_callbacks",
-        "_deadline",
-        "_lock",
-        "_max_bytes",
-        "_messages",
-        "_metadata",
-        "_taken",
-        "ended_by_us",
-        "head",
-        "head_sent",
-        "held",
-        "owner",
-        "reader", "run", "status",
-        "stream_id",
-        "tensors",
-        "trailing",
-        "waits",
-        "withheld",
+        "_active", "_callbacks", "_deadline", "_lock", "_max_bytes", "_messages", "_metadata",
+        "_taken", "ended_by_us", "head", "head_sent", "held", "owner", "reader", "run", "sparing",
+        "status", "stream_id", "tensors", "trailing", "waits", "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -122,6 +107,7 @@ class Http2Call:
         self.run: Future[None] | None = None
         self.withheld = 0
         self.waits = not head.method.streams
+        self.sparing = False
         self.head_sent = False
         self.ended_by_us = False
         self.trailing: Metadata = ()
@@ -143,7 +129,9 @@ class Http2Call:
         def receiver(size: int) -> MessageReceiver:
             if size < LARGE_BYTES:
                 return WholeMessage(size)
-            return TensorMessage(size, settings, memory)
+            message = TensorMessage(size, settings, memory)
+            message.sparing = self.sparing
+            return message
 
         return MessageReader(self._max_bytes, receiver)
 
@@ -237,6 +225,12 @@ class Http2Call:
     def queued(self) -> int:
         """Messages nobody has taken yet."""
         return self._messages.qsize() if self._messages is not None else 0
+
+    def spared(self) -> int:
+        """How many bytes at the end of what was fed last were not taken, since it was `sparing`."""
+        message = self.reader.receiving if self.reader is not None else None
+        self.sparing = False
+        return message.stop_sparing() if isinstance(message, TensorMessage) else 0
 
     def stop_reading(self) -> None:
         """No message is wanted any more."""

@@ -28,8 +28,7 @@ from shmserve.frontends.http2.frames import HEAD_BYTES
 _log = logging.getLogger("shmserve.grpc")
 
 _RECEIVE_BYTES = 64 << 10
-_BEFORE_LARGE_BYTES = 4 << 10  # where a message is expected whose tensors are not to be copied
-_LOOKS = 4  # a PING between two frames of payload takes two
+_BEFORE_LARGE_BYTES = 4 << 10  # looked at where a message is expected that has large tensors
 _RECEIVES = 32  # of one connection in a turn, then it is another's
 _SENDS = 16
 _LAST_WORDS_S = 2.0  # for what is said of the end to be taken
@@ -58,7 +57,6 @@ class ServerConnection:
             self._core, serving, client, self._settle_later, self._receive_again
         )
         self._next_head = memoryview(bytearray(HEAD_BYTES))
-        self._looks = 0  # for the head of a frame of payload
         self._events = READABLE
         self._settling = False
         self._closed = False
@@ -106,18 +104,39 @@ class ServerConnection:
             place = call.reader.space() if call is not None and call.reader is not None else None
             if call is not None and place:
                 return self._receive_payload(call, place, due[1], now)
-        # What may have to be copied is kept small: within a large message a frame's head, unless
-        # other frames come all the time; before another message little more than that one's own
         calls = self._calls
-        look = calls.receiving and self._looks < _LOOKS
-        most = HEAD_BYTES if look else _BEFORE_LARGE_BYTES if calls.large else _RECEIVE_BYTES
+        if calls.receiving:  # nothing that would have to be copied
+            most = min(core.missing if due is None else due[1], _RECEIVE_BYTES)
+        elif calls.large and (head := self._transport.peek(_BEFORE_LARGE_BYTES)) is not None:
+            return self._receive_head(head, now)
+        else:
+            most = _RECEIVE_BYTES
         data = self._transport.receive(most)
-        self._looks += look
         if not data:
             self.lose()
             return False
         self._handle(core.receive(data, now))
         return not self._closed and (len(data) == most or self._transport.pending)
+
+    def _receive_head(self, head: bytes, now: float) -> bool:
+        """Bytes that have been looked at: of a tensor that begins within them they are left where
+        they are, for its place."""
+        if not head:
+            self.lose()
+            return False
+        events, count = self._core.receive(head, now), len(head)
+        due = self._core.payload_due
+        last = events[-1] if events else None
+        if due is not None and type(last) is DataReceived and last.stream_id == due[0]:
+            self._handle(events[:-1])
+            back = self._calls.data(last, sparing=True)
+            self._core.payload_returned(back)
+            count -= back
+        else:
+            self._handle(events)
+        if not self._closed:
+            self._transport.receive(count)
+        return not self._closed
 
     def _receive_payload(self, call: Http2Call, place: memoryview, due: int, now: float) -> bool:
         """Straight to its place; and with the last of it the next frame's head, so that nothing of
@@ -128,7 +147,6 @@ class ServerConnection:
         if not count:
             self.lose()
             return False
-        self._looks = 0
         taken = min(count, size)
         events = core.payload_received(taken, now)
         self._calls.filled(call, taken)

@@ -27,6 +27,10 @@ class ConnectionTransport(Protocol):
         """Some bytes; none at the end."""
         ...
 
+    def peek(self, most: int) -> bytes | None:
+        """As `receive`, of bytes that are received again; None: that cannot be done."""
+        ...
+
     def receive_into(self, place: memoryview, beyond: memoryview | None) -> int:
         """As `receive`, into `place` and, if that is full, `beyond`; how many."""
         ...
@@ -56,6 +60,9 @@ class PlainTransport:
         self.sock = sock
         self.receive = sock.recv
 
+    def peek(self, most: int) -> bytes:
+        return self.sock.recv(most, socket.MSG_PEEK)
+
     def receive_into(self, place: memoryview, beyond: memoryview | None) -> int:
         if beyond is None:
             return self.sock.recv_into(place)
@@ -81,6 +88,9 @@ class TlsTransport:
             return self._tls.recv(most)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
+
+    def peek(self, most: int) -> None:
+        return None
 
     def receive_into(self, place: memoryview, beyond: memoryview | None) -> int:
         try:

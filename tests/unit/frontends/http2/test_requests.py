@@ -79,6 +79,41 @@ def test_payload_may_be_received_by_its_owner() -> None:
     assert [type(e) for e in peer.ask(3)] == [RequestReceived]
 
 
+def test_payload_that_was_looked_at_may_be_due_again() -> None:
+    peer = Peer()
+    peer.ask(1, end=False)
+    peer.give(data(1, b"0123456789", end=True)[:14])
+    peer.connection.payload_returned(3)
+    assert peer.connection.payload_due == (1, 8)
+    (event,) = peer.connection.payload_received(8, peer.now)
+    assert event.end_stream
+    assert peer.connection.payload_due is None
+
+
+def test_what_is_missing_ends_where_payload_begins() -> None:
+    sent = b"".join(
+        (
+            headers(1, end=False), f.ping(b"12345678", f.ACK), data(1, b"abc"), data(1, b"de"),
+            data(1, b"fg", padding=9), f.frame(77, 3, 1, b"unknown"), headers(3),
+        )
+    )  # fmt: skip
+    peer = Peer()
+    seen, position, looks = b"", 0, 0
+    while position < len(sent):
+        due = peer.connection.payload_due
+        count = due[1] if due else peer.connection.missing
+        piece = sent[position : position + count]
+        assert len(piece) == count
+        events = peer.give(piece)
+        assert (told(events) == piece) == bool(due)  # never payload that nobody waited for
+        seen += told(events)
+        position, looks = position + count, looks + 1
+    assert seen == b"abcdefg"
+    assert looks < 20
+    peer.give(data(3, b"0123456789")[:12])
+    assert peer.connection.missing == 7
+
+
 def test_padding_behind_payload_that_its_owner_received_is_left_out() -> None:
     peer = Peer()
     peer.ask(1, end=False)
