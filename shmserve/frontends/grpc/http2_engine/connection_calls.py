@@ -7,7 +7,6 @@ from functools import partial
 
 import grpc
 
-from shmserve.core.memory.slots import Slot
 from shmserve.frontends.grpc.http2_engine.call_head import (
     OK,
     CallHead,
@@ -17,10 +16,10 @@ from shmserve.frontends.grpc.http2_engine.call_head import (
     trailers_only,
 )
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
+from shmserve.frontends.grpc.http2_engine.connection_tensors import ConnectionTensors
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer
-from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.frontends.http2 import (
     Buffer,
     Connection,
@@ -46,11 +45,11 @@ class ConnectionCalls:
         serving: what all connections share.
         client: the connection's.
         settle: has the connection send what there is, at this turn's end.
-        resume: has it receive again, after `waiting`.
+        resume: has it receive again, once nothing of `tensors` is waited for.
 
     Attributes:
         client: as above.
-        large: the latest message has tensors in slots; or there was none.
+        tensors: messages with tensors in slots.
     """
 
     def __init__(
@@ -66,12 +65,9 @@ class ConnectionCalls:
         self._loop = serving.loop
         self.client = client
         self._settle = settle
-        self._resume = resume
         self._calls: dict[int, Http2Call] = {}
         self._last_head: tuple[RequestFields, CallHead | bytes] | None = None
-        self._growing = 0
-        self.large = True
-        self._receiving: set[int] = set()
+        self.tensors = ConnectionTensors(serving, self._message, resume)
 
     def __getitem__(self, stream_id: int) -> Http2Call | None:
         return self._calls.get(stream_id)
@@ -137,7 +133,7 @@ class ConnectionCalls:
                 self._message(call, message)
             if event.end_stream and call.reader is not None:
                 call.reader.finish()
-            self._see_to_memory(call)
+            self.tensors.look(call)
         except FramingFailed as failed:
             self._fail(call, _STATUSES[failed.status], failed.reason)
         spared = call.spared()
@@ -152,54 +148,11 @@ class ConnectionCalls:
         message = call.reader.filled(count)
         if message is not None:
             self._message(call, message)
-        self._see_to_memory(call)
+        self.tensors.look(call)
         self._consumed(call, count)
 
-    # --- memory for what comes in
-
-    @property
-    def waiting(self) -> bool:
-        """What comes next has no place yet: nothing is to be received."""
-        return self._growing > 0
-
-    @property
-    def receiving(self) -> bool:
-        """A message with tensors in slots has not come entirely."""
-        return bool(self._receiving)
-
-    def _see_to_memory(self, call: Http2Call) -> None:
-        """Making memory takes longer than the loop may wait."""
-        message = call.reader.receiving if call.reader is not None else None
-        if not isinstance(message, TensorMessage):
-            self._receiving.discard(call.stream_id)
-            return
-        self._receiving.add(call.stream_id)
-        if message.wanted and not message.asked:
-            message.asked = True
-            self._growing += 1
-            self._serving.growth.submit(self._grow, call, message)
-
-    def _grow(self, call: Http2Call, message: TensorMessage) -> None:
-        slot = None
-        try:
-            slot = message.grow()
-        finally:
-            self._loop.post(partial(self._grown, call, message, slot))
-
-    def _grown(self, call: Http2Call, message: TensorMessage, slot: Slot | None) -> None:
-        self._growing -= 1
-        message.grown(slot)
-        whole = call.reader.complete() if call.reader is not None else None
-        if whole is not None:
-            self._message(call, whole)
-        self._see_to_memory(call)
-        if not self.waiting:
-            self._resume()
-
-    # --- messages
-
     def _message(self, call: Http2Call, message: GrpcMessage) -> None:
-        self.large = message.parts is not None
+        self.tensors.expected = message.parts is not None
         if call.head.method.streams:
             call.put(message)
         elif call.waits:
@@ -311,7 +264,7 @@ class ConnectionCalls:
     def _over(self, call: Http2Call) -> None:
         if self._calls.pop(call.stream_id, None) is None:
             return
-        self._receiving.discard(call.stream_id)
+        self.tensors.forget(call)
         if call.waits:
             call.waits = False
             self._serving.overdue.met(call)

@@ -70,6 +70,7 @@ class Http2Engine:
         try:
             self._loop.run()
         finally:
+            self._serving.growth.shutdown(wait=False)
             self._ended.set()
 
     # --- ports

@@ -69,7 +69,7 @@ class ServerConnection:
 
     def _ready(self, events: int) -> None:
         try:
-            if events & _ENDED and self._calls.waiting:
+            if events & _ENDED and self._calls.tensors.waiting:
                 self.lose()  # it would be told of until it is heard, and nothing is received now
             elif events & ~WRITABLE:
                 self._receive()
@@ -84,7 +84,7 @@ class ServerConnection:
         transport, now = self._transport, self._loop.now
         for _ in range(_RECEIVES):
             try:
-                if self._calls.waiting or not self._receive_once(now):
+                if self._calls.tensors.waiting or not self._receive_once(now):
                     return
             except BlockingIOError:
                 return
@@ -104,10 +104,10 @@ class ServerConnection:
             place = call.reader.space() if call is not None and call.reader is not None else None
             if call is not None and place:
                 return self._receive_payload(call, place, due[1], now)
-        calls = self._calls
-        if calls.receiving:  # nothing that would have to be copied
+        tensors = self._calls.tensors
+        if tensors.receiving:  # nothing that would have to be copied
             most = min(core.missing if due is None else due[1], _RECEIVE_BYTES)
-        elif calls.large and (head := self._transport.peek(_BEFORE_LARGE_BYTES)) is not None:
+        elif tensors.expected and (head := self._transport.peek(_BEFORE_LARGE_BYTES)) is not None:
             return self._receive_head(head, now)
         else:
             most = _RECEIVE_BYTES
@@ -198,7 +198,7 @@ class ServerConnection:
         if self._core.finished:
             self._leave()
             return
-        events = 0 if self._calls.waiting else READABLE
+        events = 0 if self._calls.tensors.waiting else READABLE
         if blocked:
             events |= WRITABLE
         if events != self._events:
