@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import socket
+import struct
 import subprocess
 import threading
 from pathlib import Path
@@ -13,12 +16,17 @@ import pytest
 
 from shmserve.frontends.http2.frames import (
     ACK,
+    END_STREAM,
     GOAWAY,
     HEADERS,
+    INITIAL_WINDOW_SIZE,
+    PADDED,
     PING,
     RST_STREAM,
+    SETTINGS,
     WINDOW_UPDATE,
     ErrorCode,
+    frame,
 )
 from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.testing import fake_models
@@ -240,6 +248,64 @@ def test_a_window_that_is_opened_has_the_rest_of_the_answer_sent() -> None:
             answer += payload if kind == 0 else b""
         assert array.tobytes() in answer
         raw.close()
+
+
+def test_tensors_arrive_however_frames_and_packets_are_cut() -> None:
+    """Two calls at a time, their frames among each other and among frames that nobody knows."""
+    with Rig() as rig:
+        raw = RawClient(rig.target)
+        raw.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.send(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4))
+        raw.send(SETTINGS, 0, 0, struct.pack(">HL", INITIAL_WINDOW_SIZE, 1 << 24))
+        for seed in range(12):
+            choose = random.Random(seed)
+            rig.dispatcher.memory.ready = bool(seed % 3)
+            given: dict[int, bytes] = {}
+            rest: dict[int, bytes] = {}
+            for stream_id in (4 * seed + 1, 4 * seed + 3):
+                array = np.frombuffer(choose.randbytes(4 * choose.randrange(9, 90_000)), np.float32)
+                data = request(array).SerializeToString()
+                rest[stream_id] = prefix(len(data)) + data
+                given[stream_id] = array.tobytes()
+                raw.call(None, stream_id)
+            sent = b""
+            while rest:
+                stream_id = choose.choice(list(rest))
+                data, size = rest[stream_id], choose.choice((1, 5, 100, 4000, 16000))
+                sent += frame_of(choose, stream_id, data[:size], len(data) <= size)
+                rest[stream_id] = data[size:]
+                if len(data) <= size:
+                    del rest[stream_id]
+            while sent:
+                size = choose.choice((1, 9, 3000, 100_000))
+                raw.sock.sendall(sent[:size])
+                sent = sent[size:]
+            for stream_id, answer in answers(raw, 2).items():
+                assert answer.endswith(given[stream_id]), (seed, stream_id)
+        wait_until(lambda: all(call.closed == 1 for call in rig.dispatcher.calls), "all are")
+        assert rig.dispatcher.memory.held == []
+        raw.close()
+
+
+def frame_of(choose: random.Random, stream_id: int, data: bytes, end: bool) -> bytes:
+    """DATA, padded perhaps, with a frame before it that means nothing, perhaps."""
+    before = frame(77, 0, stream_id, b"unknown") if choose.random() < 0.1 else b""
+    if choose.random() < 0.2:
+        padding = choose.randrange(200)
+        return before + frame(0, end | PADDED, stream_id, bytes([padding]) + data + bytes(padding))
+    return before + frame(0, end, stream_id, data)
+
+
+def answers(raw: RawClient, count: int) -> dict[int, bytes]:
+    """The messages of so many calls, by their streams."""
+    found: dict[int, bytes] = {}
+    for kind, flags, stream_id, payload in raw.frames():
+        if kind == 0:
+            found[stream_id] = found.get(stream_id, b"") + payload
+        count -= kind == HEADERS and flags & END_STREAM
+        if not count:
+            break
+    return found
 
 
 @pytest.mark.needs("h2load")
