@@ -113,6 +113,34 @@ def test_a_reset_stream_is_a_cancelled_call() -> None:
         raw.close()
 
 
+def large_call(raw: RawClient, stream_id: int) -> None:
+    """An inference whose tensor gets a slot."""
+    data = request(np.zeros(50_000, np.float32)).SerializeToString()
+    data = prefix(len(data)) + data
+    raw.call(None, stream_id)
+    for start in range(0, len(data), 16000):
+        raw.send(0, start + 16000 >= len(data), stream_id, data[start : start + 16000])
+
+
+def test_memory_of_calls_that_end_before_their_answer_comes_back() -> None:
+    gate = threading.Event()
+    with Rig(grpc_threads=1) as rig:
+        gated(rig, gate)
+        raw = RawClient(rig.target)
+        large_call(raw, 1)
+        (running,) = wait_calls(rig)
+        large_call(raw, 3)  # waits for the thread
+        wait_until(lambda: rig.served.busy == 2, "both are there")
+        for stream_id in (1, 3):
+            raw.send(RST_STREAM, 0, stream_id, int(ErrorCode.CANCEL).to_bytes(4))
+        wait_until(lambda: rig.dispatcher.memory.held == [], "the waiting one's slot is left")
+        wait_until(lambda: running.cancelled, "the running one is cancelled")
+        gate.set()
+        wait_until(lambda: running.closed == 1, "its answer is held for nobody")
+        assert len(rig.dispatcher.calls) == 1
+        raw.close()
+
+
 def test_thousands_of_silent_streams_take_no_more_than_their_places() -> None:
     with Rig(grpc_max_calls=50, grpc_message_timeout_s=0.5) as rig:
         raws = [RawClient(rig.target) for _ in range(4)]
