@@ -31,6 +31,7 @@ from shmserve.cli import show
 from shmserve.errors import Unavailable
 
 WATCHDOG_S = 90.0
+_SIDE_BY_SIDE = 16  # processes of pytest-xdist whose ports are apart
 _BIRTH_S = 10.0  # a segment has a name for microseconds, unless its process starves right then
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +50,8 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WATC
 
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody has, none twice in one process.
+    """A TCP port on 127.0.0.1 that nobody has, none twice in one process, nor in those that run
+    other tests of the same session.
 
     It lies below those the kernel gives out: a client that tries such a one again and again before
     anybody listens there can be given it as its own, connect to itself, and keep the server out.
@@ -67,8 +69,10 @@ def free_port() -> int:
 def _ports() -> Iterator[int]:
     given_out = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     first, end = 10_000, max(11_000, int(given_out.split()[0]))
-    start = random.randrange(first, end)
-    return itertools.cycle([*range(start, end), *range(first, start)])
+    first += int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _SIDE_BY_SIDE
+    ports = range(first, end, _SIDE_BY_SIDE)
+    start = random.randrange(len(ports))
+    return itertools.cycle([*ports[start:], *ports[:start]])
 
 
 _PORTS = _ports()
