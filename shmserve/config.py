@@ -27,6 +27,7 @@ _NOT_SETTINGS = {CONFIG_VARIABLE}
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 Origin = Annotated[str, Meta(pattern="^[a-z][a-z0-9+.-]*://[^/ ]+$")]  # https://host[:port]
 From = Literal["owner", "local", "anyone"]  # the server's user and root, any user of the host, all
 MIB = 1 << 20
@@ -97,6 +98,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_fields: Positive = 1 << 20  # protobuf fields of one gRPC inference request
     max_connections: Positive = 1024  # per HTTP worker
     max_queue: Positive = 256  # requests waiting for or running on one instance, per frontend
+    max_caller_share: Share = 0.75  # of places for calls that one caller may have
     grpc_threads: Positive = 64  # inferences that run at a time, per gRPC process
     grpc_max_calls: Positive = 512  # inferences that run, wait for a thread, or are being sent
     grpc_max_streams: Positive = 64  # streams of inferences, per gRPC process
@@ -121,6 +123,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted
 
     grpc_message_timeout_s: Seconds = 300.0  # receiving the message of a gRPC call
+    grpc_silence_s: Seconds = 10.0  # the same, where other calls wait for its thread
+    grpc_small_silence_s: Seconds = 0.25  # the same, of calls whose messages are small
+    grpc_stream_idle_s: Seconds = 3600.0  # a stream of inferences without anything to do
+    grpc_stream_silence_s: Seconds = 60.0  # the same, where others want its place
     grpc_keepalive_time_s: Seconds = 7200.0  # a silent connection is probed after this
     grpc_keepalive_timeout_s: Seconds = 20.0  # and closed if it does not answer within this
     grpc_keepalive_without_calls: bool = False  # probe those without calls, too; so may clients

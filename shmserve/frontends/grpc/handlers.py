@@ -13,13 +13,15 @@ from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.error_statuses import as_error, details_of, status_of
 from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMethod
+from shmserve.frontends.grpc.silent_calls import AwaitedRequests
 from shmserve.frontends.grpc.thread_pools import BoundedPool, check_admitted
 from shmserve.frontends.oip.restricted_apis import Category, Restricted, known
 
+_NO_MESSAGE = "the call has no request message"
 _OF_PAGES = ("origin", "sec-fetch-site")
 
 Unary = Callable[[bytes, RpcContext], bytes]
-Stream = Callable[[Iterator[bytes], RpcContext], Iterator[bytes]]
+Stream = Callable[[AwaitedRequests, RpcContext], Iterator[bytes]]
 
 
 def abort(context: RpcContext, error: ShmserveError) -> None:
@@ -54,13 +56,14 @@ class Methods:
         """One message, one answer. `large`: sending and taking them may be a matter of time;
         `action`: what not every caller may, or None: `run` sees to it itself."""
         known(category, f"rpc {name}")
+        limit_s = self._message_timeout_s(large)
 
         def behave(requests: Iterator[bytes], context: RpcContext) -> bytes:
             try:
                 self._admit(category, context)
                 if action is not None:
                     self._access.check(action, context)
-                answer = run(self.first(requests, context, large), context)
+                answer = run(_only(requests, context, pool, limit_s), context)
             except grpc.RpcError:  # the client has gone
                 raise
             except Exception as ex:
@@ -72,16 +75,26 @@ class Methods:
             abort(context, error)
             raise AssertionError("unreachable: abort raises")
 
-        return RpcMethod(behave, pool, False, self._message_timeout_s(large))
+        return RpcMethod(behave, pool, False, limit_s)
 
-    def stream(self, name: str, category: Category, run: Stream, pool: BoundedPool) -> RpcMethod:
-        """Any number of messages and answers. Whoever does not take one is given up."""
+    def stream(
+        self,
+        name: str,
+        category: Category,
+        run: Stream,
+        pool: BoundedPool,
+        idle_s: float | None = None,
+    ) -> RpcMethod:
+        """Any number of messages and answers. Whoever does not take one is given up, and so is who
+        sends nothing for `idle_s` (None: `grpc_stream_idle_s`)."""
         known(category, f"rpc {name}")
+        limit_s = self._settings.grpc_stream_idle_s if idle_s is None else idle_s
 
         def behave(requests: Iterator[bytes], context: RpcContext) -> Iterator[bytes]:
             try:
                 self._admit(category, context)
-                for answer in run(requests, context):
+                awaited = AwaitedRequests(requests, context, pool.silent, limit_s)
+                for answer in run(awaited, context):
                     self._overdue.expect(context, self.send_limit(len(answer)))
                     try:
                         yield answer
@@ -111,19 +124,20 @@ class Methods:
         """No page is our own: those that reach us through a proxy must be listed."""
         self._origins.check_page("", headers.get("origin", ""), headers.get("sec-fetch-site", ""))
 
-    def first(self, requests: Iterator[bytes], context: RpcContext, large: bool = False) -> bytes:
-        """The one message of a unary call.
+    def first(self, requests: Iterator[bytes], context: RpcContext) -> bytes:
+        """The one message of a stream that has only answers.
 
         Raises:
             InvalidArgument: the call has none.
         """
-        self._overdue.expect(context, self._message_timeout_s(large))
+        self._overdue.expect(context, self._message_timeout_s(False))
         try:
-            for data in requests:
-                return data
+            data = next(requests, None)
         finally:
             self._overdue.met(context)
-        raise InvalidArgument("the call has no request message")
+        if data is None:
+            raise InvalidArgument(_NO_MESSAGE)
+        return data
 
     def _message_timeout_s(self, large: bool) -> float:
         settings = self._settings
@@ -132,3 +146,17 @@ class Methods:
     def send_limit(self, nbytes: int) -> float:
         """How long a client may take to receive so many bytes."""
         return self._settings.send_timeout_s + nbytes / self._settings.min_bytes_per_s
+
+
+def _only(
+    requests: Iterator[bytes], context: RpcContext, pool: BoundedPool, limit_s: float
+) -> bytes:
+    """The message of a unary call."""
+    pool.silent.wait(context, limit_s)
+    try:
+        data = next(requests, None)
+    finally:
+        pool.silent.heard(context)
+    if data is None:
+        raise InvalidArgument(_NO_MESSAGE)
+    return data
