@@ -113,8 +113,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # Deadlines
     head_timeout_s: Seconds = 10.0  # from the first byte of a head to its end
     idle_timeout_s: Seconds = 75.0  # a kept-alive connection between requests
-    body_timeout_s: Seconds = 30.0  # a body, plus its size over min_bytes_per_s
-    send_timeout_s: Seconds = 30.0  # an answer, plus its size over min_bytes_per_s
+    body_timeout_s: Seconds = 30.0  # a body, plus what has come over min_bytes_per_s
+    send_timeout_s: Seconds = 30.0  # an answer, plus what was taken over min_bytes_per_s
     min_bytes_per_s: Positive = 1 * MIB
     request_timeout_s: Seconds = 60.0  # from admission to the answer; streams: to the next one
     stream_timeout_s: Annotated[float, Meta(ge=0)] = 0.0  # a whole stream; 0: no limit

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import islice
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -23,8 +24,8 @@ from shmserve.frontends.http.server.chunked import ChunkedBody
 from shmserve.frontends.http.server.context import ServingContext
 from shmserve.frontends.http.server.error_responses import refusal, status_of
 from shmserve.frontends.http.server.head import Head, Heads, discard
-from shmserve.frontends.http.server.request_body import SCRAP, RequestBody, too_large
-from shmserve.frontends.http.server.response import Buffer, HttpResponse
+from shmserve.frontends.http.server.request_body import PART, SCRAP, RequestBody, too_large
+from shmserve.frontends.http.server.response import Buffer, HttpResponse, parts_of
 from shmserve.transport.peer_credentials import caller_of
 
 IDLE, SEND, LINGER = "idle", "send", "linger"
@@ -256,15 +257,28 @@ class HttpConnection:
             ClientGone: it did not take them, or not in time.
         """
         settings = self.settings
-        until = monotonic() + settings.send_timeout_s + nbytes / settings.min_bytes_per_s
-        self.watch = (SEND, until)
         try:
-            sent = self.sock.sendmsg(buffers[:_IOV_MAX])
-            if sent < nbytes:
-                self._send_rest(buffers, sent)
+            if nbytes > PART:
+                self._send_parts(buffers)
+            else:
+                until = monotonic() + settings.send_timeout_s + nbytes / settings.min_bytes_per_s
+                self.watch = (SEND, until)
+                sent = self.sock.sendmsg(buffers[:_IOV_MAX])
+                if sent < nbytes:
+                    self._send_rest(buffers, sent)
         except OSError:
             raise ClientGone from None
         self.watch = None
+
+    def _send_parts(self, buffers: Sequence[Buffer]) -> None:
+        """Part by part, so that the deadline grows with what the client has taken."""
+        settings = self.settings
+        until = inf
+        for part, nbytes in parts_of(buffers, PART):
+            latest = monotonic() + settings.send_timeout_s
+            until = min(until, latest) + nbytes / settings.min_bytes_per_s
+            self.watch = (SEND, until)
+            self._send_rest(part, 0)
 
     def _send_rest(self, buffers: Sequence[Buffer], sent: int) -> None:
         left = deque(memoryview(buffer).cast("B") for buffer in buffers if len(buffer))
