@@ -95,6 +95,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_json_nesting: Positive = 100  # depth of a JSON "data" array
     max_chunks: Positive = 65536  # chunks of a chunked body
     max_inputs: Positive = 256  # inputs, requested outputs or parameters of one request
+    max_classes: Positive = 65536  # classes of one row that a classification may ask for
     max_fields: Positive = 1 << 20  # protobuf fields of one gRPC inference request
     max_connections: Positive = 1024  # per HTTP worker
     max_queue: Positive = 256  # requests waiting for or running on one instance, per frontend
@@ -105,6 +106,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     grpc_stream_requests: Positive = 16  # requests to decoupled models that run in one stream
     grpc_max_watchers: Positive = 64  # clients that watch health, per gRPC process
     grpc_max_message_bytes: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)] = (1 << 31) - 1
+    grpc_max_small_message_bytes: Positive = 4 * MIB  # to rpcs without tensors or files
     max_streams: Positive = 256  # open streams of one instance of a decoupled model; others wait
     # Sequences that one instance of a model with sequence_batching knows; others may not begin
     max_sequences: Annotated[int, Meta(ge=1, le=2048)] = 1024

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import grpc
 
 from shmserve.config import Settings
-from shmserve.errors import InvalidArgument, ShmserveError
+from shmserve.errors import InvalidArgument, ResourceExhausted, ShmserveError
 from shmserve.frontends.access import Action, Origins
 from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
@@ -57,13 +57,17 @@ class Methods:
         `action`: what not every caller may, or None: `run` sees to it itself."""
         known(category, f"rpc {name}")
         limit_s = self._message_timeout_s(large)
+        most = self._message_bytes(large)
 
         def behave(requests: Iterator[bytes], context: RpcContext) -> bytes:
             try:
                 self._admit(category, context)
                 if action is not None:
                     self._access.check(action, context)
-                answer = run(_only(requests, context, pool, limit_s), context)
+                data = _only(requests, context, pool, limit_s)
+                if len(data) > most:
+                    raise _too_long(len(data), most)
+                answer = run(data, context)
             except grpc.RpcError:  # the client has gone
                 raise
             except Exception as ex:
@@ -139,6 +143,10 @@ class Methods:
             raise InvalidArgument(_NO_MESSAGE)
         return data
 
+    def _message_bytes(self, large: bool) -> int:
+        settings = self._settings
+        return settings.grpc_max_message_bytes if large else settings.grpc_max_small_message_bytes
+
     def _message_timeout_s(self, large: bool) -> float:
         settings = self._settings
         return settings.grpc_message_timeout_s if large else settings.head_timeout_s
@@ -160,3 +168,10 @@ def _only(
     if data is None:
         raise InvalidArgument(_NO_MESSAGE)
     return data
+
+
+def _too_long(size: int, most: int) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"the request message has {size} bytes, at most {most} are taken here"
+        " (setting grpc_max_small_message_bytes)"
+    )

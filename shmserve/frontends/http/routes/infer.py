@@ -117,7 +117,7 @@ class InferBody:
                 check_json_size(length, settings)
             request = parse_request(reader.read(length), settings)
         self._inputs = check_inputs(signature, request, settings, self._find)
-        self.wanted, places = check_outputs(signature, request, self._find)
+        self.wanted, places = check_outputs(signature, request, settings, self._find)
         _check_sizes(signature, self._inputs, reader)
         if self._forward is not None:
             request.parameters.update(forwarded(self._forward, environ))
