@@ -91,6 +91,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_json_bytes: Positive = 64 * MIB  # JSON part of a request, also after decompression
     max_tensor_bytes: Positive = 1024 * MIB  # one tensor
     max_request_bytes: Positive = 4096 * MIB  # a whole request, also after decompression
+    max_heap_bytes: Positive = 2048 * MIB  # bodies outside shared memory, per HTTP worker
     max_elements: Positive = 1 << 40  # elements of one tensor
     max_json_nesting: Positive = 100  # depth of a JSON "data" array
     max_chunks: Positive = 65536  # chunks of a chunked body
