@@ -116,6 +116,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # Deadlines
     head_timeout_s: Seconds = 10.0  # from the first byte of a head to its end
     idle_timeout_s: Seconds = 75.0  # a kept-alive connection between requests
+    crowded_idle_s: Seconds = 1.0  # the same, where there is no room for another connection
     body_timeout_s: Seconds = 30.0  # a body, plus what has come over min_bytes_per_s
     send_timeout_s: Seconds = 30.0  # an answer, plus what was taken over min_bytes_per_s
     min_bytes_per_s: Positive = 1 * MIB

@@ -134,6 +134,23 @@ class HttpConnection:
         if self.watch is watch:
             self.watch = (phase, now + _CUT_GRACE_S)
 
+    @property
+    def idle_until(self) -> float:
+        """Until when it may be idle as it is; 0.0: it is not idle, or is to end anyway."""
+        watch = self.watch
+        return watch[1] if watch is not None and watch[0] == IDLE and not self.expired else 0.0
+
+    def give_way(self) -> None:
+        """End an idle connection for another's sake. A request that has come is answered still.
+
+        For the worker's main thread, as `cut_if_overdue`.
+        """
+        self.expired = True
+        try:
+            self.sock.shutdown(socket.SHUT_RD)
+        except OSError:
+            pass
+
     def _has_unread(self) -> bool:
         try:
             return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
