@@ -7,6 +7,7 @@ and the thread then reads an end of file or fails to send.
 
 from __future__ import annotations
 
+import select
 import socket
 from collections import deque
 from collections.abc import Sequence
@@ -88,13 +89,23 @@ class HttpConnection:
         self.watch = (phase, monotonic() + seconds)
 
     def alive(self) -> bool:
-        """Whether the client is still there, as far as the kernel knows."""
+        """Whether the client is still there, as far as the kernel knows.
+
+        One that sends nothing more may read yet, which only Unix sockets tell: over TCP a client
+        that has ended looks the same.
+        """
         try:
-            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+            if self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                return True
         except BlockingIOError:
             return True
         except OSError:
             return False
+        if self.sock.family != socket.AF_UNIX:
+            return False
+        poll = select.poll()
+        poll.register(self.sock, 0)
+        return not poll.poll(0)  # POLLHUP is told unasked
 
     def caller(self) -> Caller:
         """Who is at the other end, looked up when first asked."""

@@ -288,3 +288,13 @@ def test_parts_are_all_there_is_and_no_larger(buffers: list[bytes], most: int) -
     assert b"".join(b"".join(part) for part, _ in parts) == b"".join(buffers)
     assert all(sum(map(len, part)) == nbytes <= most for part, nbytes in parts)
     assert all(nbytes == most for _, nbytes in parts[:-1])
+
+
+def test_a_client_that_has_sent_all_is_there_until_it_closes(pair: Pair) -> None:
+    connection = HttpConnection.__new__(HttpConnection)
+    connection.sock = pair[0].sock
+    assert connection.alive()
+    pair[1].shutdown(socket.SHUT_WR)
+    assert connection.alive()
+    pair[1].close()
+    assert not connection.alive()
