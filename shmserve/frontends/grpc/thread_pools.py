@@ -151,7 +151,7 @@ class BoundedPool(ThreadPoolExecutor):
     def end_silent(self) -> None:
         """End calls that are silent for too long, with regard to how many wait for a thread."""
         with self._lock:
-            self._end_silent(self.count - self._running.total())
+            self._end_silent(sum(map(len, self._waiting.values())))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait, cancel_futures=cancel_futures)

@@ -108,3 +108,15 @@ def test_messages_of_rpcs_without_tensors_are_small() -> None:
         assert (code, "grpc_max_small_message_bytes" in details) == ("RESOURCE_EXHAUSTED", True)
         assert rig.client.call("ServerLive").live
         assert rig.client.infer(request(np.zeros(100, np.float32))).outputs
+
+
+def test_an_idle_stream_that_nobody_minds_stays() -> None:
+    with Rig(grpc_stream_silence_s=0.1) as rig:
+        sender = Sender()
+        call = rig.client.stream(sender)
+        sender.send(request())
+        assert next(call).infer_response.outputs
+        threading.Event().wait(1.5)  # the deadlines are looked at meanwhile
+        sender.send(request())
+        assert next(call).infer_response.outputs
+        sender.close()
