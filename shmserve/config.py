@@ -27,6 +27,7 @@ _NOT_SETTINGS = {CONFIG_VARIABLE}
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 Origin = Annotated[str, Meta(pattern="^[a-z][a-z0-9+.-]*://[^/ ]+$")]  # https://host[:port]
 From = Literal["owner", "local", "anyone"]  # the server's user and root, any user of the host, all
 MIB = 1 << 20
@@ -90,19 +91,23 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_json_bytes: Positive = 64 * MIB  # JSON part of a request, also after decompression
     max_tensor_bytes: Positive = 1024 * MIB  # one tensor
     max_request_bytes: Positive = 4096 * MIB  # a whole request, also after decompression
+    max_heap_bytes: Positive = 2048 * MIB  # bodies outside shared memory, per HTTP worker
     max_elements: Positive = 1 << 40  # elements of one tensor
     max_json_nesting: Positive = 100  # depth of a JSON "data" array
     max_chunks: Positive = 65536  # chunks of a chunked body
     max_inputs: Positive = 256  # inputs, requested outputs or parameters of one request
+    max_classes: Positive = 65536  # classes of one row that a classification may ask for
     max_fields: Positive = 1 << 20  # protobuf fields of one gRPC inference request
     max_connections: Positive = 1024  # per HTTP worker
     max_queue: Positive = 256  # requests waiting for or running on one instance, per frontend
+    max_caller_share: Share = 0.75  # of places for calls that one caller may have
     grpc_threads: Positive = 64  # inferences that run at a time, per gRPC process
     grpc_max_calls: Positive = 512  # inferences that run, wait for a thread, or are being sent
     grpc_max_streams: Positive = 64  # streams of inferences, per gRPC process
     grpc_stream_requests: Positive = 16  # requests to decoupled models that run in one stream
     grpc_max_watchers: Positive = 64  # clients that watch health, per gRPC process
     grpc_max_message_bytes: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)] = (1 << 31) - 1
+    grpc_max_small_message_bytes: Positive = 4 * MIB  # to rpcs without tensors or files
     max_streams: Positive = 256  # open streams of one instance of a decoupled model; others wait
     # Sequences that one instance of a model with sequence_batching knows; others may not begin
     max_sequences: Annotated[int, Meta(ge=1, le=2048)] = 1024
@@ -111,8 +116,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # Deadlines
     head_timeout_s: Seconds = 10.0  # from the first byte of a head to its end
     idle_timeout_s: Seconds = 75.0  # a kept-alive connection between requests
-    body_timeout_s: Seconds = 30.0  # a body, plus its size over min_bytes_per_s
-    send_timeout_s: Seconds = 30.0  # an answer, plus its size over min_bytes_per_s
+    crowded_idle_s: Seconds = 1.0  # the same, where there is no room for another connection
+    body_timeout_s: Seconds = 30.0  # a body, plus what has come over min_bytes_per_s
+    send_timeout_s: Seconds = 30.0  # an answer, plus what was taken over min_bytes_per_s
     min_bytes_per_s: Positive = 1 * MIB
     request_timeout_s: Seconds = 60.0  # from admission to the answer; streams: to the next one
     stream_timeout_s: Annotated[float, Meta(ge=0)] = 0.0  # a whole stream; 0: no limit
@@ -121,6 +127,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted
 
     grpc_message_timeout_s: Seconds = 300.0  # receiving the message of a gRPC call
+    grpc_silence_s: Seconds = 10.0  # the same, where other calls wait for its thread
+    grpc_small_silence_s: Seconds = 0.25  # the same, of calls whose messages are small
+    grpc_stream_idle_s: Seconds = 3600.0  # a stream of inferences without anything to do
+    grpc_stream_silence_s: Seconds = 60.0  # the same, where others want its place
     grpc_keepalive_time_s: Seconds = 7200.0  # a silent connection is probed after this
     grpc_keepalive_timeout_s: Seconds = 20.0  # and closed if it does not answer within this
     grpc_keepalive_without_calls: bool = False  # probe those without calls, too; so may clients

@@ -133,17 +133,23 @@ class OneCaller(Callers):
 
 
 class Rig:
-    """The real gRPC server over the fake dispatcher, and a client."""
+    """The real gRPC server over the fake dispatcher, and a client. `also`: an address more."""
 
     engine = "grpcio"
 
     def __init__(
-        self, dispatcher: FakeDispatcher | None = None, uid: int = 1000, **settings: Any
+        self,
+        dispatcher: FakeDispatcher | None = None,
+        uid: int = 1000,
+        also: str | None = None,
+        **settings: Any,
     ) -> None:
         settings.setdefault("grpc_server", self.engine)
         self.dispatcher = dispatcher or fake_models.dispatcher()
         self.served = GrpcServer(self.dispatcher, Settings(**settings), OneCaller(Caller(uid)))
         self.target = f"127.0.0.1:{self.served.server.add_insecure_port('127.0.0.1:0')}"
+        if also is not None:
+            self.served.server.add_insecure_port(also)
         self.served.start()
         self.client = Client(self.target)
         self.threads = ThreadPoolExecutor(16)

@@ -8,9 +8,11 @@ gunicorn's as well.
 from __future__ import annotations
 
 import logging
+import sys
 from datetime import UTC, datetime
 
 from shmserve.core.control.runtime_settings import LogSettings, initial_log
+from shmserve.observe.log_stream import DroppingStream
 
 TRACES = "shmserve.trace"  # its lines are wanted whatever the log settings say
 _LIBRARIES = ("gunicorn.error",)  # loggers with handlers of their own
@@ -71,7 +73,23 @@ def setup(who: str, level: str) -> None:
     logging.getLogger(TRACES).setLevel(logging.INFO)
     if not _filter.final:
         _filter.use(initial_log(level), final=False)
+    _never_wait()
     _install()
+
+
+def _never_wait() -> None:
+    """Whoever reads this process's output may stop: refusals and restarts must go on."""
+    streams: dict[object, DroppingStream] = {}
+    for name in ("", *_LIBRARIES, "gunicorn.access"):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream in (
+                sys.__stderr__,
+                sys.__stdout__,
+            ):
+                below = handler.stream
+                if below not in streams:
+                    streams[below] = DroppingStream(below)
+                handler.setStream(streams[below])
 
 
 def apply(settings: LogSettings) -> None:

@@ -54,8 +54,17 @@ class Child(Struct, eq=False):
         send_signal(self.pidfd, signal.SIGKILL)
 
     def reap(self) -> int | None:
-        """After it has ended: its status (None if it was not our child). Closes the pidfd."""
+        """After it has ended: its status (None if it was not our child). Closes the pidfd.
+
+        What it has forked ends with it: that has its sockets, so nobody else would notice, and its
+        memory. Its group has its pid, which the kernel gives to nobody while the group has members
+        or, in our own children, before they are reaped.
+        """
         os.close(self.pidfd)
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # nothing is left of it
+            pass
         return self.popen.wait(5.0) if self.popen is not None else None
 
 

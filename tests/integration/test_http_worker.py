@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -509,7 +510,7 @@ def test_idle_connection_is_closed(start: Callable[..., Server]) -> None:
 
 
 def test_connection_limit(start: Callable[..., Server]) -> None:
-    server = start(max_connections="3")
+    server = start(max_connections="3", crowded_idle_s="60")
     held: list[socket.socket] = []
 
     def hold() -> bool:
@@ -531,6 +532,47 @@ def test_connection_limit(start: Callable[..., Server]) -> None:
     for sock in held:
         sock.close()
     wait_until(lambda: server.request(GET % b"/ignore").status == 200)
+
+
+def test_the_longest_idle_connection_gives_way(start: Callable[..., Server]) -> None:
+    server = start(max_connections="3", crowded_idle_s="0.2")
+    time.sleep(0.5)  # those of the start have gone
+    with server.connect() as oldest, server.connect() as second:
+        for sock in (oldest, second):
+            sock.sendall(GET % b"/ignore")
+            assert receive(sock).status == 200
+        with server.connect() as silent:
+            time.sleep(0.5)
+            assert server.request(GET % b"/ignore").status == 200
+            assert ended(oldest)
+            second.sendall(GET % b"/ignore")
+            assert receive(second).status == 200
+            assert silent.fileno() >= 0
+
+
+@pytest.mark.parametrize("idle_s", ["0.2", "60"])
+def test_a_worker_without_descriptors_says_so_and_goes_on(
+    start: Callable[..., Server], idle_s: str
+) -> None:
+    server = start(crowded_idle_s=idle_s)
+    before = server.info()
+    limit = before["fds"] + 4
+    _, hard = resource.prlimit(before["pid"], resource.RLIMIT_NOFILE)
+    resource.prlimit(before["pid"], resource.RLIMIT_NOFILE, (limit, hard))
+    held = [server.connect() for _ in range(10)]
+    wait_until(lambda: "No descriptor is left" in server.log.read_text())
+    wait_until(lambda: asked(server) == (200 if idle_s == "0.2" else 503))
+    for sock in held:
+        sock.close()
+    wait_until(lambda: asked(server) == 200)
+
+
+def asked(server: Server) -> int:
+    """The status of an answer, 0 if there was none."""
+    try:
+        return server.request(GET % b"/ignore").status
+    except (OSError, AssertionError):
+        return 0
 
 
 def test_thousand_connections_leave_nothing_behind(server: Server) -> None:

@@ -140,6 +140,16 @@ def test_os_exit_costs_its_request_only(shared: RunningServer) -> None:
     assert command(shared, "ok")[1]["outputs"][0]["data"] != pid
 
 
+def test_what_a_model_has_forked_ends_with_it(shared: RunningServer, tmp_path: Path) -> None:
+    told = tmp_path / "child"
+    pid = command(shared, "ok")[1]["outputs"][0]["data"]
+    status, answer = command(shared, f"fork_and_leave:{told}")
+    assert status == 503, answer  # its end is seen although the child has its sockets
+    wait_until(lambda: not Path(f"/proc/{told.read_text()}").exists(), "the child is there")
+    wait_until(lambda: command(shared, "ok")[0] == 200, "the executor is not back")
+    assert command(shared, "ok")[1]["outputs"][0]["data"] != pid
+
+
 def test_an_endless_loop_ends_with_its_deadline_and_then_its_executor(
     hasty: RunningServer,
 ) -> None:

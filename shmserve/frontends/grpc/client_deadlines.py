@@ -1,4 +1,5 @@
-"""Cancels calls whose client keeps us waiting: for their message, or to take their answer.
+"""Cancels calls whose client keeps us waiting: for their message (`silent_calls`), or to take their
+answer.
 
 gRPC itself waits for ever, with a thread in the first case and the answer's bytes in the
 second; only some clients set deadlines.
@@ -9,24 +10,30 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from functools import partial
 
 from shmserve.frontends.grpc.rpc_methods import RpcContext
+from shmserve.frontends.grpc.thread_pools import BoundedPool
 
 _log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
+_PRESSED_TICK_S = 0.1  # while calls wait for the threads of silent ones
 
 
 class ClientDeadlines:
     """Who is waited for, and until when. `close` ends its thread."""
 
     def __init__(self) -> None:
+        self._pools: tuple[BoundedPool, ...] = ()
         self._due: dict[RpcContext, float] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="overdue", daemon=True)
 
-    def start(self) -> None:
+    def start(self, pools: Iterable[BoundedPool]) -> None:
+        """Begin to look, at the silent calls of these pools, too."""
+        self._pools = tuple(pools)
         self._thread.start()
 
     def close(self) -> None:
@@ -52,7 +59,12 @@ class ClientDeadlines:
             self.met(context)
 
     def _run(self) -> None:
-        while not self._closing.wait(_TICK_S):
+        pause_s = _TICK_S
+        while not self._closing.wait(pause_s):
+            for pool in self._pools:
+                pool.end_silent()
+            pressed = any(pool.pressed for pool in self._pools)
+            pause_s = _PRESSED_TICK_S if pressed else _TICK_S
             now = time.monotonic()
             for context, due in list(self._due.items()):
                 if now >= due:

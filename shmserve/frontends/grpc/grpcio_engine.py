@@ -6,6 +6,7 @@ before the message is there: only so can a client that never sends it be given u
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import grpc
@@ -38,16 +39,13 @@ def grpcio_engine(services: RpcServices, settings: Settings, refusals: Refusals)
 
 
 def _handler(method: RpcMethod) -> grpc.RpcMethodHandler:
-    behave, streams = method.behave, method.streams
-
-    def run(requests: Any, context: grpc.ServicerContext) -> Any:
-        return behave(requests, context)
-
-    run.experimental_thread_pool = method.pool  # type: ignore[attr-defined]
+    behave: Any = partial(method.behave)  # an object of its own, for it to name its pool
+    behave.experimental_thread_pool = method.pool
+    streams = method.streams
     make = (
         grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
     )
-    return make(run)
+    return make(behave)
 
 
 def options(settings: Settings) -> list[tuple[str, int]]:

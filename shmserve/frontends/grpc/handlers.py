@@ -8,20 +8,22 @@ from typing import Any
 import grpc
 
 from shmserve.config import Settings
-from shmserve.errors import InvalidArgument, ShmserveError
+from shmserve.errors import InvalidArgument, ResourceExhausted, ShmserveError
 from shmserve.frontends.access import Action, Origins
 from shmserve.frontends.dispatch_api import TensorMemory
 from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.error_statuses import as_error, details_of, status_of
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMethod
+from shmserve.frontends.grpc.silent_calls import AwaitedRequests
 from shmserve.frontends.grpc.thread_pools import BoundedPool, check_admitted
 from shmserve.frontends.oip.restricted_apis import Category, Restricted, known
 
+_NO_MESSAGE = "the call has no request message"
 _OF_PAGES = ("origin", "sec-fetch-site")
 
 Unary = Callable[[Any, RpcContext], bytes | HeldAnswer]  # of bytes, or as the method says
-Stream = Callable[[Iterator[Any], RpcContext], Iterator[bytes]]
+Stream = Callable[[AwaitedRequests, RpcContext], Iterator[bytes]]
 
 
 def abort(context: RpcContext, error: ShmserveError) -> None:
@@ -58,13 +60,18 @@ class Methods:
         `action`: what not every caller may, or None: `run` sees to it itself; `memory`: for
         tensors of the message, see `RpcMethod`."""
         known(category, f"rpc {name}")
+        limit_s = self._message_timeout_s(large)
+        most = self._settings.grpc_max_small_message_bytes
 
         def behave(requests: Iterator[Any], context: RpcContext) -> bytes | HeldAnswer:
             try:
                 self._admit(category, context)
                 if action is not None:
                     self._access.check(action, context)
-                answer = run(self.first(requests, context, large), context)
+                data = _only(requests, context, pool, limit_s)
+                if not large and len(data) > most:
+                    raise _too_long(len(data), most)
+                answer = run(data, context)
             except grpc.RpcError:  # the client has gone
                 raise
             except Exception as ex:
@@ -76,21 +83,27 @@ class Methods:
             abort(context, error)
             raise AssertionError("unreachable: abort raises")
 
-        return RpcMethod(
-            behave, pool, False, self._message_timeout_s(large), memory is not None, memory
-        )
+        return RpcMethod(behave, pool, False, limit_s, memory is not None, memory)
 
     def stream(
-        self, name: str, category: Category, run: Stream, pool: BoundedPool, views: bool = False
+        self,
+        name: str,
+        category: Category,
+        run: Stream,
+        pool: BoundedPool,
+        idle_s: float | None = None,
+        views: bool = False,
     ) -> RpcMethod:
-        """Any number of messages and answers. Whoever does not take one is given up. `views`:
-        messages may be views."""
+        """Any number of messages and answers. Whoever does not take one is given up, and so is who
+        sends nothing for `idle_s` (None: `grpc_stream_idle_s`). `views`: messages may be views."""
         known(category, f"rpc {name}")
+        limit_s = self._settings.grpc_stream_idle_s if idle_s is None else idle_s
 
         def behave(requests: Iterator[Any], context: RpcContext) -> Iterator[bytes]:
             try:
                 self._admit(category, context)
-                for answer in run(requests, context):
+                awaited = AwaitedRequests(requests, context, pool.silent, limit_s)
+                for answer in run(awaited, context):
                     self._overdue.expect(context, self.send_limit(len(answer)))
                     try:
                         yield answer
@@ -120,19 +133,20 @@ class Methods:
         """No page is our own: those that reach us through a proxy must be listed."""
         self._origins.check_page("", headers.get("origin", ""), headers.get("sec-fetch-site", ""))
 
-    def first(self, requests: Iterator[Any], context: RpcContext, large: bool = False) -> Any:
-        """The one message of a unary call.
+    def first(self, requests: Iterator[Any], context: RpcContext) -> Any:
+        """The one message of a stream that has only answers.
 
         Raises:
             InvalidArgument: the call has none.
         """
-        self._overdue.expect(context, self._message_timeout_s(large))
+        self._overdue.expect(context, self._message_timeout_s(False))
         try:
-            for data in requests:
-                return data
+            data = next(requests, None)
         finally:
             self._overdue.met(context)
-        raise InvalidArgument("the call has no request message")
+        if data is None:
+            raise InvalidArgument(_NO_MESSAGE)
+        return data
 
     def _message_timeout_s(self, large: bool) -> float:
         settings = self._settings
@@ -141,3 +155,22 @@ class Methods:
     def send_limit(self, nbytes: int) -> float:
         """How long a client may take to receive so many bytes."""
         return self._settings.send_timeout_s + nbytes / self._settings.min_bytes_per_s
+
+
+def _only(requests: Iterator[Any], context: RpcContext, pool: BoundedPool, limit_s: float) -> Any:
+    """The message of a unary call."""
+    pool.silent.wait(context, limit_s)
+    try:
+        data = next(requests, None)
+    finally:
+        pool.silent.heard(context)
+    if data is None:
+        raise InvalidArgument(_NO_MESSAGE)
+    return data
+
+
+def _too_long(size: int, most: int) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"the request message has {size} bytes, at most {most} are taken here"
+        " (setting grpc_max_small_message_bytes)"
+    )

@@ -87,7 +87,7 @@ class InferMessage:
         request, self.empty_final = to_request(self.wire, settings)
         find = partial(self._serving.regions.find, self.asker.caller)
         self._inputs = check_inputs(signature, request, settings, find)
-        self.wanted, places = check_outputs(signature, request, find)
+        self.wanted, places = check_outputs(signature, request, settings, find)
         self._signature = signature
         names = tuple([output.name for output in request.outputs])
         timeout_s = self.asker.timeout()

@@ -35,7 +35,7 @@ from shmserve.frontends.grpc.rpc_methods import Engine, RpcContext, RpcMethod, R
 from shmserve.frontends.grpc.services import Services, add_extensions
 from shmserve.frontends.grpc.stream import METHOD as STREAM
 from shmserve.frontends.grpc.stream import Streams
-from shmserve.frontends.grpc.thread_pools import BoundedPool, Refusals
+from shmserve.frontends.grpc.thread_pools import BoundedPool, PoolSize, Refusals
 from shmserve.frontends.oip.shared_memory import SharedMemory
 
 _log = logging.getLogger(__name__)
@@ -44,11 +44,11 @@ SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 INFER = "ModelInfer"
 
-_SMALL_THREADS = 16  # each for health, what the registry answers, what asks the coordinator
+_SMALL_THREADS = 64  # each for health, what the registry answers, what asks the coordinator
 _SMALL_CALLS = 1024
 _LOADING_THREADS = 16  # for what waits for models to be loaded
 _LOADING_CALLS = 64
-_REFLECTIONS = 4
+_REFLECTIONS = 16
 _TELL_S = 0.3  # between "not ready" and refusing calls
 _LOOK_S = 0.02
 
@@ -60,6 +60,7 @@ class GrpcServer:
         self._overdue = ClientDeadlines()
         access = CallAccess(Access(settings, os.geteuid()), callers)
         self._methods = Methods(self._overdue, settings, access)
+        self._idle_reflection_s = settings.head_timeout_s
         self._make_pools(settings)
         regions = SharedMemory(dispatcher, settings)
         inferences = Inferences(dispatcher, settings, regions, callers)
@@ -75,7 +76,7 @@ class GrpcServer:
                 INFER, "inference", inferences.infer, self._calls, True, memory=dispatcher.memory
             ),
             STREAM: methods.stream(
-                STREAM, "inference", self._streams.serve, self._stream_calls, True
+                STREAM, "inference", self._streams.serve, self._stream_calls, views=True
             ),
         }
         handlers |= self._message_handlers(resources.health_rpcs(), self._health)
@@ -104,30 +105,42 @@ class GrpcServer:
     def _make_pools(self, settings: Settings) -> None:
         make = partial(BoundedPool, refusals=(refusals := Refusals()))
         self._refusals = refusals
+        share, small_s = settings.max_caller_share, settings.grpc_small_silence_s
+        most_calls = settings.grpc_max_calls
         self._calls = make(
             "infer",
-            settings.grpc_threads,
-            settings.grpc_max_calls,
-            why=f"{settings.grpc_max_calls} inferences run or wait already (grpc_max_calls)",
+            PoolSize(settings.grpc_threads, most_calls, share, settings.grpc_silence_s),
+            why=f"{most_calls} inferences run or wait already (grpc_max_calls)",
         )
         streams, watchers = settings.grpc_max_streams, settings.grpc_max_watchers
         self._stream_calls = make(
-            "stream", streams, streams, why=f"{streams} streams are open already (grpc_max_streams)"
+            "stream",
+            PoolSize(streams, streams, share, settings.grpc_stream_silence_s),
+            why=f"{streams} streams are open already (grpc_max_streams)",
         )
         self._watchers = make(
-            "watch", watchers, watchers, why=f"{watchers} watch already (grpc_max_watchers)"
+            "watch",
+            PoolSize(watchers, watchers, share, small_s),
+            why=f"{watchers} watch already (grpc_max_watchers)",
         )
         busy = "too many calls at a time"
-        self._health = make("health", _SMALL_THREADS, _SMALL_CALLS, why=busy)
-        self._quick = make("quick", _SMALL_THREADS, _SMALL_CALLS, why=busy)
-        self._asking = make("ask", _SMALL_THREADS, _SMALL_CALLS, why=busy)
-        self._loading = make("load", _LOADING_THREADS, _LOADING_CALLS, why=busy)
-        self._reflections = make("reflection", _REFLECTIONS, _REFLECTIONS, why=busy)
+        small = PoolSize(_SMALL_THREADS, _SMALL_CALLS, share, small_s)
+        self._health = make("health", small, why=busy)
+        self._quick = make("quick", small, why=busy)
+        self._asking = make("ask", small, why=busy)
+        loading = PoolSize(_LOADING_THREADS, _LOADING_CALLS, share, settings.grpc_silence_s)
+        self._loading = make("load", loading, why=busy)
+        reflections = PoolSize(_REFLECTIONS, _REFLECTIONS, share, small_s)
+        self._reflections = make("reflection", reflections, why=busy)
+        self._pools = (
+            *(self._calls, self._stream_calls, self._watchers, self._health, self._quick),
+            *(self._asking, self._loading, self._reflections),
+        )
         most = streams * (settings.grpc_stream_requests + 1)  # a reader each
-        self._stream_threads = make("stream-work", most, most, why=busy)
+        self._stream_threads = make("stream-work", PoolSize(most, most), why=busy)
 
     def start(self) -> None:
-        self._overdue.start()
+        self._overdue.start(self._pools)
         self.server.start()
 
     def drain(self, limit_s: float) -> None:
@@ -154,11 +167,7 @@ class GrpcServer:
         """Cancel whatever runs."""
         self.server.stop(None).wait()
         self._overdue.close()
-        for pool in (
-            *(self._calls, self._stream_calls, self._stream_threads, self._watchers),
-            *(self._health, self._quick, self._asking, self._loading, self._reflections),
-            self._refusals,
-        ):
+        for pool in (*self._pools, self._stream_threads, self._refusals):
             pool.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------------ handlers
@@ -192,5 +201,7 @@ class GrpcServer:
                 yield response.SerializeToString()
 
         name = "ServerReflectionInfo"
-        handler = self._methods.stream(name, "metadata", answer, self._reflections)
+        handler = self._methods.stream(
+            name, "metadata", answer, self._reflections, self._idle_reflection_s
+        )
         return reflection.SERVICE_NAME, {name: handler}

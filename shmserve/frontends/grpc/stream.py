@@ -30,6 +30,7 @@ from shmserve.frontends.grpc.infer import (
     only_answer,
 )
 from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMessage
+from shmserve.frontends.grpc.silent_calls import AwaitedRequests
 from shmserve.frontends.inference import Inference
 from shmserve.protocol.protobuf.infer_wire import WireInferRequest
 
@@ -58,7 +59,7 @@ class Streams:
         self.busy = 0
         self._lock = threading.Lock()
 
-    def serve(self, requests: Iterator[RpcMessage], context: RpcContext) -> Iterator[bytes]:
+    def serve(self, requests: AwaitedRequests, context: RpcContext) -> Iterator[bytes]:
         """The answers of one stream.
 
         Raises:
@@ -72,7 +73,7 @@ class Streams:
                 if not _is_decoupled(item):
                     yield self.answer(item, strict)
                     continue
-            yield from Session(self, asker, strict).run(item, requests)
+            yield from Session(self, asker, requests, strict).run(item)
             return
 
     def begin(self, data: RpcMessage, asker: CallContext, strict: bool) -> Running | bytes:
@@ -136,9 +137,12 @@ def _is_decoupled(item: Running | bytes) -> TypeGuard[Running]:
 class Session:
     """A stream whose requests run at the same time. Every thread of it ends with the call."""
 
-    def __init__(self, streams: Streams, asker: CallContext, strict: bool) -> None:
+    def __init__(
+        self, streams: Streams, asker: CallContext, requests: AwaitedRequests, strict: bool
+    ) -> None:
         self._streams = streams
         self._asker = asker
+        self._following = requests
         self._strict = strict
         self._changed = threading.Condition()  # guards all below
         self._ready: deque[bytes | ShmserveError] = deque()
@@ -146,13 +150,13 @@ class Session:
         self._requests = 0  # to decoupled models, running
         self._over = False
 
-    def run(self, first: Running, requests: Iterator[RpcMessage]) -> Iterator[bytes]:
+    def run(self, first: Running) -> Iterator[bytes]:
         """The answers to `first`, which is for a decoupled model, and to all that follow."""
         if not self._asker.context.add_callback(self._end):
             first.failed(Cancelled("the call has ended"))
             return
         try:
-            self._spawn(lambda: self._read(first, requests))
+            self._spawn(lambda: self._read(first))
             while (message := self._next()) is not None:
                 try:
                     if isinstance(message, ShmserveError):
@@ -213,9 +217,9 @@ class Session:
                 self._working -= 1
                 self._changed.notify_all()
 
-    def _read(self, first: Running, requests: Iterator[RpcMessage]) -> None:
+    def _read(self, first: Running) -> None:
         self._start(first)
-        for data in requests:
+        for data in self._following:
             with self._streams.working():
                 item = self._streams.begin(data, self._asker, self._strict)
                 if _is_decoupled(item):
@@ -236,7 +240,7 @@ class Session:
 
     def _produce(self, item: Running) -> None:
         try:
-            with self._streams.working():
+            with self._streams.working(), self._following.working():
                 for message in all_answers(item, self._strict):
                     if not self._put(message):
                         return

@@ -9,6 +9,10 @@ import numpy as np
 
 from shmserve.tensor.dtypes import DATATYPES
 
+_BLOCK = 1 << 20  # elements looked at at a time
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
 
 def top_classes(
     view: memoryview,
@@ -33,14 +37,39 @@ def top_classes(
 
 def _row(row: np.ndarray[Any, Any], k: int, labels: tuple[str, ...]) -> list[bytes]:
     floating = row.dtype.kind == "f"
-    key = np.where(np.isnan(row), -np.inf, row) if floating else row
-    # Sorting the reversed row and reading it backwards keeps equal values in order
-    order = row.size - 1 - np.argsort(key[::-1], kind="stable")[::-1][:k]
     texts = []
-    for index in order.tolist():
+    for index in _greatest(row, k).tolist():
         value = row[index].item()
         text = f"{value:f}:{index}" if floating else f"{value}:{index}"
         if index < len(labels):
             text = f"{text}:{labels[index]}"
         texts.append(text.encode())
     return texts
+
+
+def _greatest(row: np.ndarray[Any, Any], k: int) -> Indices:
+    """The indices of the k greatest in their order. Takes memory for k and a block, and nearly
+    linear time."""
+    best: Indices = np.empty(0, np.int64)
+    for start in range(0, row.size, _BLOCK):
+        block = start + _selected(row[start : start + _BLOCK], k)
+        best = np.concatenate((best, block))
+        best = best[_selected(row[best], k)]
+    # Sorting them reversed and reading that backwards keeps equal values in order
+    return best[len(best) - 1 - np.argsort(_key(row[best])[::-1], kind="stable")[::-1]]
+
+
+def _selected(values: np.ndarray[Any, Any], k: int) -> Indices:
+    """The indices of the k greatest, ascending; the lower ones among equals."""
+    if k >= values.size:
+        return np.arange(values.size)
+    key = _key(values)
+    least = np.partition(key, values.size - k)[values.size - k]
+    greater = np.flatnonzero(key > least)
+    equal = np.flatnonzero(key == least)[: k - greater.size]
+    return np.sort(np.concatenate((greater, equal)))
+
+
+def _key(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What they are compared by: NaN is less than all."""
+    return np.where(np.isnan(values), -np.inf, values) if values.dtype.kind == "f" else values

@@ -78,7 +78,7 @@ def check_inputs(
 
 
 def check_outputs(
-    signature: ModelSignature, request: InferRequest, find: Find
+    signature: ModelSignature, request: InferRequest, limits: Settings, find: Find
 ) -> tuple[tuple[InferOutput, ...], tuple[OutputPlace, ...]]:
     """The outputs the client wants, in its order; all the model has if it named none.
 
@@ -86,6 +86,7 @@ def check_outputs(
 
     Raises:
         InvalidArgument: an unknown output, or one that the wanted form is not there for.
+        TooLarge: more than `max_classes` of one.
         NotFound: a shared-memory region that is not registered.
     """
     default = request.binary_output
@@ -104,6 +105,11 @@ def check_outputs(
             if not spec.classifiable:
                 raise InvalidArgument(
                     f"output '{output.name}' of datatype {spec.datatype} has no classification"
+                )
+            if output.classification > limits.max_classes:
+                raise TooLarge(
+                    f"output '{output.name}': classification of {output.classification} is more"
+                    f" than {limits.max_classes} (setting max_classes)"
                 )
         elif not spec.json_ok and not (default if output.binary is None else output.binary):
             raise InvalidArgument(no_json_form("sending", spec.datatype, f"output {output.name}"))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, NotFound, TooLarge, Unimplemented
+from shmserve.frontends.oip import classification
 from shmserve.frontends.oip.classification import top_classes
 from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
 from shmserve.protocol.oip.model_signature import ModelSignature, make_signature
@@ -133,7 +138,7 @@ def test_regions_are_looked_up_last() -> None:
         check(IDENTITY, source)
     request = InferRequest((), (InferOutput("OUTPUT0", region=RegionWindow("r", 0, 4)),))
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
-        check_outputs(IDENTITY, request, nowhere)
+        check_outputs(IDENTITY, request, LIMITS, nowhere)
     wrong = InferInput("INPUT0", (1,), "FP32", "inputs[0]", region=RegionWindow("r", 0, 5))
     with pytest.raises(InvalidArgument, match="byte size mismatch"):
         check(IDENTITY, wrong)
@@ -146,29 +151,32 @@ def test_regions_become_places() -> None:
         (InferOutput("OUTPUT0", region=RegionWindow("r", 0, 4)),),
     )
     assert check_inputs(IDENTITY, request, Settings(), lambda *_: at)[0].at == at
-    assert check_outputs(IDENTITY, request, lambda *_: at)[1] == (OutputPlace("OUTPUT0", at),)
+    assert check_outputs(IDENTITY, request, LIMITS, lambda *_: at)[1] == (
+        OutputPlace("OUTPUT0", at),
+    )
 
 
 def test_outputs_default_to_all() -> None:
-    wanted, _ = check_outputs(ADD_SUB, InferRequest(()), nowhere)
+    wanted, _ = check_outputs(ADD_SUB, InferRequest(()), LIMITS, nowhere)
     assert [output.name for output in wanted] == ["OUTPUT0", "OUTPUT1"]
 
 
 def test_wrong_outputs_are_refused_before_the_model_runs() -> None:
     with pytest.raises(InvalidArgument, match="unexpected inference output 'NOPE'"):
-        check_outputs(ADD_SUB, InferRequest((), (InferOutput("NOPE"),)), nowhere)
+        check_outputs(ADD_SUB, InferRequest((), (InferOutput("NOPE"),)), LIMITS, nowhere)
     half = make_signature(spec("m", "FP16", (-1,)))
     with pytest.raises(InvalidArgument, match="sending FP16 data via JSON"):
-        check_outputs(half, InferRequest(()), nowhere)
+        check_outputs(half, InferRequest(()), LIMITS, nowhere)
     with pytest.raises(InvalidArgument, match="sending FP16 data via JSON"):
         check_outputs(
             half,
             InferRequest((), (InferOutput("OUTPUT0", binary=False),), binary_output=True),
+            LIMITS,
             nowhere,
         )
-    assert check_outputs(half, InferRequest((), binary_output=True), nowhere)
+    assert check_outputs(half, InferRequest((), binary_output=True), LIMITS, nowhere)
     with pytest.raises(InvalidArgument, match="has no classification"):
-        check_outputs(half, InferRequest((), (InferOutput("OUTPUT0", 1, True),)), nowhere)
+        check_outputs(half, InferRequest((), (InferOutput("OUTPUT0", 1, True),)), LIMITS, nowhere)
 
 
 def test_decoupled_models_are_refused() -> None:
@@ -234,3 +242,40 @@ def test_classification() -> None:
     ]
     assert classes(np.zeros((0, 4), np.float32), "FP32", 2, True) == ([], (0, 2))
     assert classes(np.zeros(0, np.float32), "FP32", 2) == ([], (0,))
+
+
+@given(
+    st.lists(st.sampled_from([np.nan, -np.inf, -1.0, 0.0, 1.0, np.inf]), max_size=40),
+    st.integers(1, 50),
+    st.integers(1, 10),
+)
+def test_classification_in_blocks_is_that_of_a_stable_sort(
+    values: list[float], k: int, block: int
+) -> None:
+    row = np.array(values, np.float64)
+    best = sorted(range(row.size), key=lambda i: (-np.inf if np.isnan(row[i]) else row[i], -i))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classification, "_BLOCK", block)
+        texts, _ = classes(row, "FP64", k)
+    assert [int(text.split(b":")[1]) for text in texts] == best[::-1][:k]
+
+
+def test_classification_takes_memory_for_what_is_wanted() -> None:
+    array = np.zeros(16 << 20, np.float32)
+    array[-1] = 1
+    view = memoryview(array).cast("B")
+    tracemalloc.start()
+    try:
+        texts, _ = top_classes(view, "FP32", array.shape, 2, (), False)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert texts == [b"1.000000:16777215", b"0.000000:0"]
+    assert most < array.nbytes / 2
+
+
+def test_more_classes_than_the_limit_are_refused() -> None:
+    request = InferRequest((), (InferOutput("OUTPUT0", 5, True),))
+    assert check_outputs(IDENTITY, request, Settings(max_classes=5), nowhere)
+    with pytest.raises(TooLarge, match=r"output 'OUTPUT0': classification of 5 .* max_classes"):
+        check_outputs(IDENTITY, request, Settings(max_classes=4), nowhere)

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from typing import Any, Protocol
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge, UnsupportedEncoding
+from shmserve.frontends.http.routes.heap_budget import BUDGET, FREE, JSON_COST, BodyHeap
 
 _PIECE = 1 << 16  # compressed bytes read and bytes inflated at a time
 _COPY = 1 << 20  # largest temporary of the copying fallback
 
 Environ = dict[str, Any]
+Buffer = bytes | memoryview
+_NOTHING = memoryview(b"")
 
 
 class BodyReader(Protocol):
@@ -27,11 +31,21 @@ class BodyReader(Protocol):
     remaining: int | None
 
     def read(self, size: int) -> bytes:
-        """Exactly `size` bytes; raises `InvalidArgument` if the body ends before."""
+        """Exactly `size` bytes of JSON.
+
+        Raises:
+            InvalidArgument: the body ends before.
+            TooLarge, Unavailable: there is no heap for them (`heap_budget`).
+        """
         ...
 
-    def read_rest(self, limit: int) -> bytes:
-        """All that is left; raises `TooLarge` if that is more than `limit` bytes."""
+    def read_rest(self, limit: int, cost: int = JSON_COST) -> bytes:
+        """All that is left; a byte of it takes `cost` bytes of the heap.
+
+        Raises:
+            TooLarge: that is more than `limit` bytes, or than the heap's budget.
+            Unavailable: there is no heap for them now.
+        """
         ...
 
     def fill(self, view: memoryview) -> int:
@@ -46,27 +60,40 @@ class BodyReader(Protocol):
 class KnownLengthReader:
     """A body whose Content-Length counts."""
 
-    __slots__ = ("_stream", "remaining")
+    __slots__ = ("_heap", "_stream", "remaining")
 
-    def __init__(self, stream: Any, length: int) -> None:
+    def __init__(self, stream: Any, length: int, heap: BodyHeap) -> None:
         self._stream = stream
+        self._heap = heap
         self.remaining: int | None = length
 
     def read(self, size: int) -> bytes:
         assert self.remaining is not None
         if size > self.remaining:
             raise _short(size, self.remaining)
+        if size > FREE:
+            return self._read_large(size, JSON_COST)
         data: bytes = self._stream.read(size)
         if len(data) != size:
             raise _short(size, len(data))
         self.remaining -= size
         return data
 
-    def read_rest(self, limit: int) -> bytes:
+    def read_rest(self, limit: int, cost: int = JSON_COST) -> bytes:
         assert self.remaining is not None
         if self.remaining > limit:
             raise _too_large(self.remaining, limit)
-        return self.read(self.remaining)
+        return self._read_large(self.remaining, cost)
+
+    def _read_large(self, size: int, cost: int) -> bytes:
+        assert self.remaining is not None
+        gathered = BytesIO()
+        pieces = iter(lambda: self._stream.read(min(size - gathered.tell(), _COPY)), b"")
+        _gather(pieces, gathered, self._heap, cost)
+        if gathered.tell() != size:
+            raise _short(size, gathered.tell())
+        self.remaining -= size
+        return gathered.getvalue()
 
     def fill(self, view: memoryview) -> int:
         assert self.remaining is not None
@@ -94,33 +121,36 @@ class KnownLengthReader:
 class PieceReader:
     """A body that comes in pieces, mostly with no length known beforehand."""
 
-    __slots__ = ("_left", "_limit", "_piece", "_pieces", "remaining")
+    __slots__ = ("_heap", "_left", "_limit", "_piece", "_pieces", "remaining")
 
-    def __init__(self, pieces: Iterator[bytes], limit: int, length: int | None = None) -> None:
+    def __init__(
+        self,
+        pieces: Iterator[bytes],
+        limit: int,
+        length: int | None = None,
+        heap: BodyHeap | None = None,
+    ) -> None:
         self._pieces = pieces
+        self._heap = heap
         self._piece = memoryview(b"")
         self._limit = self._left = limit
         self.remaining = length
 
     def read(self, size: int) -> bytes:
-        parts = []
-        missing = size
-        while missing and (part := self._next(missing)):
-            parts.append(part)
-            missing -= len(part)
-        if missing:
-            raise _short(size, size - missing)
-        return b"".join(parts)
+        gathered = BytesIO()
+        pieces = iter(lambda: self._next(size - gathered.tell()), b"")
+        _gather(pieces, gathered, self._heap, JSON_COST)
+        if gathered.tell() != size:
+            raise _short(size, gathered.tell())
+        return gathered.getvalue()
 
-    def read_rest(self, limit: int) -> bytes:
-        parts = []
-        total = 0
-        while part := self._next(_COPY):
-            parts.append(part)
-            total += len(part)
-            if total > limit:
-                raise _too_large(None, limit)
-        return b"".join(parts)
+    def read_rest(self, limit: int, cost: int = JSON_COST) -> bytes:
+        gathered = BytesIO()
+        pieces = iter(lambda: self._next(limit + 1 - gathered.tell()), b"")
+        _gather(pieces, gathered, self._heap, cost)
+        if gathered.tell() > limit:
+            raise _too_large(None, limit)
+        return gathered.getvalue()
 
     def fill(self, view: memoryview) -> int:
         position, size = 0, len(view)
@@ -137,8 +167,8 @@ class PieceReader:
         return not self._piece
 
     def _next(self, size: int) -> memoryview:
-        if self.at_end():
-            return self._piece
+        if not size or self.at_end():
+            return _NOTHING
         part, self._piece = self._piece[:size], self._piece[size:]
         self._left -= len(part)
         if self._left < 0:
@@ -146,6 +176,14 @@ class PieceReader:
         if self.remaining is not None:
             self.remaining -= len(part)
         return part
+
+
+def _gather(pieces: Iterator[Buffer], into: BytesIO, heap: BodyHeap | None, cost: int) -> None:
+    """All pieces, counted as they come."""
+    for piece in pieces:
+        into.write(piece)
+        if heap is not None and into.tell() > FREE:
+            heap.take(len(piece) * cost)
 
 
 def held(data: bytes) -> BodyReader:
@@ -163,12 +201,13 @@ def open_body(environ: Environ, limits: Settings) -> BodyReader:
     """
     stream = environ["wsgi.input"]
     text = environ.get("CONTENT_LENGTH")
+    heap = BodyHeap(environ, limits, BUDGET)
     coding = environ.get("HTTP_CONTENT_ENCODING")
     chunked = "HTTP_TRANSFER_ENCODING" in environ
     if chunked:
         pieces = iter(lambda: stream.read(_PIECE), b"")
         if not coding:
-            return PieceReader(pieces, limits.max_request_bytes)
+            return PieceReader(pieces, limits.max_request_bytes, heap=heap)
     else:
         length = 0  # neither a length nor chunks: no body, as with `curl -X POST`
         if text:
@@ -181,12 +220,12 @@ def open_body(environ: Environ, limits: Settings) -> BodyReader:
                     f" {limits.max_request_bytes} bytes (setting max_request_bytes)"
                 )
         if not coding:
-            return KnownLengthReader(stream, length)
+            return KnownLengthReader(stream, length, heap)
         pieces = _bounded(stream, length)
     inflate = _inflater(coding or "")
     if inflate is not None:
         pieces = inflate(pieces)
-    return PieceReader(pieces, limits.max_request_bytes)
+    return PieceReader(pieces, limits.max_request_bytes, heap=heap)
 
 
 def header_length(environ: Environ, reader: BodyReader) -> int | None:

@@ -21,6 +21,7 @@ from shmserve.frontends.http import compression
 from shmserve.frontends.http.routes.body_reader import BodyReader, header_length, held, open_body
 from shmserve.frontends.http.routes.callers import caller_of
 from shmserve.frontends.http.routes.header_parameters import compiled, forwarded
+from shmserve.frontends.http.routes.heap_budget import RAW_COST
 from shmserve.frontends.http.routes.paths import checked_version
 from shmserve.frontends.http.server.response import BufferBody
 from shmserve.frontends.inference import Inference
@@ -117,7 +118,7 @@ class InferBody:
                 check_json_size(length, settings)
             request = parse_request(reader.read(length), settings)
         self._inputs = check_inputs(signature, request, settings, self._find)
-        self.wanted, places = check_outputs(signature, request, self._find)
+        self.wanted, places = check_outputs(signature, request, settings, self._find)
         _check_sizes(signature, self._inputs, reader)
         if self._forward is not None:
             request.parameters.update(forwarded(self._forward, environ))
@@ -156,12 +157,12 @@ def _raw_request(
 ) -> tuple[InferRequest, BodyReader]:
     """A request without JSON; a body of unknown length is read first, to know its size."""
     if reader.remaining is None:
-        reader = held(reader.read_rest(settings.max_tensor_bytes))
+        reader = held(reader.read_rest(settings.max_tensor_bytes, RAW_COST))
     assert reader.remaining is not None
     request = deduce(signature, reader.remaining)
     prefix = (request.inputs[0].binary_size or 0) - reader.remaining
     if prefix:
-        body = reader.read_rest(settings.max_tensor_bytes)
+        body = reader.read_rest(settings.max_tensor_bytes, RAW_COST)
         reader = held(bytes_codec.encode([body]))
     return request, reader
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from time import monotonic
 from typing import Any
 
 from gunicorn.http.body import ChunkedReader
@@ -63,8 +64,9 @@ class ChunkedBody(RequestBody):
             self._begin(0)
         try:
             while not self.failed:
-                earned = self._total / settings.min_bytes_per_s
-                self._source.watch = (BODY, self._until + earned)
+                earned = self._until + self._total / settings.min_bytes_per_s
+                latest = monotonic() + settings.body_timeout_s
+                self._source.watch = (BODY, min(earned, latest))
                 data = next(self._pieces, None)
                 if data is None:
                     self.finished = True

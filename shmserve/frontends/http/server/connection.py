@@ -7,11 +7,13 @@ and the thread then reads an end of file or fails to send.
 
 from __future__ import annotations
 
+import select
 import socket
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import islice
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -23,8 +25,8 @@ from shmserve.frontends.http.server.chunked import ChunkedBody
 from shmserve.frontends.http.server.context import ServingContext
 from shmserve.frontends.http.server.error_responses import refusal, status_of
 from shmserve.frontends.http.server.head import Head, Heads, discard
-from shmserve.frontends.http.server.request_body import SCRAP, RequestBody, too_large
-from shmserve.frontends.http.server.response import Buffer, HttpResponse
+from shmserve.frontends.http.server.request_body import PART, SCRAP, RequestBody, too_large
+from shmserve.frontends.http.server.response import Buffer, HttpResponse, parts_of
 from shmserve.transport.peer_credentials import caller_of
 
 IDLE, SEND, LINGER = "idle", "send", "linger"
@@ -87,13 +89,23 @@ class HttpConnection:
         self.watch = (phase, monotonic() + seconds)
 
     def alive(self) -> bool:
-        """Whether the client is still there, as far as the kernel knows."""
+        """Whether the client is still there, as far as the kernel knows.
+
+        One that sends nothing more may read yet, which only Unix sockets tell: over TCP a client
+        that has ended looks the same.
+        """
         try:
-            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+            if self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                return True
         except BlockingIOError:
             return True
         except OSError:
             return False
+        if self.sock.family != socket.AF_UNIX:
+            return False
+        poll = select.poll()
+        poll.register(self.sock, 0)
+        return not poll.poll(0)  # POLLHUP is told unasked
 
     def caller(self) -> Caller:
         """Who is at the other end, looked up when first asked."""
@@ -132,6 +144,23 @@ class HttpConnection:
             pass
         if self.watch is watch:
             self.watch = (phase, now + _CUT_GRACE_S)
+
+    @property
+    def idle_until(self) -> float:
+        """Until when it may be idle as it is; 0.0: it is not idle, or is to end anyway."""
+        watch = self.watch
+        return watch[1] if watch is not None and watch[0] == IDLE and not self.expired else 0.0
+
+    def give_way(self) -> None:
+        """End an idle connection for another's sake. A request that has come is answered still.
+
+        For the worker's main thread, as `cut_if_overdue`.
+        """
+        self.expired = True
+        try:
+            self.sock.shutdown(socket.SHUT_RD)
+        except OSError:
+            pass
 
     def _has_unread(self) -> bool:
         try:
@@ -256,15 +285,28 @@ class HttpConnection:
             ClientGone: it did not take them, or not in time.
         """
         settings = self.settings
-        until = monotonic() + settings.send_timeout_s + nbytes / settings.min_bytes_per_s
-        self.watch = (SEND, until)
         try:
-            sent = self.sock.sendmsg(buffers[:_IOV_MAX])
-            if sent < nbytes:
-                self._send_rest(buffers, sent)
+            if nbytes > PART:
+                self._send_parts(buffers)
+            else:
+                until = monotonic() + settings.send_timeout_s + nbytes / settings.min_bytes_per_s
+                self.watch = (SEND, until)
+                sent = self.sock.sendmsg(buffers[:_IOV_MAX])
+                if sent < nbytes:
+                    self._send_rest(buffers, sent)
         except OSError:
             raise ClientGone from None
         self.watch = None
+
+    def _send_parts(self, buffers: Sequence[Buffer]) -> None:
+        """Part by part, so that the deadline grows with what the client has taken."""
+        settings = self.settings
+        until = inf
+        for part, nbytes in parts_of(buffers, PART):
+            latest = monotonic() + settings.send_timeout_s
+            until = min(until, latest) + nbytes / settings.min_bytes_per_s
+            self.watch = (SEND, until)
+            self._send_rest(part, 0)
 
     def _send_rest(self, buffers: Sequence[Buffer], sent: int) -> None:
         left = deque(memoryview(buffer).cast("B") for buffer in buffers if len(buffer))

@@ -23,6 +23,10 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # once must not make us allocate more than one piece ahead of what has arrived.
 _PIECE = 1 << 20
 
+# A deadline counts for so many bytes at most, whatever was announced. The next ones get theirs when
+# these have come; a client that stops is then waited for no longer than one that never began.
+PART = 8 << 20
+
 # Only ever written: bytes nobody wants land here, from all threads at once.
 SCRAP = bytearray(256 * 1024)
 
@@ -52,6 +56,7 @@ class RequestBody:
     """
 
     __slots__ = (
+        "_due",
         "_expects",
         "_left",
         "_offset",
@@ -72,6 +77,7 @@ class RequestBody:
         self._offset = 0
         self._expects = expects
         self._until = 0.0
+        self._due = 0  # bytes that are to come until then
         self.copied = 0
         self.failed = False
         self.finished = length == 0
@@ -83,6 +89,8 @@ class RequestBody:
             self._begin(self._left)
         if self.failed or not size:
             return b""
+        if self._due <= 0:
+            self._extend()
         source = self._source
         source.watch = (BODY, self._until)
         try:
@@ -91,6 +99,7 @@ class RequestBody:
             data = b""
         source.watch = None
         self._left -= len(data)
+        self._due -= len(data)
         self.finished = self._left == 0
         if not data:
             self._fail()
@@ -99,7 +108,8 @@ class RequestBody:
     def _begin(self, nbytes: int) -> None:
         """Before the first look at the socket: start the clock, ask the client to go on."""
         settings = self._source.settings
-        self._until = monotonic() + settings.body_timeout_s + nbytes / settings.min_bytes_per_s
+        due = self._due = min(nbytes, PART)
+        self._until = monotonic() + settings.body_timeout_s + due / settings.min_bytes_per_s
         if self._expects:
             self._expects = False
             self._source.watch = (BODY, self._until)  # a client that reads nothing cannot hold it
@@ -108,6 +118,13 @@ class RequestBody:
             except OSError:
                 self._fail()
             self._source.watch = None
+
+    def _extend(self) -> None:
+        """What was due has come: the next part has as long as its size takes at the least rate."""
+        settings = self._source.settings
+        self._due = min(self._left, PART)
+        latest = monotonic() + settings.body_timeout_s
+        self._until = min(self._until, latest) + self._due / settings.min_bytes_per_s
 
     def _fail(self) -> None:
         self.failed = True
@@ -181,16 +198,22 @@ class RequestBody:
             self._begin(self._left)
         if self.failed or filled == end:
             return filled
-        source, start = self._source, filled
-        source.watch = (BODY, self._until)
+        source = self._source
         receive = source.sock.recv_into
         try:
-            while filled < end and (count := receive(view[filled:end], 0, socket.MSG_WAITALL)):
+            while filled < end:
+                if self._due <= 0:
+                    self._extend()
+                source.watch = (BODY, self._until)
+                part = view[filled : min(end, filled + self._due)]
+                if not (count := receive(part, 0, socket.MSG_WAITALL)):
+                    break
                 filled += count
+                self._left -= count
+                self._due -= count
         except OSError:
             pass
         source.watch = None
-        self._left -= filled - start
         self.finished = self._left == 0
         if filled < end:
             self._fail()

@@ -63,6 +63,23 @@ class BufferBody:
             on_close()
 
 
+def parts_of(buffers: Sequence[Buffer], most: int) -> Iterator[tuple[list[memoryview], int]]:
+    """The buffers' bytes in parts of `most`, the last may have less: views, and their bytes."""
+    part: list[memoryview] = []
+    room = most
+    for buffer in buffers:
+        left = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
+        while left:
+            taken, left = left[:room], left[room:]
+            part.append(taken)
+            room -= len(taken)
+            if not room:
+                yield part, most
+                part, room = [], most
+    if part:
+        yield part, most - room
+
+
 class ByteSink(Protocol):
     """What a response needs of its connection."""
 

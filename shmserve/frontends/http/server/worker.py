@@ -6,6 +6,7 @@ deadline; the connections' threads do everything else on blocking sockets.
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import selectors
@@ -14,6 +15,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from time import monotonic, sleep
 from typing import Any
 
@@ -35,6 +37,9 @@ _ACCEPT_DELAY_S = 0.0001  # for each connection, so that the least busy worker i
 _MAX_ACCEPT_DELAY_S = 0.001
 
 _REFUSED_SOCKETS = 128
+
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_S = 0.1  # without descriptors: the listeners would be ready all the time
 
 
 class _Threads:
@@ -91,6 +96,10 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         self.threads = _Threads(self._serve)
         self.lock = threading.Lock()  # a socket is either shut down or closed, never both
         self.refused: deque[socket.socket] = deque()
+        self.spare: int | None = None  # a descriptor whose place one who is refused gets
+        self._take_spare()
+        self.paused_until = 0.0  # no connections are accepted
+        self.short_of_descriptors = False
         gauges.provide_connections(lambda: len(self.connections))
         super().init_process()
 
@@ -100,7 +109,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
             selector.register(self.PIPE[0], selectors.EVENT_READ)
             for listener in self.sockets:
                 listener.setblocking(False)
-                selector.register(listener, selectors.EVENT_READ, listener.getsockname())
+            self._listen(selector)
             self._accept_until_stopped(selector)
         self.service.stop()
         for listener in self.sockets:
@@ -137,6 +146,24 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
 
     # The main thread
 
+    def _listen(self, selector: selectors.BaseSelector) -> None:
+        for listener in self.sockets:
+            selector.register(listener, selectors.EVENT_READ, listener.getsockname())
+
+    def _pause(self, selector: selectors.BaseSelector) -> None:
+        """Accept nothing for a moment: no descriptor is left."""
+        if not self.short_of_descriptors:
+            self.short_of_descriptors = True
+            self.log.warning("No descriptor is left for connections: %d", len(self.connections))
+        for listener in self.sockets:
+            selector.unregister(listener)
+        self.paused_until = monotonic() + _PAUSE_S
+
+    def _resume(self, selector: selectors.BaseSelector) -> None:
+        self.paused_until = 0.0
+        self._close_refused()
+        self._listen(selector)
+
     def _accept_until_stopped(self, selector: selectors.BaseSelector) -> None:
         due = 0.0
         while self.alive:
@@ -149,11 +176,13 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
                 if self.ppid != os.getppid():
                     self.log.info("Parent changed, shutting down: %s", self)
                     return
-            for key, _ in selector.select(due - now):
+            if self.paused_until and now >= self.paused_until:
+                self._resume(selector)
+            for key, _ in selector.select(min(due, self.paused_until or due) - now):
                 if key.data is None:
                     self._drain_pipe()
-                else:
-                    self._accept(key.fileobj, key.data)
+                elif not self.paused_until and not self._accept(key.fileobj, key.data):
+                    self._pause(selector)
 
     def _drain_pipe(self) -> None:
         try:
@@ -161,18 +190,24 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         except BlockingIOError:
             pass
 
-    def _accept(self, listener: Any, address: environs.Address) -> None:
+    def _accept(self, listener: Any, address: environs.Address) -> bool:
+        """Take a connection; False: there is no descriptor for one."""
         # One at a time, and the later the more connections there are already: the other
         # workers woke up as well, and long-lived connections should be spread evenly.
         if self.cfg.workers > 1 and self.connections:
             sleep(min(len(self.connections) * _ACCEPT_DELAY_S, _MAX_ACCEPT_DELAY_S))
         try:
             sock, client = listener.accept()
-        except OSError:  # taken by another worker, gone already, or no descriptor left
-            return
-        if len(self.connections) >= self.settings.max_connections:
+        except OSError as ex:  # taken by another worker, gone already, or no descriptor left
+            if ex.errno not in _NO_DESCRIPTOR:
+                return True
+            if not self._end_longest_idle():
+                self._refuse_in_spare_place(listener)
+            return False
+        self.short_of_descriptors = False
+        if len(self.connections) >= self.settings.max_connections and not self._end_longest_idle():
             self._refuse(sock)
-            return
+            return True
         connection = HttpConnection(self.service, sock, client, address)
         with self.lock:
             self.connections.add(connection)
@@ -182,6 +217,28 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
             with self.lock:
                 self.connections.discard(connection)
             self._refuse(sock)
+        return True
+
+    def _end_longest_idle(self) -> bool:
+        """Have the connection that has been idle the longest close; False: none is, for long."""
+        with self.lock:
+            idle = [(c.idle_until, n, c) for n, c in enumerate(self.connections) if c.idle_until]
+            latest = monotonic() + self.settings.idle_timeout_s - self.settings.crowded_idle_s
+            until, _, connection = min(idle, default=(inf, 0, None))
+            if connection is None or until > latest:
+                return False
+            connection.give_way()
+        return True
+
+    def _refuse_in_spare_place(self, listener: Any) -> None:
+        if self.spare is None:  # it is taken, until the next turn
+            return
+        os.close(self.spare)
+        self.spare = None
+        try:
+            self._refuse(listener.accept()[0])
+        except OSError:  # gone already
+            return
 
     def _refuse(self, sock: socket.socket) -> None:
         answer = refusal(503, "too many connections (max_connections)", "Retry-After: 1")
@@ -198,6 +255,14 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
     def _close_refused(self) -> None:
         while self.refused:
             self.refused.popleft().close()
+        self._take_spare()
+
+    def _take_spare(self) -> None:
+        if self.spare is None:
+            try:
+                self.spare = os.open(os.devnull, os.O_RDONLY)
+            except OSError:  # at the next turn
+                return
 
     def _cut_overdue(self, now: float) -> None:
         """Shut down what has waited too long for its client."""

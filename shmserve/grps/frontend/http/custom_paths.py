@@ -29,6 +29,7 @@ from shmserve.errors import (
 from shmserve.frontends.http.route_table import Responder
 from shmserve.frontends.http.routes.body_reader import BodyReader, held, open_body
 from shmserve.frontends.http.routes.chunks import send_chunks
+from shmserve.frontends.http.routes.heap_budget import RAW_COST
 from shmserve.frontends.http.routes.infer import watch
 from shmserve.grps.frontend.answers import GENERIC, refusal
 from shmserve.grps.frontend.exchange import Exchange, options_of
@@ -104,7 +105,7 @@ class RawRequests:
         body = b""
         # Only the body may tell if a stream is wanted
         if entry.spec.parameters.get("grps_streaming_ctrl_mode") == "body_param":
-            body = reader.read_rest(settings.max_json_bytes)
+            body = reader.read_rest(settings.max_json_bytes, RAW_COST)
             reader = held(body)
         if (reader.remaining or 0) > settings.max_tensor_bytes:
             raise TooLarge(
@@ -154,7 +155,7 @@ def _open(req: Request, settings: Settings) -> BodyReader:
     environ = {k: v for k, v in req.env.items() if k != "HTTP_CONTENT_ENCODING"}
     reader = open_body(environ, settings)  # as it is: still compressed, if it was
     if reader.remaining is None:
-        return held(reader.read_rest(settings.max_tensor_bytes))
+        return held(reader.read_rest(settings.max_tensor_bytes, RAW_COST))
     return reader
 
 

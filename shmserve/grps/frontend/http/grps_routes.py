@@ -14,6 +14,7 @@ from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.route_table import Routes
 from shmserve.frontends.http.routes.body_reader import open_body
 from shmserve.frontends.http.routes.dashboard import page, query_parameter
+from shmserve.frontends.http.routes.heap_budget import RAW_COST
 from shmserve.frontends.http.routes.infer import watch
 from shmserve.grps.frontend.exchange import options_of
 from shmserve.grps.frontend.grps_service import OK, Grps
@@ -173,7 +174,7 @@ def _payload(req: Request, settings: Settings) -> tuple[Payload, bytes]:
     reader = open_body(req.env, settings)
     if reader.remaining is not None:
         return Payload(GrpsMessage(), body=reader), b""
-    data = reader.read_rest(settings.max_tensor_bytes)
+    data = reader.read_rest(settings.max_tensor_bytes, RAW_COST)
     if not data:
         raise _empty()
     return Payload(GrpsMessage(bin_data=data)), b""

@@ -100,3 +100,23 @@ def test_a_client_that_does_not_take_its_answer_is_given_up() -> None:
             list(call)
         assert caught.value.code() is grpc.StatusCode.CANCELLED
         sender.close()
+
+
+def test_messages_of_rpcs_without_tensors_are_small() -> None:
+    with Rig(grpc_max_small_message_bytes=100) as rig:
+        code, details = rig.client.error("ModelMetadata", bytes(101))
+        assert (code, "grpc_max_small_message_bytes" in details) == ("RESOURCE_EXHAUSTED", True)
+        assert rig.client.call("ServerLive").live
+        assert rig.client.infer(request(np.zeros(100, np.float32))).outputs
+
+
+def test_an_idle_stream_that_nobody_minds_stays() -> None:
+    with Rig(grpc_stream_silence_s=0.1) as rig:
+        sender = Sender()
+        call = rig.client.stream(sender)
+        sender.send(request())
+        assert next(call).infer_response.outputs
+        threading.Event().wait(1.5)  # the deadlines are looked at meanwhile
+        sender.send(request())
+        assert next(call).infer_response.outputs
+        sender.close()

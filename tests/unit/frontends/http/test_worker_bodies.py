@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge
 from shmserve.frontends.http.server.chunked import ChunkedBody
+from shmserve.frontends.http.server.connection import ClientGone, HttpConnection
 from shmserve.frontends.http.server.head import _SocketUnreader
-from shmserve.frontends.http.server.request_body import CONTINUE, RequestBody
+from shmserve.frontends.http.server.request_body import CONTINUE, PART, RequestBody
+from shmserve.frontends.http.server.response import parts_of
+from shmserve.testing.running_server import WATCHDOG_S, wait_until
 
 
 class Connection:
@@ -208,3 +215,86 @@ def test_chunked_client_that_stops(pair: Pair) -> None:
     body = chunked(connection)
     assert body.read() == b"ab"
     assert body.failed
+
+
+class Watched(Connection):
+    """Remembers each deadline, in seconds from when it was set."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.limits: list[float] = []
+        super().__init__(sock)
+        self.settings = Settings(body_timeout_s=30.0, min_bytes_per_s=1 << 20)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "watch" and isinstance(value, tuple):
+            self.limits.append(value[1] - time.monotonic())
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize("read", ["read", "readinto"])
+def test_the_deadline_grows_with_what_has_come(pair: Pair, read: str) -> None:
+    connection = Watched(pair[0].sock)
+    client = pair[1]
+    sent = 3 * PART
+
+    def send() -> None:
+        client.sendall(bytes(sent))
+        client.shutdown(socket.SHUT_WR)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    body = RequestBody(connection, 1 << 30)
+    if read == "read":
+        assert len(body.read(sent)) == sent
+    else:
+        assert body.readinto(memoryview(bytearray(sent + 1))) == sent
+    sender.join(WATCHDOG_S)
+    assert connection.limits[0] < 30 + 8 + 1  # PART's seconds, not the announced 1024
+    assert max(connection.limits) < 30 + 8 + 1
+
+
+def test_the_deadline_of_an_answer_grows_with_what_was_taken(pair: Pair) -> None:
+    connection = HttpConnection.__new__(HttpConnection)
+    connection.sock = pair[0].sock
+    connection.settings = Settings(send_timeout_s=30.0, min_bytes_per_s=1 << 20)
+    connection.watch = None
+    answer = bytes(8 * PART)
+    gone: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            connection.send([b"head", memoryview(answer), b""], len(answer) + 4)
+        except ClientGone as ex:
+            gone.append(ex)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    wait_until(lambda: connection.watch is not None, "it sends")
+    assert connection.watch is not None
+    assert connection.watch[1] - time.monotonic() < 30 + 8 + 1
+    received = 0
+    while received < PART + 5:  # the next part's turn
+        received += len(pair[1].recv(1 << 20))
+    assert connection.watch is not None
+    assert connection.watch[1] - time.monotonic() < 30 + 8 + 1
+    pair[0].sock.shutdown(socket.SHUT_RDWR)  # as the worker does then
+    sender.join(WATCHDOG_S)
+    assert len(gone) == 1
+
+
+@given(st.lists(st.binary(max_size=20)), st.integers(1, 30))
+def test_parts_are_all_there_is_and_no_larger(buffers: list[bytes], most: int) -> None:
+    parts = list(parts_of(buffers, most))
+    assert b"".join(b"".join(part) for part, _ in parts) == b"".join(buffers)
+    assert all(sum(map(len, part)) == nbytes <= most for part, nbytes in parts)
+    assert all(nbytes == most for _, nbytes in parts[:-1])
+
+
+def test_a_client_that_has_sent_all_is_there_until_it_closes(pair: Pair) -> None:
+    connection = HttpConnection.__new__(HttpConnection)
+    connection.sock = pair[0].sock
+    assert connection.alive()
+    pair[1].shutdown(socket.SHUT_WR)
+    assert connection.alive()
+    pair[1].close()
+    assert not connection.alive()

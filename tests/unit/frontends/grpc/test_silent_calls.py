@@ -1,0 +1,236 @@
+"""Calls that send nothing, against the server on grpcio's engine: whom they cost what."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2
+
+from shmserve.errors import ResourceExhausted
+from shmserve.frontends.grpc.silent_calls import AwaitedRequests, SilentCalls
+from shmserve.frontends.grpc.thread_pools import BoundedPool, PoolSize, Refusals, check_admitted
+from shmserve.testing.running_server import WATCHDOG_S, wait_until
+from tests.grpc_client import Client, Rig, Sender, request
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+CHECK = "/grpc.health.v1.Health/Check"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+@pytest.fixture(scope="module", params=["grpcio"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """This one only: the other needs no thread for a message that has not come."""
+    Rig.engine = request.param
+    return Rig.engine
+
+
+def silent_calls(client: Client, rpc: str, count: int, sender: Sender) -> list[Any]:
+    call = client.channel.stream_unary(rpc)
+    return [call.future(iter(sender)) for _ in range(count)]
+
+
+def test_silent_inferences_give_way_to_those_that_wait() -> None:
+    with Rig(grpc_threads=2, grpc_silence_s=0.2) as rig:
+        sender = Sender()
+        silent = silent_calls(rig.client, INFER, 8, sender)
+        wait_until(lambda: rig.served.busy == 8, "all are there")
+        # grpc_message_timeout_s is longer than this client waits
+        assert rig.client.infer(timeout=WATCHDOG_S).outputs
+        assert silent[0].code() is grpc.StatusCode.CANCELLED
+        for _ in silent:
+            sender.close()
+
+
+def test_silent_inferences_that_nobody_minds_are_left() -> None:
+    with Rig(grpc_threads=4, grpc_silence_s=0.05) as rig:
+        sender = Sender()
+        (slow,) = silent_calls(rig.client, INFER, 1, sender)
+        for _ in range(20):
+            assert rig.client.infer().outputs
+        threading.Event().wait(1.5)  # the deadlines are looked at meanwhile
+        sender.send(request().SerializeToString())
+        sender.close()
+        assert slow.result(WATCHDOG_S)
+
+
+def test_a_caller_at_its_share_costs_others_nothing(tmp_path: Path) -> None:
+    gate = threading.Event()
+    address = f"unix:{tmp_path}/grpc.sock"
+    limits = {"grpc_threads": 2, "grpc_max_calls": 8, "max_caller_share": 0.5}
+    with Rig(also=address, **limits) as rig, Client(address) as other:
+        model = rig.dispatcher.functions["identity"]
+
+        def wait(given: Any) -> Any:
+            assert gate.wait(WATCHDOG_S)
+            return model(given)
+
+        rig.dispatcher.functions["identity"] = wait
+        running = [rig.threads.submit(rig.client.infer) for _ in range(4)]
+        wait_until(lambda: rig.served.busy == 4 and len(rig.dispatcher.calls) == 1, "one runs")
+        code, details = rig.client.error("ModelInfer", request())
+        assert (code, "max_caller_share" in details) == ("RESOURCE_EXHAUSTED", True)
+        rig.dispatcher.functions["identity"] = model
+        assert other.infer().outputs  # there are a place and a thread for it
+        assert not any(call.done() for call in running)
+        gate.set()
+        assert all(call.result(WATCHDOG_S).outputs for call in running)
+
+
+def test_silent_health_checks_do_not_keep_out_a_probe(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/grpc.sock"
+    with (
+        Rig(also=address, head_timeout_s=300) as rig,
+        Client(address) as other,
+        Client(rig.target) as neighbour,
+    ):
+        sender = Sender()
+        silent = silent_calls(rig.client, CHECK, 1024, sender)
+        assert other.method(CHECK)(b"", timeout=WATCHDOG_S)
+
+        def answered() -> bool:  # even the silent ones' own address: they give way
+            call = neighbour.method(CHECK).future(b"", timeout=WATCHDOG_S)
+            return call.code() is grpc.StatusCode.OK
+
+        wait_until(answered, "the probe has its answer")
+        assert rig.client.infer().outputs
+        for call in silent:
+            call.cancel()
+        for _ in silent:
+            sender.close()
+
+
+@pytest.mark.parametrize(
+    ("rpc", "message"),
+    [
+        (STREAM, request().SerializeToString()),
+        (REFLECTION, reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()),
+    ],
+    ids=["inferences", "reflection"],
+)
+def test_an_idle_stream_gives_its_place_to_a_new_one(rpc: str, message: bytes) -> None:
+    limits = {"grpc_max_streams": 16, "grpc_stream_silence_s": 0.3, "grpc_small_silence_s": 0.3}
+    with Rig(max_caller_share=1, head_timeout_s=300, **limits) as rig:
+        senders = [Sender() for _ in range(16)]
+        open_stream = rig.client.channel.stream_stream(rpc)
+        idle = [open_stream(iter(sender), timeout=WATCHDOG_S) for sender in senders]
+        for sender, call in zip(senders, idle, strict=True):
+            sender.send(message)
+            assert next(call)
+        time.sleep(0.5)
+        (late,) = open_stream(iter([message]), timeout=WATCHDOG_S)
+        assert late
+        wait_until(lambda: any(call.done() for call in idle), "one has ended")
+        assert sum(call.done() for call in idle) == 1
+        assert sum(call.done() for call in idle) == 1
+        for sender, call in zip(senders, idle, strict=True):
+            call.cancel()
+            sender.close()
+
+
+def test_a_stream_that_is_idle_for_very_long_ends() -> None:
+    with Rig(grpc_stream_idle_s=0.3) as rig:
+        sender = Sender()
+        call = rig.client.stream(sender)
+        sender.send(request())
+        assert next(call).infer_response.outputs
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        sender.close()
+
+
+class Call:
+    """As the book sees one."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def peer(self) -> str:
+        return "somebody"
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def test_the_longest_silent_give_way_first_and_only_beyond_the_grace() -> None:
+    silent = SilentCalls(5.0)
+    calls = [Call() for _ in range(3)]
+    for call in calls:
+        silent.wait(call, 60.0)
+    now = time.monotonic()
+    assert silent.end_overdue(now + 4.0, wanted=3) == 0
+    assert silent.end_overdue(now + 6.0, wanted=2) == 2
+    assert [call.cancelled for call in calls] == [True, True, False]
+    assert silent.end_overdue(now + 61.0, wanted=0) == 1
+    assert len(silent) == 0
+
+
+def test_a_stream_that_works_is_not_silent() -> None:
+    silent = SilentCalls(5.0)
+    seen: list[int] = []
+
+    def messages() -> Iterator[bytes]:
+        seen.append(len(silent))
+        yield b"1"
+        with awaited.working():
+            seen.append(len(silent))
+        seen.append(len(silent))
+
+    awaited = AwaitedRequests(messages(), Call(), silent, 60.0)
+    assert [*awaited] == [b"1"]
+    assert (seen, len(silent)) == ([1, 0, 1], 0)
+
+
+class Event:
+    """What grpcio hands a pool beside the function."""
+
+    def __init__(self, peer: str) -> None:
+        self.call = self
+        self._peer = peer
+
+    def peer(self) -> bytes:
+        return self._peer.encode()
+
+
+def test_connections_take_turns() -> None:
+    refusals = Refusals()
+    pool = BoundedPool("p", PoolSize(1, 100), refusals, "full")
+    gate, order = threading.Event(), []
+
+    def run(_: object, event: Event) -> None:
+        check_admitted()
+        assert gate.wait(WATCHDOG_S)
+        order.append(event.peer().decode())
+
+    first = pool.submit(run, None, Event("ipv4:1:1"))
+    rest = [pool.submit(run, None, Event(f"ipv4:1:{n}")) for n in (1, 1, 1, 2, 2, 3)]
+    gate.set()
+    for future in (first, *rest):
+        future.result(WATCHDOG_S)
+    wait_until(lambda: pool.count == 0, "all places are free")
+    assert [peer[-1] for peer in order] == ["1", "1", "2", "3", "1", "2", "1"]
+    pool.shutdown()
+    refusals.shutdown()
+
+
+def test_what_waits_when_a_pool_closes_is_cancelled() -> None:
+    refusals = Refusals()
+    pool = BoundedPool("p", PoolSize(1, 2), refusals, "full")
+    gate = threading.Event()
+    running = pool.submit(gate.wait, WATCHDOG_S)
+    waiting = pool.submit(gate.wait, WATCHDOG_S)
+    refused = pool.submit(check_admitted)
+    with pytest.raises(ResourceExhausted, match="full"):
+        refused.result(WATCHDOG_S)
+    pool.shutdown(wait=False, cancel_futures=True)
+    gate.set()
+    assert running.result(WATCHDOG_S)
+    assert waiting.cancelled()
+    refusals.shutdown()

@@ -1,0 +1,97 @@
+"""The heap that bodies may take: of one request, and of all together."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmserve.config import Settings
+from shmserve.errors import TooLarge, Unavailable
+from shmserve.frontends.http.routes.body_reader import PieceReader, open_body
+from shmserve.frontends.http.routes.heap_budget import (
+    BUDGET,
+    FREE,
+    JSON_COST,
+    BodyHeap,
+    HeapBudget,
+)
+from tests.unit.http_client import INFER, Body, Client, as_json, error_of
+
+SIZE = 3 << 20
+
+
+def gzipped(text: bytes) -> tuple[bytes, dict[str, str]]:
+    return gzip.compress(text), {"Content-Encoding": "gzip"}
+
+
+@pytest.mark.parametrize("form", ["plain json", "inflated json", "inflated raw"])
+def test_a_body_beyond_the_budget_is_refused_and_leaves_nothing(form: str) -> None:
+    client = Client(Settings(max_heap_bytes=1 << 20))
+    text, headers = b" " * SIZE, {}
+    if form != "plain json":
+        text, headers = gzipped(text)
+    if form == "inflated raw":
+        headers["Inference-Header-Content-Length"] = "0"
+    answer = client.ask("POST", INFER, text, headers)
+    assert "max_heap_bytes" in error_of(answer, 413)
+    del answer
+    assert BUDGET.used == 0
+
+
+def test_a_request_gives_back_what_it_took() -> None:
+    client = Client(Settings())
+    seen: list[int] = []
+    model = client.dispatcher.functions["identity"]
+
+    def look(given: Any) -> Any:
+        seen.append(BUDGET.used)
+        return model(given)
+
+    client.dispatcher.functions["identity"] = look
+    values = np.zeros(1 << 20, np.float32).tolist()
+    body, headers = gzipped(json.dumps({"inputs": [as_json(values)]}).encode())
+    gc.disable()  # what is given back is, at once
+    try:
+        answer = client.ask("POST", INFER, body, headers)
+        assert answer.status == 200
+        del answer
+        assert BUDGET.used == 0
+    finally:
+        gc.enable()
+    assert seen[0] > FREE * JSON_COST
+
+
+def test_what_others_have_is_not_there_and_comes_back() -> None:
+    budget, limits = HeapBudget(), Settings(max_heap_bytes=100)
+    first: dict[str, Any] = {}
+    BodyHeap(first, limits, budget).take(60)
+    with pytest.raises(Unavailable, match="max_heap_bytes"):
+        BodyHeap({}, limits, budget).take(60)
+    with pytest.raises(TooLarge, match="max_heap_bytes"):
+        BodyHeap({}, limits, budget).take(101)
+    BodyHeap(first, limits, budget).take(40)
+    first.clear()
+    assert budget.used == 0
+
+
+def test_small_bodies_are_free() -> None:
+    budget = HeapBudget()
+    heap = BodyHeap({}, Settings(), budget)
+    reader = PieceReader(iter([bytes(FREE)]), 2 * FREE, heap=heap)
+    assert len(reader.read_rest(FREE)) == FREE
+    assert budget.used == 0
+
+
+def test_what_was_announced_takes_nothing_before_it_comes() -> None:
+    body = bytes(2 << 20)
+    environ = {"wsgi.input": Body(body), "CONTENT_LENGTH": str(1 << 30)}
+    reader = open_body(environ, Settings(max_heap_bytes=JSON_COST * len(body)))
+    with pytest.raises(Exception, match="ended early"):
+        reader.read_rest(1 << 30)
+    environ.clear()
+    assert BUDGET.used == 0
