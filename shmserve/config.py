@@ -112,6 +112,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # Sequences that one instance of a model with sequence_batching knows; others may not begin
     max_sequences: Annotated[int, Meta(ge=1, le=2048)] = 1024
     stream_credit: Annotated[int, Meta(ge=1, le=1024)] = 16  # answers a stream may run ahead
+    max_model_calls: Positive = 256  # calls of one instance to other models that run at a time
+    max_call_depth: Positive = 8  # models that call each other on behalf of one request
 
     # Deadlines
     head_timeout_s: Seconds = 10.0  # from the first byte of a head to its end

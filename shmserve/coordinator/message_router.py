@@ -110,7 +110,7 @@ class MessageRouter:
                 effects = self._stats(process, role, message, now)
             case ((link.Started() | link.Exited() | link.Drain()), "supervisor"):
                 effects = self._from_supervisor(message, now)
-            case _, ("http" | "grpc"):
+            case _, ("http" | "grpc" | "model"):
                 self._from_frontend(process, message)
             case _:
                 raise _out_of_place(message, role)

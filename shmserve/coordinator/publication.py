@@ -59,5 +59,5 @@ class Publication(Struct):
             )
         )
         for process in self._reconciler.processes.values():
-            if process.role in ("http", "grpc"):
+            if process.role in ("http", "grpc", "model"):
                 self._send(process.name, RegistryChanged())

@@ -20,6 +20,7 @@ from shmserve.errors import (
     ProtocolViolation,
     ShmserveError,
     TooLarge,
+    Unavailable,
 )
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import (
@@ -114,7 +115,7 @@ class Attempt:
             DeadlineExceeded, Cancelled: it was abandoned.
         """
         executors, message, entry = self._executors, self._message, self._entry
-        tried: set[str] = set()
+        tried = _blocked(entry, message) if message.callers else set[str]()
         runs = 0
         while True:
             pool, connection, entry = executors.connect(entry, tried, message)
@@ -261,6 +262,23 @@ class Attempt:
         inputs = [tensor.at for tensor in self._message.inputs]
         leases = [(at.slot, at.generation) for at in inputs if isinstance(at, Descriptor)]
         self._executors.orphans.keep(pool, connection, self._message.request, leases)
+
+
+def _blocked(entry: ModelEntry, message: Execute) -> set[str]:
+    """Executors that can only run the request once it has been answered.
+
+    Raises:
+        Unavailable: there is no other one.
+    """
+    blocked = {caller.process for caller in message.callers if caller.blocked}
+    instances = [instance.process for instance in entry.instances]
+    if instances and blocked.issuperset(instances):
+        way = " -> ".join([*(caller.model for caller in message.callers), entry.spec.name])
+        raise Unavailable(
+            f"model '{entry.spec.name}' cannot be called: all its instances wait for this very"
+            f" call ({way})"
+        )
+    return blocked
 
 
 def _regions_of(message: Execute) -> set[int]:

@@ -36,6 +36,7 @@ from shmserve.protocol.control.data_messages import (
     Execute,
     RegionRef,
     WireTensor,
+    leases,
 )
 from shmserve.shm.arena import ArenaMemory
 
@@ -202,6 +203,7 @@ class Call:
             self._deadline_ns,
             places=options.places,
             credit=credit,
+            callers=options.callers,
         )
         overdue = f"model '{self.entry.spec.name}' gave no answer within {self._timeout_s:g} s"
         self._attempt = Attempt(
@@ -250,6 +252,30 @@ class Call:
             if len(view) != at.nbytes:
                 raise ProtocolViolation("an output reaches outside of the input it aliases")
         return OutputTensor(tensor.name, tensor.datatype, tensor.shape, view)
+
+    def lend(self) -> Callable[[], None]:
+        """Keep the outputs of the latest answer readable when the call goes on or is closed.
+
+        What is returned gives them back; it is called once, from any thread.
+        """
+        memory, pool, outputs = self._memory, self._pool, self._answer.outputs
+        lent = leases(outputs)
+        nbytes = sum(t.at.nbytes for t in outputs if t.alias < 0)
+        for lease in lent:
+            self._held.remove(lease)
+        self._held_bytes -= nbytes
+        own = [self._slots[tensor.alias] for tensor in outputs if tensor.alias >= 0]
+        for slot in own:
+            memory.lease(slot)
+        numbers = [(slot.number, slot.generation) for slot in own]
+
+        def give_back() -> None:
+            if pool is not None and lent:
+                pool.release(lent, nbytes)
+            for number, generation in numbers:
+                memory.release(number, generation)
+
+        return give_back
 
     def close(self) -> None:
         """Give every slot back. Idempotent; views of outputs are void afterwards."""

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from shmserve import config, ids
@@ -48,9 +49,14 @@ _STARTING_S = 0.05  # until the first segment is there
 
 
 class Dispatcher:
-    """Start it after fork; one per process."""
+    """Start it after fork; one per process. `settle` is called about once a second."""
 
-    def __init__(self, settings: Settings, role: str = "http") -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        role: str = "http",
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
         self.settings = settings
         self.process = ids.new_process_id(role, os.getpid())
         run_dir = config.run_dir(settings)
@@ -80,6 +86,7 @@ class Dispatcher:
             settings,
             itertools.count(1).__next__,
         )
+        self._settle = settle
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._maintain, name="maintenance", daemon=True)
 
@@ -162,6 +169,7 @@ class Dispatcher:
             try:
                 prepared = prepared or self._prepare()
                 self.orphans.poll(_MAINTENANCE_S if prepared else _STARTING_S)
+                self._settle()
                 self.executors.flush()
                 self.executors.prune()
                 self.memory.trim(self.settings.segment_idle_s)

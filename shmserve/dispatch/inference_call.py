@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from shmserve.dispatch.outcome import Outcome
@@ -59,6 +59,11 @@ class InferenceCall(Protocol):
     def cancel(self) -> None:
         """Make `execute` or `stream` raise `Cancelled` at once; for any other thread, at any
         time, also before and after. Only for calls that were made `cancellable`."""
+        ...
+
+    def lend(self) -> Callable[[], None]:
+        """Keep the outputs of the latest answer readable when the call goes on or is closed,
+        until what is returned is called: once, from any thread."""
         ...
 
     def close(self) -> None: ...

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from shmserve.errors import ShmserveError
-from shmserve.protocol.control.data_messages import OutputPlace, Parameter
+from shmserve.protocol.control.data_messages import CallingModel, OutputPlace, Parameter
 
 
 class RunOptions(Struct, frozen=True):
@@ -20,6 +20,7 @@ class RunOptions(Struct, frozen=True):
         places: where outputs go that the client wants in its own memory.
         on_wait: called about once a second while nothing comes; when it returns False nobody
             wants the answer any more.
+        callers: models that wait for the answer, if it is a model that asks.
     """
 
     request_id: str = ""
@@ -28,6 +29,7 @@ class RunOptions(Struct, frozen=True):
     places: tuple[OutputPlace, ...] = ()
     on_wait: Callable[[], bool] | None = None
     timeout_s: float | None = None
+    callers: tuple[CallingModel, ...] = ()
 
 
 NO_OPTIONS = RunOptions()

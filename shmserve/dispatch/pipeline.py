@@ -152,7 +152,7 @@ class PipelineCall:
         names = tuple(joint.output for joint in self._steps.joints[index])
         streaming = {f"{form}_streaming" for form in extensions.names(extensions.NATIVE_REQUESTS)}
         own = {k: v for k, v in whole.parameters.items() if k not in streaming}
-        return RunOptions(whole.request_id, names, own, (), whole.on_wait, timeout_s)
+        return RunOptions(whole.request_id, names, own, (), whole.on_wait, timeout_s, whole.callers)
 
     def execute(self) -> Outcome:
         """As `Call.execute`; an error of any model is the pipeline's."""
@@ -247,6 +247,10 @@ class PipelineCall:
         for call in list(self._calls):
             call.cancel()
 
+    def lend(self) -> Callable[[], None]:
+        """As `Call.lend`, of the last model."""
+        return self._calls[-1].lend()
+
     def close(self) -> None:
         """Give every slot back, those of the last model first."""
         self._count_copies()
@@ -322,6 +326,8 @@ class PipelineDispatcher(Dispatcher):
         return StepCall(self._plane, self._forwarding, entry, options, cancellable)
 
 
-def open_dispatcher(settings: Settings, role: str = "http") -> Dispatcher:
-    """The dispatcher of a frontend process; start it after the fork."""
-    return (PipelineDispatcher if settings.pipelines else Dispatcher)(settings, role)
+def open_dispatcher(
+    settings: Settings, role: str = "http", settle: Callable[[], None] = lambda: None
+) -> Dispatcher:
+    """The dispatcher of a process, as `Dispatcher` describes it; start it after the fork."""
+    return (PipelineDispatcher if settings.pipelines else Dispatcher)(settings, role, settle)

@@ -32,6 +32,7 @@ from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.request_loop import RequestLoop
 from shmserve.executor.loop.sequence_loop import SequenceLoop
 from shmserve.executor.loop.stream_loop import StreamLoop
+from shmserve.executor.model_calls import ModelCalls
 from shmserve.executor.monitor import app_monitor
 from shmserve.executor.sequences.sequence_backend import SequenceBackend
 from shmserve.executor.tensors.mapped_regions import ClientRegions
@@ -93,6 +94,7 @@ class Executor:
             self.link, lambda: epoch, self.link.arena_bytes, mappings=mappings
         )
         self.status = StatusPage(epoch)
+        self.calls = ModelCalls(settings, instance.spec.name, process)
 
     def run(self) -> int:
         """Load, serve, stop; the exit status."""
@@ -109,6 +111,7 @@ class Executor:
         finally:
             if loaded is not None:
                 loaded[0].close()
+            self.calls.close()
             self.link.close()
             try:
                 os.unlink(os.path.join(self.run_dir, self.endpoint))
@@ -119,7 +122,7 @@ class Executor:
     def _load(self) -> tuple[Backend, ModelSpec]:
         started = time.monotonic()
         try:
-            backend, spec = model_loading.load(self.instance, self.devices)
+            backend, spec = model_loading.load(self.instance, self.devices, self.calls)
         except Exception as ex:
             raise from_load(ex, log, self.instance.name) from ex
         log.info("loaded in %.2f s", time.monotonic() - started)

@@ -15,7 +15,8 @@ import numpy as np
 from msgspec import Struct
 
 from shmserve.errors import ShmserveError
-from shmserve.protocol.control.data_messages import Parameter
+from shmserve.executor.calling import NO_MODELS, OtherModels
+from shmserve.protocol.control.data_messages import CallingModel, Parameter
 from shmserve.tensor.spec import ModelSpec
 
 CPU = "cpu"
@@ -94,6 +95,7 @@ class Request(Protocol):
     parameters: dict[str, Parameter]
     requested: tuple[str, ...]  # names of the wanted outputs, never empty
     deadline_ns: int  # CLOCK_MONOTONIC, 0: none
+    callers: tuple[CallingModel, ...]  # models that wait for the answer
     responses: Responses | None  # of decoupled models; None: the answer is returned
 
     @property
@@ -153,6 +155,7 @@ class Context(Struct, frozen=True):
     instance: str  # e.g. "digits/1/0"
     device: str  # "cpu" or "cuda:0": numbered as CUDA numbers them in this process
     auto: bool = False  # what cannot use the device may run on the CPU instead
+    models: OtherModels = NO_MODELS  # what the server serves besides
 
     @property
     def xp(self) -> Any:

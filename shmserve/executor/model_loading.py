@@ -9,6 +9,7 @@ import msgspec
 from shmserve.errors import ConfigError
 from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context
+from shmserve.executor.calling import NO_MODELS, OtherModels
 from shmserve.executor.devices import Devices
 from shmserve.executor.sequences import sequence_backend
 from shmserve.executor.warmup import warm_up
@@ -18,14 +19,16 @@ from shmserve.tensor.spec import ModelSpec
 log = logging.getLogger(__name__)
 
 
-def load(instance: Instance, devices: Devices) -> tuple[Backend, ModelSpec]:
+def load(
+    instance: Instance, devices: Devices, models: OtherModels = NO_MODELS
+) -> tuple[Backend, ModelSpec]:
     """A loaded and warmed-up backend, and the completed spec.
 
     Raises:
         Exception: what went wrong; nothing is left behind then.
     """
     backend = backends.create(instance.spec)
-    context = _context(instance, devices, backend.chooses_device)
+    context = _context(instance, devices, models, backend.chooses_device)
     backend, spec = sequence_backend.load(backend, context)
     try:
         if backend.device == CPU:  # if it was to be on a GPU, it cannot use that
@@ -43,12 +46,14 @@ def load(instance: Instance, devices: Devices) -> tuple[Backend, ModelSpec]:
     return backend, spec
 
 
-def _context(instance: Instance, devices: Devices, backend_chooses: bool) -> Context:
+def _context(
+    instance: Instance, devices: Devices, models: OtherModels, backend_chooses: bool
+) -> Context:
     """What the backend is told. Unless it chooses the device itself, that is opened before a
     model's own code runs, so that it is the one that CuPy and torch use without being told."""
     spec = instance.spec
     device = CPU if devices.ordinal is None else f"cuda:{devices.ordinal}"
-    context = Context(spec, instance.directory, instance.name, device, instance.auto)
+    context = Context(spec, instance.directory, instance.name, device, instance.auto, models)
     if devices.ordinal is None or backend_chooses:
         return context
     try:

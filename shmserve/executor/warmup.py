@@ -14,7 +14,7 @@ import numpy as np
 from shmserve.errors import ConfigError, Internal, InvalidArgument, ShmserveError
 from shmserve.executor.backend import Backend, Context, Response, Responses
 from shmserve.executor.tensors.memory_input import MemoryInput
-from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.control.data_messages import CallingModel, Parameter
 from shmserve.protocol.triton_config import model_config
 from shmserve.protocol.triton_config.warmup_samples import WarmupInput, WarmupSample
 from shmserve.repository import folder_reader
@@ -61,6 +61,7 @@ class _WarmupRequest:
 
     cancelled = False
     deadline_ns = 0
+    callers: tuple[CallingModel, ...] = ()
     responses: Responses | None
 
     def __init__(

@@ -17,9 +17,10 @@ from shmserve.cuda import runtime
 from shmserve.errors import Internal, ProtocolViolation, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context, Output, Response, Responses
+from shmserve.executor.calling import NO_MODELS, OtherModels
 from shmserve.executor.sequences import sequence_backend
 from shmserve.executor.warmup import warm_up
-from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.control.data_messages import CallingModel, Parameter
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
 from shmserve.tensor.spec import ModelSpec
 
@@ -131,6 +132,7 @@ class FakeBackendRequest:
         }
         self.requested = requested
         self.deadline_ns = 0
+        self.callers: tuple[CallingModel, ...] = ()
         self.cancelled = False
         self.responses = responses
         self.offered: dict[str, Any] = {}
@@ -145,12 +147,15 @@ class FakeBackendRequest:
         return self.offered[name]
 
 
-def load(directory: str, device: str = CPU, auto: bool = False) -> tuple[Backend, ModelSpec]:
+def load(
+    directory: str, device: str = CPU, auto: bool = False, models: OtherModels = NO_MODELS
+) -> tuple[Backend, ModelSpec]:
     """Load the newest version of a model's folder as an executor of an instance on `device`
-    would; `auto` as in `Context`."""
+    would; `auto` and `models` as in `Context`."""
     folder = repository.read_folder(directory)
     spec = folder.specs[-1]
-    context = Context(spec, folder.directory, f"{spec.name}/{spec.version}/0", device, auto)
+    instance = f"{spec.name}/{spec.version}/0"
+    context = Context(spec, folder.directory, instance, device, auto, models)
     ordinal = ordinal_of(device)
     if ordinal is not None:
         runtime.cupy().cuda.Device(ordinal).use()

@@ -148,6 +148,10 @@ class FakeCall:
     def cancel(self) -> None:
         self.cancelled = True
 
+    def lend(self) -> Callable[[], None]:
+        """Its outputs are ordinary memory: there is nothing to give back."""
+        return lambda: None
+
     def close(self) -> None:
         self.closed += 1
 

@@ -13,6 +13,7 @@ import pytest
 
 from shmserve.errors import Code, Internal, ResourceExhausted, ShmserveError
 from shmserve.executor.backend import Context
+from shmserve.executor.call_tensors import CallInput
 from shmserve.testing.backend_runner import (
     FakeBackendRequest,
     arrays,
@@ -22,6 +23,7 @@ from shmserve.testing.backend_runner import (
     load,
 )
 from shmserve.testing.model_files import X_TO_Y, Make, model_maker, native
+from tests.unit.executor.called_models import FakeOtherModels, answer
 
 X = np.arange(4, dtype=np.float32)
 GPU = "cuda:0"
@@ -318,6 +320,20 @@ def test_torchs_words_for_it(make: Make, cupy: Any, kind: str, text: str, told: 
     error = failure(ask(backend, spec, ("Y",), X=X))
     assert error.message == f"CUDA device 0 {told}"
     assert (error.code is Code.RESOURCE_EXHAUSTED) == (told == NO_MEMORY)
+
+
+def test_a_device_array_is_an_input_of_a_call(make: Make, cupy: Any) -> None:
+    models = FakeOtherModels(answer(5))
+    body = "return {'Y': request.call('other', {'A': request.input('X') * 2})['Y']}"
+    backend, spec = load(make(on_device(body)), GPU, models=models)
+    assert arrays(ask(backend, spec, ("Y",), X=X))["Y"].tolist() == [5]
+    [tensor] = models.asked[0].inputs
+    assert isinstance(tensor.array, cupy.ndarray)
+    content = bytearray(X.nbytes)
+    call_input = CallInput(tensor)
+    assert (call_input.nbytes, call_input.shape) == (X.nbytes, X.shape)
+    call_input.fill(memoryview(content))
+    assert np.frombuffer(content, X.dtype).tolist() == (X * 2).tolist()
 
 
 def test_without_cupy_the_arrays_module_says_what_is_missing(

@@ -197,6 +197,7 @@ class Rig:
         self.run_dir = run_dir
         self.coordinator = Coordinator(run_dir, budget)
         self.executors: list[ThreadExecutor] = []
+        self.models: dict[str, dict[str, ModelEntry]] = {}
         self._names = (f"x{number}" for number in itertools.count())
         self.writer = RegistryWriter(str(run_dir), "cafe0123")
         self.settings = msgspec.convert(
@@ -206,16 +207,16 @@ class Rig:
         self.dispatcher.start()
 
     def serve(self, *models: Model, spec: ModelSpec = SPEC) -> ModelEntry:
-        """One executor per model function; published as instances of one model."""
+        """One executor per model function; published as instances of one model, beside those of
+        other names."""
         started = [
             ThreadExecutor(self.run_dir, next(self._names), model, spec, self.settings.max_streams)
             for model in models
         ]
         self.executors += started
         entry = ModelEntry(spec, ModelState.READY, tuple(e.instance for e in started))
-        self.writer.publish(
-            Snapshot("cafe0123", 0, models={spec.name: {spec.version: entry}}, complete=True)
-        )
+        self.models[spec.name] = {spec.version: entry}
+        self.writer.publish(Snapshot("cafe0123", 0, models=self.models, complete=True))
         return entry
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ from shmserve.core.control.rollout import in_words
 from shmserve.errors import Code
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.model_messages import LoadModel, ModelAnswer, UnloadModel
+from shmserve.protocol.oip.load_request import NOT_EXPLICIT
 from shmserve.transport import rundir
 
 _log = logging.getLogger(__name__)
@@ -37,7 +38,6 @@ _WAITING = 64  # requests for one model, and models with requests
 _MODELS = 1024
 _SWEEP_S = 10.0
 _TOO_MANY = "too many requests to load models wait"
-NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 
 Refusal = tuple[str, str]  # code and text
 Perform = Callable[[list[Effect]], None]

@@ -91,7 +91,7 @@ class Introspection:
                 self.counters.stored(process, message.owners, fds, message.more)
                 self._report(now)
                 return True
-            case CounterPage(), ("http" | "grpc" | "executor"):
+            case CounterPage(), ("http" | "grpc" | "model" | "executor"):
                 instance = (message.model, message.version, message.instance)
                 owner = PageOwner(process, role, self._reconciler.processes[process].pid, *instance)
                 self.counters.arrived(owner, message, fds, supervisor)

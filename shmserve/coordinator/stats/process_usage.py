@@ -22,6 +22,9 @@ class UsageSample(NamedTuple):
 _NONE = UsageSample("", 0.0, 0)
 
 
+_OTHERS = ("cli", "model")  # that only look in, and that are a part of an executor
+
+
 class ProcessUsage:
     """All processes with a link, and the coordinator itself."""
 
@@ -34,8 +37,8 @@ class ProcessUsage:
         self._uses: dict[int, UsageSample] = {}
 
     def look(self, reconciler: Reconciler, now: float) -> None:
-        roles = {record.pid: record.role for record in reconciler.processes.values()}
-        roles = {pid: role for pid, role in roles.items() if role != "cli"}
+        records = reconciler.processes.values()
+        roles = {record.pid: record.role for record in records if record.role not in _OTHERS}
         roles[os.getpid()] = "coordinator"
         read = {pid: usage.of_process(pid) for pid in roles}
         used_by_pid = {pid: used for pid, used in read.items() if used is not None}
@@ -74,7 +77,7 @@ class ProcessUsage:
         rows = [
             (record.role, record.instance, now - record.since, record.pid)
             for record in reconciler.processes.values()
-            if record.role != "cli"
+            if record.role not in _OTHERS
         ]
         rows.append(("coordinator", "", now - self._since, os.getpid()))
         return tuple(

@@ -74,6 +74,13 @@ def from_exception(
     return from_cuda(ex, purpose) or ModelFailure(describe(ex), code)
 
 
+def without_frames(error: ShmserveError) -> ShmserveError:
+    """The error without the frames it was raised through: those would have it, if it becomes a
+    response, and it them, and they the views of the request's inputs."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
 def from_load(ex: BaseException, log: logging.Logger, instance: str) -> ShmserveError:
     """As `from_exception`, of what was raised while an instance was loaded."""
     return from_exception(ex, log, f"loading {instance} failed", purpose="model")

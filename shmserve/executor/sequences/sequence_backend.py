@@ -62,6 +62,7 @@ class SequenceRequest:
         self.id = request.id
         self.parameters = request.parameters
         self.deadline_ns = request.deadline_ns
+        self.callers = request.callers
         self.inputs: dict[str, InputTensor] = {**request.inputs, **added}
         self.requested = (
             *request.requested,
@@ -106,6 +107,7 @@ class StackedRequest(SequenceRequest):
         self._all = requests
         self.parameters = {}
         self.deadline_ns = 0
+        self.callers = tuple(dict.fromkeys(c for r in requests for c in r.callers))
 
     @property
     def cancelled(self) -> bool:

@@ -74,6 +74,7 @@ class GatheredBatch:
         self._workspace = workspace
         self._memory = workspace.memory
         self._first = messages[0]
+        self._callers = tuple(dict.fromkeys(c for m in messages for c in m.callers))
         self._slots: list[Slot] = []
         self._inputs: dict[str, Input] = {}
         self._filled = [0] * len(self._first.inputs)  # bytes
@@ -115,7 +116,9 @@ class GatheredBatch:
             view = slot.view[:nbytes].toreadonly()
             name = self._workspace.spec.name
             self._inputs[like.name] = Input(tensor, view, name, self._workspace.devices)
-        message = msgspec.structs.replace(first, parameters={}, places=(), deadline_ns=0)
+        message = msgspec.structs.replace(
+            first, parameters={}, places=(), deadline_ns=0, callers=self._callers
+        )
         self._request = ExecutorRequest(self._workspace, message, {**self._inputs}, watch)
         return self._request
 

@@ -31,6 +31,7 @@ class ExecutorRequest:
 
     __slots__ = (
         "_watch",
+        "callers",
         "deadline_ns",
         "id",
         "inputs",
@@ -54,6 +55,7 @@ class ExecutorRequest:
         self.id = message.id
         self.parameters: dict[str, Parameter] = message.parameters
         self.deadline_ns = message.deadline_ns
+        self.callers = message.callers
         self.inputs = inputs
         self.requested = message.outputs or workspace.outputs
         self.responses = responses

@@ -6,19 +6,13 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from shmserve import ids
 from shmserve.config import Settings
 from shmserve.core.regions.region_book import Caller
-from shmserve.errors import InvalidArgument, TooLarge, Unavailable, Unimplemented
+from shmserve.errors import Unimplemented
 from shmserve.frontends.access import Access
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.control.data_messages import Parameter
-
-NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
-_FILE = "file:"
-_LONGEST_PATH = 1024
-_DEEPEST = 8
-_MAX_CONFIG = 1 << 20
+from shmserve.protocol.oip import load_request
 
 
 class IndexRow(Struct, frozen=True, omit_defaults=True):
@@ -75,10 +69,10 @@ class Repository:
         Raises:
             ShmserveError: it was refused, or the model cannot be loaded.
         """
-        self._check(name)
+        load_request.check_name(name, self._settings)
         if parameters and not self._access.open_to_all("send models"):
             self._access.check("send models", caller())
-        config, files = self._overrides(name, parameters)
+        config, files = load_request.overrides(name, parameters, self._settings)
         self._dispatcher.coordinator.load_model(name, config, files)
 
     def unload(self, name: str) -> None:
@@ -87,58 +81,8 @@ class Repository:
         Raises:
             ShmserveError: it was refused.
         """
-        self._check(name)
+        load_request.check_name(name, self._settings)
         self._dispatcher.coordinator.unload_model(name)
-
-    def _check(self, name: str) -> None:
-        if self._settings.model_control != "explicit":
-            raise Unavailable(NOT_EXPLICIT)
-        if not name.strip():
-            raise InvalidArgument(
-                "Model name cannot be empty. Please enter a valid name to deploy."
-            )
-        if not ids.is_model_name(name):
-            shown = ascii(name[:64])[1:-1]
-            raise InvalidArgument(
-                f"invalid model name '{shown}', model name must not contain path traversal"
-                " characters: it is made of letters, digits and _ . + -"
-            )
-
-    def _overrides(
-        self, name: str, parameters: Mapping[str, Parameter | bytes]
-    ) -> tuple[str | None, dict[str, bytes]]:
-        config: str | None = None
-        files: dict[str, bytes] = {}
-        for key, value in parameters.items():
-            if key == "config":
-                if not isinstance(value, str):
-                    raise InvalidArgument("parameter 'config' must be a string of JSON")
-                config = value
-            elif key.startswith(_FILE):
-                if not isinstance(value, bytes):
-                    raise InvalidArgument(f"parameter '{_shown(key)}' must be the file's content")
-                files[_path(key)] = value
-            else:
-                raise InvalidArgument(
-                    f"unexpected parameter '{_shown(key)}': 'config' and 'file:<path>' are known"
-                )
-        if files and config is None:
-            raise InvalidArgument(
-                f"failed to load '{name}', override model directory requires its configuration:"
-                " parameter 'config' is missing"
-            )
-        self._check_sizes(config or "", files)
-        return config, files
-
-    def _check_sizes(self, config: str, files: dict[str, bytes]) -> None:
-        if len(config) > _MAX_CONFIG:
-            raise TooLarge(f"parameter 'config' has more than {_MAX_CONFIG} characters")
-        most = self._settings.max_override_files
-        if len(files) > most:
-            raise TooLarge(f"more than {most} files (max_override_files)")
-        limit = self._settings.max_override_bytes
-        if sum(map(len, files.values())) > limit:
-            raise TooLarge(f"the files have more than {limit} bytes (max_override_bytes)")
 
 
 def refuse_repository(name: str) -> None:
@@ -149,22 +93,3 @@ def refuse_repository(name: str) -> None:
     """
     if name:
         raise Unimplemented("'repository_name' specification is not supported")
-
-
-def _path(key: str) -> str:
-    """The relative path a file override names, if it cannot lead out of the model's folder."""
-    path = key.removeprefix(_FILE)
-    parts = path.split("/")
-    fine = len(path) <= _LONGEST_PATH and len(parts) <= _DEEPEST and path.isprintable()
-    for part in parts:
-        fine = fine and part not in ("", ".", "..") and len(part.encode()) <= 255
-    if not fine or "\\" in path:
-        raise InvalidArgument(
-            f"Invalid file path '{_shown(key)}': the path of a file must be relative and stay"
-            " inside the model's folder"
-        )
-    return path
-
-
-def _shown(key: str) -> str:
-    return ascii(key[:100])[1:-1]

@@ -64,6 +64,21 @@ class OutputPlace(Struct, frozen=True, array_like=True, gc=False):
     at: RegionRef
 
 
+class CallingModel(Struct, frozen=True, array_like=True, gc=False):
+    """A model that has asked for a request, and waits for its answer.
+
+    Attributes:
+        process: the executor that runs it.
+        depth: how many models there are from the client's request on, this one included.
+        blocked: that executor runs nothing else before it has the answer.
+    """
+
+    model: str
+    process: str
+    depth: int
+    blocked: bool
+
+
 class Execute(Message, frozen=True):
     """Run one request. Times are CLOCK_MONOTONIC nanoseconds (0: no deadline)."""
 
@@ -79,6 +94,7 @@ class Execute(Message, frozen=True):
     dropped: tuple[int, ...] = ()  # segments of the sender that are no more
     places: tuple[OutputPlace, ...] = ()  # outputs that go into client memory
     credit: int = 0  # how many answers of a stream may be on their way; 0: one answer only
+    callers: tuple[CallingModel, ...] = ()  # models that wait for the answer, the first one first
 
 
 class Cancel(Message, frozen=True):

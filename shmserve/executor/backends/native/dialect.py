@@ -41,13 +41,17 @@ What is returned may also be anything on a GPU with `__dlpack__` or `__cuda_arra
 such as a torch tensor. Work goes to the device's default stream, where CuPy and torch work
 unless they are told otherwise; what is begun need not be waited for.
 
+A model calls others of this server by
+
+        answer = request.call("other", {"X": x})            # {"Y": array, ...}
+
 Extensions may give models other requests than those with tensors (`request_forms`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,11 +60,13 @@ from msgspec import UNSET
 from shmserve.errors import ConfigError, Internal
 from shmserve.executor.backend import CPU, BatchForm, Context, Request, Response
 from shmserve.executor.backends.config_merge import with_own_tensors
-from shmserve.executor.backends.model_errors import from_exception
+from shmserve.executor.backends.model_errors import from_exception, without_frames
 from shmserve.executor.backends.native.instance_device import InstanceDevice
+from shmserve.executor.backends.native.other_models import CallOptions, all_answers, one_answer
 from shmserve.executor.backends.native.request_forms import RequestForm, form_of
 from shmserve.executor.backends.output_check import OutputCheck
 from shmserve.executor.backends.reshape import model_side
+from shmserve.executor.calling import NO_MODELS, OtherModels
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.triton_config import document
 from shmserve.tensor.dtypes import DATATYPES
@@ -72,15 +78,20 @@ _log = logging.getLogger(__name__)
 class NativeRequest:
     """One request as `Model.infer` sees it. Valid until `infer` returns."""
 
-    __slots__ = ("_check", "_device", "_offered", "_request")
+    __slots__ = ("_check", "_device", "_models", "_offered", "_request")
 
     def __init__(
-        self, request: Request, check: OutputCheck, device: InstanceDevice | None = None
+        self,
+        request: Request,
+        check: OutputCheck,
+        device: InstanceDevice | None = None,
+        models: OtherModels = NO_MODELS,
     ) -> None:
         """`device`: where the model wants its tensors; None: on the host."""
         self._request = request
         self._check = check
         self._device = device
+        self._models = models
         self._offered: dict[str, Any] = {}
 
     @property
@@ -122,6 +133,32 @@ class NativeRequest:
         if self._device is None or tensor.datatype == "BYTES":
             return tensor.numpy()
         return self._device.input(self._request, name)
+
+    def call(self, model: str, inputs: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+        """Have another model of this server work on arrays; its outputs by name. For any thread.
+
+        Args:
+            model: its name.
+            inputs: arrays by input; each is copied into shared memory once.
+            options: `outputs`, names of those wanted (all); `version` (the newest that is ready);
+                `parameters` of the request; `timeout_s` (what this request has left).
+
+        Returns:
+            Read-only numpy arrays on the called executor's memory, which is theirs until the last
+            array on it is collected; BYTES as object arrays of `bytes`.
+
+        Raises:
+            ShmserveError: the model's error, or why it could not be called. If the model does
+                not catch it, it is the answer to this request.
+        """
+        return one_answer(self._models, self._request, model, inputs, CallOptions(**options))
+
+    def call_stream(
+        self, model: str, inputs: Mapping[str, Any], **options: Any
+    ) -> Iterator[dict[str, Any]]:
+        """As `call`, but any number of answers, as they come: what decoupled models need. Leaving
+        the iterator cancels the rest; `timeout_s` is for each answer."""
+        return all_answers(self._models, self._request, model, inputs, CallOptions(**options))
 
     def answer(self, result: Any, partial: bool = False, first: bool = True) -> Response:
         """What the model gave, as a response (for the server, not for models).
@@ -202,6 +239,7 @@ class NativeDialect:
             raise ConfigError(f"model '{spec.name}': class Model has no method infer")
         document.require_complete(spec)
         self._check = OutputCheck(model_side(spec))
+        self._models = context.models
         form = form_of(spec)
         self._request = self._request_class(form)
         wants_device = getattr(self._kind, "device_tensors", False) and form is None
@@ -229,10 +267,10 @@ class NativeDialect:
             model.close()
 
     def _answer(self, request: Request) -> Response:
-        view = self._request(request, self._check, self._device)
+        view = self._request(request, self._check, self._device, self._models)
         try:
             result = self._infer(view)
             response: Response = view.answer(result)
         except (Exception, SystemExit) as ex:
-            return Response(error=from_exception(ex, _log, "infer failed"))
+            return Response(error=without_frames(from_exception(ex, _log, "infer failed")))
         return response

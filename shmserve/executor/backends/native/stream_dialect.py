@@ -32,7 +32,7 @@ class NativeStreamDialect(NativeDialect):
         return ()
 
     def _stream(self, request: Request) -> None:
-        view = self._request(request, self._check, self._device)
+        view = self._request(request, self._check, self._device, self._models)
         answers = self._model.infer(view)
         if isinstance(answers, Generator):
             for outputs in answers:

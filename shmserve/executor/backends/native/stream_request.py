@@ -30,6 +30,7 @@ from shmserve.executor.backend import Request, Response
 from shmserve.executor.backends.native.dialect import NativeRequest
 from shmserve.executor.backends.native.instance_device import InstanceDevice
 from shmserve.executor.backends.output_check import OutputCheck
+from shmserve.executor.calling import NO_MODELS, OtherModels
 
 
 class StreamRequest(NativeRequest):
@@ -38,9 +39,13 @@ class StreamRequest(NativeRequest):
     __slots__ = ("_first",)
 
     def __init__(
-        self, request: Request, check: OutputCheck, device: InstanceDevice | None = None
+        self,
+        request: Request,
+        check: OutputCheck,
+        device: InstanceDevice | None = None,
+        models: OtherModels = NO_MODELS,
     ) -> None:
-        super().__init__(request, check, device)
+        super().__init__(request, check, device, models)
         self._first = True
 
     def send(self, outputs: Any = None) -> None:

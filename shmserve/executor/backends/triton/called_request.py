@@ -1,4 +1,4 @@
-"""What a model builds to call another model: checked like Triton's, never run."""
+"""What a model builds to call another model, checked like Triton's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from typing import Any
 
 from msgspec import Struct
 
+from shmserve.executor.backends.triton.data_types import as_strings
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.backends.triton.tensor import Tensor
+from shmserve.executor.calling import CalledTensor, ModelCall
 from shmserve.protocol.control.data_messages import Parameter
+from shmserve.tensor.dtypes import from_numpy
+
+FLAG_SEQUENCE_START = 1
+FLAG_SEQUENCE_END = 2
 
 _KINDS = {
     "request_id": str,
@@ -62,6 +68,42 @@ class CalledRequest(Struct, frozen=True):
     def parameters(self) -> dict[str, Parameter]:
         own = self.own_parameters
         return {**own, "sequence_id": self.correlation_id, "timeout": self.timeout}
+
+    def call(self, decoupled: bool) -> ModelCall:
+        """What is asked of the other model.
+
+        Raises:
+            TritonModelException: it does not say of which.
+        """
+        if not self.model_name:
+            raise TritonModelException("exec: the InferenceRequest has no model_name")
+        parameters = dict(self.own_parameters)
+        if self.correlation_id:
+            parameters["sequence_id"] = self.correlation_id
+        if self.flags & FLAG_SEQUENCE_START:
+            parameters["sequence_start"] = True
+        if self.flags & FLAG_SEQUENCE_END:
+            parameters["sequence_end"] = True
+        if self.timeout:
+            parameters["timeout"] = self.timeout
+        return ModelCall(
+            self.model_name,
+            [_input(tensor) for tensor in self.inputs],
+            "" if self.model_version < 0 else str(self.model_version),
+            self.requested,
+            self.request_id,
+            parameters,
+            stream=decoupled,
+        )
+
+
+def _input(tensor: Tensor) -> CalledTensor:
+    array = tensor.array()
+    kind = from_numpy(array.dtype)
+    assert kind is not None  # Tensor has checked it
+    if kind.name == "BYTES":
+        array = as_strings(array)
+    return CalledTensor(tensor.name(), kind.name, array)
 
 
 def _check(field: str, value: Any, kind: Any) -> None:

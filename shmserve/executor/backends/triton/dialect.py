@@ -12,8 +12,9 @@ from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError
 from shmserve.executor.backend import BatchForm, Context, Request, Response
 from shmserve.executor.backends.config_merge import with_own_tensors
 from shmserve.executor.backends.event_loop import Tasks
-from shmserve.executor.backends.model_errors import from_exception, sanitised
+from shmserve.executor.backends.model_errors import from_exception, sanitised, without_frames
 from shmserve.executor.backends.reshape import model_side
+from shmserve.executor.backends.triton import other_models
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.executor.backends.triton.exceptions import TritonError, to_code
 from shmserve.executor.backends.triton.given_outputs import GivenOutputs
@@ -76,6 +77,7 @@ class TritonDialect:
         InferenceRequest.served = (spec.name, int(spec.version))
         self._writable = spec.parameters.get("writable_inputs") == "true"
         self._device_inputs = _has_device_inputs(spec)
+        other_models.serve(context.models, self._writable)
         arguments = _arguments(context, spec)
         self._failed = (
             "Failed to process the request(s) for model instance "
@@ -88,16 +90,24 @@ class TritonDialect:
         return spec
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
-        if self._spec.decoupled:
-            self._stream(requests)
-            return ()
+        before = other_models.calling.set(requests)
+        try:
+            if self._spec.decoupled:
+                self._stream(requests)
+                return ()
+            return self._answer(requests)
+        finally:
+            other_models.calling.reset(before)
+            other_models.settle()
+
+    def _answer(self, requests: Sequence[Request]) -> Sequence[Response]:
         self._sinks.clear()
         try:
             answers = self._model.execute(
                 [self._received(request, self._single_sender) for request in requests]
             )
         except (Exception, SystemExit) as ex:
-            error = from_exception(ex, _log, "execute failed")
+            error = without_frames(from_exception(ex, _log, "execute failed"))
             if isinstance(error, ModelFailure):
                 error = self._failure(error.message)
             return [Response(error=error) for _ in requests]

@@ -49,6 +49,17 @@ _CODES = {
 }
 
 
+_NUMBERS = {code: number for number, code in _CODES.items()} | {
+    Code.RESOURCE_EXHAUSTED: TritonError.UNAVAILABLE,
+    Code.DEADLINE_EXCEEDED: TritonError.UNAVAILABLE,
+}
+
+
+def of_code(code: Code) -> int:
+    """A TritonError's code of an error kind."""
+    return _NUMBERS.get(code, TritonError.INTERNAL)
+
+
 def to_code(code: int) -> Code:
     """The error kind of a TritonError's code."""
     return _CODES.get(code, Code.INTERNAL)

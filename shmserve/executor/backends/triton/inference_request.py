@@ -1,21 +1,28 @@
 """`pb_utils.InferenceRequest`.
 
 A request is either one that came in, or one that a model made to call another model. The
-latter are checked and can be looked at; running one is refused (`pb_call`).
+latter can be looked at as the former, and run by `exec` and `async_exec`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
 
 import msgspec
 
-from shmserve.errors import Unimplemented
 from shmserve.executor.backend import Request
-from shmserve.executor.backends.triton.called_request import CalledRequest
+from shmserve.executor.backends.triton import other_models
+from shmserve.executor.backends.triton.called_request import (
+    FLAG_SEQUENCE_END,
+    FLAG_SEQUENCE_START,
+    CalledRequest,
+)
 from shmserve.executor.backends.triton.exceptions import TritonModelException
-from shmserve.executor.backends.triton.inference_response import checked_parameters
+from shmserve.executor.backends.triton.inference_response import (
+    InferenceResponse,
+    checked_parameters,
+)
+from shmserve.executor.backends.triton.other_models import AsyncResponseIterator, ResponseIterator
 from shmserve.executor.backends.triton.response_sender import InferenceResponseSender
 from shmserve.executor.backends.triton.tensor import Tensor
 from shmserve.executor.backends.triton.trace import (
@@ -27,8 +34,6 @@ from shmserve.protocol.control.data_messages import Parameter
 
 # Parameters with methods of their own
 _RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
-FLAG_SEQUENCE_START = 1
-FLAG_SEQUENCE_END = 2
 
 
 class InferenceRequest:
@@ -146,11 +151,23 @@ class InferenceRequest:
     def trace(self) -> InferenceTrace:
         return InferenceTrace()
 
-    def exec(self, decoupled: bool = False, **_options: object) -> NoReturn:
-        raise Unimplemented("InferenceRequest.exec: calling models from a model is not supported")
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Call the model that the request names, and wait for its response; an error of the model,
+        or why it could not be called, is that of the response. With `decoupled`, which any model
+        may be called with, an iterator over its responses. Outputs are read-only views of the
+        called executor's memory, which is theirs until the last array on it is collected.
 
-    async def async_exec(self, decoupled: bool = False, **_options: object) -> NoReturn:
-        self.exec(decoupled)
+        Raises:
+            TritonModelException: the model has not made this request, or it names no model.
+        """
+        return other_models.execute(self._called("exec"), decoupled)
+
+    async def async_exec(
+        self, decoupled: bool = False
+    ) -> InferenceResponse | AsyncResponseIterator:
+        """As `exec`, to be awaited, also several at a time; with `decoupled` an iterator for
+        `async for`. A coroutine that is cancelled cancels its call."""
+        return await other_models.execute_async(self._called("async_exec"), decoupled)
 
     def is_cancelled(self) -> bool:
         return self._request.cancelled
@@ -163,6 +180,11 @@ class InferenceRequest:
                 raise TritonModelException("get_response_sender: the model has made the request")
             self._sender = self._open_sender(self._request)
         return self._sender
+
+    def _called(self, what: str) -> CalledRequest:
+        if not isinstance(self._request, CalledRequest):
+            raise TritonModelException(f"{what}: only requests that the model has made can be run")
+        return msgspec.structs.replace(self._request, flags=self._flags)
 
     def _number(self, name: str) -> int:
         number = self._request.parameters.get(name, 0)

@@ -36,6 +36,18 @@ class InferenceResponse:
         self._error = error
         self._parameters = checked_parameters({} if parameters is None else parameters)
 
+    @classmethod
+    def called(
+        cls,
+        tensors: list[Tensor],
+        error: TritonError | None,
+        parameters: dict[str, Parameter],
+    ) -> InferenceResponse:
+        """What a called model has answered (for the server, not for models)."""
+        self = cls(tensors, error)
+        self._parameters = parameters
+        return self
+
     def output_tensors(self) -> list[Tensor]:
         return self._tensors
 

@@ -1,8 +1,7 @@
 """What models of the Triton dialect import as `triton_python_backend_utils`.
 
 `shmserve.executor.backends.python` puts this module into `sys.modules` under that name.
-Not here: calling or managing other models from a model, custom metrics; each says so when it
-is used.
+Not here: custom metrics, which say so when they are used.
 """
 
 from __future__ import annotations
@@ -10,6 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig as ModelConfig
+from shmserve.executor.backends.triton.called_request import (
+    FLAG_SEQUENCE_END,
+    FLAG_SEQUENCE_START,
+)
 from shmserve.executor.backends.triton.data_types import (
     DataType,
     deserialize_bytes_tensor,
@@ -19,13 +22,14 @@ from shmserve.executor.backends.triton.data_types import (
     triton_to_numpy_type,
 )
 from shmserve.executor.backends.triton.exceptions import TritonError, TritonModelException
-from shmserve.executor.backends.triton.inference_request import (
-    FLAG_SEQUENCE_END,
-    FLAG_SEQUENCE_START,
-    InferenceRequest,
-)
+from shmserve.executor.backends.triton.inference_request import InferenceRequest
 from shmserve.executor.backends.triton.inference_response import InferenceResponse
 from shmserve.executor.backends.triton.model_logger import Logger, LogLevel
+from shmserve.executor.backends.triton.other_models import (
+    is_model_ready,
+    load_model,
+    unload_model,
+)
 from shmserve.executor.backends.triton.response_sender import (
     RESPONSE_COMPLETE_FINAL,
     InferenceResponseSender,
@@ -46,9 +50,6 @@ from shmserve.executor.backends.triton.unsupported import (
     HISTOGRAM,
     MetricFamily,
     MetricKind,
-    is_model_ready,
-    load_model,
-    unload_model,
 )
 
 __all__ = [

@@ -35,20 +35,5 @@ class MetricFamily:
         _refuse("MetricFamily: custom metrics of models are")
 
 
-def load_model(*_arguments: object, **_options: object) -> NoReturn:
-    """Triton: load another model."""
-    _refuse("load_model: managing models from a model is")
-
-
-def unload_model(*_arguments: object, **_options: object) -> NoReturn:
-    """Triton: unload another model."""
-    _refuse("unload_model: managing models from a model is")
-
-
-def is_model_ready(*_arguments: object, **_options: object) -> NoReturn:
-    """Triton: whether another model is ready."""
-    _refuse("is_model_ready: managing models from a model is")
-
-
 def _refuse(what: str) -> NoReturn:
     raise TritonModelException(f"{what} not supported by this server")

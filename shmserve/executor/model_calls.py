@@ -1,0 +1,292 @@
+"""An executor whose model calls others: one more caller of dispatch.
+
+With the first call a dispatcher is opened, as frontends have one: with an arena and a part of the
+pool's budget, a view of the registry and channels of its own. So a call is a request like any
+other, is counted as one, and all it holds comes back when either process dies. This module alone
+joins an executor with `shmserve.dispatch`.
+
+Inputs are copied once, into the arena. Outputs are views of the called executor's slots, which are
+given back when the last array on them is gone: finalizers, which may run in the midst of
+anything, only say so, and `settle` does it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from shmserve.config import Settings
+from shmserve.dispatch import Dispatcher, Outcome, RunOptions, open_dispatcher
+from shmserve.dispatch.inference_call import InferenceCall
+from shmserve.errors import (
+    DeadlineExceeded,
+    NotFound,
+    QueueFull,
+    ResourceExhausted,
+    ShmserveError,
+    Unavailable,
+)
+from shmserve.executor.call_tensors import CallInput, Loan, borrowed, check_call
+from shmserve.executor.calling import CallAnswer, CallingRequest, ModelCall
+from shmserve.protocol.control.data_messages import CallingModel, Parameter
+from shmserve.protocol.oip import load_request
+from shmserve.protocol.oip.model_signature import make_signature
+
+log = logging.getLogger(__name__)
+
+
+class ModelCalls:
+    """What one executor calls; implements `calling.OtherModels`.
+
+    Args:
+        model: the name of its own model.
+        process: what the executor is called.
+    """
+
+    def __init__(self, settings: Settings, model: str, process: str) -> None:
+        self._settings = settings
+        self._model = model
+        self._process = process
+        self._lock = threading.Lock()  # guards the next four
+        self._dispatcher: Dispatcher | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._running: set[DispatchedCall] = set()  # here, so that none is collected as garbage
+        self._closed = False
+        self._over: deque[Callable[[], None]] = deque()  # appended to by finalizers
+
+    def begin(self, call: ModelCall, calling: Sequence[CallingRequest]) -> DispatchedCall:
+        self.settle()
+        callers = self._callers(call, calling)
+        timeout_s = self._timeout_s(call, calling)
+        dispatcher = self._opened()
+        entry = dispatcher.ready_model(call.model, call.version)
+        try:
+            tensors = [CallInput(tensor) for tensor in call.inputs]
+            check_call(call, make_signature(entry.spec), tensors, self._settings)
+            running = DispatchedCall(self, call, calling)
+            options = RunOptions(
+                call.id,
+                tuple(call.outputs),
+                call.parameters,
+                on_wait=lambda: running.wanted,
+                timeout_s=timeout_s,
+                callers=callers,
+            )
+            self._admit(running)
+        except BaseException as ex:
+            dispatcher.refused(entry, ex)
+            raise
+        try:
+            running.open(dispatcher.call(entry, options, cancellable=True), tensors)
+        except BaseException:
+            self.ended(running)
+            raise
+        return running
+
+    def settle(self) -> None:
+        while self._over:
+            try:
+                action = self._over.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            try:
+                action()
+            except ShmserveError as ex:
+                log.warning("what a call held did not come back: %s", ex)
+
+    def is_ready(self, model: str, version: str = "") -> bool:
+        try:
+            return bool(self._opened().ready_model(model, version).instances)
+        except (NotFound, Unavailable):
+            return False
+
+    def load(self, model: str, parameters: Mapping[str, Parameter | bytes]) -> None:
+        load_request.check_name(model, self._settings)
+        config, files = load_request.overrides(model, parameters, self._settings)
+        self._opened().coordinator.load_model(model, config, files)
+
+    def unload(self, model: str) -> None:
+        load_request.check_name(model, self._settings)
+        self._opened().coordinator.unload_model(model)
+
+    def close(self) -> None:
+        """Cancel what runs and let go of everything. Idempotent."""
+        with self._lock:
+            self._closed = True
+            dispatcher, self._dispatcher = self._dispatcher, None
+            threads, running = self._threads, list(self._running)
+        for call in running:
+            call.give_up()
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+        self.settle()
+        if dispatcher is not None:
+            dispatcher.close()
+
+    # ------------------------------------------------------------- for its calls
+
+    def ended(self, running: DispatchedCall) -> None:
+        """A call is over."""
+        with self._lock:
+            self._running.discard(running)
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Have it done by `settle`. Takes no lock: it may be called in the midst of anything."""
+        self._over.append(action)
+
+    def submit(self, running: DispatchedCall) -> Future[CallAnswer | None]:
+        """Wait for the next answer on a thread; there are as many as calls may run."""
+        with self._lock:
+            if self._threads is None:
+                most = self._settings.max_model_calls
+                self._threads = ThreadPoolExecutor(most, thread_name_prefix="model-call")
+            return self._threads.submit(running.next)
+
+    # ------------------------------------------------------------------- inside
+
+    def _opened(self) -> Dispatcher:
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the calling model is ending")
+            if self._dispatcher is None:
+                dispatcher = open_dispatcher(self._settings, "model", self.settle)
+                dispatcher.start()
+                self._dispatcher = dispatcher
+            return self._dispatcher
+
+    def _admit(self, running: DispatchedCall) -> None:
+        most = self._settings.max_model_calls
+        with self._lock:
+            if len(self._running) >= most:
+                raise QueueFull(f"the model has {most} calls under way (max_model_calls)")
+            self._running.add(running)
+
+    def _callers(
+        self, call: ModelCall, calling: Sequence[CallingRequest]
+    ) -> tuple[CallingModel, ...]:
+        """Who waits for the answer, this model as the last one."""
+        known = dict.fromkeys(caller for request in calling for caller in request.callers)
+        depth = 1 + max((caller.depth for caller in known), default=0)
+        most = self._settings.max_call_depth
+        if depth > most:
+            raise ResourceExhausted(
+                f"model '{call.model}' cannot be called: more than {most} models would wait for"
+                " each other (max_call_depth)"
+            )
+        # A decoupled model serves others meanwhile, unless it is still in `execute`
+        own_thread = threading.current_thread() is threading.main_thread()
+        blocked = any(request.responses is None or own_thread for request in calling)
+        return (*known, CallingModel(self._model, self._process, depth, blocked))
+
+    def _timeout_s(self, call: ModelCall, calling: Sequence[CallingRequest]) -> float:
+        """What the calling requests leave of the time that the call may take. The deadline of a
+        stream is that of its next answer: it does not bound calls."""
+        most = call.timeout_s or self._settings.request_timeout_s
+        deadlines = [request.deadline_ns for request in calling if request.responses is None]
+        if not deadlines or not all(deadlines):
+            return most
+        left_s = (max(deadlines) - time.monotonic_ns()) / 1e9
+        if left_s <= 0:
+            raise DeadlineExceeded(
+                f"model '{call.model}' cannot be called: the calling request's deadline has passed"
+            )
+        return min(most, left_s)
+
+
+class DispatchedCall:
+    """One call; implements `calling.RunningCall`."""
+
+    def __init__(
+        self, calls: ModelCalls, call: ModelCall, calling: Sequence[CallingRequest]
+    ) -> None:
+        self._calls = calls
+        self._calling = calling
+        self._model = call.model
+        self._is_stream = call.stream
+        self._turn = threading.Lock()  # of whoever uses the call
+        self._call: InferenceCall | None = None
+        self._answers: Iterator[CallAnswer] = iter(())
+
+    def open(self, call: InferenceCall, inputs: Sequence[CallInput]) -> None:
+        """Bring the inputs into slots of the call, which is closed if that fails."""
+        try:
+            began_ns = time.monotonic_ns()
+            for tensor in inputs:
+                slot = call.reserve(tensor.nbytes)
+                tensor.fill(slot.view)
+                call.add_input(tensor.name, tensor.datatype, tensor.shape, slot)
+                call.receipt.copied_in += tensor.nbytes
+            call.receipt.receive_ns = time.monotonic_ns() - began_ns
+        except BaseException as ex:
+            call.failed(ex)
+            call.close()
+            raise
+        self._call = call
+        self._answers = self._stream(call) if self._is_stream else self._single(call)
+
+    @property
+    def wanted(self) -> bool:
+        return not self._calling or not all(request.cancelled for request in self._calling)
+
+    def next(self) -> CallAnswer | None:
+        with self._turn:
+            try:
+                answer = next(self._answers, None)
+            except BaseException:
+                self._end()
+                raise
+            if answer is None or not self._is_stream:
+                self._end()
+            return answer
+
+    def next_soon(self) -> Future[CallAnswer | None]:
+        return self._calls.submit(self)
+
+    def cancel(self) -> None:
+        call = self._call
+        if call is not None:
+            call.cancel()
+
+    def abandoned(self) -> None:
+        if self._call is not None:
+            self._calls.later(self.give_up)
+
+    def give_up(self) -> None:
+        """Cancel it, and give back what it holds. Idempotent."""
+        self.cancel()
+        with self._turn:
+            self._end()
+
+    def _end(self) -> None:
+        """It is over: everything but lent outputs comes back."""
+        call, self._call = self._call, None
+        answers, self._answers = self._answers, iter(())
+        if call is not None:
+            if isinstance(answers, Generator):
+                answers.close()
+            call.close()
+            self._calls.ended(self)
+
+    def _single(self, call: InferenceCall) -> Iterator[CallAnswer]:
+        outcome = call.execute()
+        call.answered()
+        yield self._answer(call, outcome)
+
+    def _stream(self, call: InferenceCall) -> Iterator[CallAnswer]:
+        for outcome in call.stream():
+            if outcome.final and outcome.error is not None:
+                try:
+                    raise outcome.error
+                finally:
+                    del outcome  # the error's traceback would have it, and all who called this
+            if outcome.outputs or outcome.error is not None:
+                yield self._answer(call, outcome)
+
+    def _answer(self, call: InferenceCall, outcome: Outcome) -> CallAnswer:
+        loan = Loan(call.lend(), self._calls.later)
+        outputs = tuple(borrowed(tensor, self._model, loan) for tensor in outcome.outputs)
+        return CallAnswer(outputs, outcome.parameters, outcome.error)

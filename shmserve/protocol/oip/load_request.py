@@ -1,0 +1,99 @@
+"""What a request to load a model may say, whoever makes it: a client, or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shmserve import ids
+from shmserve.config import Settings
+from shmserve.errors import InvalidArgument, TooLarge, Unavailable
+from shmserve.protocol.control.data_messages import Parameter
+
+NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
+_FILE = "file:"
+_LONGEST_PATH = 1024
+_DEEPEST = 8
+_MAX_CONFIG = 1 << 20
+
+
+def check_name(name: str, settings: Settings) -> None:
+    """Whether a model of this name may be loaded or unloaded by request.
+
+    Raises:
+        Unavailable: no model may be.
+        InvalidArgument: no model can be called that.
+    """
+    if settings.model_control != "explicit":
+        raise Unavailable(NOT_EXPLICIT)
+    if not name.strip():
+        raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
+    if not ids.is_model_name(name):
+        shown = ascii(name[:64])[1:-1]
+        raise InvalidArgument(
+            f"invalid model name '{shown}', model name must not contain path traversal"
+            " characters: it is made of letters, digits and _ . + -"
+        )
+
+
+def overrides(
+    name: str, parameters: Mapping[str, Parameter | bytes], settings: Settings
+) -> tuple[str | None, dict[str, bytes]]:
+    """The configuration (None: none) and the files, by relative path, that come with a request.
+
+    Raises:
+        InvalidArgument: a parameter that is unknown or of a wrong type, a path that leads out of
+            the model's folder, files without a configuration.
+        TooLarge: more than the settings allow.
+    """
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, value in parameters.items():
+        if key == "config":
+            if not isinstance(value, str):
+                raise InvalidArgument("parameter 'config' must be a string of JSON")
+            config = value
+        elif key.startswith(_FILE):
+            if not isinstance(value, bytes):
+                raise InvalidArgument(f"parameter '{_shown(key)}' must be the file's content")
+            files[_path(key)] = value
+        else:
+            raise InvalidArgument(
+                f"unexpected parameter '{_shown(key)}': 'config' and 'file:<path>' are known"
+            )
+    if files and config is None:
+        raise InvalidArgument(
+            f"failed to load '{name}', override model directory requires its configuration:"
+            " parameter 'config' is missing"
+        )
+    _check_sizes(config or "", files, settings)
+    return config, files
+
+
+def _check_sizes(config: str, files: dict[str, bytes], settings: Settings) -> None:
+    if len(config) > _MAX_CONFIG:
+        raise TooLarge(f"parameter 'config' has more than {_MAX_CONFIG} characters")
+    most = settings.max_override_files
+    if len(files) > most:
+        raise TooLarge(f"more than {most} files (max_override_files)")
+    limit = settings.max_override_bytes
+    if sum(map(len, files.values())) > limit:
+        raise TooLarge(f"the files have more than {limit} bytes (max_override_bytes)")
+
+
+def _path(key: str) -> str:
+    """The relative path a file override names, if it cannot lead out of the model's folder."""
+    path = key.removeprefix(_FILE)
+    parts = path.split("/")
+    fine = len(path) <= _LONGEST_PATH and len(parts) <= _DEEPEST and path.isprintable()
+    for part in parts:
+        fine = fine and part not in ("", ".", "..") and len(part.encode()) <= 255
+    if not fine or "\\" in path:
+        raise InvalidArgument(
+            f"Invalid file path '{_shown(key)}': the path of a file must be relative and stay"
+            " inside the model's folder"
+        )
+    return path
+
+
+def _shown(key: str) -> str:
+    return ascii(key[:100])[1:-1]
