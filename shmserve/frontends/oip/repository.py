@@ -81,14 +81,14 @@ class Repository:
         config, files = self._overrides(name, parameters)
         self._dispatcher.coordinator.load_model(name, config, files)
 
-    def unload(self, name: str) -> None:
-        """Serve a model no more. No model depends on another here.
+    def unload(self, name: str, dependents: bool = False) -> None:
+        """Serve a model no more; with `dependents` nor what was loaded as steps of it alone.
 
         Raises:
             ShmserveError: it was refused.
         """
         self._check(name)
-        self._dispatcher.coordinator.unload_model(name)
+        self._dispatcher.coordinator.unload_model(name, dependents)
 
     def _check(self, name: str) -> None:
         if self._settings.model_control != "explicit":
