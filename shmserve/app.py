@@ -9,11 +9,11 @@ from __future__ import annotations
 import gc
 
 from shmserve import config
-from shmserve.dispatch import open_dispatcher
+from shmserve.dispatch import Dispatcher
 from shmserve.frontends.http.app import create_app
 
 _settings = config.load()
-_dispatcher = open_dispatcher(_settings)
+_dispatcher = Dispatcher(_settings)
 _dispatcher.start()
 
 application = create_app(_dispatcher, _settings)

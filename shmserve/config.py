@@ -108,6 +108,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     grpc_max_watchers: Positive = 64  # clients that watch health, per gRPC process
     grpc_max_message_bytes: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)] = (1 << 31) - 1
     grpc_max_small_message_bytes: Positive = 4 * MIB  # to rpcs without tensors or files
+    ensemble_threads: NonNegative = 64  # steps that run beside others, per frontend process
     max_streams: Positive = 256  # open streams of one instance of a decoupled model; others wait
     # Sequences that one instance of a model with sequence_batching knows; others may not begin
     max_sequences: Annotated[int, Meta(ge=1, le=2048)] = 1024

@@ -50,6 +50,7 @@ _OURS = {
         "python": f"{_READERS}:python",
         "onnxruntime": f"{_READERS}:onnxruntime",
         "pytorch": f"{_READERS}:pytorch",
+        "ensemble": f"{_READERS}:ensemble",
         "grps": "shmserve.grps.repository.reader:reader",
     },
     HTTP_ROUTES: {"grps": "shmserve.grps.frontend.http.grps_routes:add_routes"},

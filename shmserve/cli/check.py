@@ -13,6 +13,7 @@ from shmserve.errors import ConfigError
 from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.protocol.triton_config import model_config
 from shmserve.repository import folder_reader
+from shmserve.tensor.spec import ModelSpec
 
 
 def run(settings: Settings, load: bool = False) -> int:
@@ -45,16 +46,26 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
         print(f"FAIL  {ex.message}")
         return 1
     problems = len(desired.failures)
+    names = {spec.name for spec, _ in desired.versions}
     for spec, instances in desired.versions:
-        reason = try_load.problem(instances[0], settings.load_timeout_s) if load else ""
+        reason = _missing_steps(spec, names)
+        if load and instances:
+            reason = try_load.problem(instances[0], settings.load_timeout_s)
         if reason:
             problems += 1
             print(f"FAIL  model {spec.name} version {spec.version}: {reason}")
             continue
-        count = f"{len(instances)} instance{'' if len(instances) == 1 else 's'}"
+        kind, number = ("step", len(spec.steps)) if spec.steps else ("instance", len(instances))
+        count = f"{number} {kind}{'' if number == 1 else 's'}"
         print(f"ok    model {spec.name} version {spec.version}: {spec.backend}, {count}")
         for note in model_config.of_spec(spec, folder_reader.kinds()).notes:
             print(f"note  model {spec.name} version {spec.version}: {note}")
     for name, reason in sorted(desired.failures.items()):
         print(f"FAIL  model {name}: {reason}")
     return 1 if problems else 0
+
+
+def _missing_steps(spec: ModelSpec, names: set[str]) -> str:
+    """Which models an ensemble lacks, in words; whether its tensors fit shows when it is loaded."""
+    missing = sorted({step.model for step in spec.steps} - names)
+    return f"steps are not served: {', '.join(missing)}" if missing else ""

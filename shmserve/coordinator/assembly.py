@@ -93,7 +93,8 @@ def assemble(launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int
     runtime_settings = RuntimeSettingsStore(initial_log(settings.log_level), send)
     sync = SupervisorSync(reconciler, send)
     publication = Publication(
-        outside.writer, reconciler, regions, runtime_settings, settings.flags(), send
+        *(outside.writer, reconciler, regions, runtime_settings),
+        *(settings.flags(), settings.pipelines, send),
     )
     effects = EffectRunner(reconciler, outside.checkpoint, publication, sync, outside.jobs, send)
     return Parts(
@@ -141,6 +142,7 @@ def begin(parts: Parts, desired: DesiredModels, fingerprints: dict[str, str]) ->
         }
         revision = Revision(1, versions, failed, fingerprints.get(name, ""))
         effects += parts.reconciler.models.load(name, revision, now, required=True)
+        parts.reconciler.models.by_name[name].implied = name in desired.implied
     for name, reason in desired.failures.items():
         _log.error("model cannot be served model=%s reason=%s", name, reason)
     parts.effects.perform([*effects, *parts.reconciler.scanned(desired.failures)])

@@ -57,6 +57,7 @@ class ModelCheckpoint(Struct, frozen=True):
     unloaded: dict[str, ModelSpec]
     refused: dict[str, str]
     loading: bool
+    implied: bool = False
 
 
 class Checkpoint(Struct, frozen=True):
@@ -111,6 +112,7 @@ def describe(
             model.unloaded,
             model.refused,
             model.loading,
+            model.implied,
         )
         for model in reconciler.models.by_name.values()
     )
@@ -130,6 +132,7 @@ def restore(
         )
         record = ModelRecord(model.name, model.required, serving, coming, loading=model.loading)
         record.unloaded, record.refused = model.unloaded, model.refused
+        record.implied = model.implied
         reconciler.models.restore(record)
     return instances
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
 
+from shmserve.coordinator.models.composed_models import composed
 from shmserve.coordinator.regions.registrations import RegionRegistrations
 from shmserve.coordinator.runtime_settings import RuntimeSettingsStore
+from shmserve.core.control.compositions import Models
 from shmserve.core.control.reconciler import Reconciler
-from shmserve.core.registry import Snapshot
+from shmserve.core.control.records import UNLOADED
+from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
 from shmserve.protocol.control.link_messages import RegistryChanged
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.shm.registry_page import RegistryWriter
 
+_log = logging.getLogger(__name__)
+
 
 class Publication(Struct):
     """Puts the snapshot together, publishes it, and tells those who may wait for that.
 
-    `flags`: as the service starts.
+    `flags`: as the service starts. `pipelines`: the setting.
     """
 
     _writer: RegistryWriter
@@ -28,7 +34,9 @@ class Publication(Struct):
     _regions: RegionRegistrations
     _runtime_settings: RuntimeSettingsStore
     _flags: dict[str, bool]
+    _pipelines: Mapping[str, Sequence[str]]
     _send: Callable[[str, FromCoordinator], None]
+    _told: dict[str, str] = {}
 
     def restore(self, previous: Snapshot) -> None:
         self._flags = {n: previous.flags.get(n, value) for n, value in self._flags.items()}
@@ -48,10 +56,12 @@ class Publication(Struct):
         book = self._regions.book
         self._regions.published()
         snapshot = self._reconciler.snapshot(self._writer.epoch)
+        models = composed(snapshot.models, self._pipelines)
+        self._tell(models)
         self._writer.publish(
             msgspec.structs.replace(
                 snapshot,
-                models=self._runtime_settings.traced(snapshot.models),
+                models=self._runtime_settings.traced(models),
                 regions=book.regions,
                 next_region=book.next_number,
                 flags=self._flags,
@@ -61,3 +71,16 @@ class Publication(Struct):
         for process in self._reconciler.processes.values():
             if process.role in ("http", "grpc", "model"):
                 self._send(process.name, RegistryChanged())
+
+    def _tell(self, models: Models) -> None:
+        """Operators read in the log why an ensemble or a pipeline cannot be used."""
+        reasons = {
+            f"{name}/{version}": entry.reason
+            for name, versions in models.items()
+            for version, entry in versions.items()
+            if entry.spec.steps and entry.state is ModelState.UNAVAILABLE
+        }
+        for key, reason in reasons.items():
+            if reason not in (UNLOADED, self._told.get(key)):
+                _log.warning("cannot be used model=%s reason=%s", key, reason)
+        self._told = reasons

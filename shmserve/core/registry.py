@@ -204,7 +204,8 @@ def require_ready(entry: ModelEntry, version: str) -> ModelEntry:
     if entry.state is not ModelState.READY:
         name = entry.spec.name
         if not version and entry.state is not ModelState.LOADING:
-            raise NotFound(f"Request for unknown model: '{name}' has no available versions")
+            why = f": {entry.reason}" if entry.reason and entry.spec.steps else ""
+            raise NotFound(f"Request for unknown model: '{name}' has no available versions{why}")
         raise Unavailable(
             f"Request for unknown model: '{name}' version {entry.spec.version} "
             "is not at ready state"

@@ -3,7 +3,6 @@
 from shmserve.dispatch.call import Call
 from shmserve.dispatch.dispatcher import Dispatcher
 from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions
-from shmserve.dispatch.pipeline import open_dispatcher
 from shmserve.dispatch.receipt import Receipt
 
 __all__ = [
@@ -13,5 +12,4 @@ __all__ = [
     "OutputTensor",
     "Receipt",
     "RunOptions",
-    "open_dispatcher",
 ]

@@ -17,6 +17,7 @@ from shmserve.core.memory.slots import Slot, SlotState
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.attempt import Attempt, Cancellation
 from shmserve.dispatch.executor_pool import ExecutorPool
+from shmserve.dispatch.forwarded_outputs import ForwardingMemory
 from shmserve.dispatch.load_balancer import LoadBalancer
 from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions
 from shmserve.dispatch.receipt import Receipt
@@ -38,7 +39,6 @@ from shmserve.protocol.control.data_messages import (
     WireTensor,
     leases,
 )
-from shmserve.shm.arena import ArenaMemory
 
 _EMPTY = memoryview(b"")
 _ACKNOWLEDGE_BYTES = 64 * 1024  # of a stream's outputs, that are given back at the latest
@@ -48,7 +48,7 @@ _NO_ANSWER = Answer(0)
 class DataPlane(Struct, frozen=True):
     """What all calls of a process have in common. `next_number`: of requests, never the same."""
 
-    memory: ArenaMemory
+    memory: ForwardingMemory
     executors: LoadBalancer
     counting: RequestCounting
     tracer: Tracer

@@ -141,9 +141,12 @@ class CoordinatorClient:
             model_overrides.write(run_dir, overrides, name, model_config, files)
         self._control(lambda ticket, _: LoadModel(ticket, name, overrides))
 
-    def unload_model(self, name: str) -> None:
-        """Serve a model no more; unknown ones are no error. Raises as `load_model`."""
-        self._control(lambda ticket, _: UnloadModel(ticket, name))
+    def unload_model(self, name: str, dependents: bool = False) -> None:
+        """Serve a model no more; unknown ones are no error. Raises as `load_model`.
+
+        `dependents`: nor the models that were loaded for it alone, being steps of it.
+        """
+        self._control(lambda ticket, _: UnloadModel(ticket, name, dependents))
 
     def _control(self, make: Make) -> None:
         try:

@@ -21,12 +21,15 @@ from shmserve.core.registry import (
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.dispatch.call import Call, DataPlane
 from shmserve.dispatch.coordinator_client import CoordinatorClient
+from shmserve.dispatch.ensemble_call import EnsembleCall, EnsemblePlane
 from shmserve.dispatch.executor_pool import ExecutorPool
+from shmserve.dispatch.forwarded_outputs import ForwardingMemory
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.load_balancer import LoadBalancer
 from shmserve.dispatch.orphaned_requests import OrphanedRequests
 from shmserve.dispatch.outcome import NO_OPTIONS, RunOptions
 from shmserve.dispatch.request_counting import RequestCounting, reason_of
+from shmserve.dispatch.step_threads import StepThreads
 from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
     ArenaExhausted,
@@ -37,7 +40,6 @@ from shmserve.protocol.control.link_messages import RegistryChanged, Welcome
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.settings_messages import FlagSet, SetFlag
 from shmserve.protocol.control.stats_messages import CounterPage
-from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.transport import rundir
 from shmserve.transport.link import Link, LinkHandlers
@@ -74,7 +76,7 @@ class Dispatcher:
         )
         self.counting = RequestCounting(rundir.read_epoch(run_dir), settings.max_counted_models)
         self.tracer = Tracer(self.process, role)
-        self.memory = self._make_memory()
+        self.memory = ForwardingMemory(self._link, self._epoch, self._link.arena_bytes)
         self.coordinator = CoordinatorClient(self._link, self.process, settings)
         self.orphans = OrphanedRequests(self.memory)
         self.executors = LoadBalancer(run_dir, self._registry, self.orphans, self._pool)
@@ -87,6 +89,7 @@ class Dispatcher:
             itertools.count(1).__next__,
         )
         self._settle = settle
+        self._ensembles = EnsemblePlane(self._plane, StepThreads(settings.ensemble_threads))
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._maintain, name="maintenance", daemon=True)
 
@@ -142,10 +145,9 @@ class Dispatcher:
         self, entry: ModelEntry, options: RunOptions = NO_OPTIONS, cancellable: bool = False
     ) -> InferenceCall:
         """A new request for a model version; close it on every path."""
+        if entry.spec.steps:
+            return EnsembleCall(self._ensembles, entry, options)
         return Call(self._plane, entry, options, cancellable)
-
-    def _make_memory(self) -> ArenaMemory:
-        return ArenaMemory(self._link, self._epoch, self._link.arena_bytes)
 
     def _pool(self, instance: LiveInstance, path: str) -> ExecutorPool:
         return ExecutorPool(instance, path, self.process, self.memory, self.settings.max_queue)

@@ -57,7 +57,6 @@ class ExecutorPool:
     Args:
         process: what this process is called.
         limit: requests that may be with the executor at a time.
-        keep: the descriptors of its segments are needed, to pass them on to other executors.
     """
 
     def __init__(
@@ -67,10 +66,9 @@ class ExecutorPool:
         process: str,
         memory: ArenaMemory,
         limit: int,
-        keep: bool = False,
     ) -> None:
         self.instance = instance
-        self.segments = PeerSegments(keep)
+        self.segments = PeerSegments(keep=True)  # its outputs may be passed on to other executors
         self.in_flight = 0
         self._path = path
         self._process = process

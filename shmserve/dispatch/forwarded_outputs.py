@@ -137,10 +137,7 @@ class ForwardingMemory(ArenaMemory):
             slot.state = SlotState.LEASED
             slot.leases += 1
 
-    def release(self, number: int, generation: int) -> None:
-        if number >= 0:
-            super().release(number, generation)
-            return
+    def _release_foreign(self, number: int) -> None:
         with self._forwarding:
             output = self._forwarded.get(number)
             if output is None or output.state is not SlotState.LEASED:

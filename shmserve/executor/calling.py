@@ -131,8 +131,8 @@ class OtherModels(Protocol):
         """
         ...
 
-    def unload(self, model: str) -> None:
-        """Serve a model no more.
+    def unload(self, model: str, dependents: bool = False) -> None:
+        """Serve a model no more; with `dependents` nor what was loaded as steps of it alone.
 
         Raises:
             ShmserveError: it was refused.
@@ -153,7 +153,7 @@ class _NoModels:
     def load(self, model: str, parameters: Mapping[str, Parameter | bytes]) -> NoReturn:
         raise _alone(f"model '{model}' cannot be loaded")
 
-    def unload(self, model: str) -> NoReturn:
+    def unload(self, model: str, dependents: bool = False) -> NoReturn:
         raise _alone(f"model '{model}' cannot be unloaded")
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from shmserve.config import Settings
-from shmserve.dispatch import Dispatcher, Outcome, RunOptions, open_dispatcher
+from shmserve.dispatch import Dispatcher, Outcome, RunOptions
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.errors import (
     DeadlineExceeded,
@@ -109,9 +109,9 @@ class ModelCalls:
         config, files = load_request.overrides(model, parameters, self._settings)
         self._opened().coordinator.load_model(model, config, files)
 
-    def unload(self, model: str) -> None:
+    def unload(self, model: str, dependents: bool = False) -> None:
         load_request.check_name(model, self._settings)
-        self._opened().coordinator.unload_model(model)
+        self._opened().coordinator.unload_model(model, dependents)
 
     def close(self) -> None:
         """Cancel what runs and let go of everything. Idempotent."""
@@ -153,7 +153,7 @@ class ModelCalls:
             if self._closed:
                 raise Unavailable("the calling model is ending")
             if self._dispatcher is None:
-                dispatcher = open_dispatcher(self._settings, "model", self.settle)
+                dispatcher = Dispatcher(self._settings, "model", self.settle)
                 dispatcher.start()
                 self._dispatcher = dispatcher
             return self._dispatcher

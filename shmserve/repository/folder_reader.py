@@ -11,7 +11,11 @@ from collections.abc import Mapping
 
 from shmserve import extensions
 from shmserve.protocol.triton_config import backend_kinds
-from shmserve.protocol.triton_config.backend_kinds import MODEL_FILE_IN_FOLDER, BackendKind
+from shmserve.protocol.triton_config.backend_kinds import (
+    ENSEMBLE,
+    MODEL_FILE_IN_FOLDER,
+    BackendKind,
+)
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup
 from shmserve.protocol.triton_config.model_config import ModelConfig
 from shmserve.tensor.spec import ModelSpec
@@ -68,7 +72,20 @@ class FolderReader:
         return spec
 
 
-python, onnxruntime, pytorch = map(FolderReader, backend_kinds.BUILT_IN.values())
+class EnsembleReader(FolderReader):
+    """Ensembles: their versions are empty folders."""
+
+    def recognises(self, directory: str, version: int) -> bool:
+        return False
+
+    def missing(self, directory: str, version: int, config: ModelConfig) -> str:
+        return ""
+
+
+ensemble = EnsembleReader(ENSEMBLE)
+python, onnxruntime, pytorch = (
+    FolderReader(kind) for kind in backend_kinds.BUILT_IN.values() if kind is not ENSEMBLE
+)
 
 
 def readers() -> dict[str, FolderReader]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from shmserve.core.memory.arena import Arena, ArenaStats, NeedSegment
 from shmserve.core.memory.slots import Slot
-from shmserve.errors import ArenaExhausted, Unavailable
+from shmserve.errors import ArenaExhausted, StaleDescriptor, Unavailable
 from shmserve.protocol.control.data_messages import Descriptor, SegmentOffer
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.segment import Segment
@@ -154,8 +154,15 @@ class ArenaMemory:
         Raises:
             StaleDescriptor: there is no such lease.
         """
+        if number < 0:
+            self._release_foreign(number)
+            return
         with self._lock:
             self._arena.release(number, generation, self._now())
+
+    def _release_foreign(self, number: int) -> None:
+        """What has a negative number lies in no arena; a subclass may know it."""
+        raise StaleDescriptor(f"no lease on slot {number}")
 
     def reclaim(self, slot: Slot) -> None:
         """Take back a slot that no reader was given."""

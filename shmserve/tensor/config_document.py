@@ -175,6 +175,7 @@ class ConfigDocument(Struct, frozen=True):
     optimization: OptimizationEntry | UnsetType = UNSET
     dynamic_batching: BatchingEntry | UnsetType = UNSET
     sequence_batching: SequenceEntry | UnsetType = UNSET
+    ensemble_scheduling: JsonObject | UnsetType = UNSET
     instance_group: tuple[GroupEntry, ...] | UnsetType = UNSET
     default_model_filename: str | UnsetType = UNSET
     cc_model_filenames: JsonObject | UnsetType = UNSET

@@ -30,12 +30,25 @@ def fits(described: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     )
 
 
+class EnsembleStep(Struct, frozen=True, omit_defaults=True):
+    """One model of an ensemble. `version`: empty: the newest that is ready.
+
+    `inputs` and `outputs`: the model's tensors by name -> the ensemble's.
+    """
+
+    model: str
+    version: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
 class ModelSpec(Struct, frozen=True, omit_defaults=True):
     """One version of one model, as published in the registry.
 
     `config` is the configuration that clients are shown. `rerun` tells
     whether a request whose executor died may be run again on another instance
-    (config.pbtxt parameter ``rerun``: "true" or "false").
+    (config.pbtxt parameter ``rerun``: "true" or "false"). `steps`: an ensemble has them, and no
+    instances of its own.
     """
 
     name: str
@@ -49,6 +62,7 @@ class ModelSpec(Struct, frozen=True, omit_defaults=True):
     rerun: bool = False
     parameters: dict[str, str] = {}
     config: ConfigDocument = ConfigDocument()
+    steps: tuple[EnsembleStep, ...] = ()
 
     def takes_the_same(self, other: ModelSpec) -> bool:
         """Whether a request that was checked against the other spec suits this one."""

@@ -178,6 +178,7 @@ class FakeCoordinator:
         self.tuning = RuntimeSettings()
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
         self.unloads: list[str] = []
+        self.unloaded_dependents: list[bool] = []
         self.in_repository: list[str] = []
         self.refusal: ShmserveError | None = None
 
@@ -226,8 +227,9 @@ class FakeCoordinator:
             raise self.refusal
         self.loads.append((name, model_config, dict(files)))
 
-    def unload_model(self, name: str) -> None:
+    def unload_model(self, name: str, dependents: bool = False) -> None:
         self.unloads.append(name)
+        self.unloaded_dependents.append(dependents)
 
 
 class FakeDispatcher:

@@ -277,7 +277,10 @@ class RunningServer:
 
         def all_run() -> bool:
             rows, alive = self.show("models"), self.processes()
-            return all(row["instance_state"] == "READY" and row["pid"] in alive for row in rows)
+            running = (
+                r["instance_state"] == "READY" and r["pid"] in alive for r in rows if r["instance"]
+            )
+            return all(running) and all(row["state"] == "READY" for row in rows)
 
         wait_until(all_run, "instances are not ready")
 

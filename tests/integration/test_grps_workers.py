@@ -14,7 +14,7 @@ import pytest
 
 from shmserve import config
 from shmserve._generated import grps_pb2
-from shmserve.dispatch import Dispatcher, open_dispatcher
+from shmserve.dispatch import Dispatcher
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import ModelFailure, ShmserveError, Unavailable
 from shmserve.grps.protocol import custom_http
@@ -39,7 +39,7 @@ def server() -> Iterator[RunningServer]:
 def frontend(server: RunningServer) -> Iterator[Dispatcher]:
     """A frontend of its own; afterwards it holds nothing."""
     server.wait_ready()
-    made = open_dispatcher(config.load(server.environ))
+    made = Dispatcher(config.load(server.environ))
     made.start()
     wait_until(lambda: made.snapshot().ready, "the models are not ready")
     yield made

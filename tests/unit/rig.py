@@ -19,7 +19,7 @@ from shmserve import config
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.core.scheduling.batch_policy import batch_policy
 from shmserve.core.scheduling.sequence_policy import sequence_policy
-from shmserve.dispatch import open_dispatcher
+from shmserve.dispatch import Dispatcher
 from shmserve.errors import Unavailable
 from shmserve.executor.backend import BatchForm, Context, Request, Response
 from shmserve.executor.devices import Devices
@@ -203,7 +203,7 @@ class Rig:
         self.settings = msgspec.convert(
             {"run_dir": str(run_dir), "arena_bytes": 1 << 20, **settings}, config.Settings
         )
-        self.dispatcher = open_dispatcher(self.settings)
+        self.dispatcher = Dispatcher(self.settings)
         self.dispatcher.start()
 
     def serve(self, *models: Model, spec: ModelSpec = SPEC) -> ModelEntry:

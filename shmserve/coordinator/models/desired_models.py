@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -51,10 +51,14 @@ class Library(Protocol):
 
 
 class DesiredModels(Struct, frozen=True):
-    """Versions to serve with their instances, and what cannot be served and why."""
+    """Versions to serve with their instances, and what cannot be served and why.
+
+    `implied`: models that nobody has named, and an ensemble needs.
+    """
 
     versions: tuple[Version, ...] = ()
     failures: dict[str, str] = {}
+    implied: frozenset[str] = frozenset()
 
 
 def choose(settings: Settings, scan: Scanner) -> DesiredModels:
@@ -65,9 +69,12 @@ def choose(settings: Settings, scan: Scanner) -> DesiredModels:
         return DesiredModels(failures={"model_repository": ex.message})
     names = set(repository.models)
     failures = dict(repository.failures)
+    implied: frozenset[str] = frozenset()
     if settings.model_control == "explicit" and "*" not in settings.load_models:
-        names &= set(settings.load_models)
-        failures = {name: why for name, why in failures.items() if name in settings.load_models}
+        wanted = _with_steps(settings.load_models, repository)
+        implied = wanted - set(settings.load_models)
+        names &= wanted
+        failures = {name: why for name, why in failures.items() if name in wanted}
         for name in settings.load_models:
             if name not in repository.models and name not in failures:
                 failures[name] = "load_models: there is no such model in the repository"
@@ -76,7 +83,21 @@ def choose(settings: Settings, scan: Scanner) -> DesiredModels:
         of_model, refused = split(repository.models[name])
         versions += of_model
         failures.update({f"{name}/{version}": why for version, why in refused.items()})
-    return DesiredModels(tuple(versions), failures)
+    return DesiredModels(tuple(versions), failures, implied)
+
+
+def _with_steps(names: Iterable[str], repository: Scan) -> frozenset[str]:
+    """These models, and those that the ensembles among them consist of."""
+    wanted: set[str] = set()
+    coming = list(names)
+    while coming:
+        name = coming.pop()
+        if name not in wanted:
+            wanted.add(name)
+            folder = repository.models.get(name)
+            specs = folder.specs if folder is not None else ()
+            coming += [step.model for spec in specs for step in spec.steps]
+    return frozenset(wanted)
 
 
 def split(folder: Folder) -> tuple[tuple[Version, ...], dict[str, str]]:

@@ -22,10 +22,12 @@ from shmserve.config import Settings
 from shmserve.coordinator.models.model_reader import ModelReader
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
 from shmserve.coordinator.models.supervisor_sync import SupervisorSync
+from shmserve.core.control import compositions
 from shmserve.core.control.effects import Effect
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import Revision
 from shmserve.core.control.rollout import in_words
+from shmserve.core.registry import ModelState
 from shmserve.errors import Code
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.model_messages import LoadModel, ModelAnswer, UnloadModel
@@ -46,11 +48,16 @@ Perform = Callable[[list[Effect]], None]
 class _Stage(Enum):
     QUEUED = auto()
     READING = auto()
+    STEPS = auto()  # an ensemble: the models of its steps are being loaded
     LOADING = auto()
 
 
 class _ControlRequest(Struct, eq=False):
-    """One request; `ticket` 0: the repository has changed, nobody asked."""
+    """One request; `ticket` 0: the repository has changed or an ensemble needs it, nobody asked.
+
+    `implied`: load it for an ensemble. `dependents`: of a request to unload an ensemble: its
+    steps, too. `found`: what the request is to load, where it is an ensemble.
+    """
 
     name: str
     load: bool
@@ -60,6 +67,14 @@ class _ControlRequest(Struct, eq=False):
     removed: bool = False  # unload: the model's folder is gone
     kept: bool = False  # a revision is made of the overrides
     stage: _Stage = _Stage.QUEUED
+    implied: bool = False
+    dependents: bool = False
+    found: ModelReader | None = None
+
+    def steps(self) -> set[str]:
+        """The models of the ensemble that is to be loaded."""
+        specs = [spec for spec, _ in self.found.versions] if self.found is not None else []
+        return {step.model for spec in specs for step in spec.steps}
 
 
 class ModelControl:
@@ -92,6 +107,7 @@ class ModelControl:
         load = isinstance(message, LoadModel)
         overrides = message.overrides if isinstance(message, LoadModel) else ""
         request = _ControlRequest(message.name, load, asker, message.ticket, overrides)
+        request.dependents = isinstance(message, UnloadModel) and message.dependents
         refusal = self._refusal(request)
         if refusal:
             self._answer(request, *refusal)
@@ -130,18 +146,25 @@ class ModelControl:
             model = self._reconciler.models.by_name.get(name)
             if request.stage is _Stage.READING or (model is not None and model.changing):
                 return
-            if request.stage is _Stage.LOADING:
-                error = model.error if model is not None else ""
-                self._finish(request, *self._failure(name, error))
+            if request.stage is _Stage.STEPS:
+                if self._loading_steps(request):
+                    return
+                self._load_ensemble(request, now)
+            elif request.stage is _Stage.LOADING:
+                if model is not None:
+                    model.implied = request.implied
+                self._finish(request, *self._failure(name, self._error(name)))
             elif request.load:
                 request.stage = _Stage.READING
                 done = functools.partial(self._read, request)
                 if not self._jobs.read(name, request.overrides, done):
                     self._finish(request, Code.UNAVAILABLE, _TOO_MANY)
             else:
+                steps = model.steps() if model is not None and request.dependents else set()
                 effects = self._reconciler.models.unload(name, now, removed=request.removed)
                 self._perform(self._reconciler.excuse(name) + effects)
                 _log.info("model unloaded model=%s", name)
+                self._unload_steps(steps, now)
                 self._finish(request)
         del self._queues[name]
 
@@ -163,13 +186,86 @@ class ModelControl:
             self._perform(self._reconciler.excuse(name) + models.refuse(name, problems))
             begin = "failed to load" if read.error_code else "load failed for model"
             self._finish(request, *self._failure(name, in_words(problems), begin))
+        elif any(spec.steps for spec, _ in read.versions):
+            request.found, request.stage = read, _Stage.STEPS
+            self._load_steps(request)
         elif serving and serving.fingerprint == read.fingerprint and not serving.problems():
+            assert model is not None
+            model.implied = model.implied and request.implied
             self._finish(request)  # it is loaded like that already
         else:
-            request.kept, request.stage = read.kept, _Stage.LOADING
-            revision = self._revision(read, request.overrides if read.kept else "")
-            _log.info("loading model=%s revision=%d", name, revision.number)
-            self._perform(self._reconciler.excuse(name) + models.load(name, revision, now))
+            self._load(request, read, now)
+
+    def _load(self, request: _ControlRequest, read: ModelReader, now: float) -> None:
+        name = request.name
+        request.kept, request.stage = read.kept, _Stage.LOADING
+        revision = self._revision(read, request.overrides if read.kept else "")
+        _log.info("loading model=%s revision=%d", name, revision.number)
+        effects = self._reconciler.models.load(name, revision, now)
+        self._perform(self._reconciler.excuse(name) + effects)
+
+    # --------------------------------------------------------------------- ensembles
+
+    def _load_steps(self, request: _ControlRequest) -> None:
+        """Ask for what an ensemble consists of, as far as it does not serve."""
+        for name in sorted(request.steps()):
+            model = self._reconciler.models.by_name.get(name)
+            needed = model is None or not model.working
+            if needed and name not in self._queues and len(self._queues) < _MODELS:
+                self._queues[name] = deque([_ControlRequest(name, True, implied=True)])
+
+    def _loading_steps(self, request: _ControlRequest) -> bool:
+        """Whether anything that an ensemble consists of is still on its way."""
+        by_name = self._reconciler.models.by_name
+        return any(
+            (model in by_name and by_name[model].changing)
+            or (model in self._queues and not self._waits_for(model, request.name))
+            for model in request.steps()
+        )
+
+    def _waits_for(self, name: str, other: str) -> bool:
+        """Whether an ensemble that is being loaded waits for another one, by way of its steps."""
+        seen: set[str] = set()
+        coming = [name]
+        while coming:
+            name = coming.pop()
+            if name == other:
+                return True
+            if name not in seen and self._queues.get(name):
+                seen.add(name)
+                coming += self._queues[name][0].steps()
+        return False
+
+    def _load_ensemble(self, request: _ControlRequest, now: float) -> None:
+        """Its models are loaded, or will not be. What can be used is only replaced by such."""
+        read, models = request.found, self._reconciler.models
+        assert read is not None
+        specs = [spec for spec, _ in read.versions]
+        problems = compositions.problems(models.entries(), request.name, specs)
+        serving = compositions.compose(models.entries()).get(request.name, {})
+        if problems and any(entry.state is ModelState.READY for entry in serving.values()):
+            self._perform(models.refuse(request.name, problems))
+            self._finish(request, *self._failure(request.name, in_words(problems)))
+        else:
+            self._load(request, read, now)
+
+    def _unload_steps(self, names: set[str], now: float) -> None:
+        """Models of an ensemble that is unloaded go as well, if they were loaded for it alone."""
+        by_name = self._reconciler.models.by_name
+        needed = {step for model in by_name.values() for step in model.steps()}
+        for name in sorted(names - needed):
+            if name in by_name and by_name[name].implied and name not in self._queues:
+                self._queues[name] = deque([_ControlRequest(name, False, dependents=True)])
+                self._advance(name, now)
+
+    def _error(self, name: str) -> str:
+        """Why the latest load of a model came to nothing, now that it is over."""
+        models = self._reconciler.models
+        model = models.by_name.get(name)
+        if model is None or model.error or model.serving is None:
+            return model.error if model is not None else ""
+        specs = [version.spec for version in model.serving.versions if version.spec.steps]
+        return in_words(compositions.problems(models.entries(), name, specs)) if specs else ""
 
     def _revision(self, read: ModelReader, overrides: str) -> Revision:
         number = self._reconciler.models.number()

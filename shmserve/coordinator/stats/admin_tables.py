@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from shmserve.core.control import compositions
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import UNLOADED, ModelRecord, ProcessRecord, Revision, refused
 from shmserve.core.regions.region_book import RegionBook
@@ -57,6 +58,7 @@ def process_rows(reconciler: Reconciler, now: float, own: OwnProcess) -> list[Ro
 def model_rows(reconciler: Reconciler) -> list[Row]:
     """One row an instance, and one for each model without any."""
     rows: list[_ModelRow] = []
+    published = compositions.compose(reconciler.models.entries())
     for name, model in sorted(reconciler.models.by_name.items()):
         for revision in model.revisions():
             for version in revision.versions:
@@ -67,6 +69,9 @@ def model_rows(reconciler: Reconciler) -> list[Row]:
                     _ModelRow(name, number, state, r.name, r.state.value, r.pid, r.exits, r.reason)
                     for r in version.instances
                 ]
+                if version.spec.steps and serving:
+                    entry = published[name][number]
+                    rows.append(_ModelRow(name, number, entry.state.value, reason=entry.reason))
         if model.serving is None:
             rows += [_ModelRow(name, v, "UNAVAILABLE", reason=UNLOADED) for v in model.unloaded]
     unserved = {**refused(reconciler.models.by_name.values()), **reconciler.failures}

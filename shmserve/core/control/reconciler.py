@@ -66,7 +66,7 @@ class Reconciler:
         for model in self.models.by_name.values():
             for version in model.serving.versions if model.serving is not None else []:
                 entry = previous.models.get(model.name, {}).get(version.spec.version)
-                if entry is None:
+                if entry is None or version.spec.steps:
                     continue
                 if entry.state is ModelState.READY:
                     version.spec, version.loaded = entry.spec, True

@@ -84,6 +84,8 @@ class VersionRecord:
     @property
     def failure(self) -> str:
         """Why it cannot be served; empty: it can, or it is not known yet."""
+        if self.spec.steps:
+            return ""
         if not self.instances:
             return "the model has no instances"
         if all(i.state is State.FAILED for i in self.instances):
@@ -91,7 +93,7 @@ class VersionRecord:
         return ""
 
     def entry(self, required: bool = True) -> ModelEntry:
-        """How it is published."""
+        """How it is published; an ensemble once `core.control.compositions` has decided."""
         if self.failure:
             unavailable = ModelState.UNAVAILABLE
             return ModelEntry(self.spec, unavailable, (), self.failure, required=required)
@@ -157,7 +159,8 @@ class ModelRecord:
 
     `loading`: `serving` has replaced nothing and is not settled. `refused`: version (empty:
     the whole model) -> why the latest load left it out. `error`: outcome of the latest load.
-    `required`: the server is not ready without it.
+    `required`: the server is not ready without it. `implied`: loaded for an ensemble that it is a
+    step of, and not for itself.
     """
 
     name: str
@@ -170,11 +173,22 @@ class ModelRecord:
     error: str = ""
     loading: bool = False
     removed: bool = False  # its folder is gone: forget it with its last process
+    implied: bool = False
 
     @property
     def changing(self) -> bool:
         """Whether a load is under way."""
         return self.coming is not None or self.loading
+
+    @property
+    def working(self) -> bool:
+        """Whether it is served, or may yet be."""
+        return self.serving is not None and self.serving.working
+
+    def steps(self) -> set[str]:
+        """The models that its versions, being ensembles, consist of."""
+        versions = self.serving.versions if self.serving is not None else []
+        return {step.model for version in versions for step in version.spec.steps}
 
     def revisions(self) -> Iterator[Revision]:
         yield from (i for i in (self.serving, self.coming) if i is not None)

@@ -1,31 +1,63 @@
-"""How the models of a pipeline fit together: which output becomes which input.
+"""Pipelines: ensembles whose steps follow each other, each on what the one before has given.
 
-By name where every input that must be there has an output of its name; else by position.
+An output becomes the input of its name where every input that must be there has such; else
+outputs and inputs go by their position.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from msgspec import Struct
 
-from shmserve.errors import ConfigError, Internal
-from shmserve.tensor.spec import ModelSpec, TensorSpec, fits
+from shmserve.core.scheduling.ensemble_graph import PIPELINE, may_fit
+from shmserve.errors import ConfigError
+from shmserve.tensor.config_document import ConfigDocument
+from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
 
 
 class Joint(Struct, frozen=True):
     """One output of a model that is an input of the next one."""
 
     output: str
-    input: TensorSpec
+    input: str
 
 
-def join(pipeline: str, giver: ModelSpec, taker: ModelSpec) -> tuple[Joint, ...]:
-    """What passes from one model to the next.
+def pipeline(name: str, models: Sequence[ModelSpec]) -> ModelSpec:
+    """The ensemble of these models, with the first one's inputs and the last one's outputs.
 
     Raises:
-        ConfigError: they do not fit; says where.
+        ConfigError: two of them do not fit; says where.
     """
+    joints = [_join(name, giver, taker) for giver, taker in itertools.pairwise(models)]
+    first, last = models[0], models[-1]
+    takes = [{t.name: t.name for t in first.inputs}]
+    gives = []
+    for number, joint in enumerate(joints):
+        # No name that a client has for an input: it would be taken for that
+        between = {j.output: f"'{name}' after step {number}: {j.output}" for j in joint}
+        takes.append({j.input: between[j.output] for j in joint})
+        gives.append(between)
+    gives.append({t.name: t.name for t in last.outputs})
+    return ModelSpec(
+        name=name,
+        version="1",
+        platform=PIPELINE,
+        backend=PIPELINE,
+        max_batch_size=first.max_batch_size,
+        inputs=first.inputs,
+        outputs=last.outputs,
+        decoupled=last.decoupled,
+        config=ConfigDocument(name=name, platform=PIPELINE),
+        steps=tuple(
+            EnsembleStep(model.name, model.version, taken, given)
+            for model, taken, given in zip(models, takes, gives, strict=True)
+        ),
+    )
+
+
+def _join(pipeline: str, giver: ModelSpec, taker: ModelSpec) -> list[Joint]:
     what = f"pipeline '{pipeline}': '{giver.name}' does not lead to '{taker.name}'"
     pairs = _pairs(giver.outputs, taker.inputs)
     if pairs is None:
@@ -39,12 +71,12 @@ def join(pipeline: str, giver: ModelSpec, taker: ModelSpec) -> tuple[Joint, ...]
                 f"{what}: output '{source.name}' is {source.datatype} and input "
                 f"'{target.name}' is {target.datatype}"
             )
-        if not _may_fit(source.shape, target.shape):
+        if not may_fit(source.shape, target.shape):
             raise ConfigError(
                 f"{what}: output '{source.name}' has shape {list(source.shape)} and input "
                 f"'{target.name}' {list(target.shape)}"
             )
-    return tuple(Joint(source.name, target) for source, target in pairs)
+    return [Joint(source.name, target.name) for source, target in pairs]
 
 
 def _pairs(
@@ -58,27 +90,6 @@ def _pairs(
     if outputs and len(outputs) == len(needed):
         return list(zip(outputs, needed, strict=True))
     return None
-
-
-def _may_fit(source: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    return len(source) == len(target) and all(
-        -1 in (size, other) or size == other for size, other in zip(source, target, strict=True)
-    )
-
-
-def check(pipeline: str, joint: Joint, taker: ModelSpec, shape: tuple[int, ...]) -> None:
-    """Whether what a model gave is what the next one takes.
-
-    Raises:
-        Internal: it is not; says which models and which shapes.
-    """
-    wanted = joint.input.shape
-    if not fits(wanted, shape) or 0 < taker.max_batch_size < (shape[0] if shape else 0):
-        most = f" and at most {taker.max_batch_size} in a batch" if taker.max_batch_size else ""
-        raise Internal(
-            f"pipeline '{pipeline}': output '{joint.output}' has shape {list(shape)}, but "
-            f"input '{joint.input.name}' of '{taker.name}' takes {list(wanted)}{most}"
-        )
 
 
 def _names(tensors: Sequence[TensorSpec]) -> str:

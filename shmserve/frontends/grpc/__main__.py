@@ -13,7 +13,7 @@ import threading
 from setproctitle import setproctitle
 
 from shmserve import config
-from shmserve.dispatch import open_dispatcher
+from shmserve.dispatch import Dispatcher
 from shmserve.errors import ConfigError
 from shmserve.frontends.grpc import malloc_trim
 from shmserve.frontends.grpc.callers import AddressCallers, Callers
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _serve(settings: config.Settings, number: int, stop: threading.Event) -> int:
-    dispatcher = open_dispatcher(settings, "grpc")
+    dispatcher = Dispatcher(settings, "grpc")
     try:
         listening = Listening(settings, config.run_dir(settings), number)
         server = GrpcServer(dispatcher, settings, _callers(settings, listening))

@@ -52,10 +52,10 @@ class RepositoryResources:
     def _unload(self, request: Any, context: RpcContext) -> Any:
         refuse_repository(request.repository_name)
         self._access.check("change", context)
-        # Refused if it is wrong; no model depends on another here
-        if not isinstance(_values(request.parameters).get("unload_dependents", False), bool):
+        dependents = _values(request.parameters).get("unload_dependents", False)
+        if not isinstance(dependents, bool):
             raise InvalidArgument("parameter 'unload_dependents' must be a bool_param")
-        self._repository.unload(request.model_name)
+        self._repository.unload(request.model_name, dependents)
         return pb.RepositoryModelUnloadResponse()
 
 

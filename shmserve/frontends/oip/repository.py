@@ -75,14 +75,14 @@ class Repository:
         config, files = load_request.overrides(name, parameters, self._settings)
         self._dispatcher.coordinator.load_model(name, config, files)
 
-    def unload(self, name: str) -> None:
-        """Serve a model no more. No model depends on another here.
+    def unload(self, name: str, dependents: bool = False) -> None:
+        """Serve a model no more; with `dependents` nor what was loaded as steps of it alone.
 
         Raises:
             ShmserveError: it was refused.
         """
         load_request.check_name(name, self._settings)
-        self._dispatcher.coordinator.unload_model(name)
+        self._dispatcher.coordinator.unload_model(name, dependents)
 
 
 def refuse_repository(name: str) -> None:

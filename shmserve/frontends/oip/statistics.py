@@ -33,8 +33,8 @@ class Statistics:
         report = self._dispatcher.coordinator.report()
         known = {(m.model, m.version): m for m in report.models}
         return [
-            _statistics(known.get(key) or ModelReport(*key), report)
-            for key in ((e.spec.name, e.spec.version) for e in entries)
+            _statistics(known.get(key) or ModelReport(*key), report, bool(entry.spec.steps))
+            for key, entry in (((e.spec.name, e.spec.version), e) for e in entries)
         ]
 
     def _entries(self, name: str, version: str) -> list[ModelEntry]:
@@ -54,15 +54,17 @@ class Statistics:
         return sorted(ready, key=lambda entry: (entry.spec.name, int(entry.spec.version)))
 
 
-def _statistics(model: ModelReport, report: Report) -> dict[str, Any]:
+def _statistics(model: ModelReport, report: Report, ensemble: bool) -> dict[str, Any]:
+    """An ensemble has no executor that counts: it has run as often as it has answered."""
     requests, runs = model.all_requests(), model.runs
+    answered = requests.succeeded
     stages = dict(zip(STAGES, (_duration(runs.requests, ns) for ns in runs.stage_ns), strict=True))
     return {
         "name": model.model,
         "version": model.version,
         "last_inference": runs.last_inference_ms,
-        "inference_count": runs.inferences,
-        "execution_count": runs.executions,
+        "inference_count": answered if ensemble else runs.inferences,
+        "execution_count": answered if ensemble else runs.executions,
         "inference_stats": {
             "success": _duration(requests.succeeded, requests.success_ns),
             "fail": _duration(requests.failed, requests.fail_ns),

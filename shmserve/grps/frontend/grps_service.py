@@ -7,7 +7,7 @@ from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import InvalidArgument, NotFound, ShmserveError, Unavailable
 from shmserve.frontends.dispatch_api import DispatchApi
-from shmserve.grps.frontend import metadata_documents, pipelines
+from shmserve.grps.frontend import metadata_documents
 from shmserve.grps.frontend.exchange import Exchange, HttpSource, PayloadSource
 from shmserve.grps.frontend.model_names import ModelNames
 from shmserve.grps.frontend.payloads import Body, Payload
@@ -63,8 +63,6 @@ class Grps:
         if not name:
             raise InvalidArgument("The model name is empty.")
         text = metadata_documents.model_document(self.models.names(), name)
-        if text is None and (line := pipelines.named(name, self._settings)):
-            text = pipelines.document(line, self._settings)
         if text is None:
             raise NotFound("Model not found.")
         return GrpsMessage(success(), str_data=text)

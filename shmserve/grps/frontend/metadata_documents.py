@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.core.scheduling.ensemble_graph import PIPELINE
 from shmserve.grps import settings as grps_settings
 from shmserve.grps.protocol import model_parameters
 from shmserve.grps.protocol.names import Names, versions_of
@@ -24,7 +25,8 @@ def server_document(snapshot: Snapshot, settings: Settings) -> str:
 
     Where one project is all that is served, its files verbatim.
     """
-    entries = [e for versions in snapshot.models.values() for e in versions.values()]
+    published = [e for versions in snapshot.models.values() for e in versions.values()]
+    entries = [entry for entry in published if entry.spec.platform != PIPELINE]
     if len(entries) == 1:
         parameters = entries[0].spec.parameters
         if model_parameters.INFERENCE in parameters:
@@ -56,6 +58,8 @@ def model_document(names: Names, name: str) -> str | None:
 
 def _models(entry: ModelEntry, snapshot: Snapshot) -> list[dict[str, Any]]:
     text = entry.spec.parameters.get(model_parameters.INFERENCE)
+    if entry.spec.platform == PIPELINE:
+        return [_pipeline(entry, snapshot)]
     if text is None:
         return [_model(entry, snapshot)]
     document = yaml.safe_load(text)  # it was read before: the project could not be served else
@@ -88,6 +92,16 @@ def _model(entry: ModelEntry, snapshot: Snapshot) -> dict[str, Any]:
         "converter_type": "none",
         "batching": batching,
     }
+
+
+def _pipeline(entry: ModelEntry, snapshot: Snapshot) -> dict[str, Any]:
+    """Its steps, in the form in which GRPS has its own."""
+    nodes = [
+        {"name": f"node-{number}", "type": "model", "model": step.model}
+        for number, step in enumerate(entry.spec.steps, 1)
+    ]
+    version = versions_of(entry, snapshot)[0]
+    return {"name": entry.spec.name, "version": version, "type": "sequential", "nodes": nodes}
 
 
 def _dag(models: list[dict[str, Any]], settings: Settings) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from shmserve.core.registry import ModelEntry
 from shmserve.errors import InvalidArgument, NotFound
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.grps import settings as grps_settings
-from shmserve.grps.frontend import pipelines
 from shmserve.grps.protocol.names import Names
 
 _SHOWN = 128  # characters of a client's value that a message repeats
@@ -18,7 +17,6 @@ class ModelNames:
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
-        self._settings = settings
         self._default = grps_settings.of(settings).default_model
         self._names: Names | None = None
 
@@ -41,8 +39,6 @@ class ModelNames:
         if not name:
             return self._default_model()
         match = self.names().find(name)
-        if match is None and (line := pipelines.named(name, self._settings)):
-            return self._dispatcher.ready_model(line)
         if match is None:
             shown = name[:_SHOWN]
             raise NotFound(f"Model '{shown}' not found. ModelNames are named name-version.")
@@ -51,8 +47,7 @@ class ModelNames:
     def _default_model(self) -> ModelEntry:
         if self._default:
             match = self.names().find(self._default)
-            line = pipelines.named(self._default, self._settings)
-            return self._dispatcher.ready_model(*(match or (line or self._default,)))
+            return self._dispatcher.ready_model(*(match or (self._default,)))
         names = self.names()
         if not names.default:
             raise InvalidArgument(

@@ -8,6 +8,7 @@ also known as n and n.0.0. A project is known by the names of the models it cons
 from __future__ import annotations
 
 from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.core.scheduling.ensemble_graph import PIPELINE
 from shmserve.grps.protocol import model_parameters
 
 VERSION = "grps_version"
@@ -32,7 +33,7 @@ class Names:
             for each in entries:
                 for name in names(each, snapshot):
                     self._known.setdefault(name, (each.spec.name, each.spec.version))
-        models = list(snapshot.models)
+        models = [m for m in snapshot.models if not _is_pipeline(snapshot.newest(m))]
         if len(models) > 1:
             models = [m for m in models if _for_grps(snapshot.newest(m))]
         self.default = models[0] if len(models) == 1 else ""
@@ -62,6 +63,8 @@ def versions_of(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
 def _given(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
     parts = entry.spec.parameters.get(model_parameters.MODELS, "")
     names = parts.split(",") if parts else []
+    if _is_pipeline(entry):
+        names.append(entry.spec.name)
     if len(versions_of(entry, snapshot)) > 2:
         names.append(f"{entry.spec.name}-{versions_of(entry, snapshot)[0]}")
     return names
@@ -73,6 +76,10 @@ def _implied(entry: ModelEntry, snapshot: Snapshot) -> list[str]:
 
 def _for_grps(entry: ModelEntry | None) -> bool:
     return entry is not None and any(name.startswith("grps") for name in entry.spec.parameters)
+
+
+def _is_pipeline(entry: ModelEntry | None) -> bool:
+    return entry is not None and entry.spec.platform == PIPELINE
 
 
 def _newest(entry: ModelEntry, snapshot: Snapshot) -> bool:

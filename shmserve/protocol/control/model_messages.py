@@ -19,10 +19,12 @@ class LoadModel(Message, frozen=True):
 
 
 class UnloadModel(Message, frozen=True):
-    """Serve a model no more."""
+    """Serve a model no more. `dependents`: nor the models of an ensemble that were loaded for it
+    alone."""
 
     ticket: int
     name: str
+    dependents: bool = False
 
 
 class ModelAnswer(Message, frozen=True):

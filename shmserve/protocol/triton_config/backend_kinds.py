@@ -39,6 +39,8 @@ class BackendKind(Struct, frozen=True):
 MODEL_FILE_IN_FOLDER = "model.onnx"
 ONNXRUNTIME = "onnxruntime"
 PYTHON = "python"
+# No backend: its models have instances. It must be named by `platform`
+ENSEMBLE = BackendKind("ensemble", "", platforms=("ensemble",), platform="ensemble")
 _ALL = (AUTO, CPU, GPU, MODEL)
 BUILT_IN = {
     kind.name: kind
@@ -69,5 +71,6 @@ BUILT_IN = {
             instance_kinds=_ALL,
             needs_cupy=True,
         ),
+        ENSEMBLE,
     )
 }

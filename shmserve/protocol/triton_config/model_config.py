@@ -13,8 +13,15 @@ from google.protobuf import json_format, text_format
 from msgspec import Struct
 
 from shmserve._generated import model_config_pb2 as pb
+from shmserve.core.scheduling import ensemble_graph
 from shmserve.errors import ConfigError
-from shmserve.protocol.triton_config.backend_kinds import BUILT_IN, ONNXRUNTIME, PYTHON, BackendKind
+from shmserve.protocol.triton_config.backend_kinds import (
+    BUILT_IN,
+    ENSEMBLE,
+    ONNXRUNTIME,
+    PYTHON,
+    BackendKind,
+)
 from shmserve.protocol.triton_config.batching import check_batching
 from shmserve.protocol.triton_config.config_parts import (
     VersionPolicy,
@@ -24,12 +31,13 @@ from shmserve.protocol.triton_config.config_parts import (
     version_policy,
 )
 from shmserve.protocol.triton_config.document import document_of
+from shmserve.protocol.triton_config.ensemble_steps import ensemble_steps
 from shmserve.protocol.triton_config.field_table import refuse_unsupported, without_effect
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup, instance_groups
 from shmserve.protocol.triton_config.sequences import check_sequences
 from shmserve.protocol.triton_config.warmup_samples import WarmupSample, warmup_samples
 from shmserve.tensor.config_document import ConfigDocument
-from shmserve.tensor.spec import ModelSpec, TensorSpec
+from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
 
 _GRAPH_LEVELS = (-1, 0, 1, 2)  # of onnxruntime: basic, all, extended, none
 
@@ -44,7 +52,8 @@ class ModelConfig(Struct, frozen=True):
 
     `inputs` and `outputs` have the protocol's full shapes and may lack what the model itself
     can tell; `label_files` maps outputs to files relative to the model's folder; `notes` are
-    hints of the file that have no effect; `document` is the normalised configuration.
+    hints of the file that have no effect; `document` is the normalised configuration; `steps`:
+    of an ensemble.
     """
 
     name: str
@@ -63,6 +72,7 @@ class ModelConfig(Struct, frozen=True):
     document: ConfigDocument
     warmup: tuple[WarmupSample, ...] = ()
     notes: tuple[str, ...] = ()
+    steps: tuple[EnsembleStep, ...] = ()
 
     def spec(self, version: str, labels: Mapping[str, tuple[str, ...]] | None = None) -> ModelSpec:
         """What is published of one version; `labels` by output."""
@@ -83,6 +93,7 @@ class ModelConfig(Struct, frozen=True):
             rerun=self.rerun,
             parameters=dict(self.parameters),
             config=self.document,
+            steps=self.steps,
         )
 
 
@@ -143,7 +154,8 @@ def _validated(
         raise ConfigError(f"model '{model}': max_batch_size {message.max_batch_size} is negative")
     kind = kinds[_backend(message, model, guess, kinds)]
     backend = kind.name
-    groups = instance_groups(message, model, kind)
+    steps = ensemble_steps(message, model) if kind is ENSEMBLE else ()
+    groups = instance_groups(message, model, kind) if not steps else ()
     parameters = _parameters(message, model, backend)
     batched = message.max_batch_size > 0
     partial = partial and kind.completes
@@ -151,14 +163,14 @@ def _validated(
     outputs = tensors(message.output, model, "output", batched, partial)
     policy = version_policy(message, model)
     model_file = message.default_model_filename or kind.model_file
-    if not is_plain_file_name(model_file):
+    if not steps and not is_plain_file_name(model_file):
         raise ConfigError(
             f"model '{model}': default_model_filename '{model_file}' is not a plain file name"
         )
     _check_hints(message, model, backend)
     platform = message.platform or kind.platform
     _normalise(message, model, platform, backend, policy, groups, model_file)
-    return ModelConfig(
+    config = ModelConfig(
         name=model,
         platform=platform,
         backend=backend,
@@ -175,7 +187,11 @@ def _validated(
         document=document_of(message),
         warmup=warmup_samples(message, model, message.max_batch_size, partial),
         notes=_notes(message, backend),
+        steps=steps,
     )
+    if steps:
+        ensemble_graph.check_graph(config.spec("1"))
+    return config
 
 
 def _check_hints(message: Any, model: str, backend: str) -> None:
@@ -197,11 +213,15 @@ def _notes(message: Any, backend: str) -> tuple[str, ...]:
 
 
 def _backend(message: Any, model: str, guess: str, kinds: Mapping[str, BackendKind]) -> str:
+    if message.platform == ENSEMBLE.platform:
+        return ENSEMBLE.name
+    if message.HasField("ensemble_scheduling"):
+        raise ConfigError(f"model '{model}': ensemble_scheduling needs platform 'ensemble'")
+    kinds = {name: kind for name, kind in kinds.items() if kind is not ENSEMBLE}
     known = ", ".join(kinds)
     platforms = {platform: kind.name for kind in kinds.values() for platform in kind.platforms}
     if message.platform and message.platform not in platforms:
-        hint = " (call the models one after the other)" if message.platform == "ensemble" else ""
-        raise ConfigError(f"model '{model}': platform '{message.platform}' is not supported{hint}")
+        raise ConfigError(f"model '{model}': platform '{message.platform}' is not supported")
     if message.backend and message.backend not in kinds:
         raise ConfigError(
             f"model '{model}': backend '{message.backend}' is not supported (supported: {known})"
@@ -249,7 +269,8 @@ def _normalise(
     model_file: str,
 ) -> None:
     """Write what the server assumes into the message, for its JSON form."""
-    message.name, message.platform, message.backend = model, platform, backend
+    message.name, message.platform = model, platform
+    message.backend = backend if backend != ENSEMBLE.name else ""  # as Triton shows ensembles
     message.default_model_filename = model_file
     if policy.kind == "latest":
         message.version_policy.latest.num_versions = policy.count

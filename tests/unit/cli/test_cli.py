@@ -9,6 +9,7 @@ from shmserve import cli
 from shmserve.cli import check, serve, show
 from shmserve.config import Settings
 from shmserve.errors import Unavailable
+from shmserve.protocol.triton_config.model_config import parse
 from shmserve.tensor.spec import ModelSpec
 
 
@@ -36,6 +37,24 @@ def test_check_tells_one_line_each_and_fails_on_a_problem(settings, capsys):
     assert "ok    model m version 1: python, 0 instances" in capsys.readouterr().out
     assert check.check(settings, lambda paths: Scan({}, {"bad": "line 3"})) == 1
     assert "FAIL  model bad: line 3" in capsys.readouterr().out
+
+
+def test_check_names_the_models_that_an_ensemble_lacks(settings, capsys):
+    step = "step { model_name: '%s' model_version: -1 %s }"
+    first = step % ("m", "input_map { key: 'X' value: 'I' } output_map { key: 'Y' value: 'O' }")
+    second = step % ("z", "input_map { key: 'X' value: 'I' } output_map { key: 'Y' value: 'a' }")
+    tensors = " ".join(
+        f"{kind} {{ name: '{kind[0].upper()}' data_type: TYPE_FP32 dims: [ 1 ] }}"
+        for kind in ("input", "output")
+    )
+    text = f"platform: 'ensemble' {tensors} ensemble_scheduling {{ {first} %s }}"
+    ensemble, other = (parse(text % more, "e").spec("1") for more in (second, ""))
+    model = ModelSpec("m", "1", "", "python", 0, (), ())
+    assert check.check(settings, lambda paths: Scan({"e": Folder((ensemble,))}), load=True) == 1
+    assert "FAIL  model e version 1: steps are not served: m, z" in capsys.readouterr().out
+    both = Scan({"e": Folder((other,)), "m": Folder((model,))})
+    assert check.check(settings, lambda paths: both) == 0
+    assert "ok    model e version 1: ensemble, 1 step\n" in capsys.readouterr().out
 
 
 def test_check_fails_without_a_repository(tmp_path, capsys):

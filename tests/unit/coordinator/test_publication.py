@@ -30,7 +30,7 @@ def test_frontends_are_told_once_it_can_be_read(tmp_path: Path) -> None:
     def send(process: str, message: object) -> None:
         heard.append((process, message, reader.current().generation))
 
-    publication = Publication(writer, reconciler, regions, settings, {}, send)
+    publication = Publication(writer, reconciler, regions, settings, {}, {}, send)
     publication.publish()
     publication.publish()
     both = ("http-1-aa", "grpc-1-aa")

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from shmserve import config
+from shmserve.coordinator.models.composed_models import composed
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
-from shmserve.core.scheduling import pipeline_wiring
+from shmserve.core.scheduling import ensemble_graph, pipeline_wiring
 from shmserve.core.stats import request_counters
 from shmserve.core.stats.request_counters import COPIES
 from shmserve.dispatch.outcome import RunOptions
@@ -57,7 +58,7 @@ class Line:
 
     def __init__(self, run_dir: Path, *models: Model, **settings: Any) -> None:
         names = tuple("abcdef"[: len(models)])
-        self.rig = Rig(run_dir, pipelines={"line": names}, **settings)
+        self.rig = Rig(run_dir, **settings)
         self.specs = {name: spec(name) for name in names}
         self.entries = {
             name: self.rig.serve(model, spec=self.specs[name])
@@ -66,7 +67,8 @@ class Line:
         self.publish(self.entries)
 
     def publish(self, entries: dict[str, ModelEntry]) -> None:
-        models = {name: {"1": entry} for name, entry in entries.items()}
+        loaded = {name: {"1": entry} for name, entry in entries.items()}
+        models = composed(loaded, {"line": tuple(self.specs)})
         self.rig.writer.publish(Snapshot("cafe0123", 0, models=models, complete=True))
 
     def call(self, timeout_s: float | None = None) -> Any:
@@ -126,7 +128,7 @@ def test_tensors_stay_in_the_slots_of_who_wrote_them(line: Any, size: int) -> No
     whole.assert_nothing_held()
 
 
-def test_what_the_frontend_copies_counts_for_the_first_and_for_the_last_model(line: Any) -> None:
+def test_what_the_frontend_copies_counts_for_the_whole(line: Any) -> None:
     whole = line(into_offer, into_offer, into_offer)
     with whole.call() as call:
         whole.feed(call, np.ones(3, np.float32))
@@ -138,8 +140,9 @@ def test_what_the_frontend_copies_counts_for_the_first_and_for_the_last_model(li
             "in": 5, "batch": 0, "out": 7, "device": 0
         }  # fmt: skip
     rows = request_counters.read(whole.rig.dispatcher.counting.page.words)
-    assert [rows[name, "1"].copied[COPIES.index("in")] for name in "abc"] == [5, 0, 0]
-    assert [rows[name, "1"].copied[COPIES.index("out")] for name in "abc"] == [0, 0, 7]
+    of = {name: rows[name, "1"].copied for name in ("line", "a", "b", "c")}
+    assert [copied[COPIES.index("in")] for copied in of.values()] == [5, 0, 0, 0]
+    assert [copied[COPIES.index("out")] for copied in of.values()] == [7, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -314,12 +317,12 @@ def test_a_pipeline_is_a_model_to_frontends(line: Any) -> None:
         dispatcher.model("line", "2")
     loading = msgspec.structs.replace(whole.entries["b"], state=ModelState.LOADING)
     whole.publish({**whole.entries, "b": loading})
-    assert dispatcher.model("line").reason == "model 'b' is not ready"
+    assert dispatcher.model("line").reason == "pipeline 'line' depends on 'b', which is loading"
     with pytest.raises(Unavailable):
         dispatcher.ready_model("line")
     whole.publish({"a": whole.entries["a"]})
-    with pytest.raises(NotFound, match=r"pipeline 'line'.*'b' is not found"):
-        dispatcher.model("line")
+    with pytest.raises(NotFound, match=r"pipeline 'line' depends on 'b', which is not found"):
+        dispatcher.ready_model("line")
 
 
 def tensor(name: str, datatype: str = "FP32", *shape: int, optional: bool = False) -> TensorSpec:
@@ -348,10 +351,12 @@ def test_how_models_fit(outputs: Any, inputs: Any, expected: Any) -> None:
     giver, taker = spec("a", outputs=tuple(outputs)), spec("b", inputs=tuple(inputs))
     if isinstance(expected, str):
         with pytest.raises(ConfigError, match=expected):
-            pipeline_wiring.join("p", giver, taker)
+            pipeline_wiring.pipeline("p", [giver, taker])
     else:
-        found = pipeline_wiring.join("p", giver, taker)
-        assert [(joint.output, joint.input.name) for joint in found] == expected
+        first, second = pipeline_wiring.pipeline("p", [giver, taker]).steps
+        between = {tensor: output for output, tensor in first.outputs.items()}
+        found = [(between[tensor], name) for name, tensor in second.inputs.items()]
+        assert found == expected
 
 
 def test_a_shape_that_only_shows_when_it_runs(line: Any) -> None:
@@ -359,14 +364,12 @@ def test_a_shape_that_only_shows_when_it_runs(line: Any) -> None:
         return Response((Output("OUT", "FP32", np.zeros((2, 2), np.float32)),))
 
     whole = line(flat, plus(1))
-    with pytest.raises(Internal, match=r"'OUT' has shape \[2, 2\], but input 'IN' of 'b' takes"):
+    with pytest.raises(Internal, match=r"OUT' has shape \[2, 2\], but input 'IN' of 'b' takes"):
         whole.run(np.ones(3, np.float32))
     whole.assert_nothing_held()
     taker = spec("b", inputs=(TensorSpec("IN", "FP32", (-1, 2)),), max_batch_size=4)
-    joint = pipeline_wiring.Joint("OUT", taker.inputs[0])
-    pipeline_wiring.check("p", joint, taker, (4, 2))
-    with pytest.raises(Internal, match="at most 4 in a batch"):
-        pipeline_wiring.check("p", joint, taker, (5, 2))
+    assert ensemble_graph.misfit(taker, "IN", "OUT", (4, 2)) == ""
+    assert "at most 4 in a batch" in ensemble_graph.misfit(taker, "IN", "OUT", (5, 2))
 
 
 def test_pipelines_in_the_settings(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ class FakeOtherModels:
             raise InvalidArgument("Model name cannot be empty.")
         self.loaded[model] = parameters
 
-    def unload(self, model: str) -> None:
+    def unload(self, model: str, dependents: bool = False) -> None:
         if model not in self.loaded:
             raise InvalidArgument("there is no such model")
         del self.loaded[model]

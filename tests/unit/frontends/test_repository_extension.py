@@ -165,6 +165,7 @@ def test_over_http() -> None:
     assert client.ask("POST", "/v2/repository/models/m/unload", wrong).status == 400
     right = b'{"parameters": {"unload_dependents": true}}'
     assert client.ask("POST", "/v2/repository/models/m/unload", right).status == 200
+    assert dispatcher.coordinator.unloaded_dependents == [True]
     dispatcher.coordinator.refusal = NotFound("failed to load 'm'")
     assert client.ask("POST", "/v2/repository/models/m/load", b"").json == {
         "error": "failed to load 'm'"

@@ -97,8 +97,11 @@ def test_versions_by_policy() -> None:
 
 
 REFUSED = {
-    "ensemble_scheduling": "ensemble_scheduling { step [ { model_name: 'x' } ] }",
     "sequence_batching.iterative_sequence": "sequence_batching { iterative_sequence: true }",
+    "ensemble_scheduling.max_inflight_requests": "ensemble_scheduling { max_inflight_requests: 1 }",
+    "ensemble_scheduling.step.model_namespace": (
+        "ensemble_scheduling { step [ { model_namespace: 'x' } ] }"
+    ),
     "response_cache.enable": "response_cache { enable: true }",
     "optimization.execution_accelerators": "optimization { execution_accelerators { } }",
     "model_repository_agents.agents": "model_repository_agents { agents [ { name: 'a' } ] }",
@@ -286,8 +289,6 @@ def test_backend_by_name_platform_or_files() -> None:
     assert parse("platform: 'pytorch_libtorch'", "m").backend == "pytorch"
     with pytest.raises(ConfigError, match=r"backend 'vllm' is not supported \(supported: python"):
         parse("backend: 'vllm'", "m")
-    with pytest.raises(ConfigError, match=r"platform 'ensemble' is not supported \(call the"):
-        parse("platform: 'ensemble'", "m")
 
 
 def test_missing_parts_are_for_models_that_can_tell_them() -> None:
@@ -350,7 +351,7 @@ def test_json_form_is_read_back() -> None:
         parse_json('{"nonsense": 1}', "m")
     with pytest.raises(ConfigError, match="config"):
         parse_json("{", "m")
-    with pytest.raises(ConfigError, match="ensemble_scheduling is not supported"):
+    with pytest.raises(ConfigError, match="ensemble_scheduling needs platform"):
         parse_json('{"backend": "python", "ensemble_scheduling": {}}', "m")
 
 
@@ -381,8 +382,7 @@ def test_completed_json_keeps_what_was_told() -> None:
 @pytest.mark.parametrize(
     ("kind", "message", "left_out"),
     [
-        # Refused, so they are never shown
-        (ConfigDocument, pb.ModelConfig, {"ensemble_scheduling"}),
+        (ConfigDocument, pb.ModelConfig, set()),
         (InputEntry, pb.ModelInput, set()),
         (OutputEntry, pb.ModelOutput, set()),
         (GroupEntry, pb.ModelInstanceGroup, set()),

@@ -218,12 +218,12 @@ def load_model(
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Serve a model no more. No model depends on another here.
+    """Serve a model no more; with `unload_dependents` nor what was loaded as steps of it alone.
 
     Raises:
         TritonModelException: it was refused.
     """
     try:
-        _Served.models.unload(model_name)
+        _Served.models.unload(model_name, unload_dependents)
     except ShmserveError as ex:
         raise TritonModelException(ex.message) from None

@@ -46,10 +46,10 @@ class RepositoryRoutes:
 
     def on_post_unload(self, req: Request, resp: Response, name: str, repository: str = "") -> None:
         refuse_repository(repository)
-        # Refused if it is wrong; no model depends on another here
-        if not isinstance(self._parameters(req).get("unload_dependents", False), bool):
+        dependents = self._parameters(req).get("unload_dependents", False)
+        if not isinstance(dependents, bool):
             raise InvalidArgument("parameter 'unload_dependents' must be a boolean")
-        self._repository.unload(name)
+        self._repository.unload(name, dependents)
 
     def _document(self, req: Request, limit: int = _MAX_BODY) -> dict[str, Any]:
         body = open_body(req.env, self._settings).read_rest(limit)

@@ -49,6 +49,7 @@ def test_load_and_unload() -> None:
         assert rig.dispatcher.coordinator.loads == [("m", "{}", {"1/model.py": b"code"})]
         rig.client.call("RepositoryModelUnload", unload)
         assert rig.dispatcher.coordinator.unloads == ["m"]
+        assert rig.dispatcher.coordinator.unloaded_dependents == [True]
         rig.dispatcher.coordinator.refusal = InvalidArgument("load failed for model 'm'")
         code, details = rig.client.error("RepositoryModelLoad", load)
         assert (code, details) == ("INVALID_ARGUMENT", "load failed for model 'm'")

@@ -1,0 +1,35 @@
+"""The models of the registry with what is made of several of them: ensembles, pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from shmserve import extensions
+from shmserve.core.control import compositions
+from shmserve.core.control.compositions import Models
+from shmserve.core.scheduling import pipeline_wiring
+from shmserve.protocol.triton_config import document
+from shmserve.tensor.spec import ModelSpec
+
+
+def composed(models: Models, pipelines: Mapping[str, Sequence[str]]) -> Models:
+    """What is published of the loaded models and of the setting `pipelines`."""
+    return compositions.with_pipelines(compositions.compose(models), pipelines, make_pipeline)
+
+
+def make_pipeline(name: str, models: Sequence[ModelSpec]) -> ModelSpec:
+    """The spec of a pipeline, with the configuration that clients are shown.
+
+    Raises:
+        ConfigError: two of its models do not fit together.
+    """
+    spec = pipeline_wiring.pipeline(name, models)
+    first, last = models[0].parameters, models[-1].parameters
+    forms = {  # such as messages, not tensors
+        form: first[form]
+        for form in extensions.names(extensions.NATIVE_REQUESTS)
+        if form in first and first[form] == last.get(form)
+    }
+    return document.completed(msgspec.structs.replace(spec, parameters=forms))

@@ -1,0 +1,241 @@
+"""Models that answer one request together: how they must fit, and which of them may run when.
+
+An ensemble's tensors have names of their own; each of its steps is a model, and says which of
+them its inputs and outputs are (`tensor.spec.EnsembleStep`). A pipeline is an ensemble whose
+steps follow each other (`core.scheduling.pipeline_wiring`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from shmserve.errors import ConfigError
+from shmserve.tensor.config_document import TransactionEntry
+from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec, fits
+
+ENSEMBLE, PIPELINE = "ensemble", "pipeline"  # platforms of specs that have steps
+
+
+class GraphProgress:
+    """Which steps of one request may run, as tensors come; not for use by two threads.
+
+    Args:
+        steps: of the ensemble; each tensor they take comes once before a step may give it.
+        wanted: tensors that are needed to the end.
+    """
+
+    def __init__(self, steps: Sequence[EnsembleStep], wanted: Collection[str]) -> None:
+        self._steps = steps
+        self._wanted = wanted
+        self._awaited = [set(step.inputs.values()) for step in steps]  # and not there yet
+        self._takers: dict[str, set[int]] = {}  # that have not begun
+        for index, awaited in enumerate(self._awaited):
+            for tensor in awaited:
+                self._takers.setdefault(tensor, set()).add(index)
+
+    def arrived(self, tensors: Iterable[str]) -> list[int]:
+        """These tensors are there, or will not be: the steps that waited for nothing else."""
+        runnable = set()
+        for tensor in tensors:
+            for index in self._takers.get(tensor, ()):
+                if tensor in self._awaited[index]:
+                    self._awaited[index].remove(tensor)
+                    if not self._awaited[index]:
+                        runnable.add(index)
+        return sorted(runnable)
+
+    def began(self, index: int) -> list[str]:
+        """A step has what it takes: the tensors that nobody needs any more."""
+        over = []
+        for tensor in sorted(set(self._steps[index].inputs.values())):
+            self._takers[tensor].discard(index)
+            if not self._takers[tensor] and tensor not in self._wanted:
+                over.append(tensor)
+        return over
+
+    def needed(self, tensor: str) -> bool:
+        """Whether a step that has not begun takes it, or it is wanted."""
+        return self.awaited(tensor) or tensor in self._wanted
+
+    def awaited(self, tensor: str) -> bool:
+        """Whether a step that has not begun takes it."""
+        return bool(self._takers.get(tensor))
+
+
+def check_graph(spec: ModelSpec) -> None:
+    """Whether the steps give all that they and the ensemble's outputs need.
+
+    Raises:
+        ConfigError: it names the tensor, or the steps that wait for each other.
+    """
+    what = f"ensemble '{spec.name}'"
+    giver = {tensor.name: "the request" for tensor in spec.inputs}
+    for number, step in enumerate(spec.steps):
+        for tensor in step.outputs.values():
+            if tensor in giver:
+                raise ConfigError(
+                    f"{what}: tensor '{tensor}' is given twice, by {giver[tensor]} and "
+                    f"by {_step(number, step)}"
+                )
+            giver[tensor] = _step(number, step)
+    for number, step in enumerate(spec.steps):
+        for tensor in step.inputs.values():
+            if tensor not in giver:
+                raise ConfigError(
+                    f"{what}: {_step(number, step)} takes tensor '{tensor}', which is neither "
+                    "an input of the ensemble nor the output of a step"
+                )
+    for output in spec.outputs:
+        if giver.get(output.name, "the request") == "the request":
+            raise ConfigError(f"{what}: output '{output.name}' is not the output of any step")
+    waiting = _never_run(spec)
+    if waiting:
+        names = ", ".join(_step(number, spec.steps[number]) for number in waiting)
+        raise ConfigError(f"{what}: steps wait for each other's outputs: {names}")
+
+
+def _never_run(spec: ModelSpec) -> list[int]:
+    progress = GraphProgress(spec.steps, ())
+    runnable = progress.arrived(tensor.name for tensor in spec.inputs)
+    waiting = set(range(len(spec.steps)))
+    while runnable:
+        index = runnable.pop()
+        waiting.remove(index)
+        runnable += progress.arrived(spec.steps[index].outputs.values())
+    return sorted(waiting)
+
+
+def check_models(spec: ModelSpec, models: Sequence[ModelSpec]) -> None:
+    """Whether the models of the steps, in their order, are such as the ensemble says.
+
+    Raises:
+        ConfigError: it names the step and the tensor.
+    """
+    inputs = {tensor.name: tensor for tensor in spec.inputs}
+    given = dict(inputs)
+    for number, (step, model) in enumerate(zip(spec.steps, models, strict=True)):
+        where = f"ensemble '{spec.name}': {_step(number, step)}"
+        if 0 < model.max_batch_size < spec.max_batch_size:
+            raise ConfigError(
+                f"{where} takes batches of at most {model.max_batch_size}, the ensemble of "
+                f"{spec.max_batch_size}"
+            )
+        for name, tensor in step.outputs.items():
+            output = model.output(name)
+            if output is None:
+                raise ConfigError(f"{where} has no output '{name}'")
+            given[tensor] = output
+    for number, (step, model) in enumerate(zip(spec.steps, models, strict=True)):
+        where = f"ensemble '{spec.name}': {_step(number, step)}"
+        for name, tensor in step.inputs.items():
+            taken = model.input(name)
+            if taken is None:
+                raise ConfigError(f"{where} has no input '{name}'")
+            if given[tensor].optional and not taken.optional:
+                raise ConfigError(
+                    f"{where} must have input '{name}', and tensor '{tensor}' is optional"
+                )
+            _check_same(f"{where}: input '{name}'", taken, tensor, given[tensor])
+        missing = [t.name for t in model.inputs if not t.optional and t.name not in step.inputs]
+        if missing:
+            raise ConfigError(f"{where} must have input '{missing[0]}', which input_map lacks")
+    for output in spec.outputs:
+        what = f"ensemble '{spec.name}': output '{output.name}'"
+        _check_same(what, output, output.name, given[output.name])
+    _check_streaming(spec, models)
+
+
+def _check_same(what: str, expected: TensorSpec, tensor: str, given: TensorSpec) -> None:
+    if expected.datatype != given.datatype:
+        raise ConfigError(
+            f"{what} is {expected.datatype}, and tensor '{tensor}' is {given.datatype}"
+        )
+    if not may_fit(given.shape, expected.shape):
+        raise ConfigError(
+            f"{what} has shape {list(expected.shape)}, and tensor '{tensor}' {list(given.shape)}"
+        )
+
+
+def _check_streaming(spec: ModelSpec, models: Sequence[ModelSpec]) -> None:
+    last = last_step(spec)
+    for number, (step, model) in enumerate(zip(spec.steps, models, strict=True)):
+        if model.decoupled and number != last:
+            raise ConfigError(
+                f"ensemble '{spec.name}': {_step(number, step)} is decoupled, which only a step "
+                "that gives all outputs of the ensemble, and nothing to other steps, may be"
+            )
+
+
+def last_step(spec: ModelSpec) -> int | None:
+    """The step that gives all outputs and nothing to other steps; None: there is none."""
+    if spec.platform == PIPELINE:  # whose inputs and outputs may have the same names
+        return len(spec.steps) - 1
+    outputs = {tensor.name for tensor in spec.outputs}
+    for number, step in enumerate(spec.steps):
+        given = set(step.outputs.values())
+        others = (s for other, s in enumerate(spec.steps) if other != number)
+        if given >= outputs and given.isdisjoint(t for s in others for t in s.inputs.values()):
+            return number
+    return None
+
+
+def composed(spec: ModelSpec, models: Sequence[ModelSpec]) -> ModelSpec:
+    """The ensemble with what its models tell: their versions, labels of outputs, whether it is
+    decoupled, and whether the memory of clients may be used."""
+    labels = {
+        tensor: output.labels
+        for step, model in zip(spec.steps, models, strict=True)
+        for name, tensor in step.outputs.items()
+        if (output := model.output(name)) is not None
+    }
+    outputs = tuple(replace(o, labels=o.labels or labels.get(o.name, ())) for o in spec.outputs)
+    last = last_step(spec)
+    decoupled = last is not None and models[last].decoupled
+    config = spec.config
+    if decoupled or config.model_transaction_policy is not UNSET:
+        config = replace(config, model_transaction_policy=TransactionEntry(decoupled))
+    parameters = spec.parameters
+    if any(model.parameters.get("client_shm_mode") == "off" for model in models):
+        parameters = {**parameters, "client_shm_mode": "off"}
+    return replace(
+        spec,
+        outputs=outputs,
+        decoupled=decoupled,
+        config=config,
+        parameters=parameters,
+        steps=tuple(
+            replace(step, version=model.version)
+            for step, model in zip(spec.steps, models, strict=True)
+        ),
+    )
+
+
+def may_fit(source: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether a tensor can be of both shapes; -1 is any size."""
+    return len(source) == len(target) and all(
+        -1 in (size, other) or size == other for size, other in zip(source, target, strict=True)
+    )
+
+
+def misfit(taker: ModelSpec, name: str, tensor: str, shape: tuple[int, ...]) -> str:
+    """Why a model cannot take a tensor of this shape as its input `name`; "": it can."""
+    wanted = taker.input(name)
+    if wanted is not None and fits(wanted.shape, shape) and not _too_many(taker, shape):
+        return ""
+    most = f" and at most {taker.max_batch_size} in a batch" if taker.max_batch_size else ""
+    takes = list(wanted.shape) if wanted is not None else "nothing"
+    return (
+        f"tensor '{tensor}' has shape {list(shape)}, but input '{name}' of '{taker.name}' "
+        f"takes {takes}{most}"
+    )
+
+
+def _too_many(taker: ModelSpec, shape: tuple[int, ...]) -> bool:
+    return 0 < taker.max_batch_size < (shape[0] if shape else 0)
+
+
+def _step(number: int, step: EnsembleStep) -> str:
+    return f"step {number} ('{step.model}')"

@@ -1,0 +1,379 @@
+"""Ensembles in a real server: what passes between steps, what clients see, what a death leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmserve import config
+from shmserve.dispatch import Dispatcher, RunOptions
+from shmserve.errors import Cancelled, DeadlineExceeded, ShmserveError, Unavailable
+from shmserve.testing.running_server import RunningServer, wait_until
+from tests.integration.region_client import Client, Memory
+
+Array = np.ndarray[Any, Any]
+TRITON_CLIENT = Path(__file__).parent / "triton_ensemble_client.py"
+NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
+VECTOR = "data_type: TYPE_FP32 dims: [ -1 ]"
+ONE_TO_ONE = f'backend: "python" input {{ name: "X" {VECTOR} }} output {{ name: "Y" {VECTOR} }}'
+SCALE = """
+import numpy as np
+
+class Model:
+    def infer(self, request):
+        x = request.input("X")
+        if x.size and x[0] < -1000:
+            raise ValueError("too cold")
+        np.multiply(x, 2, out=request.output("Y", x.shape))
+"""
+# Each waits until the other has begun, or for ever where there is no other
+MEETS = """
+import os
+import time
+import numpy as np
+
+class Model:
+    def infer(self, request):
+        x = request.input("X")
+        place = f"{FOLDER!r}/{int(x[0])}-"
+        open(place + "MINE", "w").close()
+        end = time.monotonic() + 30
+        while not os.path.exists(place + "OTHERS") and not request.cancelled:
+            assert time.monotonic() < end, "the other branch never ran"
+            time.sleep(0.002)
+        np.add(x, NUMBER, out=request.output("Y", x.shape))
+"""
+ADD = """
+import numpy as np
+
+class Model:
+    def infer(self, request):
+        a, b = request.input("A"), request.input("B")
+        np.add(a, b, out=request.output("S", a.shape))
+        if "D" in request.requested:
+            np.subtract(a, b, out=request.output("D", a.shape))
+"""
+COUNTS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            sender = request.get_response_sender()
+            for number in range(int(x[0])):
+                y = pb_utils.Tensor("Y", np.array([number], np.float32))
+                sender.send(pb_utils.InferenceResponse([y]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def tensors(kind: str, *names: str) -> str:
+    return " ".join(f'{kind} {{ name: "{name}" {VECTOR} }}' for name in names)
+
+
+def step(model: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:
+    maps = [f'input_map {{ key: "{k}" value: "{v}" }}' for k, v in inputs.items()]
+    maps += [f'output_map {{ key: "{k}" value: "{v}" }}' for k, v in outputs.items()]
+    return f'step {{ model_name: "{model}" model_version: -1 {" ".join(maps)} }}'
+
+
+def ensemble(inputs: str, outputs: str, *steps: str) -> str:
+    scheduling = f"ensemble_scheduling {{ {' '.join(steps)} }}"
+    return (
+        f'platform: "ensemble" {tensors("input", *inputs.split())} '
+        f"{tensors('output', *outputs.split())} {scheduling}"
+    )
+
+
+def write(folder: Path, name: str, configuration: str, code: str = "") -> None:
+    (folder / name / "1").mkdir(parents=True, exist_ok=True)
+    (folder / name / "config.pbtxt").write_text(configuration)
+    if code:
+        (folder / name / "1" / "model.py").write_text(code)
+
+
+CHAIN = ensemble(
+    "IN", "OUT",
+    step("scale", {"X": "b"}, {"Y": "OUT"}),
+    step("scale", {"X": "IN"}, {"Y": "a"}),
+    step("scale", {"X": "a"}, {"Y": "b"}),
+)  # fmt: skip
+DIAMOND = ensemble(
+    "IN", "SUM DIFFERENCE DOUBLE",
+    step("scale", {"X": "IN"}, {"Y": "DOUBLE"}),
+    step("left", {"X": "DOUBLE"}, {"Y": "l"}),
+    step("right", {"X": "DOUBLE"}, {"Y": "r"}),
+    step("add", {"A": "l", "B": "r"}, {"S": "SUM", "D": "DIFFERENCE"}),
+)  # fmt: skip
+
+
+def write_models(folder: Path) -> None:
+    write(folder, "scale", ONE_TO_ONE, SCALE)
+    for name, other, number in (("left", "right", "1"), ("right", "left", "10")):
+        code = MEETS.replace("MINE", name).replace("OTHERS", other).replace("NUMBER", number)
+        write(folder, name, ONE_TO_ONE, code.replace("FOLDER!r", f"'{folder.parent}'"))
+    both = f'backend: "python" {tensors("input", "A", "B")} {tensors("output", "S", "D")}'
+    write(folder, "add", both, ADD)
+    decoupled = " model_transaction_policy { decoupled: true }"
+    write(folder, "counts", ONE_TO_ONE + decoupled, COUNTS)
+    write(folder, "chain", CHAIN)
+    write(folder, "diamond", DIAMOND)
+    inner = (step("chain", {"IN": "IN"}, {"OUT": "c"}), step("scale", {"X": "c"}, {"Y": "OUT"}))
+    write(folder, "nested", ensemble("IN", "OUT", *inner))
+    alone = (step("scale", {"X": "IN"}, {"Y": "x"}), step("left", {"X": "x"}, {"Y": "OUT"}))
+    write(folder, "alone", ensemble("IN", "OUT", *alone))
+    told = (step("scale", {"X": "IN"}, {"Y": "x"}), step("counts", {"X": "x"}, {"Y": "OUT"}))
+    write(folder, "told", ensemble("IN", "OUT", *told))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("ensembles") / "models"
+    write_models(folder)
+    settings: dict[str, Any] = {"model_control": "explicit", "arena_bytes": 4 << 20}
+    loaded = "diamond,nested,alone,told"
+    with RunningServer(folder, **settings, load_models=loaded, http_workers=1) as running:
+        yield running
+    assert running.leaks() == []
+
+
+@pytest.fixture
+def frontend(server: RunningServer) -> Iterator[Dispatcher]:
+    """A frontend of its own; afterwards nobody holds anything."""
+    made = Dispatcher(config.load(server.environ))
+    made.start()
+    wait_until(lambda: made.snapshot().ready, "the models are not ready")
+    yield made
+    memory = made.memory
+    wait_until(lambda: memory.stats().slots == memory.stats().free, "slots are held")
+    wait_until(lambda: not memory.forwarded, "outputs of executors are held")
+    wait_until(lambda: not server.show("slots"), "slots of executors are held")
+    made.close()
+
+
+def run(
+    frontend: Dispatcher, model: str, array: Array, **options: Any
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Outputs and the receipt."""
+    call = frontend.call(frontend.ready_model(model), RunOptions(**options))
+    with call:
+        feed(call, array)
+        outputs = {
+            output.name: np.frombuffer(bytes(output.view), np.float32)
+            for output in call.execute().outputs
+        }
+        return outputs, call.receipt.as_dict()
+
+
+def feed(call: Any, array: Array) -> None:
+    reservation = call.reserve(array.nbytes)
+    reservation.view[:] = memoryview(array).cast("B")
+    call.add_input("IN", "FP32", array.shape, reservation)
+
+
+def test_three_steps_of_16_mib_copy_nothing(frontend: Dispatcher) -> None:
+    array = np.arange(4 << 20, dtype=np.float32)
+    for model, times in (("chain", 8), ("nested", 16)):
+        outputs, receipt = run(frontend, model, array)
+        np.testing.assert_array_equal(outputs["OUT"], array * times)
+        assert receipt["copied_bytes"] == NOTHING
+
+
+def test_branches_of_a_diamond_run_at_once(frontend: Dispatcher) -> None:
+    outputs, receipt = run(frontend, "diamond", np.full(5000, 3, np.float32))
+    assert list(outputs) == ["SUM", "DIFFERENCE", "DOUBLE"]
+    assert (outputs["SUM"] == 23).all()
+    assert (outputs["DIFFERENCE"] == -9).all()
+    assert (outputs["DOUBLE"] == 6).all()
+    assert receipt["copied_bytes"] == NOTHING
+    outputs, _ = run(frontend, "diamond", np.full(10, 3, np.float32), outputs=("DOUBLE", "SUM"))
+    assert list(outputs) == ["DOUBLE", "SUM"]
+
+
+def test_an_error_names_the_step(frontend: Dispatcher, server: RunningServer) -> None:
+    with pytest.raises(ShmserveError, match=r"^in ensemble 'chain', step 'scale': .*too cold"):
+        run(frontend, "chain", np.full(10, -600, np.float32))
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [-600]}
+    status, answer = server.infer("chain", {"inputs": [tensor]})
+    assert status == 500
+    assert "in ensemble 'chain', step 'scale'" in answer["error"]
+
+
+def test_a_deadline_and_a_cancellation_end_the_step_that_runs(frontend: Dispatcher) -> None:
+    array = np.full(5000, 4000, np.float32)
+    with pytest.raises(DeadlineExceeded, match="in ensemble 'alone', step 'left'"):
+        run(frontend, "alone", array, timeout_s=0.3)
+    call = frontend.call(frontend.ready_model("alone"), RunOptions(), True)
+    with call:
+        feed(call, array)
+        threading.Timer(0.3, call.cancel).start()
+        with pytest.raises(Cancelled):
+            call.execute()
+
+
+def test_the_last_step_may_stream(frontend: Dispatcher, server: RunningServer) -> None:
+    with frontend.call(frontend.ready_model("told")) as call:
+        feed(call, np.full(1, 2, np.float32))
+        found = [
+            float(np.frombuffer(output.view, np.float32)[0])
+            for outcome in call.stream()
+            for output in outcome.outputs
+        ]
+    assert found == [0, 1, 2, 3]
+    _, document = server.get("/v2/models/told/config")
+    assert document["model_transaction_policy"] == {"decoupled": True}
+
+
+def kill(server: RunningServer, instance: str) -> None:
+    (pid,) = server.pids(f"executor {instance}")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pid not in server.processes(), "it lives on")
+
+
+def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningServer) -> None:
+    errors: list[ShmserveError] = []
+
+    def work() -> None:
+        try:
+            run(frontend, "alone", np.full(5000, 5000, np.float32))
+        except ShmserveError as ex:
+            errors.append(ex)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    pools = frontend.executors.pools
+    wait_until(
+        lambda: any(p.in_flight for p in list(pools.values()) if p.instance.name == "left/1/0"),
+        "the second step has not begun",
+    )
+    kill(server, "left/1/0")
+    thread.join()
+    (error,) = errors
+    assert isinstance(error, Unavailable)
+    assert "in ensemble 'alone', step 'left': the executor of model 'left' died" in error.message
+    server.wait_instances()
+    wait_until(lambda: frontend.snapshot().ready, "the models are not back")
+    outputs, _ = run(frontend, "diamond", np.full(10, 50, np.float32))
+    assert (outputs["SUM"] == 211).all()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_tritonclient(server: RunningServer, protocol: str) -> None:
+    """In a process of its own: its messages have the names of ours."""
+    address = server.grpc_address if protocol == "grpc" else server.base_url[7:]
+    command = [sys.executable, str(TRITON_CLIENT), protocol, address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "PASS\n", done.stderr
+
+
+def test_memory_of_clients_at_both_ends(server: RunningServer) -> None:
+    client = Client(server.http_port)
+    size = 1 << 20
+    with Memory(size) as source, Memory(2 * size) as target:
+        values = np.full(size // 4, 80, np.float32)
+        source.put(values)
+        assert client.register("in", source.name, size)[0] == 200
+        assert client.register("out", target.name, 2 * size)[0] == 200
+        window = {"shared_memory_region": "out", "shared_memory_byte_size": size}
+        places = [
+            {"name": "SUM", "parameters": window},
+            {"name": "DOUBLE", "parameters": {**window, "shared_memory_offset": size}},
+        ]
+        given = {"shared_memory_region": "in", "shared_memory_byte_size": size}
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [values.size], "parameters": given}
+        status, headers, body = server.request(
+            "POST",
+            "/v2/models/diamond/infer",
+            json.dumps({"inputs": [tensor], "outputs": places}).encode(),
+            {"shmserve-receipt": "1"},
+        )
+        assert status == 200, body
+        assert json.loads(headers["shmserve-receipt"])["copied_bytes"] == NOTHING
+        np.testing.assert_array_equal(target.get(values.size), values * 4 + 11)
+        np.testing.assert_array_equal(target.get(values.size, size), values * 2)
+    assert client.unregister()[0] == 200
+    client.close()
+
+
+def index(server: RunningServer) -> dict[str, tuple[str, str]]:
+    """Name -> state and reason."""
+    _, _, body = server.request("POST", "/v2/repository/index", b"")
+    return {row["name"]: (row.get("state", ""), row.get("reason", "")) for row in json.loads(body)}
+
+
+def control(server: RunningServer, act: str, model: str, **parameters: Any) -> tuple[int, str]:
+    status, _, body = server.request(
+        "POST",
+        f"/v2/repository/models/{model}/{act}",
+        json.dumps({"parameters": parameters}).encode(),
+    )
+    return status, body.decode()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[tuple[RunningServer, Path]]:
+    """A server that has nothing loaded, and its repository."""
+    folder = tmp_path / "models"
+    write_models(folder)
+    settings: dict[str, Any] = {"model_control": "explicit", "http_workers": 1}
+    with RunningServer(folder, **settings, grpc_processes=0) as running:
+        yield running, folder
+    assert running.leaks() == []
+
+
+def test_loading_an_ensemble_loads_what_it_consists_of(own: tuple[RunningServer, Path]) -> None:
+    server, folder = own
+    assert control(server, "load", "scale")[0] == 200
+    assert control(server, "load", "nested")[0] == 200
+    names = {name for name, (state, _) in index(server).items() if state == "READY"}
+    assert names == {"scale", "chain", "nested"}
+    # Without its models it cannot be used, with them it can again
+    assert control(server, "unload", "scale")[0] == 200
+    assert index(server)["nested"][0] == "UNAVAILABLE"
+    assert "depends on 'scale', which is not ready" in index(server)["chain"][1]
+    assert control(server, "load", "scale")[0] == 200
+    assert index(server)["nested"][0] == "READY"
+    # What does not fit takes no place, whatever it is
+    chain = (folder / "chain/config.pbtxt").read_text()
+    (folder / "chain/config.pbtxt").write_text(chain.replace("FP32", "INT8"))
+    status, text = control(server, "load", "chain")
+    assert status == 400
+    assert "load failed for model 'chain'" in text
+    assert "is INT8" in text
+    assert index(server)["nested"][0] == "READY"
+    write(folder, "chain", CHAIN.replace('"a"', '"c"', 1))
+    status, text = control(server, "load", "chain")
+    assert (status, "takes tensor 'a'" in text) == (400, True)
+    # In a circle
+    circle = (
+        step("second", {"IN": "IN"}, {"OUT": "OUT"}),
+        step("first", {"IN": "IN"}, {"OUT": "OUT"}),
+    )
+    for name, one in zip(("first", "second"), circle, strict=True):
+        write(folder, name, ensemble("IN", "OUT", one))
+    status, text = control(server, "load", "first")
+    assert status == 400
+    assert "depends on 'second'" in text
+    # What was loaded for it alone goes with it, also if the coordinator is another one by then;
+    # what a client has loaded stays
+    (pid,) = server.pids("coordinator")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: server.pids("coordinator") not in ([], [pid]), "no other coordinator")
+    assert index(server)["nested"][0] == "READY"
+    assert control(server, "unload", "nested", unload_dependents=True)[0] == 200
+    states = {name: state for name, (state, _) in index(server).items()}
+    assert (states["nested"], states["chain"]) == ("UNAVAILABLE", "UNAVAILABLE")
+    assert states["scale"] == "READY"
+    assert server.infer("nested", {"inputs": []})[0] == 404
