@@ -42,7 +42,10 @@ class Cancellation:
     together with a connection. `cancel` is for any thread."""
 
     def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError as ex:
+            raise Unavailable("too many open files") from ex
         self._lock = threading.Lock()  # so that nobody writes to an fd that was closed
         self.requested = False
 

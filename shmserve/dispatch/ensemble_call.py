@@ -143,8 +143,12 @@ class EnsembleCall:
         self._advance(self._progress.arrived(tensor.name for tensor in spec.inputs), held)
         for thread in self._threads:  # some of which add others
             thread.join()
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame: a circle with all that the callers have
         return held
 
     def _answers(self, held: int | None, streaming: bool) -> Iterator[Outcome]:
@@ -208,7 +212,7 @@ class EnsembleCall:
         with self._lock:
             self._calls.append(call)  # from now on `close` and `cancel` know it
             if self._error is not None:
-                raise self._error
+                raise copy.copy(self._error)
             for name, tensor in step.inputs.items():
                 value = self._tensors.get(tensor)
                 if value is not None:  # else it is optional

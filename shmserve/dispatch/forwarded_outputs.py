@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shmserve.core.memory.slots import NO_BYTES, Slot, SlotState
-from shmserve.errors import StaleDescriptor
+from shmserve.errors import StaleDescriptor, Unavailable
 from shmserve.protocol.control.data_messages import Descriptor, SegmentOffer
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.segment import Mapping
+from shmserve.transport.channel import close_all
 
 _FIRST_NUMBER = 1 << 40  # of segments that are not ours; our own never get there
 
@@ -158,7 +159,12 @@ class ForwardingMemory(ArenaMemory):
         for number in numbers:
             if number >= _FIRST_NUMBER and number not in known:
                 mapping = self._foreign[number]
-                fds.append(os.dup(mapping.fd))
+                try:
+                    fds.append(os.dup(mapping.fd))
+                except OSError as ex:
+                    close_all(fds)
+                    known.difference_update(offer.segment for offer in offers)
+                    raise Unavailable("too many open files") from ex
                 offers.append(SegmentOffer(number, mapping.size))
                 known.add(number)
         return offers, fds

@@ -60,12 +60,22 @@ class Child(Struct, eq=False):
         memory. Its group has its pid, which the kernel gives to nobody while the group has members
         or, in our own children, before they are reaped.
         """
+        number_is_its_own = self.popen is not None or not self._is_reaped()
         os.close(self.pidfd)
+        if not number_is_its_own and os.path.exists(f"/proc/{self.pid}"):
+            return None  # the number is another's by now, so its group had nobody left
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):  # nothing is left of it
             pass
         return self.popen.wait(5.0) if self.popen is not None else None
+
+    def _is_reaped(self) -> bool:
+        try:
+            signal.pidfd_send_signal(self.pidfd, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
 
 def as_stdin(data: bytes) -> BinaryIO:

@@ -148,15 +148,16 @@ def test_refusals_have_the_words_of_triton(server: RunningServer) -> None:
     assert refusal(server, IN, "", sequence_id=77) == unknown.format(77)
     assert add(server, 77, 1, "start end")["SUM"] == [1]
     assert refusal(server, IN, "end", sequence_id=77) == unknown.format(77)  # it is over
-    two = {"name": "IN", "datatype": "INT32", "shape": [2, 1], "data": [1, 2]}
-    assert refusal(server, two, "start", sequence_id=78) == (
-        "inference request to model 'tally' must specify batch-size 1 due to requirements of "
-        "sequence batcher"
-    )
+    for rows in (2, 0):
+        other = {"name": "IN", "datatype": "INT32", "shape": [rows, 1], "data": [1] * rows}
+        assert refusal(server, other, "start", sequence_id=78) == (
+            "inference request to model 'tally' must specify batch-size 1 due to requirements of "
+            "sequence batcher"
+        )
     assert refusal(server, IN, "start", sequence_id="name") == (
         "sequence_id 'name' does not fit TYPE_UINT64 of the control input 'ID'"
     )
-    assert statistics(server, "tally")["inference_stats"]["fail"]["count"] == 7
+    assert statistics(server, "tally")["inference_stats"]["fail"]["count"] == 8
 
 
 def test_what_clients_do_not_send_is_in_no_metadata(server: RunningServer) -> None:

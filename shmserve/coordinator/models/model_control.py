@@ -253,6 +253,8 @@ class ModelControl:
         """Models of an ensemble that is unloaded go as well, if they were loaded for it alone."""
         by_name = self._reconciler.models.by_name
         needed = {step for model in by_name.values() for step in model.steps()}
+        coming = [request for queue in self._queues.values() for request in queue if request.load]
+        needed |= {step for request in coming for step in request.steps()}
         for name in sorted(names - needed):
             if name in by_name and by_name[name].implied and name not in self._queues:
                 self._queues[name] = deque([_ControlRequest(name, False, dependents=True)])

@@ -108,6 +108,7 @@ class SequenceQueue(Generic[Key, Item]):
         index = next(index for index, step in enumerate(waiting) if step.key == key)
         step = waiting[index]
         del waiting[index]
+        sequence.quiet_ns = max(sequence.quiet_ns, step.arrived_ns)
         if step.start:
             while index < len(waiting) and not waiting[index].start:
                 orphan = waiting[index]

@@ -16,7 +16,7 @@ from shmserve.core.scheduling.batch_policy import BatchPolicy
 from shmserve.core.scheduling.batch_queue import BatchQueue, BatchSource, Waiting
 from shmserve.errors import Code
 from shmserve.executor.backend import Backend, BatchForm
-from shmserve.executor.batch_runner import BatchRunner
+from shmserve.executor.batch_runner import BatchMember, BatchRunner
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
 from shmserve.executor.loop.request_loop import WAKE_S, Requested
@@ -175,8 +175,8 @@ class BatchLoop:
         for requested in rejected:
             self._refuse(requested, "Request timeout expired")
 
-    def _has_run(self) -> None:
-        """The model has worked on a batch, whose answers go next: for loops with books of it."""
+    def _has_run(self, members: list[BatchMember]) -> None:
+        """The model has worked on these, whose answers go next: for loops with books of them."""
 
     def _refuse(self, requested: Requested, why: str) -> None:
         connection, message = requested
@@ -215,7 +215,7 @@ class BatchLoop:
         finally:
             self._let_watch(False)
         self._running, self._running_since = {}, 0
-        self._has_run()
+        self._has_run(members)
         self._publish()
         self.executed += len(members)
         answered = [(m.message, m.answer.timing) for m in members if not m.has_failed]

@@ -12,6 +12,7 @@ from shmserve.core.scheduling.batch_policy import BatchPolicy
 from shmserve.core.scheduling.sequence_policy import SequencePolicy
 from shmserve.core.scheduling.sequence_queue import SequenceId, SequenceQueue, Step
 from shmserve.errors import Code, InvalidArgument
+from shmserve.executor.batch_runner import BatchMember
 from shmserve.executor.loop.batch_loop import BatchLoop, Key
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
@@ -72,7 +73,7 @@ class SequenceLoop(BatchLoop):
             (connection, message.request),
             (connection, message),
             1,
-            self._kind(message),
+            self._kind(message) or frozenset(message.outputs or self._workspace.outputs),
             min(message.sent_ns, time.monotonic_ns()),
             message.deadline_ns,
             start=flags.start,
@@ -83,7 +84,7 @@ class SequenceLoop(BatchLoop):
     def _check(self, sequence: SequenceId, is_start: bool, message: Execute) -> None:
         """Whether the request can be a part of its sequence; Triton's words where it cannot."""
         name = self._workspace.spec.name
-        if self._statistics.elements(message) > 1:
+        if self._statistics.elements(message) != 1:
             raise InvalidArgument(
                 f"inference request to model '{name}' must specify batch-size 1 due to "
                 "requirements of sequence batcher"
@@ -116,5 +117,14 @@ class SequenceLoop(BatchLoop):
         answer = Answer(message.request, error_code=code, error=text)
         self._channels.send(connection, answer, [])
 
-    def _has_run(self) -> None:
+    def _serve(self, batch: list[Requested]) -> None:
+        for _, message in batch:
+            if flags_of(message.parameters).start:  # also of one that is here and begins anew
+                self._backend.states.forget(sequence_of(message.parameters))
+        super()._serve(batch)
+
+    def _has_run(self, members: list[BatchMember]) -> None:
+        for member in members:
+            sequence = sequence_of(member.message.parameters)
+            self._backend.states.settle(sequence, not member.has_failed)
         self._sequences.done(time.monotonic_ns())

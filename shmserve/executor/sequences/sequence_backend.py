@@ -280,6 +280,7 @@ def _own(array: Any) -> Array:
     """A copy in memory of our own, on the host."""
     if isinstance(array, np.ndarray):
         return array.copy()
+    array.device.synchronize()  # the model may have used a stream of its own
     copied: Array = array.get()
     return copied
 

@@ -170,6 +170,7 @@ class States:
             for entry in entries
         }
         self._left: dict[SequenceId, dict[str, Array]] = {}
+        self._given: dict[SequenceId, dict[str, Array]] = {}  # by requests that may fail still
 
     def arrays(self, sequence: SequenceId, start: bool) -> dict[str, tuple[str, Array]]:
         """Datatype and value of each, by name, for the next request of a sequence."""
@@ -177,15 +178,22 @@ class States:
         return {name: (kind, left.get(name, at)) for name, (kind, at) in self._initial.items()}
 
     def keep(self, sequence: SequenceId, outputs: dict[str, Array]) -> None:
-        """What a request has left; `outputs` by their names, in memory of their own."""
-        self._left[sequence] = {
+        """What a request has left; `outputs` by their names, in memory of their own. It counts
+        with `settle`."""
+        self._given[sequence] = {
             entry.input_name: outputs[name]
             for name, entry in self.outputs.items()
             if name in outputs
         }
 
+    def settle(self, sequence: SequenceId, succeeded: bool) -> None:
+        """The request is over: one that has failed leaves the states as they were."""
+        given = self._given.pop(sequence, None)
+        if succeeded and given is not None:
+            self._left[sequence] = given
+
     def forget(self, sequence: SequenceId) -> None:
-        """It has ended."""
+        """It has ended, or begins anew."""
         self._left.pop(sequence, None)
 
 

@@ -29,7 +29,8 @@ class MemoryInput:
             self.buffer = memoryview(bytes_codec.encode(array.ravel().tolist()))
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        return self._array
+        # An array of objects is a copy, as a client's is: nobody could keep a model from writing
+        return self._array if DATATYPES[self.datatype].itemsize else self._array.copy()
 
     def private(self) -> np.ndarray[Any, Any]:
         return self._array.copy()

@@ -61,13 +61,19 @@ class ClientDeadlines:
     def _run(self) -> None:
         pause_s = _TICK_S
         while not self._closing.wait(pause_s):
-            for pool in self._pools:
-                pool.end_silent()
+            try:
+                self._end_overdue()
+            except Exception:  # nobody else would look
+                _log.exception("looking for calls that are overdue failed")
             pressed = any(pool.pressed for pool in self._pools)
             pause_s = _PRESSED_TICK_S if pressed else _TICK_S
-            now = time.monotonic()
-            for context, due in list(self._due.items()):
-                if now >= due:
-                    self.met(context)
-                    _log.info("cancelled a call: %s kept it waiting for too long", context.peer())
-                    context.cancel()
+
+    def _end_overdue(self) -> None:
+        for pool in self._pools:
+            pool.end_silent()
+        now = time.monotonic()
+        for context, due in list(self._due.items()):
+            if now >= due:
+                self.met(context)
+                _log.info("cancelled a call: %s kept it waiting for too long", context.peer())
+                context.cancel()

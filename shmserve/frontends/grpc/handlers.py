@@ -61,7 +61,8 @@ class Methods:
         tensors of the message, see `RpcMethod`."""
         known(category, f"rpc {name}")
         limit_s = self._message_timeout_s(large)
-        most = self._settings.grpc_max_small_message_bytes
+        settings = self._settings
+        most = settings.grpc_max_message_bytes if large else settings.grpc_max_small_message_bytes
 
         def behave(requests: Iterator[Any], context: RpcContext) -> bytes | HeldAnswer:
             try:
@@ -83,7 +84,7 @@ class Methods:
             abort(context, error)
             raise AssertionError("unreachable: abort raises")
 
-        return RpcMethod(behave, pool, False, limit_s, memory is not None, memory)
+        return RpcMethod(behave, pool, False, limit_s, most, memory is not None, memory)
 
     def stream(
         self,
@@ -116,7 +117,8 @@ class Methods:
                 error = as_error(ex, name)
             abort(context, error)
 
-        return RpcMethod(behave, pool, True, self._message_timeout_s(False), views)
+        most = self._settings.grpc_max_message_bytes
+        return RpcMethod(behave, pool, True, self._message_timeout_s(False), most, views)
 
     def _admit(self, category: Category, context: RpcContext) -> None:
         check_admitted()

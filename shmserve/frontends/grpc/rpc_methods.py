@@ -80,6 +80,7 @@ class RpcMethod(Struct, frozen=True, eq=False):
         pool: where it runs, one thread a call.
         streams: it gives an iterator of answers instead of one.
         message_timeout_s: how long the client of a unary call may take to send its message.
+        max_bytes: the largest message.
         views: its messages may be views instead of bytes.
         memory: where an engine that can receives its message's tensors: it is a `TensorMessage`.
     """
@@ -88,6 +89,7 @@ class RpcMethod(Struct, frozen=True, eq=False):
     pool: BoundedPool
     streams: bool
     message_timeout_s: float
+    max_bytes: int
     views: bool = False
     memory: TensorMemory | None = None
 

@@ -56,8 +56,10 @@ class SilentCalls:
                 continue
             if address is not None and call.peer().rpartition(":")[0] != address:
                 continue
-            self._calls.pop(call, None)
-            self._ending.add(call)
+            self._ending.add(call)  # first: whoever is `heard` meanwhile takes it out of both
+            if self._calls.pop(call, None) is None:
+                self._ending.discard(call)
+                continue
             _log.info("ended a call: %s sent nothing for %.1f s", call.peer(), now - since)
             call.cancel()
             ended += 1

@@ -106,7 +106,7 @@ class BoundedPool(ThreadPoolExecutor):
     def reserve(self) -> bool:
         """A place for `submit_reserved` or `give_back`; False: there is none."""
         with self._lock:
-            free = self.count < self._size.limit
+            free = self.count < self._size.limit or self._end_silent(1)
             self.count += free
         return free
 
@@ -151,7 +151,16 @@ class BoundedPool(ThreadPoolExecutor):
     def end_silent(self) -> None:
         """End calls that are silent for too long, with regard to how many wait for a thread."""
         with self._lock:
-            self._end_silent(sum(map(len, self._waiting.values())))
+            waiting: Counter[str] = Counter()
+            for line in self._waiting.values():
+                waiting[line[0].address] += len(line)
+            wanted = self._running.total() - self._size.threads  # less what is idle
+            for address, count in waiting.items():
+                room = self._caller_threads - self._running[address]
+                wanted += min(count, room)
+                if count > room:  # whoever has its share waits for calls of its own
+                    self._end_silent(count - room, address)
+            self._end_silent(wanted)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait, cancel_futures=cancel_futures)

@@ -7,6 +7,7 @@ from struct import Struct
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 PREFIX_BYTES = 5
 RESOURCE_EXHAUSTED = 8
@@ -80,7 +81,7 @@ class WholeMessage:
     __slots__ = ("_place", "left")
 
     def __init__(self, size: int) -> None:
-        self._place = memoryview(bytearray(size))
+        self._place = np.empty(size, np.uint8).data  # pages come with what is received
         self.left = size
 
     def space(self) -> memoryview:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+
 from shmserve.config import Settings
 from shmserve.protocol.protobuf.wire import (
     FIXED32,
@@ -59,13 +61,14 @@ class IncomingRequest:
 
     __slots__ = (
         "_fields", "_filled", "_limits", "_partial", "_placed", "_reserve", "_rest", "_scratch",
-        "_since", "_spared", "_target", "copied", "left", "raw", "sparing", "wanted",
+        "_since", "_spared", "_target", "_whole", "copied", "left", "raw", "sparing", "wanted",
     )  # fmt: skip
 
     def __init__(self, size: int, limits: Settings, reserve: Callable[[int], Place | None]) -> None:
         self._limits = limits
         self._reserve = reserve
         self._rest = bytearray()
+        self._whole: memoryview | None = None  # the same with all that is still to come
         self._partial = b""  # a field that has not come entirely
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._target: memoryview | None = None  # what is being filled
@@ -121,7 +124,7 @@ class IncomingRequest:
         if self._partial:
             self._rest += self._partial
             self._partial = b""
-        return memoryview(self._rest)
+        return memoryview(self._rest) if self._whole is None else self._whole
 
     def _take(self, data: memoryview) -> None:
         position, end = 0, len(data)
@@ -205,10 +208,11 @@ class IncomingRequest:
 
     def _give_up(self, data: memoryview) -> int:
         """All that comes from here on belongs together."""
-        begun = len(self._rest)
         self._rest += data
-        self._rest += bytes(self.left)
-        self._target = memoryview(self._rest)[begun + len(data) :] if self.left else None
+        begun = len(self._rest)
+        self._whole = np.empty(begun + self.left, np.uint8).data  # pages come when written
+        self._whole[:begun] = self._rest
+        self._target = self._whole[begun:] if self.left else None
         self._placed = False
         self._filled = 0
         return len(data)

@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from shmserve.coordinator.models.composed_models import composed
+from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -28,7 +30,7 @@ from shmserve.executor.backend import Output, Request, Response
 from shmserve.executor.calling import NO_MODELS, CalledTensor, ModelCall
 from shmserve.executor.model_calls import ModelCalls
 from shmserve.protocol.control.data_messages import CallingModel
-from shmserve.tensor.spec import TensorSpec
+from shmserve.tensor.spec import EnsembleStep, TensorSpec
 from shmserve.testing.running_server import wait_until
 from tests.unit.rig import SPEC, Rig
 
@@ -353,22 +355,23 @@ def test_a_stream_that_is_left_is_cancelled(rig: Rig, calls: ModelCalls) -> None
     assert calls.begin(call("s", stream=True), []).next() is not None
 
 
-def test_a_pipeline_may_be_called(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, pipelines={"line": ["m", "n"]})
-    calls = ModelCalls(rig.settings, "asking", "asking-0")
-    try:
-        entry = rig.serve(double)
-        rig.serve(double, spec=msgspec.structs.replace(SPEC, name="n"))
-        answer = calls.begin(call("line"), [Asking()]).next()
-        assert answer is not None
-        assert answer.outputs[0].array.tolist() == [4, 8]
-        del answer
-        with pytest.raises(Unavailable, match="model 'm' cannot be called"):
-            calls.begin(call("line"), [asking(entry.instances[0].process)]).next()
-        wait_until(lambda: nothing_is_held(rig, calls), "outputs come back")
-    finally:
-        calls.close()
-        rig.close()
+def test_an_ensemble_may_be_called(rig: Rig, calls: ModelCalls) -> None:
+    steps = (
+        EnsembleStep("m", "", {"IN": "IN"}, {"OUT": "half"}),
+        EnsembleStep("n", "", {"IN": "half"}, {"OUT": "OUT"}),
+    )
+    line = msgspec.structs.replace(SPEC, name="line", platform="ensemble", steps=steps)
+    entry = rig.serve(double)
+    rig.serve(double, spec=msgspec.structs.replace(SPEC, name="n"))
+    rig.models["line"] = {"1": ModelEntry(line, ModelState.LOADING)}
+    rig.writer.publish(Snapshot("cafe0123", 0, models=composed(rig.models, {}), complete=True))
+    answer = calls.begin(call("line"), [Asking()]).next()
+    assert answer is not None
+    assert answer.outputs[0].array.tolist() == [4, 8]
+    del answer
+    with pytest.raises(Unavailable, match="model 'm' cannot be called"):
+        calls.begin(call("line"), [asking(entry.instances[0].process)]).next()
+    wait_until(lambda: nothing_is_held(rig, calls), "outputs come back")
 
 
 def test_what_is_ready(rig: Rig, calls: ModelCalls) -> None:

@@ -89,7 +89,11 @@ def step(
 
 
 def run(backend: SequenceBackend, *requests: FakeBackendRequest) -> list[Response]:
-    return list(backend.execute(requests))
+    """As the loop does it: all answers could be placed."""
+    responses = list(backend.execute(requests))
+    for request, response in zip(requests, responses, strict=True):
+        backend.states.settle(request.parameters["sequence_id"], response.error is None)
+    return responses
 
 
 def ys(*responses: Response) -> list[float]:
@@ -122,6 +126,9 @@ def test_states_are_each_sequences_own(make: Make, batch: int, shape: tuple[int,
     assert ask(1, 1, "start") == 1
     backend.states.forget(2)
     assert ask(1, 2) == 1
+    backend.execute([step(7, 2, shape=shape)])
+    backend.states.settle(2, succeeded=False)  # its answer could not be placed
+    assert ask(1, 2) == 2
 
 
 def test_one_tensor_for_all_has_a_row_for_each_slot(make: Make) -> None:
@@ -189,7 +196,7 @@ def test_a_state_that_clients_are_told_of_is_theirs_too(make: Make) -> None:
     for expected in (3, 6):
         request = step(3, 1, "start" if expected == 3 else "")
         request.requested = ("T", "Y")
-        (response,) = backend.execute([request])
+        (response,) = run(backend, request)
         assert {k: v.item() for k, v in arrays(response).items()} == {"T": expected, "Y": expected}
 
 
@@ -212,8 +219,8 @@ def test_an_onnx_model_describes_itself_without_its_states(tmp_path: Path) -> No
     assert (spec.max_batch_size, spec.config.dynamic_batching) == (4, UNSET)
     assert [tensor.name for tensor in spec.inputs + spec.outputs] == ["X", "Y"]
     assert [entry.name for entry in (*spec.config.input, *spec.config.output)] == ["X", "Y"]
-    assert ys(*backend.execute([step(1, 1, "start"), step(5, 2, "start")])) == [1, 5]
-    assert ys(*backend.execute([step(1, 2), step(1, 1)])) == [6, 2]
+    assert ys(*run(backend, step(1, 1, "start"), step(5, 2, "start"))) == [1, 5]
+    assert ys(*run(backend, step(1, 2), step(1, 1))) == [6, 2]
 
 
 def test_samples_that_warm_a_model_up_belong_to_no_sequence(make: Make) -> None:

@@ -17,6 +17,7 @@ from shmserve.frontends.grpc.http2_engine.call_head import (
 )
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
 from shmserve.frontends.grpc.http2_engine.connection_tensors import ConnectionTensors
+from shmserve.frontends.grpc.http2_engine.event_loop import guarded
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer
@@ -226,7 +227,7 @@ class ConnectionCalls:
         """See to calls whose answers are with the client's system, or never will be."""
         for call in self._core.released():
             assert isinstance(call, Http2Call)
-            call.let_go()
+            guarded(call.let_go)
             if call.ended_by_us:
                 self._over(call)
             else:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 
 from shmserve.core.memory.slots import Slot
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.frontends.http2.grpc_framing import GrpcMessage
+
+_WAIT_S = 2.0  # for memory; later it is received on the heap
 
 
 class ConnectionTensors:
@@ -58,16 +61,18 @@ class ConnectionTensors:
         if message.wanted and not message.asked:
             message.asked = True
             self._growing += 1
-            self._growth.submit(self._grow, call, message)
+            until = monotonic() + _WAIT_S
+            self._growth.submit(self._grow, call, message, until)
 
     def forget(self, call: Http2Call) -> None:
         """It has no such message, or has ended."""
         self._receiving.discard(call.stream_id)
 
-    def _grow(self, call: Http2Call, message: TensorMessage) -> None:
+    def _grow(self, call: Http2Call, message: TensorMessage, until: float) -> None:
         slot = None
         try:
-            slot = message.grow()
+            if call.is_active() and monotonic() < until:
+                slot = message.grow()
         finally:
             self._loop.post(partial(self._grown, call, message, slot))
 

@@ -119,7 +119,7 @@ class EventLoop:
         while self._turn_ends:
             actions, self._turn_ends = self._turn_ends, []
             for action in actions:
-                action()
+                guarded(action)
 
     def _patience(self) -> float:
         due = min(self.deadlines.next_due, self._sweep_at)

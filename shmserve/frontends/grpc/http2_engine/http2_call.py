@@ -100,7 +100,7 @@ class Http2Call:
         self.owner = owner
         self.stream_id = stream_id
         self.head = head
-        self._max_bytes = settings.grpc_max_message_bytes
+        self._max_bytes = head.method.max_bytes
         self.reader: MessageReader | None = self._make_reader(settings)
         self.tensors: TensorMessage | None = None
         self.held: HeldAnswer | None = None

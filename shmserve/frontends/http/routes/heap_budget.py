@@ -25,7 +25,7 @@ class HeapBudget:
     """The bytes that all requests of a process have taken."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a lease may end wherever Python collects garbage
         self.used = 0
 
     def take(self, nbytes: int, most: int) -> None:

@@ -105,7 +105,7 @@ def test_a_client_that_does_not_take_its_answer_is_given_up() -> None:
 def test_messages_of_rpcs_without_tensors_are_small() -> None:
     with Rig(grpc_max_small_message_bytes=100) as rig:
         code, details = rig.client.error("ModelMetadata", bytes(101))
-        assert (code, "grpc_max_small_message_bytes" in details) == ("RESOURCE_EXHAUSTED", True)
+        assert (code, "101" in details) == ("RESOURCE_EXHAUSTED", True)
         assert rig.client.call("ServerLive").live
         assert rig.client.infer(request(np.zeros(100, np.float32))).outputs
 

@@ -234,3 +234,33 @@ def test_what_waits_when_a_pool_closes_is_cancelled() -> None:
     assert running.result(WATCHDOG_S)
     assert waiting.cancelled()
     refusals.shutdown()
+
+
+class HeardWhenCancelled:
+    """A call at whose end the message of another arrives."""
+
+    def __init__(self, book: SilentCalls, other: HeardWhenCancelled | None = None) -> None:
+        self.cancelled = False
+        self._book = book
+        self._other = other
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self._other is not None:
+            self._book.heard(self._other)
+
+
+def test_a_call_that_is_heard_while_others_are_ended_goes_on() -> None:
+    book = SilentCalls(0.0)
+    heard = HeardWhenCancelled(book)
+    first, last = HeardWhenCancelled(book, heard), HeardWhenCancelled(book)
+    for call in (first, heard):
+        book.wait(call, 60.0)
+    assert book.end_overdue(time.monotonic(), 2) == 1
+    assert (first.cancelled, heard.cancelled) == (True, False)
+    book.heard(first)
+    book.wait(last, 60.0)
+    assert book.end_overdue(time.monotonic(), 1) == 1, "nobody is thought to be ending still"
