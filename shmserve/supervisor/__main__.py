@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 
@@ -47,4 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    # Python's own end waits for what other threads hold; nothing of a finished supervisor may stay.
+    os._exit(status)

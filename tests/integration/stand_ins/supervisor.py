@@ -1,6 +1,7 @@
 """The supervisor with the stand-ins for coordinator and executor."""
 
 import argparse
+import logging
 import os
 import sys
 
@@ -37,4 +38,6 @@ def main() -> int:
     return Supervisor(settings, run_dir, process, master_fd, commands, announcer).run()
 
 
-sys.exit(main())
+status = main()
+logging.shutdown()
+os._exit(status)  # as shmserve.supervisor does
