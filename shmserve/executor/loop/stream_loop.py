@@ -1,7 +1,7 @@
 """The executor's loop for decoupled models: any number of answers, at any time.
 
 The model keeps the main thread, where it was loaded, and has as many threads of its own as
-it likes; a second thread does all that `Loop` does but run the model. They meet in an
+it likes; a second thread does all that `RequestLoop` does but run the model. They meet in an
 outbox (from the model) and a work queue of one request (to it). A model takes its next
 request as soon as `execute` has returned, up to `max_streams` open ones.
 """

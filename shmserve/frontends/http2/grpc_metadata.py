@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 import re
-from urllib.parse import quote_from_bytes, unquote_to_bytes
+from urllib.parse import quote_from_bytes
 
 _timeout = re.compile(r"([0-9]{1,8})([HMSmun])").fullmatch
 _UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "S": 1.0, "M": 60.0, "H": 3600.0}
-_LARGEST = 99_999_999
-_ROUNDING = 1e-6  # what the division of a float adds to a count of up to eight digits, and more
 # Printable ASCII goes as it is, but for the percent sign
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if code != 0x25)
 
@@ -28,23 +25,9 @@ def parse_timeout(value: str) -> float:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def format_timeout(seconds: float) -> str:
-    """``grpc-timeout``, as exact as its eight digits are, rounded up; negative counts as zero."""
-    for unit, length in _UNITS.items():
-        count = math.ceil(max(seconds, 0.0) / length - _ROUNDING)
-        if count <= _LARGEST:
-            return f"{count}{unit}"
-    return f"{_LARGEST}H"
-
-
 def encode_message(message: str) -> str:
     """``grpc-message``: UTF-8, percent-encoded where it is not printable ASCII."""
     return quote_from_bytes(message.encode(errors="replace"), safe=_PLAIN)
-
-
-def decode_message(value: str) -> str:
-    """The text of a ``grpc-message``; never fails, as the protocol wants it."""
-    return unquote_to_bytes(value.encode("latin-1", "replace")).decode(errors="replace")
 
 
 def encode_binary(value: bytes) -> str:
