@@ -10,9 +10,11 @@ import sys
 from setproctitle import setproctitle
 
 from shmserve.errors import ConfigError
+from shmserve.frontends.http.server import sign_of_life
 from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.observe import logs
 from shmserve.supervisor import guard, launch
+from shmserve.transport import key_file, tls
 
 try:
     _settings = launch.settings()
@@ -29,7 +31,7 @@ worker_tmp_dir = "/dev/shm"  # the heartbeat file, unlinked at once: a disk woul
 preload_app = False  # the application attaches to the service after the fork
 control_socket_disable = True  # on by default, at a path all servers of a user share
 loglevel = _settings.log_level
-timeout = 30  # a worker whose main thread gives no sign of life for so long is killed
+timeout = max(1, round(_settings.watchdog_s))  # of the main thread's sign of life
 graceful_timeout = max(1, round(_settings.drain_timeout_s))
 keepalive = max(1, round(_settings.idle_timeout_s))
 limit_request_line = 8190  # gunicorn's largest; the head as a whole: max_head_bytes
@@ -39,7 +41,12 @@ limit_request_field_size = min(_settings.max_head_bytes, 65536)
 def on_starting(server):
     try:
         check_settings(_settings)
+        key_file.read(_settings)
+        encrypted = tls.certificates(_settings, "http", "http/1.1")
+        if encrypted and server.cfg.worker_class_str != worker_class:  # it would speak plainly
+            raise ConfigError("http_tls_cert is for the server's own worker class, not for another")
         launch.begin(_settings)
+        sign_of_life.when_asked(launch.beat)
     except ConfigError as ex:
         sys.exit(f"shmserve: {ex.message}")
 

@@ -11,6 +11,7 @@ import socket
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -117,15 +118,15 @@ def http(profile):
             1, os.getppid(), [listener], Application(rig), 0, configured, Logger(configured)
         )
         thread = threading.Thread(target=worker.init_process, daemon=True)
-        thread.start()
-        stack.callback(thread.join, LIMIT_S)
-        stack.callback(setattr, worker, "alive", False)
-        wait_until(lambda: worker.booted)
         request = http_request()
-        with profiled(profile):  # a connection's thread starts with it
+        with profiled(profile):  # the loop's thread starts with it
+            thread.start()
+            stack.callback(thread.join, LIMIT_S)
+            stack.callback(setattr, worker, "alive", False)
+            wait_until(lambda: worker.booted)
             client = stack.enter_context(socket.create_connection(address, LIMIT_S))
             ask_http(client, request)
-        yield lambda: ask_http(client, request)
+        yield lambda: ask_whole(worker, client, request)
 
 
 def http_request():
@@ -144,8 +145,22 @@ def http_request():
     return "\r\n".join((*fields, "\r\n")).encode() + document + TENSOR.tobytes()
 
 
+def ask_whole(worker, client, request):
+    """As `ask_http`; the loop looks when all has been sent, so that each request is received in
+    as many calls as any other."""
+    sent = threading.Event()
+    worker.hub.soon(partial(sent.wait, LIMIT_S))
+    client.sendall(request)
+    sent.set()
+    receive_http(client)
+
+
 def ask_http(client, request):
     client.sendall(request)
+    receive_http(client)
+
+
+def receive_http(client):
     answer, expected = b"", TENSOR.tobytes()
     while not answer.endswith(expected):
         received = client.recv(1 << 20)

@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+from bench import cpu_time
+
 BASE = "shmserve"
 
 
@@ -37,8 +39,11 @@ def table(result):
     for name, floor in result["floors_us"].items():
         spread = f"{micros(floor['min'])}-{micros(floor['max'])}"
         lines.append(f"| {name} | {micros(floor['median'])} ({spread}) |")
-    lines += ["", "| request | server | p50 | p99 | requests/s | times shmserve's p50 |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines += [
+        "",
+        "| request | server | p50 | p99 | requests/s | times shmserve's p50 | CPU us a request |",
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
     base = {_key(c): c["p50_us"]["median"] for c in _measured(result) if c["server"] == BASE}
     for case in result["cases"]:
         lines.append(_row(case, base.get(_key(case))))
@@ -57,14 +62,15 @@ def _row(case, base):
     what = f"{case['model']} {size_name(case['bytes'])}, {case['connections']} conn."
     if "p50_us" not in case:
         why = case["refused"] or "every round failed"
-        return f"| {what} | {case['server']} | refused: {why[:80]} | | | |"
+        return f"| {what} | {case['server']} | refused: {why[:80]} | | | | |"
     p50, p99, rate = case["p50_us"], case["p99_us"], case["per_s"]
     ratio = f"{p50['median'] / base:.2f}" if base else ""
     if case["failed_rounds"]:
         ratio += f" ({case['failed_rounds']} rounds with errors left out)"
     times = f"{micros(p50['median'])} ({micros(p50['min'])}-{micros(p50['max'])})"
     rates = f"{_rate(rate['median'])} ({_rate(rate['min'])}-{_rate(rate['max'])})"
-    return f"| {what} | {case['server']} | {times} | {micros(p99['median'])} | {rates} | {ratio} |"
+    cells = what, case["server"], times, micros(p99["median"]), rates, ratio
+    return f"| {' | '.join(cells)} | {cpu_time.shown(case.get('cpu_us', {}))} |"
 
 
 def plot(result, path):

@@ -19,8 +19,10 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from bench import cpu_time
 from bench.run import machine
 from shmserve.testing.running_server import RunningServer, free_port
 
@@ -35,12 +37,13 @@ CASES = [
 ]
 
 
-def start_rivals(stack):
-    """Start the rivals' process; its address."""
+def start_rivals(stack, run_dir):
+    """Start the rivals' process, marked with a directory; its address."""
     address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.rivals.grpc_server", address],
         cwd=ROOT,
+        env=os.environ | {"SHMSERVE_RUN_DIR": run_dir},
         stdout=subprocess.PIPE,
     )
     stack.callback(process.wait)
@@ -50,25 +53,30 @@ def start_rivals(stack):
 
 
 def contestants(stack):
-    """(address, method) by name."""
-    rivals = start_rivals(stack)
-    servers = {"pickle": (rivals, "/bench/Pickle"), "empty": (rivals, "/bench/Empty")}
+    """(address, method) and run directory by name."""
+    run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-rpc-"))
+    rivals = start_rivals(stack, run_dir)
+    methods = {"pickle": "/bench/Pickle", "empty": "/bench/Empty"}
+    servers = {name: ((rivals, method), run_dir) for name, method in methods.items()}
     for name, processes in (("shmserve", 1), ("shmserve-2", 2)):
         environ = {"SHMSERVE_GRPC_PROCESSES": str(processes)}
         server = stack.enter_context(RunningServer(environ=environ))
-        servers[name] = (server.grpc_address, MODEL_INFER)
+        servers[name] = (server.grpc_address, MODEL_INFER), server.run_dir
     return servers
 
 
-def fire(target, nbytes, callers, seconds):
+def fire(target, run_dir, nbytes, callers, seconds):
     """One measurement in a process of its own."""
     command = [sys.executable, "-m", "bench.load.rpc", *target, str(nbytes), str(callers)]
+    before = cpu_time.seconds(run_dir)
     done = subprocess.run(
         [*command, str(seconds)], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
-    return json.loads(done.stdout)
+    told = json.loads(done.stdout)
+    after = cpu_time.seconds(run_dir)
+    return told | {"cpu_us": cpu_time.per_request(before, after, told["answers"])}
 
 
 def summary(rounds, base):
@@ -85,13 +93,14 @@ def summary(rounds, base):
 
 def report(results):
     print(f"{'bytes':>9} {'callers':>7} {'server':11} {'per s':>9} {'(rounds)':>22}"
-          f" {'p50 us':>10} {'per s':>7} {'p50':>7}  of empty / of pickle; copied")  # fmt: skip
+          f" {'p50 us':>10} {'per s':>7} {'p50':>7}  of empty / pickle; CPU; copied")  # fmt: skip
     for (nbytes, callers), servers in results.items():
         base = servers.get("empty", servers.get("pickle"))
         for name, rounds in servers.items():
             print(
                 f"{nbytes:9} {callers:7} {name:11}",
                 summary(rounds, None if rounds is base else base),
+                cpu_time.shown(cpu_time.medians([r["cpu_us"] for r in rounds])),
                 rounds[-1]["copied"] or "",
             )
 
@@ -113,7 +122,7 @@ def main():
                     continue
                 servers = results.setdefault((nbytes, callers), {name: [] for name in names})
                 for name in names if number % 2 else reversed(names):
-                    servers[name].append(fire(targets[name], nbytes, callers, options.duration))
+                    servers[name].append(fire(*targets[name], nbytes, callers, options.duration))
     print(json.dumps(description), f"load after {os.getloadavg()[0]:.1f}")
     report(results)
     if options.output:

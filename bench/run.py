@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import load, report
+from bench import cpu_time, load, report
 from bench.floors import FLOORS
 from bench.servers import NAMES, Server
 
@@ -151,7 +151,10 @@ def measure_one(case, server, options, directory):
     duration = max(options.duration, 2.0 * case["bytes"] / (64 * MIB))
     warmup = min(1.0, duration / 4)
     connections = case["connections"]
+    before = cpu_time.seconds(server.run_dir)
     outcome = load.fire(server.address, request, tensor, connections, warmup, duration)
+    after = cpu_time.seconds(server.run_dir)
+    outcome["cpu_us"] = cpu_time.per_request(before, after, outcome.get("answers", 0))
     case["rounds"].append(outcome)
     if outcome["errors"]:
         where = f"{case['server']} {case['model']} {case['bytes']} x{connections}"
@@ -169,6 +172,7 @@ def summarise(case):
                 "min": min(values),
                 "max": max(values),
             }
+    case["cpu_us"] = cpu_time.medians([outcome["cpu_us"] for outcome in good])
 
 
 def main(arguments=None):

@@ -36,11 +36,12 @@ class Server:
         self.port = free_port()
         self.address = ["--port", str(self.port)]
         self._log = directory / f"{name}.log"
-        self._run_dir = tempfile.mkdtemp(prefix=f"bench-{name}-")
+        self.run_dir = tempfile.mkdtemp(prefix=f"bench-{name}-")
         command = [sys.executable, "-m", "gunicorn"]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
-        environ["SHMSERVE_RUN_DIR"] = self._run_dir
-        environ["TMPDIR"] = self._run_dir  # gunicorn's dirty arbiter keeps a pid file there
+        environ["SHMSERVE_RUN_DIR"] = self.run_dir
+        environ["SPT_NOENV"] = "1"  # titles would be written over what `cpu_time` knows them by
+        environ["TMPDIR"] = self.run_dir  # gunicorn's dirty arbiter keeps a pid file there
         if name == "shmserve":
             environ["SHMSERVE_HTTP_BIND"] = f"127.0.0.1:{self.port}"
             environ["SHMSERVE_HTTP_WORKERS"] = str(workers)
@@ -96,4 +97,4 @@ class Server:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        shutil.rmtree(self._run_dir, ignore_errors=True)
+        shutil.rmtree(self.run_dir, ignore_errors=True)

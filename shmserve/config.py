@@ -29,7 +29,12 @@ NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Origin = Annotated[str, Meta(pattern="^[a-z][a-z0-9+.-]*://[^/ ]+$")]  # https://host[:port]
+HostRule = Annotated[
+    str, Meta(pattern=r"^(cpu-cores=[0-9]{1,4}(-[0-9]{1,4})?|numa-node=[0-9]{1,3})$")
+]
+ResourceAmount = Annotated[str, Meta(pattern="^[^:]+:[1-9][0-9]{0,8}(:(cpu|[0-9]{1,4}))?$")]
 From = Literal["owner", "local", "anyone"]  # the server's user and root, any user of the host, all
+KeysFrom = Literal["nobody", "remote", "local", "anyone"]  # these, and who is further away
 MIB = 1 << 20
 
 
@@ -60,6 +65,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     load_models: tuple[str, ...] = ()
     poll_interval_s: Seconds = 15.0  # model_control poll: how often the repository is looked at
     load_attempts: Positive = 3  # processes that may end while they load a model for the first time
+    # Cores and memory of instances by name, see instance_group.host_policy; "cpu" and "gpu_0" hold
+    # for those that name none. SHMSERVE_HOST_POLICIES: "cpu=cpu-cores=0-3;far=numa-node=1"
+    host_policies: dict[str, Annotated[tuple[HostRule, ...], Meta(min_length=1)]] = {}
     max_override_bytes: NonNegative = 64 * MIB  # files sent along with a request to load a model
     max_override_files: NonNegative = 64
     server_name: str = "shmserve"
@@ -70,9 +78,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # Where it listens
     http_bind: tuple[str, ...] = ("127.0.0.1:8000",)
     http_workers: Positive = 2
+    http_tls_cert: str = ""  # PEM files; both or none
+    http_tls_key: str = ""
+    http_tls_client_ca: str = ""  # clients must show a certificate of this authority
     grpc_bind: tuple[str, ...] = ("127.0.0.1:8001",)
     grpc_processes: NonNegative = 1  # 0: no gRPC
-    grpc_server: Literal["grpcio", "http2"] = "grpcio"  # the engine below the rpcs
+    grpc_server: Literal["http2", "grpcio"] = "http2"  # the engine below the rpcs
     grpc_socket_mode: Annotated[str, Meta(pattern="^[0-7]{3,4}$")] = "0600"  # of Unix sockets
     grpc_tls_cert: str = ""  # PEM files; both or none
     grpc_tls_key: str = ""
@@ -84,6 +95,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # Memory
     pool_bytes: NonNegative = 0  # 0: half of what /dev/shm can hold
     arena_bytes: Annotated[int, Meta(ge=1 * MIB)] = 32 * MIB  # first segment of each process
+    response_cache_bytes: NonNegative = 0  # answers each frontend process may keep; 0: none
     segment_idle_s: Seconds = 30.0  # an unused segment of its own is given back after this
 
     # Limits on requests
@@ -91,14 +103,15 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_json_bytes: Positive = 64 * MIB  # JSON part of a request, also after decompression
     max_tensor_bytes: Positive = 1024 * MIB  # one tensor
     max_request_bytes: Positive = 4096 * MIB  # a whole request, also after decompression
-    max_heap_bytes: Positive = 2048 * MIB  # bodies outside shared memory, per HTTP worker
+    max_heap_bytes: Positive = 2048 * MIB  # bodies outside shared memory, per frontend
     max_elements: Positive = 1 << 40  # elements of one tensor
     max_json_nesting: Positive = 100  # depth of a JSON "data" array
     max_chunks: Positive = 65536  # chunks of a chunked body
     max_inputs: Positive = 256  # inputs, requested outputs or parameters of one request
     max_classes: Positive = 65536  # classes of one row that a classification may ask for
     max_fields: Positive = 1 << 20  # protobuf fields of one gRPC inference request
-    max_connections: Positive = 1024  # per HTTP worker
+    max_connections: Positive = 16384  # per frontend
+    http_threads: Positive = 32  # per HTTP worker, for what would hold up its connections
     max_queue: Positive = 256  # requests waiting for or running on one instance, per frontend
     max_caller_share: Share = 0.75  # of places for calls that one caller may have
     grpc_threads: Positive = 64  # inferences that run at a time, per gRPC process
@@ -113,6 +126,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # Sequences that one instance of a model with sequence_batching knows; others may not begin
     max_sequences: Annotated[int, Meta(ge=1, le=2048)] = 1024
     stream_credit: Annotated[int, Meta(ge=1, le=1024)] = 16  # answers a stream may run ahead
+    # At least this is an executor's oom_score_adj: if memory runs out, it goes before the others
+    executor_oom_score_adj: Annotated[int, Meta(ge=0, le=1000)] = 500
+    # Of execution_count, instances wait for what `rate_limiter` of their configurations asks for
+    rate_limit: Literal["off", "execution_count"] = "off"
+    rate_limit_resources: tuple[ResourceAmount, ...] = ()  # default: the largest count asked for
     max_model_calls: Positive = 256  # calls of one instance to other models that run at a time
     max_call_depth: Positive = 8  # models that call each other on behalf of one request
 
@@ -128,6 +146,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     execute_timeout_s: Seconds = 120.0  # an executor busy with one request longer is killed
     load_timeout_s: Seconds = 300.0  # loading a model
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted
+    # A process that gives no sign of life for so long is killed, and another takes its place
+    watchdog_s: Annotated[float, Meta(ge=1)] = 20.0
 
     grpc_message_timeout_s: Seconds = 300.0  # receiving the message of a gRPC call
     grpc_silence_s: Seconds = 10.0  # the same, where other calls wait for its thread
@@ -147,6 +167,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     client_shm_allowed_uids: tuple[NonNegative, ...] = ()  # may register what is not theirs
     client_shm_reap_dead_owners: bool = True  # where the registering process is known
     client_socket: str = ""  # where clients pass memory; default: client.sock in run_dir
+    max_lanes: NonNegative = 64  # local programs' own channels to one instance; 0: none
     client_shm_max_regions: Positive = 1024  # per owner
     client_shm_max_region_bytes: Positive = 1 << 40  # one region
     client_shm_max_total_bytes: Positive = 1 << 42  # all regions of one owner
@@ -158,16 +179,22 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     allowed_origins: tuple[Origin, ...] = ()  # pages elsewhere that may do what programs may
     state_changes_from: From = "anyone"  # load and unload by name, logs, traces, GRPS online
     model_files_from: From = "owner"  # load what comes with the request: it is code, run as us
+    remote_binds: tuple[str, ...] = ()  # of http_bind, grpc_bind: behind these is a proxy
+    keys_file: str = ""  # hashed keys and what their holders may do: `shmserve key new`
+    keys_required_from: KeysFrom = "remote"  # with keys_file; health is for everybody
+    max_keys: Positive = 1024  # in keys_file
     http_restricted_api: tuple[str, ...] = ()  # <category>[,<category>]:<header>=<value>
     grpc_restricted_protocol: tuple[str, ...] = ()
     http_header_forward_pattern: str = ""  # request headers that become request parameters
 
     # Logging and numbers
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    model_log_lines_per_s: Positive = 1000  # of one executor; others are dropped and counted
     metrics: bool = True  # GET /metrics
     metrics_triton_names: bool = False  # also under the names that Triton's dashboards ask for
     dashboard: bool = True  # GET / shows people what happens, from a history that is kept for it
-    max_counted_models: Positive = 128  # model versions a frontend counts apart; then "(other)"
+    max_counted_models: Positive = 128  # model versions, and keys, a frontend counts apart
+    max_events: NonNegative = 1000  # that each process keeps for `shmserve show events`; 0: none
 
     extensions: dict[str, Any] = {}  # not a key: what `extension` gives, by name
 
@@ -187,10 +214,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 _LISTS = {
     *("model_repository", "load_models", "http_bind", "grpc_bind", "client_shm_allowed_uids"),
-    *("allowed_hosts", "allowed_origins"),
+    *("allowed_hosts", "allowed_origins", "remote_binds", "rate_limit_resources"),
 }
 _FORMER = {"grps_pipelines": "pipelines"}  # names that settings had once: they are still taken
-_TABLES = {"pipelines"}  # settings that are tables themselves: name -> list
+_TABLES = {"pipelines", "host_policies"}  # settings that are tables themselves: name -> list
 _SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
 
 
@@ -220,9 +247,27 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     try:
         settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as ex:
-        raise ConfigError(f"bad setting: {ex}") from None
+        raise ConfigError(f"bad setting: {_named(str(ex), values)}") from None
+    _check_binds(settings)
     of_extensions = {name: _extension(name, fields) for name, fields in given.items()}
     return msgspec.structs.replace(settings, extensions=of_extensions)
+
+
+def _check_binds(settings: Settings) -> None:
+    for bind in settings.remote_binds:
+        if bind not in settings.http_bind + settings.grpc_bind or bind.startswith("fd://"):
+            raise ConfigError(f"remote_binds: '{bind}' is no address of http_bind or grpc_bind")
+
+
+def _named(text: str, values: dict[str, Any]) -> str:
+    """An error about a table, with the name of its entry, which msgspec leaves out."""
+    for key in _TABLES & values.keys():
+        for name, items in values[key].items() if isinstance(values[key], dict) else ():
+            try:
+                msgspec.convert({key: {name: items}}, Settings, strict=False)
+            except msgspec.ValidationError:
+                return text.replace(f"`$.{key}[...]", f"`$.{key}.{name}", 1)
+    return text
 
 
 def _of_extensions() -> dict[str, tuple[str, str]]:
@@ -264,10 +309,10 @@ def _items(key: str, text: str) -> str | list[str] | dict[str, list[str]]:
 def _table(key: str, text: str) -> dict[str, list[str]]:
     entries = [part.partition("=") for part in text.split(";") if part.strip()]
     if any(not separator or not name.strip() for name, separator, _ in entries):
-        raise ConfigError(f"bad setting: {key} is not 'name=model,model;other=model'")
+        raise ConfigError(f"bad setting: {key} is not 'name=item,item;other=item'")
     return {
-        name.strip(): [model.strip() for model in models.split(",") if model.strip()]
-        for name, _, models in entries
+        name.strip(): [item.strip() for item in items.split(",") if item.strip()]
+        for name, _, items in entries
     }
 
 

@@ -21,6 +21,7 @@ class Code(StrEnum):
     NOT_FOUND = "NOT_FOUND"
     ALREADY_EXISTS = "ALREADY_EXISTS"
     PERMISSION_DENIED = "PERMISSION_DENIED"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
     UNAVAILABLE = "UNAVAILABLE"
     UNIMPLEMENTED = "UNIMPLEMENTED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
@@ -42,6 +43,7 @@ STATUS_TABLE: dict[Code, Statuses] = {
     Code.NOT_FOUND: Statuses(404, 5),
     Code.ALREADY_EXISTS: Statuses(400, 6),
     Code.PERMISSION_DENIED: Statuses(403, 7),
+    Code.UNAUTHENTICATED: Statuses(401, 16),
     Code.UNAVAILABLE: Statuses(503, 14),
     Code.UNIMPLEMENTED: Statuses(501, 12),
     Code.RESOURCE_EXHAUSTED: Statuses(503, 8),
@@ -99,6 +101,12 @@ class AlreadyExists(ShmserveError):
 
 class PermissionDenied(ShmserveError):
     code = Code.PERMISSION_DENIED
+
+
+class Unauthenticated(ShmserveError):
+    """Not without a key that is known and has not expired."""
+
+    code = Code.UNAUTHENTICATED
 
 
 class Unavailable(ShmserveError):
@@ -178,7 +186,7 @@ class PeerDied(ShmserveError):
 _BY_CODE: dict[Code, type[ShmserveError]] = {
     kind.code: kind
     for kind in (
-        *(InvalidArgument, NotFound, AlreadyExists, PermissionDenied),
+        *(InvalidArgument, NotFound, AlreadyExists, PermissionDenied, Unauthenticated),
         *(Unavailable, Unimplemented, ResourceExhausted, DeadlineExceeded),
     )
 }

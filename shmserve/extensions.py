@@ -72,6 +72,12 @@ def check() -> None:
         names(group)
 
 
+def load_own(group: str) -> None:
+    """Import what the server itself brings of a group, and nothing that was installed beside it."""
+    for place in _OURS[group].values():
+        importlib.import_module(place.partition(":")[0])
+
+
 @functools.cache
 def names(group: str) -> dict[str, str]:
     """The extensions of a group, ours first: name -> ``module:attribute``.

@@ -37,6 +37,12 @@ def instance_index(instance: str) -> int:
     return int(instance.rpartition("/")[2].partition("@")[0])
 
 
+def instance_model(instance: str) -> tuple[str, str]:
+    """The model and the version that it is an instance of."""
+    model, version, _ = instance.rsplit("/", 2)
+    return model, version
+
+
 def is_model_name(name: str) -> bool:
     """Whether a name can be a folder of a model repository and nothing else."""
     return _MODEL_NAME.fullmatch(name) is not None and ".." not in name

@@ -135,7 +135,7 @@ class OneCaller(Callers):
 class Rig:
     """The real gRPC server over the fake dispatcher, and a client. `also`: an address more."""
 
-    engine = "grpcio"
+    engine = "http2"
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable
+from ctypes.util import find_library
 from dataclasses import dataclass
 from functools import cache
 
@@ -78,6 +79,15 @@ def _hugepages() -> bool:
     return True
 
 
+@cache
+def _mounts() -> bool:
+    command = ("unshare", "--mount", "mount", "-t", "proc", "-o", "hidepid=invisible", "p", "/proc")
+    try:
+        return not subprocess.run(command, capture_output=True, timeout=20).returncode
+    except FileNotFoundError:
+        return False
+
+
 def _program(name: str) -> Callable[[], bool]:
     return lambda: shutil.which(name) is not None
 
@@ -90,8 +100,13 @@ NEEDS = {
     "h2load": Need(_program("h2load"), "apt-get install -y nghttp2-client"),
     "hugepages": Need(_hugepages, "a kernel with CONFIG_HUGETLBFS"),
     "ipv6": Need(_ipv6, "sysctl net.ipv6.conf.lo.disable_ipv6=0"),
+    "mounts": Need(_mounts, "apt-get install -y util-linux, and be root with CAP_SYS_ADMIN"),
     "netns": Need(_netns, "apt-get install -y iproute2, and be root with CAP_SYS_ADMIN"),
     "network": Need(lambda: bool(own_address()), "an IPv4 address beside that of loopback"),
     "openssl": Need(_program("openssl"), "apt-get install -y openssl"),
+    "seccomp": Need(
+        lambda: _program("systemd-analyze")() and find_library("seccomp") is not None,
+        "apt-get install -y systemd libseccomp2",
+    ),
     "root": Need(lambda: os.geteuid() == 0, "sudo make test"),
 }

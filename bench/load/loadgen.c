@@ -45,7 +45,7 @@ struct client {
     uint32_t *micros;
     size_t samples, room;
     uint64_t first_start, last_end;
-    long errors;
+    long errors, answers; /* answers: those of the warm-up, too */
 };
 
 static struct blob request, tail;
@@ -229,6 +229,7 @@ static void drive(struct client *c, double seconds, bool measure) {
         send_request(c);
         bool usable = receive(c, !measure);
         uint64_t end = now_ns();
+        c->answers += c->errors == before;
         if (measure && c->errors == before)
             record(c, start, end);
         if (!usable) {
@@ -258,7 +259,7 @@ static int ascending(const void *a, const void *b) {
 
 static void report(struct client *clients) {
     size_t samples = 0, at = 0;
-    long errors = 0;
+    long errors = 0, answers = 0;
     uint64_t first = UINT64_MAX, last = 0;
     for (int i = 0; i < connections; i++)
         samples += clients[i].samples;
@@ -267,6 +268,7 @@ static void report(struct client *clients) {
     for (int i = 0; i < connections; i++) {
         struct client *c = &clients[i];
         errors += c->errors;
+        answers += c->answers;
         if (!c->samples)
             continue;
         memcpy(all + at, c->micros, c->samples * sizeof *all);
@@ -283,11 +285,11 @@ static void report(struct client *clients) {
     double cpu = (double)usage.ru_utime.tv_sec + (double)usage.ru_stime.tv_sec +
                  (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
 #define AT(q) (samples ? all[(size_t)((double)(samples - 1) * (q))] : 0)
-    printf("{\"connections\": %d, \"requests\": %zu, \"seconds\": %.3f, \"per_s\": %.2f, "
+    printf("{\"connections\": %d, \"requests\": %zu, \"answers\": %ld, \"seconds\": %.3f, \"per_s\": %.2f, "
            "\"mean_us\": %.1f, \"p50_us\": %u, \"p90_us\": %u, \"p99_us\": %u, \"max_us\": %u, "
            "\"errors\": %ld, \"first_error\": \"%s\", \"status\": %ld, \"compared\": %ld, "
            "\"client_cpu_s\": %.2f}\n",
-           connections, samples, seconds, seconds > 0 ? (double)samples / seconds : 0,
+           connections, samples, answers, seconds, seconds > 0 ? (double)samples / seconds : 0,
            samples ? sum / (double)samples : 0, AT(0.5), AT(0.9), AT(0.99), AT(1.0), errors,
            first_error, atomic_load(&first_status), atomic_load(&compared), cpu);
 }

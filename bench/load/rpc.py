@@ -71,6 +71,7 @@ def main(address, method, nbytes, callers, seconds):
     latencies = np.array([second for own in times for second in own])
     report = {
         "requests": len(latencies),
+        "answers": len(latencies) + len(receipts),
         "per_s": len(latencies) / wall,
         "p50_us": float(np.median(latencies) * 1e6),
         "p99_us": float(np.quantile(latencies, 0.99) * 1e6),

@@ -1,4 +1,4 @@
-"""``shmserve serve | check | doctor | show``: the command line."""
+"""``shmserve serve | check | doctor | show | key``: the command line."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ TABLES = (
     "stats",
     "gpus",
     "monitor",
+    "events",
 )
 
 
@@ -42,6 +43,14 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="ask a running server what is going on")
     show.add_argument("what", choices=TABLES)
     show.add_argument("--json", action="store_true", help="one JSON array instead of a table")
+    key = commands.add_parser("key", help="make keys for those who call").add_subparsers(
+        dest="what", required=True
+    )
+    new = key.add_parser("new", help="make a key, print it once, and add its hash to the file")
+    new.add_argument("name", help="whose it is: letters, digits, - and _")
+    new.add_argument("--scopes", default="use", help="of use,register,change,send-models")
+    new.add_argument("--days", type=int, help="until it expires; default: never")
+    new.add_argument("--file", help="default: the setting keys_file")
     return parser
 
 
@@ -62,6 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from shmserve.cli import doctor
 
             return doctor.run(settings, arguments.gpu, as_json=arguments.json)
+        if arguments.command == "key":
+            from shmserve.cli import key
+
+            scopes = arguments.scopes.split(",")
+            return key.new(settings, arguments.file, arguments.name, scopes, arguments.days)
         from shmserve.cli import show
 
         return show.run(settings, arguments.what, as_json=arguments.json)

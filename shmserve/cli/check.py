@@ -14,6 +14,7 @@ from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.protocol.triton_config import model_config
 from shmserve.repository import folder_reader
 from shmserve.tensor.spec import ModelSpec
+from shmserve.transport import key_file, tls
 
 
 def run(settings: Settings, load: bool = False) -> int:
@@ -41,6 +42,8 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
         return 1
     try:
         check_settings(settings)
+        key_file.read(settings)
+        tls.certificates(settings, "http", "http/1.1")
         desired = desired_models.choose(settings, scan)
     except ConfigError as ex:
         print(f"FAIL  {ex.message}")

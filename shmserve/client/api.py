@@ -17,11 +17,13 @@ from shmserve.client import device_arrays
 from shmserve.client.attempt import RequestAttempt
 from shmserve.client.errors import InferenceError
 from shmserve.client.http_transport import Reply, Transport
+from shmserve.client.lanes import LaneExchange, Lanes, converse
 from shmserve.client.memory.block_pool import BlockPool
 from shmserve.client.memory.shared_memory import SharedMemoryPools
 from shmserve.client.output_sizes import ModelOutputs, OutputSizes
 from shmserve.client.result import Result
 from shmserve.client.tensors import ClientTensor
+from shmserve.protocol.control.lane_messages import LaneAnswer
 
 Array = np.ndarray[Any, Any]
 
@@ -29,6 +31,8 @@ _REPEATS = 4
 # With these the request has ended or never begun; after others it may still be running.
 _ENDED = frozenset({500, 501, 503})
 _REFUSED = frozenset({400, 403, 404, 501})
+# What is said of an output that is larger than expected, and of one that is over a lane
+_TOO_LARGE = ("should be at least", "no window of shared memory")
 _HOST, _GPU = "host", "gpu"  # kinds of memory
 
 
@@ -39,6 +43,7 @@ def connect(
     max_bytes: int = 1 << 30,
     max_device_bytes: int = 1 << 30,
     timeout: float = 300.0,
+    lanes: bool = True,
 ) -> Client:
     """Connect to a server.
 
@@ -49,13 +54,14 @@ def connect(
         max_bytes: shared memory that this client may have at most.
         max_device_bytes: the same of each GPU, for device arrays.
         timeout: seconds to wait for an answer, where a call says nothing else.
+        lanes: talk to executors directly, where the server lets us; else all goes over HTTP.
 
     Raises:
         InferenceError: no server answers at `url`. (A client socket that does not answer is
             no error: tensors then travel over HTTP, see `Client.shared_memory`.)
         ValueError: `url` is neither.
     """
-    return Client(url, control, max_bytes, max_device_bytes, timeout)
+    return Client(url, control, max_bytes, max_device_bytes, timeout, lanes)
 
 
 class _Call(Struct, frozen=True):
@@ -76,7 +82,13 @@ class Client:
     """A connection to one server. Thread-safe; not to be used across a fork."""
 
     def __init__(
-        self, url: str, control: str | None, max_bytes: int, max_device_bytes: int, timeout: float
+        self,
+        url: str,
+        control: str | None,
+        max_bytes: int,
+        max_device_bytes: int,
+        timeout: float,
+        lanes: bool,
     ) -> None:
         self._pid = os.getpid()
         self._transport = Transport(url, timeout)
@@ -85,6 +97,9 @@ class Client:
         self._sizes = OutputSizes()
         self._transport.request("GET", "/v2/health/live")
         self._pools = SharedMemoryPools(self._transport, control, max_bytes, max_device_bytes)
+        self._timeout_s = timeout
+        on = lanes and self._pools.control is not None
+        self._lanes = Lanes(self._pools.control) if on and self._pools.control else None
 
     @property
     def shared_memory(self) -> bool:
@@ -187,6 +202,8 @@ class Client:
     def close(self) -> None:
         """Unregister all memory and end the connections; results stay readable."""
         ours = os.getpid() == self._pid  # a forked child must not undo its parent's doing
+        if self._lanes is not None:
+            self._lanes.close()
         self._pools.close(unregister=ours)
         self._transport.close()
 
@@ -212,11 +229,19 @@ class Client:
 
         for repeat in range(_REPEATS + 1):
             sizes = self._sizes.expected(key, shapes, described, call.outputs)
-            attempt = RequestAttempt(pool_of, call.inputs, sizes, call.device)
+            known = self._lanes is not None and self._sizes.are_known(
+                key, shapes, described, call.outputs
+            )
+            attempt = RequestAttempt(pool_of, call.inputs, sizes, call.device, inline=known)
+            reply: Reply | LaneAnswer
             try:
-                reply = self._send(attempt, call)
-                if reply.status == 200:
-                    result = attempt.result(reply, call.model)
+                answer, result = self._over_lane(attempt, call, known)
+                if answer is None:
+                    reply = self._send(attempt, call)
+                    result = attempt.result(reply, call.model) if reply.status == 200 else None
+                else:
+                    reply = answer
+                if result is not None:
                     self._sizes.learn(key, shapes, result)
                     return result
             finally:
@@ -224,7 +249,9 @@ class Client:
             ours = reply.status in _REFUSED and attempt.is_blamed(reply.error)
             if not ours or repeat == _REPEATS:
                 break
-            if "should be at least" in reply.error:  # an output is larger than expected
+            if any(
+                words in reply.error for words in _TOO_LARGE
+            ):  # an output is larger than expected
                 self._sizes.mistaken(key, call.outputs)
             elif repeat or reply.status != 404 or not self._pools.register_again():
                 barred |= self._bar(call.model, attempt, reply.error)
@@ -240,6 +267,34 @@ class Client:
         if "takes no client shared memory" in reason:
             self._barred[model] = {_HOST, _GPU}
         return {_HOST, _GPU}
+
+    def _over_lane(
+        self, attempt: RequestAttempt, call: _Call, known: bool
+    ) -> tuple[LaneAnswer | None, Result | None]:
+        """The answer of a lane, and what it means if that is a result. None: it is not the way,
+        or there is none."""
+        timeout_s = call.timeout_s or self._timeout_s
+        request = None
+        if self._lanes is not None and known:
+            request = attempt.lane_request(call.parameters, call.request_id, timeout_s)
+        if self._lanes is None or request is None:
+            return None, None
+        key = (call.model, call.version)
+        exchange = LaneExchange(self._lanes, key, request, once=attempt.shared)
+        try:
+            found = converse(exchange, timeout_s)
+        except BaseException:
+            attempt.taint()
+            raise
+        if found is None:
+            return None, None
+        answer, opened = found
+        if answer.status != 200:
+            return answer, None
+        result = attempt.lane_result(answer, call.model, call.request_id, opened)
+        if not call.receipt:
+            result.receipt = None
+        return answer, result
 
     def _send(self, attempt: RequestAttempt, call: _Call) -> Reply:
         headers, body = attempt.request(call.parameters, call.request_id)

@@ -15,6 +15,16 @@ from shmserve.client.memory.block_pool import Block, BlockPool
 from shmserve.client.result import Result
 from shmserve.client.tensors import ClientTensor
 from shmserve.errors import UnreadableMessage
+from shmserve.protocol.control.client_messages import LaneOpened
+from shmserve.protocol.control.lane_messages import (
+    INLINE_BYTES,
+    LaneAnswer,
+    LaneOutput,
+    LaneReceipt,
+    LaneRequest,
+    LaneTensor,
+    LaneWindow,
+)
 from shmserve.protocol.decoding import json_decoder
 
 PoolOf = Callable[[int | None], BlockPool | None]
@@ -39,6 +49,10 @@ class _Place(NamedTuple):
             "shared_memory_byte_size": nbytes,
         }
 
+    def on_lane(self, nbytes: int) -> LaneWindow:
+        """The same on a lane."""
+        return LaneWindow(self.block.name, self.offset, nbytes)
+
 
 class RequestAttempt:
     """Holds leases on the blocks of a request until `close`.
@@ -54,6 +68,7 @@ class RequestAttempt:
         inputs: Sequence[ClientTensor],
         outputs: Mapping[str, int | None],
         device: int | None,
+        inline: bool = False,
     ) -> None:
         """Everything that goes into memory is there when this returns.
 
@@ -61,7 +76,9 @@ class RequestAttempt:
             pool_of: the memory of a GPU or, None, of the host; None: it is not to be used.
             outputs: names, with the bytes that fit into memory; None: over HTTP.
             device: the GPU whose memory results shall be in; None: the host's.
+            inline: small inputs go along with the request, unless they are in memory already.
         """
+        self._inline = INLINE_BYTES if inline else 0
         self._pool_of = pool_of
         self._device = device
         self._held: list[tuple[BlockPool, Block]] = []
@@ -90,7 +107,7 @@ class RequestAttempt:
             if pool is not None and location is not None:
                 self._places[tensor.name] = _Place(pool, *location)
                 self.on_gpu |= tensor.device is not None
-            elif tensor.nbytes:
+            elif tensor.nbytes and (tensor.device is not None or tensor.nbytes >= self._inline):
                 elsewhere.setdefault(tensor.device, []).append(tensor)
         on_host = elsewhere.pop(None, [])
         copies = []
@@ -178,7 +195,59 @@ class RequestAttempt:
         head = msgspec.json.encode(document)
         return {HEADER_LENGTH: str(len(head))} if body else {}, [head, *body]
 
+    def lane_request(
+        self, parameters: Mapping[str, Any] | None, request_id: str, timeout_s: float
+    ) -> LaneRequest | None:
+        """The same for a lane; None: a tensor is too large for one, and in none of our memory."""
+        inputs = []
+        for tensor in self._inputs:
+            place = self._places.get(tensor.name)
+            if place is None and tensor.nbytes >= INLINE_BYTES:
+                return None
+            at = bytes(tensor.data()) if place is None else place.on_lane(tensor.nbytes)
+            inputs.append(LaneTensor(tensor.name, tensor.datatype, tensor.shape, at))
+        outputs = []
+        for name, nbytes in self._outputs.items():
+            window = self._windows.get(name)
+            if window is None and nbytes:
+                return None
+            outputs.append(
+                LaneOutput(name, None if window is None else window[0].on_lane(window[1]))
+            )
+        timeout_ns = int(timeout_s * 1e9)
+        return LaneRequest(
+            0, tuple(inputs), tuple(outputs), request_id, dict(parameters or {}), timeout_ns
+        )
+
     # -------------------------------------------------------------------- result
+
+    def lane_result(
+        self, answer: LaneAnswer, model: str, request_id: str, opened: LaneOpened
+    ) -> Result:
+        """The arrays of a lane's answer.
+
+        Raises:
+            InferenceError: it makes no sense.
+        """
+        arrays = {}
+        try:
+            for tensor in answer.outputs:
+                name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
+                data: Any = tensor.at
+                if isinstance(data, bytes):
+                    data = np.frombuffer(bytearray(data), np.uint8) if data else np.empty(0, "u1")
+                else:
+                    data = self._elsewhere({"datatype": datatype}, name, shape)
+                arrays[name] = self._arrived(tensors.from_bytes(data, datatype, shape, name, model))
+        except (ValueError, KeyError) as ex:
+            raise InferenceError(0, f"the server's answer is malformed: {ex}") from ex
+        document = {
+            "model_name": model,
+            "model_version": opened.version,
+            "id": request_id,
+            "parameters": answer.parameters,
+        }
+        return Result(arrays, document, _receipt(answer.receipt, opened.instance), "lane")
 
     def result(self, reply: Reply, model: str) -> Result:
         """The arrays of a response, each where it lies.
@@ -250,6 +319,21 @@ class RequestAttempt:
         held, self._held = self._held, []
         for pool, block in held:
             pool.release(block)
+
+
+def _receipt(receipt: LaneReceipt, instance: str) -> dict[str, Any]:
+    """In the form of HTTP's, with what came in messages."""
+    return {
+        "copied_bytes": {
+            "in": receipt.copied_in,
+            "batch": receipt.copied_batch,
+            "out": receipt.copied_out,
+            "device": receipt.copied_device,
+        },
+        "inline_bytes": receipt.inline,
+        "ns": {"queue": receipt.queue_ns, "compute": receipt.compute_ns},
+        "executor": instance,
+    }
 
 
 def _aligned(tensor: ClientTensor) -> int:

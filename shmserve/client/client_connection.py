@@ -6,6 +6,7 @@ asked again, which is harmless: to register the same memory twice is no error.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from shmserve.errors import (
     DeadlineExceeded,
     PeerDied,
     ShmserveError,
+    Unimplemented,
     UnreadableMessage,
     from_code,
 )
@@ -27,7 +29,11 @@ _PAUSE_S = 0.05
 
 
 class ControlConnection:
-    """The connection, and what is asked over it. Thread-safe."""
+    """The connection, and what is asked over it. Thread-safe.
+
+    Attributes:
+        has_lanes: the server knows of lanes.
+    """
 
     def __init__(self, path: str) -> None:
         """Connect.
@@ -36,6 +42,7 @@ class ControlConnection:
             PeerDied: nobody listens there, or somebody of another version.
         """
         self._path = path
+        self.has_lanes = False
         self._lock = threading.Lock()
         self._patience_s = _RETRY_S  # none while nobody is there, so that nobody waits each time
         self._channel: Channel | None = self._connect()
@@ -53,6 +60,16 @@ class ControlConnection:
         for start in range(0, len(names), 512):
             self._ask(wire.Unregister(tuple(names[start : start + 512])))
 
+    def open_lane(self, model: str, version: str) -> tuple[wire.LaneOpened, Channel]:
+        """A channel to an executor of a model; raises as `register`, but at once."""
+        if not self.has_lanes:
+            raise Unimplemented("the server has no lanes")
+        reply, fds = self._ask(wire.OpenLane(model, version), (), wire.LaneOpened)
+        if len(fds) != 1 or not isinstance(reply, wire.LaneOpened):
+            close_all(fds)
+            raise PeerDied("the server gave no lane")
+        return reply, Channel(socket.socket(fileno=fds[0]))
+
     def close(self) -> None:
         """End the connection; what was registered stays until its process ends."""
         with self._lock:
@@ -60,14 +77,21 @@ class ControlConnection:
                 self._channel.close()
                 self._channel = None
 
-    def _ask(self, message: wire.ToServer, fds: Sequence[int] = ()) -> None:
+    def _ask(
+        self,
+        message: wire.ToServer,
+        fds: Sequence[int] = (),
+        expected: type[wire.FromServer] = wire.Ok,
+    ) -> tuple[wire.FromServer, list[int]]:
+        """The reply, and what rides along; raises as `register`."""
         with self._lock:
-            until = time.monotonic() + self._patience_s
+            patience_s = 0.0 if expected is wire.LaneOpened else self._patience_s
+            until = time.monotonic() + patience_s
             while True:
                 try:
                     if self._channel is None:
                         self._channel = self._connect()
-                    reply = _converse(self._channel, message, fds)
+                    reply, received = _converse(self._channel, message, fds)
                     self._patience_s = _RETRY_S
                     break
                 except (PeerDied, DeadlineExceeded):
@@ -75,33 +99,42 @@ class ControlConnection:
                         self._channel.close()
                         self._channel = None
                     if time.monotonic() >= until:
-                        self._patience_s = 0.0
+                        self._patience_s = min(self._patience_s, patience_s)
                         raise
                     time.sleep(_PAUSE_S)
         if isinstance(reply, wire.Failed):
             raise from_code(Code(reply.code), reply.text)
-        if not isinstance(reply, wire.Ok):
+        if not isinstance(reply, expected):
+            close_all(received)
             raise PeerDied("the server gave no proper reply")
+        return reply, received
 
     def _connect(self) -> Channel:
         channel = Channel.connect(self._path, _ANSWER_S)
         try:
-            hello = _converse(channel, wire.ClientHello(wire.VERSION))
+            hello, _ = _converse(channel, wire.ClientHello(wire.VERSION))
         except ShmserveError:
             channel.close()
             raise
         if not isinstance(hello, wire.ServerHello) or hello.version != wire.VERSION:
             channel.close()
             raise PeerDied("the server speaks another version")
+        self.has_lanes = hello.lanes
         return channel
 
 
-def _converse(channel: Channel, message: wire.ToServer, fds: Sequence[int] = ()) -> wire.FromServer:
+def _converse(
+    channel: Channel, message: wire.ToServer, fds: Sequence[int] = ()
+) -> tuple[wire.FromServer, list[int]]:
+    """Ask; the reply, and the descriptors of one that has any."""
     channel.send(wire.encode(message), fds)
     data, received = channel.receive(_ANSWER_S)
-    close_all(received)  # none is due
     try:
         reply: wire.FromServer = wire.decode_from_server(data)
     except UnreadableMessage:
+        close_all(received)
         raise PeerDied("the server's reply is malformed") from None
-    return reply
+    if not isinstance(reply, wire.LaneOpened):
+        close_all(received)
+        received = []
+    return reply, received

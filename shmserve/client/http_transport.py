@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import http.client
 import select
 import socket
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from shmserve.client.cancel_scope import cancellable
 from shmserve.client.errors import InferenceError
 from shmserve.errors import UnreadableMessage
 from shmserve.protocol.decoding import json_decoder
@@ -69,7 +72,7 @@ class Transport:
         """One request and its response.
 
         Raises:
-            InferenceError: with status 0: no response came.
+            InferenceError: with status 0: no response came, or nobody wants it any more.
         """
         connection = self._connection(timeout_s or self._timeout_s)
         fields = {"Content-Length": str(sum(len(p) for p in body)), **(headers or {})}
@@ -77,14 +80,16 @@ class Transport:
             # A single piece rides with the head; pieces do not, but are not joined either.
             content: Any = bytes(body[0]) if len(body) == 1 else iter(body)
             broken = False
-            try:
-                connection.request(method, self._prefix + path, content if body else None, fields)
-            except (BrokenPipeError, ConnectionResetError):
-                broken = True  # it may have been refused before all of it was sent
-                if connection.sock is None:
-                    raise
-            response = connection.getresponse()
-            data = _read(response)
+            if connection.sock is None:
+                connection.connect()
+            with cancellable(functools.partial(_interrupt, connection.sock)):
+                try:
+                    path = self._prefix + path
+                    connection.request(method, path, content if body else None, fields)
+                except (BrokenPipeError, ConnectionResetError):
+                    broken = True  # it may have been refused before all of it was sent
+                response = connection.getresponse()
+                data = _read(response)
         except TimeoutError as ex:
             connection.close()
             raise InferenceError(0, "the server did not answer in time") from ex
@@ -143,6 +148,11 @@ def _usable(connection: http.client.HTTPConnection) -> bool:
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return not poll.poll(0)
+
+
+def _interrupt(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the server has ended it already
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _read(response: http.client.HTTPResponse) -> Array:

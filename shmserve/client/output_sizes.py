@@ -11,7 +11,8 @@ from msgspec import Struct
 from shmserve.client import tensors
 
 _MANY = 1024
-_SMALL = 4096  # below this a response body carries it as fast
+_SMALL = 4096  # below this a response body, or a lane's answer, carries it as fast
+_UNKNOWN: tuple[str, tuple[int, ...]] = (tensors.BYTES, ())
 
 
 class ModelOutputs(Struct, frozen=True):
@@ -41,12 +42,27 @@ class OutputSizes:
             seen = self._seen.get((key, shapes), {})
             sizes: dict[str, int | None] = {}
             for name in names:
-                datatype, shape = model.outputs.get(name, (tensors.BYTES, ()))
+                datatype, shape = model.outputs.get(name, _UNKNOWN)
                 size = tensors.nbytes_of(datatype, shape)
                 size = seen.get(name) if size is None else size
                 small = size is None or size < _SMALL
                 sizes[name] = None if small or (key, name) in self._unsure else size
             return sizes
+
+    def are_known(
+        self, key: Hashable, shapes: Hashable, model: ModelOutputs, names: Iterable[str]
+    ) -> bool:
+        """Whether the bytes of each of these are known, be they few or many."""
+        with self._lock:
+            seen = self._seen.get((key, shapes), {})
+            return not any(
+                (key, name) in self._unsure
+                or (
+                    name not in seen
+                    and tensors.nbytes_of(*model.outputs.get(name, _UNKNOWN)) is None
+                )
+                for name in names
+            )
 
     def learn(self, key: Hashable, shapes: Hashable, arrays: Mapping[str, Any]) -> None:
         sizes = {name: a.nbytes for name, a in arrays.items() if a.dtype.kind != "O"}

@@ -16,10 +16,15 @@ class Result(Mapping[str, Any]):
         id: the request's id.
         parameters: the response's.
         receipt: what was copied and how long it took, if it was asked for.
+        transport: the way it came, "lane" or "http".
     """
 
     def __init__(
-        self, arrays: dict[str, Any], document: dict[str, Any], receipt: dict[str, Any] | None
+        self,
+        arrays: dict[str, Any],
+        document: dict[str, Any],
+        receipt: dict[str, Any] | None,
+        transport: str = "http",
     ) -> None:
         self._arrays = arrays
         self.model = str(document.get("model_name", ""))
@@ -27,6 +32,7 @@ class Result(Mapping[str, Any]):
         self.id = str(document.get("id", ""))
         self.parameters: dict[str, Any] = document.get("parameters") or {}
         self.receipt = receipt
+        self.transport = transport
 
     def __getitem__(self, name: str) -> Any:
         return self._arrays[name]

@@ -12,6 +12,7 @@ from shmserve.config import Settings
 from shmserve.coordinator import checkpoint as checkpoints
 from shmserve.coordinator.checkpoint import Checkpoint, CheckpointFile
 from shmserve.coordinator.effect_runner import EffectRunner
+from shmserve.coordinator.lane_desk import LaneDesk
 from shmserve.coordinator.models.desired_models import DesiredModels
 from shmserve.coordinator.models.model_control import ModelControl
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
@@ -19,6 +20,7 @@ from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
 from shmserve.coordinator.publication import Publication
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.registrations import RegionRegistrations
+from shmserve.coordinator.resource_turns import RECONNECT_S, ResourceTurns
 from shmserve.coordinator.runtime_settings import RuntimeSettingsStore
 from shmserve.coordinator.stats.admin_tables import OwnProcess
 from shmserve.coordinator.stats.counter_totals import SETTLE_S, CounterTotals, StatsSources
@@ -31,6 +33,8 @@ from shmserve.core.control.runtime_settings import initial_log
 from shmserve.core.control.watchdog import Watchdog
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import Snapshot
+from shmserve.core.scheduling.rate_limit_policy import amounts
+from shmserve.core.scheduling.rate_limiter import RateLimiter
 from shmserve.observe import gpus
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.shm.registry_page import RegistryWriter
@@ -76,6 +80,8 @@ class Parts(Struct, frozen=True):
     effects: EffectRunner
     control: ModelControl
     watchdog: Watchdog
+    lanes: LaneDesk
+    turns: ResourceTurns
 
 
 def assemble(launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int) -> Parts:
@@ -86,6 +92,7 @@ def assemble(launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int
     reconciler = Reconciler(
         ledger, settings.execute_timeout_s, settings.load_timeout_s, settings.load_attempts
     )
+    limiter = RateLimiter(amounts(settings.rate_limit_resources), is_open=not again)
     regions = RegionRegistrations(
         *(settings, launch.run_dir, reconciler, send, outside.owners),
         devices=lambda: len(gpus.visible_devices()),
@@ -107,6 +114,8 @@ def assemble(launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int
         effects,
         ModelControl(settings, reconciler, outside.jobs, sync, send, effects.perform),
         Watchdog(settings.execute_timeout_s),
+        LaneDesk(settings, publication, send),
+        ResourceTurns(limiter, send, now + RECONNECT_S),
     )
 
 

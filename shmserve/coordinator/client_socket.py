@@ -18,7 +18,9 @@ import time
 from collections import Counter
 
 from shmserve.config import Settings
+from shmserve.coordinator.lane_desk import LaneDesk
 from shmserve.coordinator.regions.registrations import RegionRegistrations
+from shmserve.core.access import Access
 from shmserve.core.regions.region_book import Caller, visible
 from shmserve.core.registry import SYSTEM
 from shmserve.errors import (
@@ -29,6 +31,7 @@ from shmserve.errors import (
     ShmserveError,
     TooLarge,
 )
+from shmserve.observe import flight_recorder
 from shmserve.protocol.control import client_messages as wire
 from shmserve.shm import client_object
 from shmserve.transport import peer_credentials
@@ -46,7 +49,7 @@ _ANCILLARY = socket.CMSG_SPACE(2 * 4)  # one descriptor too many is told; more a
 
 
 class ClientConnection:
-    """One program's connection. `reply` is what it has not been sent yet."""
+    """One program's connection. `reply` is what it has not been sent yet, `lane` rides along."""
 
     def __init__(self, sock: socket.socket, channel: Channel, now: float) -> None:
         self.sock = sock
@@ -55,6 +58,7 @@ class ClientConnection:
         self.greeted = False
         self.ending = False  # once the reply is sent
         self.reply = b""
+        self.lane: socket.socket | None = None
         self.deadline = now + _PATIENCE_S
 
 
@@ -66,10 +70,13 @@ class ClientSocket:
         settings: Settings,
         run_dir: str,
         regions: RegionRegistrations,
+        lanes: LaneDesk,
         selector: selectors.BaseSelector,
     ) -> None:
         self._settings = settings
+        self._access = Access(settings, os.geteuid())
         self._regions = regions
+        self._lanes = lanes
         self._selector = selector
         self._path = settings.client_socket or os.path.join(run_dir, wire.SOCKET_NAME)
         self._connections: set[ClientConnection] = set()
@@ -113,6 +120,7 @@ class ClientSocket:
         connection = ClientConnection(sock, channel, time.monotonic())
         uid = connection.caller.uid
         if len(self._connections) >= _MAX_CONNECTIONS or self._per_user[uid] >= _MAX_PER_USER:
+            flight_recorder.record("limit reached", f"uid {uid}", "too many client connections")
             _log.warning("too many client connections uid=%d", uid)
             sock.close()
             return
@@ -172,11 +180,15 @@ class ClientSocket:
             if isinstance(message, wire.ClientHello):
                 connection.greeted = True
                 connection.ending = message.version != wire.VERSION
-                reply = wire.ServerHello(wire.VERSION)
+                reply = wire.ServerHello(wire.VERSION, lanes=True)
+            elif (refusal := self._refusal(connection.caller)) is not None:
+                reply = refusal
             elif isinstance(message, wire.Unregister):
                 reply = self._unregister(connection.caller, message)
             elif isinstance(message, wire.ListRegions):
                 reply = self._status(connection.caller, message)
+            elif isinstance(message, wire.OpenLane):
+                reply = self._open_lane(connection, message)
             else:
                 raise ProtocolViolation("a registration before the hello")
         connection.reply = wire.encode(reply)
@@ -185,6 +197,10 @@ class ClientSocket:
     def _register(
         self, caller: Caller, message: wire.RegisterMemfd, fds: list[int]
     ) -> wire.FromServer:
+        refused = self._refusal(caller)
+        if refused is not None:
+            self._closer.close(fds)
+            return refused
         refusal = ""
         if len(fds) != 1:
             refusal = "exactly one descriptor must come with a registration"
@@ -206,6 +222,24 @@ class ClientSocket:
             return wire.Failed(ex.code, ex.message)
         return wire.Ok()
 
+    def _refusal(self, caller: Caller) -> wire.Failed | None:
+        """For those of whom a key is required: none comes in here."""
+        try:
+            if self._access.asked_at_the_door("register"):
+                self._access.check("register", caller)
+        except ShmserveError as ex:
+            return wire.Failed(ex.code, ex.message)
+        return None
+
+    def _open_lane(self, connection: ClientConnection, message: wire.OpenLane) -> wire.FromServer:
+        try:
+            if self._access.asked_at_the_door("use"):
+                self._access.check("use", connection.caller)
+            reply, connection.lane = self._lanes.open(connection.caller, message)
+        except ShmserveError as ex:
+            return wire.Failed(ex.code, ex.message)
+        return reply
+
     def _unregister(self, caller: Caller, message: wire.Unregister) -> wire.FromServer:
         book, now = self._regions.book, time.monotonic()
         if message.names:
@@ -223,14 +257,19 @@ class ClientSocket:
         return wire.Ok(page, more=len(regions) > _PAGE)
 
     def _send(self, connection: ClientConnection) -> None:
+        lane = connection.lane
         try:
-            if not connection.channel.send(connection.reply, wait=False):
+            riding = () if lane is None else (lane.fileno(),)
+            if not connection.channel.send(connection.reply, riding, wait=False):
                 self._watch(connection, selectors.EVENT_WRITE)
                 return
         except (PeerDied, TooLarge):
             self._end(connection)
             return
         connection.reply = b""
+        if lane is not None:
+            lane.close()
+            connection.lane = None
         if connection.ending:
             self._end(connection)
         else:
@@ -247,6 +286,8 @@ class ClientSocket:
             del self._per_user[connection.caller.uid]
         self._selector.unregister(connection.sock)
         connection.channel.close()
+        if connection.lane is not None:
+            connection.lane.close()
 
 
 def _listen(path: str, for_everybody: bool) -> socket.socket:

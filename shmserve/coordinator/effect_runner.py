@@ -13,6 +13,7 @@ from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
 from shmserve.coordinator.publication import Publication
 from shmserve.core.control import effects
 from shmserve.core.control.reconciler import Reconciler
+from shmserve.observe import flight_recorder
 from shmserve.protocol.control.link_messages import Granted, Stop, Trim
 
 _log = logging.getLogger(__name__)
@@ -37,11 +38,14 @@ class EffectRunner(Struct, frozen=True):
         for effect in decided:
             match effect:
                 case effects.AnswerGrant():
+                    if not effect.granted:
+                        flight_recorder.record("limit reached", effect.process, effect.reason)
                     granted = Granted(effect.ticket, effect.granted, effect.reason)
                     self._send(effect.process, granted)
                 case effects.AskTrim():
                     self._send(effect.process, Trim(effect.nbytes))
                 case effects.Dismiss():
+                    flight_recorder.record("process dismissed", effect.process, effect.reason)
                     self._send(effect.process, Stop(effect.reason))
                 case effects.Desire():
                     self._sync.changed()
@@ -50,5 +54,6 @@ class EffectRunner(Struct, frozen=True):
                     if effect.overrides:
                         self._jobs.remove(effect.overrides)
                 case effects.LogForOperators():
+                    flight_recorder.record("warning", "coordinator", effect.text)
                     _log.warning("%s", effect.text)
         self._sync.tell()

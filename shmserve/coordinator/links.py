@@ -12,6 +12,7 @@ from shmserve.coordinator import connections
 from shmserve.coordinator.connections import ProcessConnection
 from shmserve.coordinator.message_router import MessageRouter
 from shmserve.errors import PeerDied, ProtocolViolation, UnreadableMessage
+from shmserve.observe import flight_recorder
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Hello, Welcome
 from shmserve.protocol.control.messages import FromCoordinator, ToCoordinator
@@ -82,6 +83,7 @@ class Links:
             self._doomed.append(earlier)
         connection.greeted(message.process, message.role)
         self._connections[message.process] = connection
+        _record_http_worker("process connected", connection)
         router.hello(message, connection.pid or message.pid, now)
 
     def send(self, process: str, message: FromCoordinator, fds: tuple[int, ...] = ()) -> None:
@@ -120,4 +122,11 @@ class Links:
             connection.close()
             if connection.process:
                 self._connections.pop(connection.process, None)
+                _record_http_worker("process gone", connection)
                 router.gone(connection.process, time.monotonic())
+
+
+def _record_http_worker(kind: str, connection: ProcessConnection) -> None:
+    """The supervisor, which records the others, does not see them come and go."""
+    if connection.role == "http":
+        flight_recorder.record(kind, connection.process, f"pid {connection.pid}")

@@ -37,6 +37,8 @@ class MessageRouter:
         self._publication = parts.publication
         self._control = parts.control
         self._watchdog = parts.watchdog
+        self._lanes = parts.lanes
+        self._turns = parts.turns
         self._perform = parts.effects.perform
         self._send = send
         self._asked_at = 0.0
@@ -50,6 +52,7 @@ class MessageRouter:
             or self._introspection.urgent
             or self._sync.waiting
             or self._regions.urgent
+            or self._turns.urgent
             or leaving
         )
 
@@ -61,6 +64,7 @@ class MessageRouter:
         if loaded is not None:
             spec, endpoint, device = loaded.spec, loaded.endpoint, loaded.device
             effects += self._reconciler.loaded(process, spec, endpoint, now, device)
+        self._turns.hello(message)
         if message.role == "supervisor":
             self._sync.joined(process)
             self._regions.store_all(process)
@@ -72,8 +76,10 @@ class MessageRouter:
         self._sync.gone(process)
         self._perform(self._reconciler.gone(process, now))
         self._regions.gone(process)
+        self._turns.gone(process)
         self._introspection.gone(process, now)
         self._watchdog.gone(process)
+        self._lanes.gone(process)
 
     def handle(
         self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
@@ -104,10 +110,15 @@ class MessageRouter:
             case link.Loaded(), "executor":
                 spec, endpoint, device = message.spec, message.endpoint, message.device
                 effects = reconciler.loaded(process, spec, endpoint, now, device)
+                self._turns.loaded(process, message)
+            case ((link.AcquireResources() | link.ReleaseResources()), "executor"):
+                self._turns.handle(process, message)
             case link.LoadFailed(), "executor":
                 effects = reconciler.load_failed(process, message.reason, now)
             case link.Stats(), _:
                 effects = self._stats(process, role, message, now)
+            case link.LanesOpen(), "executor":
+                self._lanes.told(process, message)
             case ((link.Started() | link.Exited() | link.Drain()), "supervisor"):
                 effects = self._from_supervisor(message, now)
             case _, ("http" | "grpc" | "model"):
@@ -119,16 +130,17 @@ class MessageRouter:
     def tick(self, now: float) -> None:
         """What is due: timeouts, questions, the watchdog, a supervisor to be told."""
         self._perform(self._reconciler.tick(now))
+        self._turns.tick(now, self._reconciler.awaiting)
         self._regions.tick(now)
         self._introspection.tick(self._sync.supervisor, now)
         self._regions.settle(self._publication.publish, self._sync.supervisor)
+        self._lanes.settle()
         self._control.turn(now)
         if now - self._asked_at >= _WATCHDOG_S:
             self._asked_at = now
             for record in list(self._reconciler.processes.values()):
                 if record.role == "executor":
                     self._watch(record.name, now)
-                if record.role in ("executor", "supervisor"):  # the latter sees we are alive
                     self._send(record.name, link.AskStats(0, "busy"))
         self._sync.tell()
 

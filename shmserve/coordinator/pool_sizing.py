@@ -95,5 +95,13 @@ def arena_size(pool: int, processes: int, wanted: int) -> tuple[int, str]:
     return min(wanted, share), ""
 
 
+def shortage(pool: int, free: int, processes: int) -> str:
+    """Why not every process can have memory, so that requests would be refused; "": each can."""
+    size = min(pool, free)
+    if size >= processes * _STEP:
+        return ""
+    return f"{size >> 10} KiB of shared memory are too little for {processes} processes"
+
+
 def _mib(nbytes: int) -> str:
     return f"{nbytes / (1 << 20):.0f} MiB"

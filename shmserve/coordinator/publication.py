@@ -16,6 +16,7 @@ from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import UNLOADED
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
+from shmserve.observe import flight_recorder
 from shmserve.protocol.control.link_messages import RegistryChanged
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.shm.registry_page import RegistryWriter
@@ -26,7 +27,8 @@ _log = logging.getLogger(__name__)
 class Publication(Struct):
     """Puts the snapshot together, publishes it, and tells those who may wait for that.
 
-    `flags`: as the service starts. `pipelines`: the setting.
+    `flags`: as the service starts. `pipelines`: the setting. `latest`: what was published last in
+    this coordinator's life.
     """
 
     _writer: RegistryWriter
@@ -37,8 +39,11 @@ class Publication(Struct):
     _pipelines: Mapping[str, Sequence[str]]
     _send: Callable[[str, FromCoordinator], None]
     _told: dict[str, str] = {}
+    latest: Snapshot | None = None
+    _recorded: dict[str, str] = {}
 
     def restore(self, previous: Snapshot) -> None:
+        self._recorded = _conditions(previous)
         self._flags = {n: previous.flags.get(n, value) for n, value in self._flags.items()}
 
     def set_flag(self, name: str, value: bool) -> None:
@@ -50,6 +55,7 @@ class Publication(Struct):
         if name not in self._flags:
             raise ProtocolViolation(f"there is no flag '{name}'")
         self._flags = {**self._flags, name: value}
+        flight_recorder.record("settings changed", name, str(value))
         self.publish()
 
     def publish(self) -> None:
@@ -58,19 +64,29 @@ class Publication(Struct):
         snapshot = self._reconciler.snapshot(self._writer.epoch)
         models = composed(snapshot.models, self._pipelines)
         self._tell(models)
-        self._writer.publish(
-            msgspec.structs.replace(
-                snapshot,
-                models=self._runtime_settings.traced(models),
-                regions=book.regions,
-                next_region=book.next_number,
-                flags=self._flags,
-                tuning=self._runtime_settings.current,
-            )
+        self.latest = msgspec.structs.replace(
+            snapshot,
+            models=self._runtime_settings.traced(models),
+            regions=book.regions,
+            next_region=book.next_number,
+            flags=self._flags,
+            tuning=self._runtime_settings.current,
         )
+        self._writer.publish(self.latest)
+        self._record(self.latest)
         for process in self._reconciler.processes.values():
             if process.role in ("http", "grpc", "model"):
                 self._send(process.name, RegistryChanged())
+
+    def _record(self, snapshot: Snapshot) -> None:
+        """The flight recorder has what this snapshot changes."""
+        before, self._recorded = self._recorded, _conditions(snapshot)
+        for key in before.keys() - self._recorded.keys():
+            flight_recorder.record("model gone", key)
+        for key, condition in self._recorded.items():
+            if before.get(key) != condition:
+                kind, _, reason = condition.partition(": ")
+                flight_recorder.record(kind, key, reason)
 
     def _tell(self, models: Models) -> None:
         """Operators read in the log why an ensemble or a pipeline cannot be used."""
@@ -84,3 +100,15 @@ class Publication(Struct):
             if reason not in (UNLOADED, self._told.get(key)):
                 _log.warning("cannot be used model=%s reason=%s", key, reason)
         self._told = reasons
+
+
+def _conditions(snapshot: Snapshot) -> dict[str, str]:
+    """Of the service and of each model version: the kind of an event, and why it is so."""
+    failed = {**snapshot.failed, **snapshot.refused}
+    conditions = {name: f"model failed: {reason}" for name, reason in failed.items()}
+    for name, versions in snapshot.models.items():
+        for version, entry in versions.items():
+            kind = f"model {entry.state.name.lower()}"
+            conditions[f"{name}/{version}"] = f"{kind}: {entry.reason}" if entry.reason else kind
+    ready = "service ready" if snapshot.ready else "service not ready"
+    return {**conditions, "service": ready}

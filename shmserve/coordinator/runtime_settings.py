@@ -9,7 +9,7 @@ import msgspec
 from shmserve.core.control.runtime_settings import LogSettings, RuntimeSettings
 from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.errors import Code
-from shmserve.observe import logs
+from shmserve.observe import flight_recorder, logs
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.settings_messages import (
     ChangeLog,
@@ -51,6 +51,7 @@ class RuntimeSettingsStore:
             log = message.change.onto(self.current.log)
             self.current = msgspec.structs.replace(self.current, log=log)
             logs.apply(log)
+            flight_recorder.record("settings changed", "log")
             publish()
             for name in everybody:
                 self._send(name, LogChanged(log))
@@ -61,6 +62,7 @@ class RuntimeSettingsStore:
                 self._send(process, SettingsAnswer(message.ticket, 0, Code.INVALID_ARGUMENT, error))
                 return
             self.current = self.current.with_trace(message.model, message.change)
+            flight_recorder.record("settings changed", "trace", message.model)
             publish()
             self._send(process, SettingsAnswer(message.ticket))
         else:

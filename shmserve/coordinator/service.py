@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Callable
 
 from shmserve.config import Settings
 from shmserve.coordinator import assembly, pool_sizing
@@ -28,6 +29,7 @@ from shmserve.coordinator.models.desired_models import DesiredModels, Library
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.errors import ConfigError
+from shmserve.observe import flight_recorder
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Welcome
@@ -51,13 +53,14 @@ def run(launch: Launch, library: Library) -> int:
     if not _acquire(lock):
         _log.error("another coordinator runs pid=%s", lock.holder())
         return 1
+    flight_recorder.start(launch.run_dir, launch.process, launch.settings.max_events)
     wake = WakeUp()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: wake.stop())
     raise_fd_limit()  # a region is a descriptor
     writer = RegistryWriter(launch.run_dir, launch.epoch)
     try:
-        CoordinatorLoop(launch, library, writer, wake).run()
+        CoordinatorLoop(launch, library, writer, wake).run(lock.beat)
     finally:
         writer.close()
         wake.close()
@@ -105,7 +108,12 @@ class CoordinatorLoop:
         fingerprints = {} if checkpoint else _survey(settings, library)
         desired = DesiredModels() if checkpoint else desired_models.choose(settings, library.scan)
         pool_bytes = _advised(*pool_sizing.host_pool(settings.pool_bytes))
-        processes = settings.http_workers + _instances(checkpoint, desired)
+        frontends = settings.http_workers + settings.grpc_processes
+        processes = frontends + _instances(checkpoint, desired)
+        if writer.previous is not None:  # by now the service itself has some of it
+            shortage = writer.previous.shortage
+        else:
+            shortage = pool_sizing.shortage(pool_bytes, pool_sizing.shm_space()[1], processes)
         arena_bytes = _advised(*pool_sizing.arena_size(pool_bytes, processes, settings.arena_bytes))
         self._selector = selectors.DefaultSelector()
         welcome = Welcome(messages.VERSION, launch.epoch, arena_bytes)
@@ -122,9 +130,14 @@ class CoordinatorLoop:
         send = self._links.send
         outside = Outside(writer, file, owners, jobs, self._gpus, send)
         parts = assembly.assemble(launch, outside, pool_bytes, arena_bytes)
+        if shortage:
+            _log.error("not ready: %s (pool_bytes, %s)", shortage, pool_sizing.SHM)
+        parts.reconciler.shortage = shortage
         self._regions, self._introspection = parts.regions, parts.introspection
         self._router = MessageRouter(parts, send)
-        self._client_socket = ClientSocket(settings, run_dir, parts.regions, self._selector)
+        self._client_socket = ClientSocket(
+            settings, run_dir, parts.regions, parts.lanes, self._selector
+        )
         listener = listen(os.path.join(run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
         if checkpoint is not None:
@@ -140,10 +153,19 @@ class CoordinatorLoop:
         self._selector.register(self._master_fd, selectors.EVENT_READ, None)
         _log.info("ready epoch=%s again=%s pool_bytes=%d", launch.epoch, again, pool_bytes)
 
-    def run(self) -> None:
-        """Until the supervisor or the master's end stops it."""
+    def run(self, beat: Callable[[], bool]) -> None:
+        """Until the supervisor or the master's end stops it.
+
+        `beat`: called about once a second while it runs; False: the run directory is not ours.
+        """
+        beat_at = 0.0
         try:
-            while not self._wake.stopping and time.monotonic() < self._stop_at:
+            while not self._wake.stopping and (now := time.monotonic()) < self._stop_at:
+                if now >= beat_at:
+                    beat_at = now + _TICK_S
+                    if not beat():
+                        _log.error("run_dir: files have been removed, ending for a successor")
+                        return
                 self._turn()
         finally:
             self._close()

@@ -61,7 +61,7 @@ class Region(Struct, frozen=True):
     Attributes:
         number: what processes call it; never used again within an epoch.
         uid: who registered it (-1: a remote caller); `pid` and `started` (its start in clock
-            ticks since boot) name the process, 0: not known.
+            ticks since boot, or see `transport.process_identity`) name the process, 0: not known.
         device, inode, object_bytes: the object as it was when it was registered.
         copy: reached by copying only, never mapped (its owner has pulled memory away before).
         sealed: nobody can make its object smaller, so mapping it is safe for everybody.
@@ -111,6 +111,7 @@ class Snapshot(Struct, frozen=True, dict=True):
     one gets.
     `tuning`: what clients have set; None: nobody has said yet.
     `flags`: what clients may change of extensions, by the names of their settings.
+    `shortage`: why there is too little memory to be ready, whatever is loaded; empty: there is not.
     """
 
     epoch: str
@@ -124,6 +125,7 @@ class Snapshot(Struct, frozen=True, dict=True):
     tuning: RuntimeSettings | None = None
     refused: dict[str, str] = {}
     flags: dict[str, bool] = {}
+    shortage: str = ""
 
     @cached_property
     def ready_entries(self) -> dict[tuple[str, str], ModelEntry]:
@@ -185,7 +187,7 @@ class Snapshot(Struct, frozen=True, dict=True):
         A model that was loaded, or failed to, or is loading by a later request is not
         required; once it serves it counts as any other.
         """
-        if not self.complete or self.draining or self.failed:
+        if not self.complete or self.draining or self.failed or self.shortage:
             return False
         return all(
             bool(entry.instances) if entry.state is ModelState.READY else not entry.required

@@ -168,13 +168,27 @@ class Device:
         Raises:
             ResourceExhausted: the device has no memory left.
         """
+        array = self.room(source.shape, source.dtype)
+        self.bring_to(source, array)
+        return array, self.arrival()
+
+    def room(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """Device memory for `bring_to`, with undefined content; raises as `bring`."""
         with self.working(), self._on(self._ahead):
-            array = self.cupy.empty(source.shape, source.dtype)
+            return self.cupy.empty(tuple(shape), dtype)
+
+    def bring_to(self, source: Array, target: Any) -> None:
+        """Start to copy a row-major host array to a row-major part of a `room`; in their order."""
+        with self.working():
             if source.nbytes:
-                self._from_host(source, array, self._ahead.ptr)
+                self._from_host(source, target, self._ahead.ptr)
+
+    def arrival(self) -> Any:
+        """The event to `await_copy` for everything that was begun to be brought."""
+        with self.working():
             event = self.cupy.cuda.Event(disable_timing=True)
             event.record(self._ahead)
-        return array, event
+        return event
 
     def await_copy(self, event: Any) -> None:
         """What is computed from now on sees the copy: on the default stream, and on the one that
@@ -201,6 +215,13 @@ class Device:
                     self._runtime.memcpyAsync(
                         address, array.data.ptr, array.nbytes, kind, _DEFAULT_STREAM
                     )
+
+    def to_host(self, array: Any) -> Array:
+        """A copy of a device array in memory of its own, once everything before is done."""
+        host = np.empty(array.shape, array.dtype)
+        self.take_out(array, host)
+        self.synchronize()
+        return host
 
     def put_in(self, source: Array, target: Any) -> None:
         """Start to copy a row-major host array to a device array of the same size."""

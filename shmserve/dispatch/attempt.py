@@ -7,7 +7,9 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
+from shmserve import waiting
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.executor_pool import ExecutorConnection, ExecutorPool
 from shmserve.dispatch.load_balancer import LoadBalancer
@@ -31,6 +33,7 @@ from shmserve.protocol.control.data_messages import (
     Execute,
     RegionRef,
 )
+from shmserve.waiting import installed
 
 _TICK_S = 1.0  # how often a waiting request looks whether its client is still there
 _QUARANTINE_S = 0.5  # how long to wait for the coordinator's word on what killed an executor
@@ -48,6 +51,10 @@ class Cancellation:
             raise Unavailable("too many open files") from ex
         self._lock = threading.Lock()  # so that nobody writes to an fd that was closed
         self.requested = False
+        self.readiness: Any = None
+
+    def fileno(self) -> int:
+        return self._fd
 
     def cancel(self) -> None:
         """Wake whoever waits. Idempotent, and harmless when everything is over."""
@@ -62,10 +69,14 @@ class Cancellation:
         Raises:
             Cancelled: somebody has called `cancel`.
         """
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        poll.register(connection.channel.fileno(), select.POLLIN)
-        poll.poll(timeout_s * 1000)
+        waiter = installed.waiter
+        if waiter is not None:
+            waiter.either(connection.channel, self, timeout_s)
+        else:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            poll.register(connection.channel.fileno(), select.POLLIN)
+            poll.poll(timeout_s * 1000)
         if self.requested:
             raise Cancelled("the request was cancelled")
 
@@ -80,11 +91,12 @@ class Attempt:
     """One request. Its connection is taken until the final answer has come.
 
     Args:
+        timeout_s: how long an answer is waited for, for the text of the error.
         on_wait: called once a tick; False: nobody waits any more.
 
     Attributes:
         deadline_ns: when the wait for the next answer ends.
-        overdue: what is said then.
+        overdue: what is said then, if it is not the model that was too slow.
         pool: who answered.
         abandoned: the inputs belong to the orphaned requests now.
         unfinished: further answers may come, see `leave`.
@@ -95,12 +107,13 @@ class Attempt:
         executors: LoadBalancer,
         entry: ModelEntry,
         message: Execute,
-        overdue: str,
+        timeout_s: float,
         on_wait: Callable[[], bool] | None,
         cancellation: Cancellation | None,
     ) -> None:
         self.deadline_ns = message.deadline_ns
-        self.overdue = overdue
+        self.overdue = ""
+        self._timeout_s = timeout_s
         self.pool: ExecutorPool | None = None
         self.abandoned = False
         self.unfinished: ExecutorConnection | None = None
@@ -189,7 +202,7 @@ class Attempt:
             while answer is None:
                 remaining_s = (self.deadline_ns - time.monotonic_ns()) / 1e9
                 if remaining_s <= 0:
-                    raise DeadlineExceeded(self.overdue)
+                    raise self._late()
                 tick_s = min(_TICK_S, max(remaining_s, 0.001))
                 if cancellation is not None:
                     cancellation.wait(connection, tick_s)
@@ -213,6 +226,12 @@ class Attempt:
         else:
             self.unfinished = connection
         return answer
+
+    def _late(self) -> DeadlineExceeded:
+        name, limit_s = self._entry.spec.name, self._timeout_s
+        return DeadlineExceeded(
+            self.overdue or f"model '{name}' gave no answer within {limit_s:g} s"
+        )
 
     def _lost(self, pool: ExecutorPool, connection: ExecutorConnection, ex: ShmserveError) -> bool:
         """The executor failed while it had the request; whether another may run it.
@@ -243,7 +262,8 @@ class Attempt:
                         f"the executor died on shared memory region '{region.name}':"
                         f" {region.quarantined}"
                     )
-            newer = registry.newer(snapshot, deadline - time.monotonic())
+            left_s = deadline - time.monotonic()
+            newer = waiting.beside(registry.newer, snapshot, left_s)
             if newer is None:
                 return
             snapshot = newer

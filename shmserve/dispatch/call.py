@@ -19,7 +19,7 @@ from shmserve.dispatch.attempt import Attempt, Cancellation
 from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.forwarded_outputs import ForwardingMemory
 from shmserve.dispatch.load_balancer import LoadBalancer
-from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions
+from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions, StreamLimits
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.request_counting import Account, RequestCounting
 from shmserve.dispatch.tracing import Tracer
@@ -167,7 +167,9 @@ class Call:
     def _answers(self) -> Generator[Answer]:
         settings = self._plane.settings
         credit = settings.stream_credit if self.entry.spec.decoupled else 0
-        ends_ns = time.monotonic_ns() + int(settings.stream_timeout_s * 1e9)
+        limits = self._options.stream or StreamLimits(self._timeout_s, time.monotonic_ns())
+        ends_ns = limits.began_ns + int(settings.stream_timeout_s * 1e9)
+        overdue = f"model '{self.entry.spec.name}' gave no answer within {limits.answer_s:g} s"
         attempt = self._begin(credit)
         answer = attempt.first()
         owed = 0  # answers consumed and not acknowledged
@@ -181,7 +183,8 @@ class Call:
                 if 2 * owed >= credit or self._held_bytes >= _ACKNOWLEDGE_BYTES:
                     attempt.acknowledge(owed, tuple(self._held))
                     self._held, self._held_bytes, owed = [], 0, 0
-                attempt.deadline_ns = time.monotonic_ns() + int(self._timeout_s * 1e9)
+                attempt.deadline_ns = time.monotonic_ns() + int(limits.answer_s * 1e9)
+                attempt.overdue = overdue
                 if settings.stream_timeout_s and ends_ns < attempt.deadline_ns:
                     attempt.deadline_ns = ends_ns
                     attempt.overdue = "the stream took longer than stream_timeout_s"
@@ -205,9 +208,13 @@ class Call:
             credit=credit,
             callers=options.callers,
         )
-        overdue = f"model '{self.entry.spec.name}' gave no answer within {self._timeout_s:g} s"
         self._attempt = Attempt(
-            plane.executors, self.entry, message, overdue, options.on_wait, self._cancellation
+            plane.executors,
+            self.entry,
+            message,
+            self._timeout_s,
+            options.on_wait,
+            self._cancellation,
         )
         return self._attempt
 

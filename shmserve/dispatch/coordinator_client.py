@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from shmserve import config
+from shmserve import config, waiting
 from shmserve.config import Settings
 from shmserve.core.control.runtime_settings import LogChange, TraceChange
 from shmserve.core.regions.region_book import Caller
@@ -121,7 +121,7 @@ class CoordinatorClient:
 
     def model_folders(self) -> list[str]:
         """Names of the models in the repository, loaded or not."""
-        return names(self._settings.model_repository)
+        return waiting.beside(names, self._settings.model_repository)
 
     def load_model(self, name: str, model_config: str | None, files: Mapping[str, bytes]) -> None:
         """Load a model and wait until it serves; with files it is made of nothing else.
@@ -138,7 +138,8 @@ class CoordinatorClient:
         if model_config is not None:
             overrides = f"{self._process}-{next(self._numbers)}"
             run_dir = config.run_dir(self._settings)
-            model_overrides.write(run_dir, overrides, name, model_config, files)
+            given = (name, model_config, files)
+            waiting.beside(model_overrides.write, run_dir, overrides, *given)
         self._control(lambda ticket, _: LoadModel(ticket, name, overrides))
 
     def unload_model(self, name: str, dependents: bool = False) -> None:
@@ -163,7 +164,7 @@ class CoordinatorClient:
         """What all processes have counted, dead ones included, as of now."""
         content = self._file("numbers", lambda ticket, _: AskReport(ticket), ReportGiven)
         with _readable("numbers"):
-            report: Report = _decode_report(content)
+            report: Report = waiting.beside_if_large(len(content), _decode_report, content)
             return report
 
     def history(
@@ -176,7 +177,8 @@ class CoordinatorClient:
             HistoryGiven,
         )
         with _readable("history"):
-            history: HistoryReport = _decode_history(content)
+            size = len(content)
+            history: HistoryReport = waiting.beside_if_large(size, _decode_history, content)
             return history
 
     def change_log(self, change: LogChange) -> None:
@@ -215,7 +217,7 @@ class CoordinatorClient:
             if len(fds) != 1:
                 raise Unavailable(f"the coordinator has no {what}")
             with _readable(what):
-                return os.pread(fds[0], answer.nbytes, 0)
+                return waiting.beside_if_large(answer.nbytes, os.pread, fds[0], answer.nbytes, 0)
         finally:
             close_all(fds)
 

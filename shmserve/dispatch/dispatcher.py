@@ -19,6 +19,7 @@ from shmserve.core.registry import (
     require_ready,
 )
 from shmserve.core.stats.counter_pages import Gauges
+from shmserve.core.stats.failure_reasons import reason_of
 from shmserve.dispatch.call import Call, DataPlane
 from shmserve.dispatch.coordinator_client import CoordinatorClient
 from shmserve.dispatch.ensemble_call import EnsembleCall, EnsemblePlane
@@ -28,14 +29,15 @@ from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.load_balancer import LoadBalancer
 from shmserve.dispatch.orphaned_requests import OrphanedRequests
 from shmserve.dispatch.outcome import NO_OPTIONS, RunOptions
-from shmserve.dispatch.request_counting import RequestCounting, reason_of
+from shmserve.dispatch.request_counting import RequestCounting
+from shmserve.dispatch.response_cache import ResponseCache
 from shmserve.dispatch.step_threads import StepThreads
 from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
     ArenaExhausted,
     Unavailable,
 )
-from shmserve.observe import gauges
+from shmserve.observe import flight_recorder, gauges
 from shmserve.protocol.control.link_messages import RegistryChanged, Welcome
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.settings_messages import FlagSet, SetFlag
@@ -89,12 +91,19 @@ class Dispatcher:
             itertools.count(1).__next__,
         )
         self._settle = settle
-        self._ensembles = EnsemblePlane(self._plane, StepThreads(settings.ensemble_threads))
+        self._cache: ResponseCache | None = None
+        if settings.response_cache_bytes:
+            self._cache = ResponseCache(self.memory, settings.response_cache_bytes)
+            self.memory.spare = self._cache.evict
+        threads = StepThreads(settings.ensemble_threads)
+        self._ensembles = EnsemblePlane(self._plane, threads, self._cache)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._maintain, name="maintenance", daemon=True)
 
     def start(self) -> None:
         """Connect in the background; never blocks."""
+        settings = self.settings
+        flight_recorder.start(config.run_dir(settings), self.process, settings.max_events)
         self._link.start()
         self._thread.start()
 
@@ -145,6 +154,8 @@ class Dispatcher:
         self, entry: ModelEntry, options: RunOptions = NO_OPTIONS, cancellable: bool = False
     ) -> InferenceCall:
         """A new request for a model version; close it on every path."""
+        if self._cache is not None and entry.spec.caches_answers:
+            return self._ensembles.call(entry, options, cancellable)
         if entry.spec.steps:
             return EnsembleCall(self._ensembles, entry, options)
         return Call(self._plane, entry, options, cancellable)
@@ -160,6 +171,10 @@ class Dispatcher:
         """A request for this version failed before there was a call for it: count that."""
         self.counting.ended(entry, reason_of(error))
 
+    def count_key(self, name: str) -> None:
+        """A request came with the key of this name."""
+        self.counting.keyed(name)
+
     # ---------------------------------------------------------- maintenance
 
     def _epoch(self) -> str:
@@ -172,6 +187,8 @@ class Dispatcher:
                 prepared = prepared or self._prepare()
                 self.orphans.poll(_MAINTENANCE_S if prepared else _STARTING_S)
                 self._settle()
+                if self._cache is not None:
+                    self._cache.grow_again()
                 self.executors.flush()
                 self.executors.prune()
                 self.memory.trim(self.settings.segment_idle_s)
@@ -198,7 +215,9 @@ class Dispatcher:
                 stats.segment_bytes,
                 gauges.connections(),
                 len(self.orphans),
-            )
+                self._cache.nbytes if self._cache is not None else 0,
+            ),
+            self.executors.in_flight(),
         )
 
     def _on_message(self, message: FromCoordinator) -> None:
@@ -211,6 +230,8 @@ class Dispatcher:
                 os.close(fd)
 
     def _trim(self, nbytes: int) -> None:
+        if self._cache is not None:
+            self._cache.evict(nbytes)
         self.memory.trim(0.0, nbytes)
 
     def _stats(self, what: str) -> dict[str, Any]:

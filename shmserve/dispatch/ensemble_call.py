@@ -16,15 +16,17 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shmserve import extensions
+from shmserve import extensions, waiting
 from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry, require_ready
 from shmserve.core.scheduling import ensemble_graph
 from shmserve.core.scheduling.ensemble_graph import GraphProgress
+from shmserve.dispatch.cached_call import AnyCall, CachedCall
 from shmserve.dispatch.call import DataPlane
-from shmserve.dispatch.outcome import Outcome, RunOptions
+from shmserve.dispatch.outcome import Outcome, RunOptions, StreamLimits
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.request_counting import Account
+from shmserve.dispatch.response_cache import ResponseCache
 from shmserve.dispatch.step_call import StepCall, StepTensor
 from shmserve.dispatch.step_threads import StepThreads
 from shmserve.errors import Cancelled, DeadlineExceeded, Internal, InvalidArgument, ShmserveError
@@ -33,10 +35,23 @@ from shmserve.tensor.spec import EnsembleStep, ModelSpec
 
 
 class EnsemblePlane(Struct, frozen=True):
-    """What all ensembles' calls of a process have in common."""
+    """What all ensembles' calls of a process have in common. `cache`: of answers; None: none
+    are kept."""
 
     data: DataPlane
     threads: StepThreads
+    cache: ResponseCache | None
+
+    def call(self, entry: ModelEntry, options: RunOptions, cancellable: bool) -> AnyCall:
+        """A request to a model, which may be a step, or an ensemble."""
+        call: AnyCall = (
+            EnsembleCall(self, entry, options)
+            if entry.spec.steps
+            else StepCall(self.data, entry, options, cancellable)
+        )
+        if self.cache is None or not entry.spec.caches_answers:
+            return call
+        return CachedCall(self.cache, call, options, self.data.executors.registry.current)
 
 
 class EnsembleCall:
@@ -60,12 +75,12 @@ class EnsembleCall:
         self._wanted = options.outputs or tuple(output.name for output in spec.outputs)
         self._last = ensemble_graph.last_step(spec)
         self._parameters: dict[str, Parameter] = {}  # of the answer
-        self._threads: list[threading.Thread] = []
+        self._threads: list[waiting.Task] = []
         # What threads of one request share, with the lock held
         self._lock = threading.Lock()
         self._progress = GraphProgress(spec.steps, frozenset(self._wanted))
         self._tensors: dict[str, StepTensor] = {}
-        self._calls: list[StepCall | EnsembleCall] = []
+        self._calls: list[AnyCall] = []
         self._error: BaseException | None = None
 
     # ------------------------------------------------------------------- inputs
@@ -199,16 +214,11 @@ class EnsembleCall:
         with self._lock:
             return self._progress.arrived(step.outputs.values())
 
-    def _begin(self, index: int) -> StepCall | EnsembleCall:
+    def _begin(self, index: int) -> AnyCall:
         """The call of a step, with its inputs; what nobody else takes is its alone."""
         step = self.entry.spec.steps[index]
-        entry, data = self._model(step), self._plane.data
-        options = self._step_options(index, entry)
-        call = (
-            EnsembleCall(self._plane, entry, options)
-            if entry.spec.steps
-            else StepCall(data, entry, options, cancellable=True)
-        )
+        entry = self._model(step)
+        call = self._plane.call(entry, self._step_options(index, entry), cancellable=True)
         with self._lock:
             self._calls.append(call)  # from now on `close` and `cancel` know it
             if self._error is not None:
@@ -253,7 +263,12 @@ class EnsembleCall:
             if place.name == tensor
         )
         return replace(
-            whole, outputs=outputs, parameters=parameters, places=places, timeout_s=self._left()
+            whole,
+            outputs=outputs,
+            parameters=parameters,
+            places=places,
+            timeout_s=self._left(),
+            stream=whole.stream or StreamLimits(self._timeout_s, self.account.sent_ns),
         )
 
     def _left(self) -> float:
@@ -262,7 +277,7 @@ class EnsembleCall:
             raise DeadlineExceeded(f"no answer within {self._timeout_s:g} s")
         return left
 
-    def _take_answer(self, step: EnsembleStep, call: StepCall | EnsembleCall) -> None:
+    def _take_answer(self, step: EnsembleStep, call: AnyCall) -> None:
         """Have the one answer of a step as tensors of the ensemble."""
         streams = call.entry.spec.decoupled
         given = False
@@ -280,7 +295,7 @@ class EnsembleCall:
         if not given:
             raise Internal("it gave no answer")
 
-    def _keep(self, step: EnsembleStep, call: StepCall | EnsembleCall) -> None:
+    def _keep(self, step: EnsembleStep, call: AnyCall) -> None:
         for name, tensor in step.outputs.items():
             with self._lock:
                 if not self._progress.needed(tensor):

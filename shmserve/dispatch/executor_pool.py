@@ -80,14 +80,14 @@ class ExecutorPool:
         self._retained: set[tuple[int, int]] = set()  # our slots that its model still holds
         self._let_go: set[tuple[int, int]] = set()  # freed before we knew them as retained
         self._control: ExecutorConnection | None = None  # for what finds no request to ride on
-        self._status: StatusView | None = None
+        self.known_status: StatusView | None = None  # since its first hello
         self._lock = threading.Lock()
         self._closed = False
 
     @property
     def load(self) -> int:
         """Requests that wait for or run on it, as far as one can see from here."""
-        depth = self._status.depth if self._status is not None else 0
+        depth = self.known_status.depth if self.known_status is not None else 0
         return max(depth, self.in_flight)
 
     def status(self) -> StatusView | None:
@@ -97,8 +97,8 @@ class ExecutorPool:
             QueueFull: `max_queue` requests of this frontend are with it already.
             PeerDied, ProtocolViolation: it cannot be reached.
         """
-        if self._status is not None:
-            return self._status
+        if self.known_status is not None:
+            return self.known_status
         connection = self.acquire()
         try:
             received = connection.channel.receive_within(_CONNECT_TIMEOUT_S)
@@ -108,7 +108,7 @@ class ExecutorPool:
             self.discard(connection)
             raise
         self.give(connection)
-        return self._status
+        return self.known_status
 
     def acquire(self) -> ExecutorConnection:
         """A connection for one request; give it back with `give`, or `discard` it.
@@ -203,8 +203,8 @@ class ExecutorPool:
         try:
             if hello.version != messages.VERSION or len(fds) != 1:
                 raise ProtocolViolation("the executor speaks another version")
-            if self._status is None:
-                self._status = StatusView(fds[0])
+            if self.known_status is None:
+                self.known_status = StatusView(fds[0])
         except OSError as ex:
             raise ProtocolViolation("the executor's status page cannot be mapped") from ex
         finally:

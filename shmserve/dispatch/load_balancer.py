@@ -11,10 +11,11 @@ from typing import Any
 
 from msgspec import UNSET
 
+from shmserve import ids
 from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot
 from shmserve.dispatch.executor_pool import ExecutorConnection, ExecutorPool
 from shmserve.dispatch.orphaned_requests import OrphanedRequests
-from shmserve.dispatch.sequence_placement import by_sequence
+from shmserve.dispatch.sequence_placement import home_of, where_to_begin
 from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, ShmserveError, Unavailable
 from shmserve.protocol.control.data_messages import Execute, RegionRef
 from shmserve.shm.registry_page import RegistryReader
@@ -101,7 +102,12 @@ class LoadBalancer:
         self, pools: list[ExecutorPool], message: Execute, tried: set[str]
     ) -> list[ExecutorPool]:
         """Where the request's sequence lives, and only there; one that lives nowhere goes where
-        most slots are free."""
+        most slots are free. An executor that has not said hello yet is waited for only where no
+        other one tells that the sequence lives there."""
+        sequence = message.parameters.get("sequence_id", 0)
+        home = home_of(((pool, pool.known_status) for pool in pools), sequence)
+        if home is not None:
+            return [home]
         views: list[tuple[ExecutorPool, StatusView | None]] = []
         for pool in pools:
             try:
@@ -111,7 +117,8 @@ class LoadBalancer:
             except (PeerDied, ProtocolViolation):
                 tried.add(pool.instance.process)
                 self.departed(pool)
-        return by_sequence(views, message.parameters.get("sequence_id", 0))
+        home = home_of(views, sequence)
+        return where_to_begin(views, sequence) if home is None else [home]
 
     def _meet(self, instance: LiveInstance) -> ExecutorPool:
         path = os.path.join(self._run_dir, instance.endpoint)
@@ -180,6 +187,16 @@ class LoadBalancer:
             for pool in gone:
                 del self.pools[pool.instance.process]
             self._departed += gone
+
+    def in_flight(self) -> Counter[tuple[str, str]]:
+        """How many requests of ours executors have, by model version."""
+        with self._lock:
+            pools = [*self.pools.values(), *self._departed]
+        counts: Counter[tuple[str, str]] = Counter()
+        for pool in pools:
+            if pool.in_flight:
+                counts[ids.instance_model(pool.instance.name)] += pool.in_flight
+        return counts
 
     def rows(self) -> list[dict[str, Any]]:
         """For `shmserve show queues`."""

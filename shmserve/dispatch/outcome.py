@@ -10,6 +10,14 @@ from shmserve.errors import ShmserveError
 from shmserve.protocol.control.data_messages import CallingModel, OutputPlace, Parameter
 
 
+class StreamLimits(Struct, frozen=True):
+    """`answer_s`: how long each answer after the first is waited for; `began_ns`: since when
+    the whole stream counts (CLOCK_MONOTONIC)."""
+
+    answer_s: float
+    began_ns: int
+
+
 class RunOptions(Struct, frozen=True):
     """What a request says besides its inputs.
 
@@ -21,6 +29,7 @@ class RunOptions(Struct, frozen=True):
         on_wait: called about once a second while nothing comes; when it returns False nobody
             wants the answer any more.
         callers: models that wait for the answer, if it is a model that asks.
+        stream: how long a stream's later answers are waited for; None: as the first.
     """
 
     request_id: str = ""
@@ -30,6 +39,7 @@ class RunOptions(Struct, frozen=True):
     on_wait: Callable[[], bool] | None = None
     timeout_s: float | None = None
     callers: tuple[CallingModel, ...] = ()
+    stream: StreamLimits | None = None
 
 
 NO_OPTIONS = RunOptions()

@@ -8,6 +8,7 @@ statistics afterwards finds its own requests in them.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from time import monotonic_ns
 
 from msgspec import Struct
@@ -15,59 +16,16 @@ from msgspec import Struct
 from shmserve.core.control.runtime_settings import TraceSettings
 from shmserve.core.registry import ModelEntry
 from shmserve.core.stats.counter_pages import Gauges, write_gauges
+from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
 from shmserve.core.stats.request_counters import Reason, RequestCounters, nwords
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.tracing import Tracer, timestamps
-from shmserve.errors import (
-    Cancelled,
-    Code,
-    DeadlineExceeded,
-    ExecutorLost,
-    InvalidArgument,
-    ModelFailure,
-    NotFound,
-    QueueFull,
-    ResourceExhausted,
-    Unavailable,
-    Unimplemented,
-)
+from shmserve.observe import flight_recorder
 from shmserve.protocol.control.data_messages import Timing
 from shmserve.shm.counter_page import OwnCounterPage
 
 _UNTIMED = Timing()
 _NO_RECEIPT = Receipt()
-
-_BY_KIND: tuple[tuple[type[BaseException], Reason], ...] = (
-    (QueueFull, Reason.QUEUE_FULL),
-    (ResourceExhausted, Reason.NO_MEMORY),
-    (ExecutorLost, Reason.EXECUTOR_DIED),
-    (Unavailable, Reason.NO_EXECUTOR),
-    (DeadlineExceeded, Reason.DEADLINE),
-    (Cancelled, Reason.CANCELLED),
-    (ModelFailure, Reason.MODEL),
-    (InvalidArgument, Reason.BAD_REQUEST),
-    (NotFound, Reason.BAD_REQUEST),
-    (Unimplemented, Reason.BAD_REQUEST),
-)
-# What an executor's own answer says; every other error in one is the model's.
-_BY_CODE = {
-    Code.DEADLINE_EXCEEDED: Reason.DEADLINE,
-    Code.CANCELLED: Reason.CANCELLED,
-    Code.RESOURCE_EXHAUSTED: Reason.NO_MEMORY,
-}
-
-
-def reason_of(error: BaseException) -> Reason:
-    """Why a request failed that got no answer. What is no error of ours ended a client's
-    connection or is a defect."""
-    if isinstance(error, OSError | EOFError):
-        return Reason.CANCELLED
-    return next((r for kind, r in _BY_KIND if isinstance(error, kind)), Reason.INTERNAL)
-
-
-def reason_of_answer(code: str) -> Reason:
-    """Why a request failed that an executor answered with an error."""
-    return _BY_CODE.get(Code(code), Reason.MODEL)
 
 
 class RequestCounting:
@@ -92,17 +50,32 @@ class RequestCounting:
             receipt.copied_out,
             receipt.copied_device,
         )
+        name, version = entry.spec.name, entry.spec.version
         with self._lock:
-            self._counters.ended(entry.spec.name, entry.spec.version, reason, ns, copied)
+            self._counters.ended(name, version, reason, ns, copied)
+        if reason is not None:
+            flight_recorder.record("request failed", f"{name}/{version}", reason.name.lower())
+
+    def looked_up(self, entry: ModelEntry, hit: bool, ns: int) -> None:
+        """A request's answer was looked for among those that are kept."""
+        with self._lock:
+            self._counters.looked_up(entry.spec.name, entry.spec.version, hit, ns)
 
     def copied_out(self, entry: ModelEntry, nbytes: int) -> None:
         """Bytes of an answer that were copied after it had been counted."""
         with self._lock:
             self._counters.copied_out(entry.spec.name, entry.spec.version, nbytes)
 
-    def measure(self, gauges: Gauges) -> None:
-        """Publish what is held right now."""
+    def keyed(self, name: str) -> None:
+        """A request came with the key of this name."""
+        with self._lock:
+            self._counters.keyed(name)
+
+    def measure(self, gauges: Gauges, in_flight: Mapping[tuple[str, str], int]) -> None:
+        """Publish what is held right now, and by model version how many requests executors have."""
         write_gauges(self.page.words, gauges)
+        with self._lock:
+            self._counters.show_in_flight(in_flight)
 
     def close(self) -> None:
         """Let go of the page; what is counted from now on is for nobody."""
@@ -143,6 +116,10 @@ class Account(Struct):
             self.counted_copies = receipt.copied_out
             took = now - self.sent_ns + receipt.receive_ns
             self.counting.ended(self.entry, None, took, receipt)
+
+    def looked_up(self, hit: bool, ns: int) -> None:
+        """Its answer was looked for among those that are kept."""
+        self.counting.looked_up(self.entry, hit, ns)
 
     def failed(self, error: BaseException) -> None:
         """It ends without an answer."""

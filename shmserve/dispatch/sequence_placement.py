@@ -6,24 +6,30 @@ of them agree without talking to each other, and a new executor takes nothing aw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.shm.status_page import StatusView, digest
 
+Views = Iterable[tuple[ExecutorPool, StatusView | None]]
 
-def by_sequence(
-    views: Sequence[tuple[ExecutorPool, StatusView | None]], sequence: Parameter
-) -> list[ExecutorPool]:
-    """The executor where a sequence lives, alone; else all of them in the order in which it
-    should begin there: those with most free slots first, then the least loaded, and of equal
-    ones first what a hash of the id says, so that sequences that begin at once spread."""
-    number = digest(sequence) if isinstance(sequence, int | str) else 0
+
+def home_of(views: Views, sequence: Parameter) -> ExecutorPool | None:
+    """The executor where a sequence lives, as far as these tell."""
+    number = _number(sequence)
     for pool, view in views:
         if number and view is not None and view.has_sequence(number):
-            return [pool]
+            return pool
+    return None
+
+
+def where_to_begin(views: Views, sequence: Parameter) -> list[ExecutorPool]:
+    """The order in which a sequence that lives nowhere should begin with them: those with most
+    free slots first, then the least loaded, and of equal ones first what a hash of the id says,
+    so that sequences that begin at once spread."""
+    number = _number(sequence)
 
     def rank(item: tuple[ExecutorPool, StatusView | None]) -> tuple[int, int, bytes]:
         pool, view = item
@@ -32,3 +38,7 @@ def by_sequence(
         return -free, pool.load, blake2b(name, digest_size=8).digest()
 
     return [pool for pool, _ in sorted(views, key=rank)]
+
+
+def _number(sequence: Parameter) -> int:
+    return digest(sequence) if isinstance(sequence, int | str) else 0

@@ -1,9 +1,12 @@
-"""Threads for steps of ensembles that can run beside others."""
+"""Steps of ensembles that can run beside others."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
+
+from shmserve import waiting
 
 
 class StepThreads:
@@ -12,17 +15,15 @@ class StepThreads:
     def __init__(self, limit: int) -> None:
         self._free = threading.Semaphore(limit)
 
-    def start(self, work: Callable[[], None]) -> threading.Thread | None:
-        """A thread that does the work; None: there is none to be had now. It never waits."""
+    def start(self, work: Callable[[], None]) -> waiting.Task | None:
+        """What does the work; None: there is none to be had now. It never waits."""
         if not self._free.acquire(blocking=False):
             return None
-        thread = threading.Thread(target=self._run, args=(work,), name="step", daemon=True)
         try:
-            thread.start()
+            return waiting.start(partial(self._run, work), "step")
         except RuntimeError:  # the system has none
             self._free.release()
             return None
-        return thread
 
     def _run(self, work: Callable[[], None]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""An executor process: one model instance. Started by the supervisor, never forked.
+"""An executor process: one model instance. Exec'ed by the supervisor, or forked by `template`.
 
 Reads one `Instance` from stdin, loads the model, tells the coordinator, serves
 until it is told to stop or its frontends' master is gone.
@@ -21,26 +21,41 @@ from setproctitle import setproctitle
 
 from shmserve import config, ids
 from shmserve.core.scheduling.batch_policy import batch_policy
+from shmserve.core.scheduling.rate_limit_policy import RateLimit
 from shmserve.core.scheduling.sequence_policy import sequence_policy
 from shmserve.errors import ArenaExhausted, ShmserveError
-from shmserve.executor import model_loading
+from shmserve.executor import host_policy, model_loading, rate_limited
 from shmserve.executor.backend import CPU, Backend
 from shmserve.executor.backends.model_errors import from_load, sanitised
 from shmserve.executor.devices import Devices
+from shmserve.executor.lanes.lane_channels import LaneChannels
+from shmserve.executor.lanes.lane_counting import LaneCounting
+from shmserve.executor.lanes.lane_gate import LaneGate
 from shmserve.executor.loop.batch_loop import BatchLoop
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.request_loop import RequestLoop
 from shmserve.executor.loop.sequence_loop import SequenceLoop
+from shmserve.executor.loop.serving_loop import ServingLoop
 from shmserve.executor.loop.stream_loop import StreamLoop
 from shmserve.executor.model_calls import ModelCalls
 from shmserve.executor.monitor import app_monitor
+from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.sequences.sequence_backend import SequenceBackend
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
-from shmserve.observe import logs
+from shmserve.observe import logs, model_output
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import ExecutorHello
-from shmserve.protocol.control.link_messages import Instance, Loaded, LoadFailed, Welcome
+from shmserve.protocol.control.link_messages import (
+    Instance,
+    LaneOffered,
+    LanesOpen,
+    Loaded,
+    LoadFailed,
+    MoveLanes,
+    ResourcesAcquired,
+    Welcome,
+)
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.region_messages import ProbeRegion, RegionProbed, RegionsGone
 from shmserve.protocol.control.stats_messages import CounterPage
@@ -48,15 +63,16 @@ from shmserve.protocol.triton_config import model_config
 from shmserve.repository import folder_reader
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
+from shmserve.shm.registry_page import RegistryReader
 from shmserve.shm.status_page import SIZE, StatusPage
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import channel as transport
 from shmserve.transport.link import Link, LinkHandlers
-from shmserve.transport.processes import follow
+from shmserve.transport.processes import follow, raise_oom_score
 
 log = logging.getLogger("shmserve.executor")
 
-_LINK_TIMEOUT_S = 5.0
+_FIRST_SEGMENT = 4 << 20  # most models need no more
 
 
 class Executor:
@@ -69,7 +85,8 @@ class Executor:
         self.run_dir = config.run_dir(settings)
         self.endpoint = f"{process}.sock"
         self.loaded: Loaded | None = None
-        self.loop: RequestLoop | BatchLoop | StreamLoop | None = None
+        self.loop: ServingLoop | None = None
+        self.resources: SharedResources | None = None
         self.stopping = False
         self.link = Link(
             self.run_dir,
@@ -81,7 +98,9 @@ class Executor:
                 on_stop=self.stop,
                 held_bytes=lambda: self.memory.held_bytes,
                 loaded=lambda: self.loaded,
+                acquired=lambda: self.resources.ticket if self.resources is not None else 0,
                 on_message=self._on_message,
+                on_fds=self._on_fds,
             ),
             instance.name,
         )
@@ -89,9 +108,15 @@ class Executor:
         self.devices = Devices.of(instance.device, mappings)
         mode = instance.spec.parameters.get("client_shm_mode", settings.client_shm_mode)
         self.regions = ClientRegions(self.link, self.devices, copy=mode == "copy")
-        epoch = process.rsplit("-", 1)[-1]
+        epoch = self.epoch = process.rsplit("-", 1)[-1]
+        self.lanes: LaneChannels | None = None
         self.memory = ArenaMemory(
-            self.link, lambda: epoch, self.link.arena_bytes, mappings=mappings
+            self.link,
+            lambda: epoch,
+            self.link.arena_bytes,
+            mappings=mappings,
+            # Where segments are pinned it costs time, and one is better than some.
+            first_size=_FIRST_SEGMENT if self.devices.ordinal is None else 0,
         )
         self.status = StatusPage(epoch)
         self.calls = ModelCalls(settings, instance.spec.name, process)
@@ -102,12 +127,14 @@ class Executor:
         loaded: tuple[Backend, ModelSpec] | None = None
         try:
             try:
+                host_policy.apply(self.instance, self.settings.host_policies)
                 loaded = self._load()
+                limit = self._limit(loaded[1])
             except ShmserveError as ex:
                 log.error("model not loaded: %s", ex.message)
                 self.link.send(LoadFailed(self.instance.name, sanitised(ex.message)))
                 return 1
-            self._serve(*loaded)
+            self._serve(*loaded, limit)
         finally:
             if loaded is not None:
                 loaded[0].close()
@@ -130,38 +157,62 @@ class Executor:
         if ids.instance_index(self.instance.name) == 0:
             for note in model_config.of_spec(spec, folder_reader.kinds()).notes:
                 log.info("configuration: %s", note)
+            if spec.caches_answers and not self.settings.response_cache_bytes:
+                log.info("configuration: response_cache: no effect (response_cache_bytes is 0)")
         return backend, spec
 
-    def _serve(self, backend: Backend, spec: ModelSpec) -> None:
+    @property
+    def device(self) -> str:
+        """Where the model computes, once it is loaded."""
+        return self.instance.device if self.devices.ordinal is not None else CPU
+
+    def _limit(self, spec: ModelSpec) -> RateLimit | None:
+        return rate_limited.limit_of(self.settings, self.instance.name, spec, self.device)
+
+    def _serve(self, backend: Backend, spec: ModelSpec, limit: RateLimit | None) -> None:
         listener = transport.listen(os.path.join(self.run_dir, self.endpoint))
         try:
             self.memory.prepare()
         except ArenaExhausted as ex:  # then the first request asks again
             log.warning("no first segment yet: %s", ex)
         hello = ExecutorHello(messages.VERSION, self.process, self.instance.name)
-        channels = Channels(listener, hello, self.memory, self.status, self.devices.mappings)
+        lanes = self._lanes(spec)
+        channels = Channels(listener, hello, self.memory, self.status, self.devices.mappings, lanes)
+        self.lanes = lanes
         workspace = Workspace(spec, self.memory, self.regions)
         idle_s = self.settings.segment_idle_s
         policy = batch_policy(spec.config)
         sequences = sequence_policy(spec.config, self.settings.max_sequences)
+        if limit is not None:
+            self.resources = SharedResources(self.link.send, channels.wake)
         if spec.decoupled:
-            self.loop = StreamLoop(
-                backend, workspace, channels, self.status, idle_s, self.settings.max_streams
-            )
+            most = self.settings.max_streams
+            self.loop = StreamLoop(backend, workspace, channels, idle_s, most, self.resources)
         elif isinstance(backend, SequenceBackend) and sequences is not None:
-            self.loop = SequenceLoop(backend, workspace, channels, self.status, idle_s, sequences)
+            self.loop = SequenceLoop(
+                backend, workspace, channels, idle_s, sequences, self.resources
+            )
         elif policy is not None:
-            self.loop = BatchLoop(backend, workspace, channels, self.status, idle_s, policy)
+            self.loop = BatchLoop(backend, workspace, channels, idle_s, policy, self.resources)
         else:
-            self.loop = RequestLoop(backend, workspace, channels, self.status, idle_s)
+            self.loop = RequestLoop(backend, workspace, channels, idle_s, self.resources)
         gc.collect()
         gc.freeze()  # what a model keeps for life need not be looked at again and again
         if self.stopping:
             return
-        device = self.instance.device if self.devices.ordinal is not None else CPU
-        self.loaded = Loaded(self.instance.name, spec, self.endpoint, device)
+        self.loaded = Loaded(self.instance.name, spec, self.endpoint, self.device, limit)
         self.link.send(self.loaded)
         self.loop.run()
+
+    def _lanes(self, spec: ModelSpec) -> LaneChannels:
+        registry = RegistryReader(self.run_dir)
+        return LaneChannels(
+            LaneGate(spec, self.settings, registry.current, os.geteuid()),
+            self.memory,
+            LaneCounting(spec, self.epoch, self.link.send),
+            self.settings,
+            self.link.send,
+        )
 
     def stop(self, reason: str) -> None:
         """Finish what was accepted and exit."""
@@ -182,6 +233,27 @@ class Executor:
         elif isinstance(message, Welcome):
             self.regions.clear()
             self._tell_page()
+            if self.lanes is not None:
+                self.lanes.welcomed()
+            if self.resources is not None:
+                self.resources.welcomed()
+        elif isinstance(message, LaneOffered):
+            self._on_lane(message, [])
+        elif isinstance(message, MoveLanes) and self.lanes is not None:
+            self.lanes.move()
+        elif isinstance(message, ResourcesAcquired) and self.resources is not None:
+            self.resources.acquired(message.ticket)
+
+    def _on_fds(self, message: FromCoordinator, fds: list[int]) -> None:
+        if isinstance(message, LaneOffered):
+            self._on_lane(message, fds)
+        transport.close_all(fds)
+
+    def _on_lane(self, message: LaneOffered, fds: list[int]) -> None:
+        if self.lanes is not None and fds:
+            self.lanes.offer(message, fds.pop())
+        else:  # the coordinator has counted it
+            self.link.send(LanesOpen((message.uid,), ended=True))
 
     def _tell_page(self) -> None:
         """A coordinator that has just welcomed us does not know our counters."""
@@ -220,24 +292,37 @@ def main() -> int:
     parser.add_argument("--process-id", required=True)
     parser.add_argument("--master-fd", type=int, required=True)
     arguments = parser.parse_args()
+    return run_instance(arguments.process_id, arguments.master_fd)
+
+
+def run_instance(process: str, master_fd: int) -> int:
+    """Be the executor that standard input describes, until the end; the exit status.
+
+    Args:
+        process: its process id.
+        master_fd: the pidfd of the gunicorn master.
+    """
     settings = config.load()
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
-    sys.stdin.close()
+    with open(os.devnull, "rb") as nothing:  # what models read from now on
+        os.dup2(nothing.fileno(), 0)
     sys.argv = [""]  # a model's own use of it must not see the server's options
     sys.dont_write_bytecode = True  # repositories are not ours to write to
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what models print belongs to the log
+    raise_oom_score(settings.executor_oom_score_adj)
     setproctitle(f"shmserve: executor {instance.name}")
     logs.setup(f"executor {instance.name}", settings.log_level)
-    executor = Executor(instance, arguments.process_id, settings)
+    model_output.limit(settings.model_log_lines_per_s)
+    executor = Executor(instance, process, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: executor.stop("SIGTERM"))
-    follow(arguments.master_fd, lambda: executor.stop("the gunicorn master is gone"))
+    follow(master_fd, lambda: executor.stop("the gunicorn master is gone"))
     status = executor.run()
     logging.shutdown()
-    # Threads of a model's libraries must not keep a finished executor from ending.
-    os._exit(status)
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    # Threads of a model's libraries must not keep a finished executor from ending.
+    os._exit(main())

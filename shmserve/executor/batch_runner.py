@@ -82,7 +82,11 @@ class BatchRunner:
         infer_ns = inferred_ns = started_ns
         try:
             if len(members) > 1 and self._backend.batching is BatchForm.STACKED:
-                gathered = GatheredBatch(self._workspace, [m.message for m in members])
+                gathered = GatheredBatch(
+                    self._workspace,
+                    [member.message for member in members],
+                    self._backend.reads_on_device,
+                )
             for member in members:
                 self._begin(member, gathered)
             infer_ns = time.monotonic_ns()

@@ -9,9 +9,9 @@ import msgspec
 from shmserve.errors import ConfigError
 from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context
+from shmserve.executor.backends import ragged
 from shmserve.executor.calling import NO_MODELS, OtherModels
 from shmserve.executor.devices import Devices
-from shmserve.executor.sequences import sequence_backend
 from shmserve.executor.warmup import warm_up
 from shmserve.protocol.control.link_messages import Instance
 from shmserve.tensor.spec import ModelSpec
@@ -29,7 +29,7 @@ def load(
     """
     backend = backends.create(instance.spec)
     context = _context(instance, devices, models, backend.chooses_device)
-    backend, spec = sequence_backend.load(backend, context)
+    backend, spec = ragged.load(backend, context)
     try:
         if backend.device == CPU:  # if it was to be on a GPU, it cannot use that
             devices.stay_on_cpu()

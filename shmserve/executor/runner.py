@@ -87,7 +87,9 @@ class Runner:
         if result.error_code:
             outputs.undo()
         else:
-            frontend.held.update(outputs.lease())
+            held = frontend.held
+            for lease in outputs.lease():  # as `hold`, of what is most often one
+                held[lease] = held.get(lease, 0) + 1
         timing = Timing(
             max(0, started_ns - message.sent_ns),
             infer_ns - started_ns,

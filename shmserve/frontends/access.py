@@ -1,8 +1,6 @@
-"""Who may do what: kinds of callers, what they may do, and the table between them.
-
-Pure policy: the transports say who calls (`core.regions.region_book.Caller`, as the kernel tells),
-what for (the category of an API, or an action that an API is added with), and what the request
-says of itself (`Host`, `Origin`, `Sec-Fetch-Site`). docs/security.md has the table for people.
+"""What requests of a category do, and what a request says of itself: `Host`, `Origin`,
+`Sec-Fetch-Site`. Who may do it is `core.access`' business. docs/security.md has all of it for
+people.
 """
 
 from __future__ import annotations
@@ -10,21 +8,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
-from typing import Literal, get_args
 
-from shmserve.config import From, Settings
-from shmserve.core.regions.region_book import Caller
+from shmserve.config import Settings
+from shmserve.core.access import Action
 from shmserve.errors import InvalidArgument, PermissionDenied
 from shmserve.frontends.oip.restricted_apis import Category
-
-# owner: the server's user, and root; local: another user of this host; browser: a page of
-# another origin, whoever's browser it is open in.
-Kind = Literal["owner", "local", "remote", "browser"]
-# use: run models, and read; register: pass memory to the server; change: load and unload what
-# the repository has, logs, traces, GRPS's online flag; send models: load what the client sends.
-Action = Literal["use", "register", "change", "send models"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-ACTIONS: tuple[Action, ...] = get_args(Action)
 
 # What requests of a category do, unless their API is added with another action.
 ACTION_OF: Mapping[Category, Action] = {
@@ -38,73 +26,11 @@ ACTION_OF: Mapping[Category, Action] = {
     "trace": "change",
     "logging": "change",
 }
-_WITHIN: Mapping[From, tuple[Kind, ...]] = {
-    "owner": ("owner",),
-    "local": ("owner", "local"),
-    "anyone": ("owner", "local", "remote"),
-}
-_SETTING: Mapping[Action, str] = {
-    "register": "client_shm_allow_remote",
-    "change": "state_changes_from",
-    "send models": "model_files_from",
-}
-_WHO: Mapping[Kind, str] = {
-    "owner": "the server's own user on its host",
-    "local": "other users of its host",
-}
-_WHAT: Mapping[Action, str] = {
-    "register": "registering memory",
-    "change": "changing the server's state",
-    "send models": "loading a configuration or files that come with the request",
-}
 # Whoever relays requests for others says so in one of these: the kernel knows the relay only.
 RELAYED = ("forwarded", "via", "x-forwarded-for")
 _NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.~%-]+)(?::\d{0,5})?")
 _SHOWN = 100
-
-
-def table(settings: Settings) -> dict[Action, tuple[Kind, ...]]:
-    """Who may do what, under these settings."""
-    return {
-        "use": _WITHIN["anyone"],
-        "register": _WITHIN["anyone" if settings.client_shm_allow_remote else "local"],
-        "change": _WITHIN[settings.state_changes_from],
-        "send models": _WITHIN[settings.model_files_from],
-    }
-
-
-class Access:
-    """The table, applied.
-
-    Args:
-        settings: they name what differs from the defaults.
-        server_uid: the user the server runs as.
-    """
-
-    def __init__(self, settings: Settings, server_uid: int) -> None:
-        self._table = table(settings)
-        self._owners = (server_uid, 0)
-
-    def kind(self, caller: Caller) -> Kind:
-        """What kind of caller it is; `browser` is told by `Origins`, from the request."""
-        if caller.remote:
-            return "remote"
-        return "owner" if caller.uid in self._owners else "local"
-
-    def open_to_all(self, action: Action) -> bool:
-        """Whether who calls makes no difference."""
-        return self._table[action] == _WITHIN["anyone"]
-
-    def check(self, action: Action, caller: Caller) -> None:
-        """Let it be done, or not.
-
-        Raises:
-            PermissionDenied: this caller may not.
-        """
-        if self.kind(caller) not in self._table[action]:
-            who = " and ".join(_WHO[kind] for kind in self._table[action])
-            raise PermissionDenied(f"{_WHAT[action]} is for {who} (setting {_SETTING[action]})")
 
 
 class Origins:

@@ -80,6 +80,10 @@ class DispatchApi(Protocol):
         """A request for this version failed before there was a call for it: count that."""
         ...
 
+    def count_key(self, name: str) -> None:
+        """A request came with the key of this name."""
+        ...
+
     def call(
         self, entry: ModelEntry, options: RunOptions = NO_OPTIONS, cancellable: bool = False
     ) -> InferenceCall: ...

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from shmserve import waiting
 from shmserve.core.memory.arena import Arena, ArenaStats, NeedSegment
 from shmserve.core.memory.slots import Slot
 from shmserve.errors import ArenaExhausted, StaleDescriptor, Unavailable
@@ -39,6 +40,8 @@ class ArenaMemory:
         shared_size: bytes of a shared segment, asked for when one is made.
         now: the clock, seconds.
         mappings: the process's book of what it has mapped.
+        first_size: bytes of the first shared segment, where it should begin small: each that
+            follows doubles what there is, up to `shared_size`. 0: all have that.
     """
 
     def __init__(
@@ -48,10 +51,12 @@ class ArenaMemory:
         shared_size: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
         mappings: Mappings | None = None,
+        first_size: int = 0,
     ) -> None:
         self._budget = budget
         self._epoch = epoch
         self._shared_size = shared_size
+        self._first_size = first_size
         self._arena = Arena()
         self._segments: dict[int, Segment] = {}
         self._lock = threading.Lock()
@@ -61,6 +66,8 @@ class ArenaMemory:
         self._mappings = mappings
         self._held = 0
         self.drops = 0  # how many segments were given back so far
+        # Lets go of slots that are kept without need, of so many bytes; False: there are none
+        self.spare: Callable[[int], bool] = lambda nbytes: False
 
     def prepare(self) -> None:
         """Make the first segment now, so that no request pays for it.
@@ -79,14 +86,25 @@ class ArenaMemory:
         """
         with self._lock:
             slot = self._arena.reserve(nbytes)
-        while isinstance(slot, NeedSegment):
-            with self._growing:  # one thread makes the shared segment all are waiting for
+        if isinstance(slot, NeedSegment):
+            return waiting.beside(self._reserve_more, nbytes)
+        return slot
+
+    def _reserve_more(self, nbytes: int) -> Slot:
+        slot: Slot | NeedSegment | None = None
+        while not isinstance(slot, Slot):
+            # One thread makes the shared segment all are waiting for.
+            if not self._growing.acquire(timeout=_GRANT_TIMEOUT_S):
+                raise ArenaExhausted("no memory for tensors could be made ready in time")
+            try:
                 with self._lock:
                     slot = self._arena.reserve(nbytes)
                 if isinstance(slot, NeedSegment):
                     self._grow(slot)
                     with self._lock:
                         slot = self._arena.reserve(nbytes)
+            finally:
+                self._growing.release()
         return slot
 
     def reserve_now(self, nbytes: int) -> Slot | None:
@@ -98,8 +116,14 @@ class ArenaMemory:
     def _grow(self, need: NeedSegment) -> None:
         size = need.size
         if need.shared:
-            size = max(size, self._shared_size() // size * size)
+            wanted = self._shared_size()
+            if self._first_size:
+                wanted = min(wanted, max(self._first_size, self._arena.shared_bytes))
+            size = max(size, wanted // size * size)
         if not self._budget.grant(size, _GRANT_TIMEOUT_S):
+            if self.spare(size):
+                self.trim(0.0, size)
+                return  # who wants the memory looks again
             raise ArenaExhausted(
                 f"the pool (pool_bytes) has no {size} bytes more for tensors right now"
             )
@@ -120,6 +144,10 @@ class ArenaMemory:
     def view(self, slot: Slot) -> memoryview:
         """The writable bytes of a slot, exactly as many as were asked for."""
         return slot.view
+
+    def read(self, at: Descriptor) -> memoryview:
+        """The bytes that a descriptor of this arena names; whoever asks holds a lease on them."""
+        return self._segments[at.segment].view[at.offset : at.offset + at.nbytes].toreadonly()
 
     def descriptor(self, slot: Slot) -> Descriptor:
         """What a peer needs to read the slot."""

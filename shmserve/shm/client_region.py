@@ -70,6 +70,10 @@ class ClientRegion:
         self._check_bounds(at)
         return self._view[at.offset : at.offset + at.nbytes]
 
+    def address_of(self, at: RegionRef) -> int:
+        """Where the bytes that `view` gives lie in this process."""
+        return self.address + self.region.offset % mmap.ALLOCATIONGRANULARITY + at.offset
+
     def read(self, at: RegionRef) -> memoryview:
         """A private copy of a window.
 

@@ -17,6 +17,7 @@ from shmserve.shm.segment import Mapping, Segment
 _PAGE = 4096
 DEPTH = 0  # requests waiting or running
 BUSY_SINCE = 8  # when the model began, CLOCK_MONOTONIC ns, 0: idle; a cache line of its own
+RUNNING = 9  # how many of DEPTH the model works on
 COUNTERS = 16  # from here on: a page of counters
 _SEQUENCES = COUNTERS + executor_counters.NWORDS  # how many words of digests are in use
 _FREE_SLOTS = _SEQUENCES + 1  # for sequences

@@ -12,6 +12,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="shmserve.supervisor")
     parser.add_argument("--process-id", required=True)
     parser.add_argument("--master-fd", type=int, required=True)
+    parser.add_argument("--lock-fd", type=int, required=True)
+    parser.add_argument("--grpc-fds", type=int, nargs="*", default=[])
     parser.add_argument("--notify-socket", default="")
     parser.add_argument("--watchdog-usec", type=int, default=0)
     parser.add_argument("--detach", action="store_true", help="be nobody's child")
@@ -29,7 +31,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from shmserve.observe import logs
     from shmserve.shm.registry_page import RegistryReader
     from shmserve.supervisor.announce import Announcer
-    from shmserve.supervisor.service import Commands, Supervisor
+    from shmserve.supervisor.service import Commands, Inherited, Supervisor
     from shmserve.transport.notify import Notifier
 
     settings = config.load()
@@ -40,11 +42,13 @@ def _run(arguments: argparse.Namespace) -> int:
         coordinator=[sys.executable, "-m", "shmserve.coordinator"],
         executor=[sys.executable, "-m", "shmserve.executor"],
         grpc=[sys.executable, "-m", "shmserve.frontends.grpc"],
+        template=(sys.executable, "-m", "shmserve.executor.template"),
     )
     notifier = Notifier(arguments.notify_socket)
     announcer = Announcer(notifier, RegistryReader(run_dir), arguments.watchdog_usec / 1e6)
-    process, master_fd = arguments.process_id, arguments.master_fd
-    return Supervisor(settings, run_dir, process, master_fd, commands, announcer).run()
+    inherited = Inherited(arguments.master_fd, arguments.lock_fd, tuple(arguments.grpc_fds))
+    process = arguments.process_id
+    return Supervisor(settings, run_dir, process, inherited, commands, announcer).run()
 
 
 if __name__ == "__main__":

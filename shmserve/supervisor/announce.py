@@ -17,11 +17,15 @@ class Announcer:
     A model that cannot be loaded keeps the service from being ready, and the status line
     says why. The others serve meanwhile, so the service manager is asked for patience: it
     would else kill the service, and them with it, when its start times out.
+
+    Attributes:
+        healthy: there is a sign of life to give.
     """
 
     def __init__(self, notifier: Notifier, reader: RegistryReader, watchdog_s: float) -> None:
         self._notifier = notifier
         self._reader = reader
+        self.healthy = True
         self._watchdog_s = watchdog_s / 2  # twice as often as asked for
         self._generation = -1
         self._ready = False
@@ -29,7 +33,7 @@ class Announcer:
         self._extended_at = 0.0
 
     def turn(self, now: float) -> None:
-        if self._watchdog_s and now - self._alive_at >= self._watchdog_s:
+        if self.healthy and self._watchdog_s and now - self._alive_at >= self._watchdog_s:
             self._alive_at = now
             self._notifier.send("WATCHDOG=1")
         if not self._ready and now - self._extended_at >= _EXTEND_EVERY_S:
@@ -65,4 +69,6 @@ def status_line(snapshot: Snapshot) -> str:
             if entry.state is ModelState.UNAVAILABLE:
                 names[f"{name}/{version}"] = None
     line = f"{ready} ready, {loading} loading"
+    if snapshot.shortage:
+        line = f"{line}, {snapshot.shortage}"
     return f"{line}, unavailable: {' '.join(names)}" if names else line

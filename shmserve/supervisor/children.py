@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from msgspec import Struct
 
-from shmserve.transport.processes import pidfd_open, send_signal
+from shmserve.observe import flight_recorder
+from shmserve.transport.processes import describe_status, pidfd_open, send_signal
+
+
+class Waitable(Protocol):
+    """A child of this process: of `subprocess`, or one that another has forked for it."""
+
+    pid: int
+
+    def wait(self, timeout: float) -> int | None: ...
 
 
 class Child(Struct, eq=False):
@@ -21,13 +29,13 @@ class Child(Struct, eq=False):
     name: str
     pid: int
     pidfd: int
-    popen: subprocess.Popen[bytes] | None
+    popen: Waitable | None
     started_at: float
     process: str = ""  # its process id, for executors
     kill_at: float | None = None  # it was told to stop; from then on it is killed
 
     @classmethod
-    def of(cls, name: str, popen: subprocess.Popen[bytes], now: float, process: str = "") -> Child:
+    def of(cls, name: str, popen: Waitable, now: float, process: str = "") -> Child:
         """A process just started. Not reaped yet, so its pid is certainly its own."""
         pidfd = pidfd_open(popen.pid)
         assert pidfd is not None
@@ -60,6 +68,12 @@ class Child(Struct, eq=False):
         memory. Its group has its pid, which the kernel gives to nobody while the group has members
         or, in our own children, before they are reaped.
         """
+        status = self._reap()
+        reason = describe_status(status)
+        flight_recorder.record("process ended", self.name, f"pid {self.pid}: {reason}")
+        return status
+
+    def _reap(self) -> int | None:
         number_is_its_own = self.popen is not None or not self._is_reaped()
         os.close(self.pidfd)
         if not number_is_its_own and os.path.exists(f"/proc/{self.pid}"):

@@ -13,17 +13,20 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from shmserve import ids
+from shmserve.core import devices
 from shmserve.core.control.lifecycle import Restarts
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Exited, Instance, Started
 from shmserve.protocol.control.messages import ToCoordinator
-from shmserve.supervisor.children import Child, as_stdin
+from shmserve.supervisor.children import Child, Waitable, as_stdin
+from shmserve.supervisor.executor_template import ExecutorTemplate
 from shmserve.transport import rundir
 from shmserve.transport.processes import describe_status, pidfd_open, spawn
 
 _log = logging.getLogger(__name__)
 
 _HURRY_S = 2.0  # for an executor that is stuck
+_LOOK_S = 0.02  # until it is looked again whether the template has come
 
 
 class Executors(Struct):
@@ -34,6 +37,7 @@ class Executors(Struct):
     _master_fd: int  # the pidfd that every process watches
     _tell: Callable[[ToCoordinator], None]  # the coordinator
     _watch: Callable[[Child], None]  # each new child, so that its end is noticed
+    _template: ExecutorTemplate  # what those on the CPU are forked from
     _finish_s: float = _HURRY_S  # for an executor that is not desired any more
     _desired: dict[str, Instance] = {}
     _hurry: frozenset[str] = frozenset()
@@ -108,9 +112,13 @@ class Executors(Struct):
                 child.stop(now, _HURRY_S if name in self._hurry else self._finish_s)
             child.enforce(now)
         for name, due in list(self._due.items()):
-            if now >= due and not self.halted:
-                del self._due[name]
-                self._start(self._desired[name], now)
+            if now < due or self.halted:
+                continue
+            if self._is_forked(self._desired[name]) and self._template.is_coming(now):
+                self._due[name] = now + _LOOK_S
+                continue
+            del self._due[name]
+            self._start(self._desired[name], now)
 
     def next_due(self) -> float | None:
         kills = [c.kill_at for c in self.children.values() if c.kill_at is not None]
@@ -122,11 +130,9 @@ class Executors(Struct):
 
     def _start(self, instance: Instance, now: float) -> None:
         process = self._new_id()
-        command = [*self._command, "--process-id", process, "--master-fd", str(self._master_fd)]
         restart = self._restart(instance.name)
         try:
-            with as_stdin(messages.encode(instance)) as stdin:
-                popen = spawn(command, keep=(self._master_fd,), stdin=stdin)
+            popen = self._launch(process, instance)
         except OSError as ex:
             _log.error("executor not started instance=%s error=%s", instance.name, ex)
             self._due[instance.name] = restart.ended(now, at_once=False)
@@ -138,6 +144,18 @@ class Executors(Struct):
         self._tell(Started(instance.name, child.pid))
         text = "started executor instance=%s process=%s pid=%d"
         _log.info(text, instance.name, process, child.pid)
+
+    def _launch(self, process: str, instance: Instance) -> Waitable:
+        data = messages.encode(instance)
+        if self._is_forked(instance) and (forked := self._template.fork(process, data)):
+            return forked
+        command = [*self._command, "--process-id", process, "--master-fd", str(self._master_fd)]
+        with as_stdin(data) as stdin:
+            return spawn(command, keep=(self._master_fd,), stdin=stdin)
+
+    def _is_forked(self, instance: Instance) -> bool:
+        # CUDA survives no fork, and finds its device as it begins
+        return devices.ordinal_of(instance.device) is None
 
     def _restart(self, name: str) -> Restarts:
         return self._restarts.setdefault(name, Restarts())

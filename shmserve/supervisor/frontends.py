@@ -20,16 +20,23 @@ class Frontends:
     """All `count` of one role.
 
     `role`: what they are, in names of locks (in `run_dir`) and in the log; `command`: what to
-    exec, with number and master's pidfd appended.
+    exec, with number and master's pidfd appended; `keep`: descriptors that they get beside.
     """
 
     def __init__(
-        self, run_dir: str, role: str, command: list[str], count: int, master_fd: int
+        self,
+        run_dir: str,
+        role: str,
+        command: list[str],
+        count: int,
+        master_fd: int,
+        keep: tuple[int, ...] = (),
     ) -> None:
         self._run_dir = run_dir
         self._role = role
         self._command = command
         self._master_fd = master_fd
+        self._keep = (master_fd, *keep)
         self._missing: dict[int, float] = dict.fromkeys(range(count), 0.0)  # when to start each
         self._restarts = {number: Restarts() for number in range(count)}
         self._numbers: dict[Child, int] = {}
@@ -37,6 +44,10 @@ class Frontends:
     @property
     def children(self) -> list[Child]:
         return list(self._numbers)
+
+    def running(self) -> list[tuple[str, Child]]:
+        """Those that run, each with the name of its lock."""
+        return [(f"{self._role}-{number}", child) for child, number in self._numbers.items()]
 
     def turn(self, now: float) -> list[Child]:
         """Do what is due; returns those that are new, for their ends to be watched."""
@@ -88,7 +99,7 @@ class Frontends:
         name = f"{self._role} {number}"
         arguments = ["--number", str(number), "--master-fd", str(self._master_fd)]
         try:
-            popen = spawn([*self._command, *arguments], keep=(self._master_fd,))
+            popen = spawn([*self._command, *arguments], keep=self._keep)
         except OSError as ex:
             _log.error("%s not started error=%s", name, ex)
             self._missing[number] = self._restarts[number].ended(now, at_once=False)

@@ -1,4 +1,5 @@
-"""Each HTTP worker's guard: a thread that replaces a dead supervisor and outlives no master."""
+"""Each HTTP worker's guard: a thread that replaces a supervisor that is dead or gives no sign of
+life, and outlives no master."""
 
 from __future__ import annotations
 
@@ -8,9 +9,12 @@ import signal
 import threading
 import time
 
+from shmserve import config
 from shmserve.config import Settings
+from shmserve.core.control.silence import Silence
+from shmserve.observe import flight_recorder
 from shmserve.supervisor import launch
-from shmserve.transport.processes import has_ended
+from shmserve.transport.processes import has_ended, send_signal
 
 _log = logging.getLogger(__name__)
 
@@ -28,16 +32,40 @@ def start_guard(settings: Settings) -> None:
 
 def _watch(settings: Settings, master_fd: int) -> None:
     launched_at = time.monotonic()  # the master has just launched one
+    silence = Silence()
     while not has_ended(master_fd, _PERIOD_S):
         if time.monotonic() - launched_at < _AFTER_LAUNCH_S:
             continue
         try:
             if launch.ensure(settings, master_fd):
                 launched_at = time.monotonic()
+                flight_recorder.record("process ended", "supervisor", "another has been started")
                 _log.warning("the supervisor was gone, started another")
+            else:
+                _end_if_silent(settings, silence)
         except Exception:  # try again: nobody else would
             _log.exception("the supervisor could not be started")
             launched_at = time.monotonic()
     os.kill(os.getpid(), signal.SIGTERM)  # gunicorn's way to finish what was accepted
     time.sleep(_AFTER_MASTER_S)
     os._exit(1)
+
+
+def _end_if_silent(settings: Settings, silence: Silence) -> None:
+    """Kill a supervisor that hangs or is stopped. The next turn finds that it is gone."""
+    lock = launch.supervisor_lock(settings)
+    seen = lock.holder(), lock.last_beat()
+    if silence.seconds(seen, time.monotonic()) <= settings.watchdog_s:
+        return
+    holder = lock.holder_pidfd()
+    if holder is None:
+        return
+    pid, pidfd = holder
+    try:
+        if pid == seen[0]:  # not one that another guard has started meanwhile
+            _log.error("the supervisor gives no sign of life, killing it pid=%d", pid)
+            flight_recorder.record("process killed", "supervisor", "it gives no sign of life")
+            flight_recorder.keep(config.run_dir(settings), settings.max_events)
+            send_signal(pidfd, signal.SIGKILL)
+    finally:
+        os.close(pidfd)

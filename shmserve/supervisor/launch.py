@@ -18,6 +18,7 @@ import time
 from shmserve import config, ids
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
+from shmserve.supervisor import activation
 from shmserve.transport import rundir
 from shmserve.transport.processes import FileLock, has_ended, pidfd_open, send_signal, spawn_role
 
@@ -41,8 +42,12 @@ class _LaunchState:
 
     settings: Settings | None = None
     lock: FileLock | None = None
+    supervisor: FileLock | None = None  # whose file stays the one of the service's start
     master_fd: int = -1
     notify_socket: str = ""
+    ending: bool = False
+    run_dir_fd: int = -1
+    grpc_fds: tuple[int, ...] = ()  # listening sockets that systemd has passed
     watchdog_usec: int = 0
 
 
@@ -64,6 +69,22 @@ def changed_on_disk() -> bool:
         return True
 
 
+def supervisor_lock(settings: Settings) -> FileLock:
+    """The supervisor's lock, by the file that it was when the service began: whatever becomes of
+    its name, there are never two supervisors."""
+    return _state.supervisor or rundir.lock(config.run_dir(settings), "supervisor")
+
+
+def beat() -> None:
+    """The master's sign of life. Ends the service if its run directory is not its own any more."""
+    lock = _state.lock
+    if lock is None or not lock.held or lock.beat() or _state.ending:
+        return
+    _state.ending = True
+    _log.critical("run_dir: its files have been removed, so another server could use it: ending")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def master_fd() -> int:
     """The master's pidfd, as inherited by its forks; -1: no service has been begun."""
     return _state.master_fd
@@ -79,13 +100,19 @@ def begin(settings: Settings) -> None:
         if not os.path.isdir(path):
             raise ConfigError(f"model_repository: {path!r} is not a directory")
     run_dir = config.run_dir(settings)
+    _state.grpc_fds = activation.take_grpc(os.environ)
+    if _state.grpc_fds and settings.grpc_server != "http2":
+        raise ConfigError("grpc_server: only 'http2' can serve on a socket that systemd passes")
     rundir.prepare(run_dir)
     lock = rundir.lock(run_dir, "master")
     if not lock.acquire():
         raise ConfigError(f"run_dir is in use by another server (pid {lock.holder()})")
     _state.settings, _state.lock = settings, lock
+    _state.run_dir_fd = rundir.keep_from_cleaners(run_dir)
     _await_predecessors(run_dir, settings.drain_timeout_s + _PREDECESSOR_S)
     rundir.clean(run_dir)
+    _state.supervisor = rundir.lock(run_dir, "supervisor")
+    _state.supervisor.pin()
     rundir.write_epoch(run_dir, ids.new_epoch())
     # gunicorn would announce readiness before any model is loaded; the supervisor does it.
     _state.notify_socket = os.environ.pop("NOTIFY_SOCKET", "")
@@ -101,17 +128,22 @@ def ensure(settings: Settings, master_pidfd: int) -> bool:
 
     Two callers at once are harmless: the second supervisor finds the lock taken and exits.
     """
-    if rundir.lock(config.run_dir(settings), "supervisor").holder() is not None:
-        return False
-    if has_ended(master_pidfd):
+    lock = supervisor_lock(settings)
+    if lock.holder() is not None or has_ended(master_pidfd):
         return False
     arguments = ["--detach", "--process-id", ids.new_process_id("supervisor", os.getpid())]
+    arguments += ["--master-fd", str(master_pidfd), "--lock-fd", str(lock.pin())]
+    arguments += ["--grpc-fds", *map(str, _state.grpc_fds)]
     if _state.notify_socket:
         arguments += ["--notify-socket", _state.notify_socket]
         arguments += ["--watchdog-usec", str(_state.watchdog_usec)]
     environ = {k: v for k, v in os.environ.items() if k not in _MASTER_ONLY}
     process = spawn_role(
-        "supervisor", arguments, master_fd=master_pidfd, environ=environ, new_session=True
+        "supervisor",
+        arguments,
+        keep=(master_pidfd, lock.pin(), *_state.grpc_fds),
+        environ=environ,
+        new_session=True,
     )
     try:
         status = process.wait(_LAUNCH_S)  # of the half that detaches and exits
@@ -129,8 +161,9 @@ def end(settings: Settings) -> None:
         return  # never begun, or not by this process
     run_dir = config.run_dir(settings)
     limit = settings.drain_timeout_s + _PREDECESSOR_S
-    for role in ("supervisor", "coordinator"):  # the latter: if its supervisor died just now
-        holder = rundir.lock(run_dir, role).holder_pidfd()
+    coordinator = rundir.lock(run_dir, "coordinator")  # for when its supervisor died just now
+    for role, lock in (("supervisor", supervisor_lock(settings)), ("coordinator", coordinator)):
+        holder = lock.holder_pidfd()
         if holder is None:
             continue
         pid, pidfd = holder
@@ -140,7 +173,8 @@ def end(settings: Settings) -> None:
             send_signal(pidfd, signal.SIGKILL)
             has_ended(pidfd, 5.0)
         os.close(pidfd)
-    rundir.clean(run_dir)
+    if _state.lock.intact():
+        rundir.clean(run_dir)
 
 
 def _await_predecessors(run_dir: str, limit_s: float) -> None:

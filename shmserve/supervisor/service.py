@@ -17,13 +17,13 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
 
 from msgspec import Struct
 
 from shmserve import ids
 from shmserve.config import Settings
 from shmserve.core.control.lifecycle import Restarts
+from shmserve.observe import flight_recorder
 from shmserve.protocol.control.link_messages import (
     Adopt,
     Desired,
@@ -37,13 +37,22 @@ from shmserve.protocol.control.region_messages import DropRegions, StoredRegions
 from shmserve.protocol.control.stats_messages import DropPages, PageOwner, StoredPages, StorePages
 from shmserve.supervisor.announce import Announcer
 from shmserve.supervisor.children import Child
+from shmserve.supervisor.executor_template import ExecutorTemplate
 from shmserve.supervisor.executors import Executors
 from shmserve.supervisor.fd_store import FdStore
 from shmserve.supervisor.frontends import Frontends
+from shmserve.supervisor.life_watch import LifeWatch
 from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.link import Link, LinkHandlers
-from shmserve.transport.processes import describe_status, has_ended, raise_fd_limit, spawn
+from shmserve.transport.processes import (
+    adopt_orphans,
+    describe_status,
+    has_ended,
+    raise_fd_limit,
+    reap_orphans,
+    spawn,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -52,32 +61,46 @@ _BEYOND_S = 2.0  # after the longest request: until an executor that should have
 _TELL_S = 0.2  # between "draining" and SIGTERM
 _WITHOUT_MASTER_S = 3.0  # the drain's limit once the master is gone
 _COORDINATOR_STOP_S = 2.0
-_DEAF_S = 20.0  # a coordinator that says nothing for so long is replaced
+_TOUCH_S = 3600.0  # cleaners take what is some days old
+_LOOK_S = 1.0  # how often it gives a sign of life, and looks for those of others
 
 
 class Commands(Struct, frozen=True):
-    """How each kind of process is started; arguments are appended. `grpc` None: there are none."""
+    """How each kind of process is started; arguments are appended. `grpc` None: there are none;
+    `template` empty: executors are exec'ed."""
 
     coordinator: list[str]
     executor: list[str]
     grpc: list[str] | None = None
+    template: tuple[str, ...] = ()
+
+
+class Inherited(Struct, frozen=True):
+    """Descriptors that a supervisor is started with: the gunicorn master's pidfd, its own lock, and
+    sockets that gRPC processes are to listen on."""
+
+    master_fd: int
+    lock_fd: int
+    grpc_fds: tuple[int, ...] = ()
 
 
 class Supervisor:
-    """One life of the supervisor, whose id is `process`; `master_fd`: gunicorn master's pidfd."""
+    """One life of the supervisor, whose id is `process`."""
 
     def __init__(
         self,
         settings: Settings,
         run_dir: str,
         process: str,
-        master_fd: int,
+        inherited: Inherited,
         commands: Commands,
         announcer: Announcer,
     ) -> None:
         self._settings = settings
         self._run_dir = run_dir
-        self._master_fd = master_fd
+        self._process = process
+        self._master_fd = master_fd = inherited.master_fd
+        self._lock = rundir.lock(run_dir, "supervisor", inherited.lock_fd)
         self._command = commands.coordinator
         self._epoch = rundir.read_epoch(run_dir)
         self._selector = selectors.DefaultSelector()
@@ -90,7 +113,7 @@ class Supervisor:
             process,
             LinkHandlers(
                 on_trim=lambda nbytes: None,
-                on_stats=self._stats,
+                on_stats=lambda what: {},
                 held_bytes=lambda: 0,
                 on_message=self._from_link,
                 on_fds=self._fds_from_link,
@@ -99,25 +122,42 @@ class Supervisor:
         self._store = FdStore[int](StoredRegions)
         self._pages = FdStore[PageOwner](StoredPages)
         count = settings.grpc_processes if commands.grpc is not None else 0
-        self._frontends = Frontends(run_dir, "grpc", commands.grpc or [], count, master_fd)
+        command = [*(commands.grpc or []), "--listen-fds", *map(str, inherited.grpc_fds)]
+        self._frontends = Frontends(run_dir, "grpc", command, count, master_fd, inherited.grpc_fds)
         finish_s = settings.request_timeout_s + _BEYOND_S
+        self._template = ExecutorTemplate(list(commands.template), master_fd)
         self._executors = Executors(
-            run_dir, commands.executor, master_fd, self._link.send, self._watch, finish_s
+            run_dir,
+            commands.executor,
+            master_fd,
+            self._link.send,
+            self._watch,
+            self._template,
+            finish_s,
         )
         self._coordinator: Child | None = None
         self._coordinator_due = 0.0
         self._coordinator_restarts = Restarts(base_s=0.2, cap_s=5.0)
-        self._heard_at = time.monotonic()
+        self._life = LifeWatch(
+            run_dir,
+            settings.watchdog_s,
+            settings.watchdog_s + settings.drain_timeout_s,
+            settings.max_events,
+        )
+        self._looked_at = 0.0
+        self._touched_at = time.monotonic()
         self._part: list[Instance] = []
         self._drain_reason = ""
         self._drain_limit_s = 0.0
 
     def run(self) -> int:
         """Until the service ends; 0 at once if another supervisor runs."""
-        lock = rundir.lock(self._run_dir, "supervisor")
-        if not lock.acquire():
-            _log.debug("another supervisor runs pid=%s", lock.holder())
+        if not self._lock.acquire():
+            _log.debug("another supervisor runs pid=%s", self._lock.holder())
             return 0
+        flight_recorder.start(self._run_dir, self._process, self._settings.max_events)
+        flight_recorder.record("process started", "supervisor", f"pid {os.getpid()}")
+        adopt_orphans()  # executors that the template has forked
         raise_fd_limit()  # a region is a descriptor: here, in the coordinator, in executors
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: self.stop(signal.Signals(number).name))
@@ -130,7 +170,7 @@ class Supervisor:
             self._drain()
         finally:
             self._link.close()
-            lock.release()
+            self._lock.release()
         return 0
 
     def stop(self, reason: str) -> None:
@@ -142,7 +182,6 @@ class Supervisor:
     # ------------------------------------------------------- on the link's thread
 
     def _from_link(self, message: FromCoordinator) -> None:
-        self._heard_at = time.monotonic()
         if isinstance(message, Welcome):
             self._store.hand_over(self._link)
             self._pages.hand_over(self._link)
@@ -163,10 +202,6 @@ class Supervisor:
         else:
             close_all(fds)
 
-    def _stats(self, what: str) -> dict[str, Any]:
-        self._heard_at = time.monotonic()
-        return {}
-
     # ------------------------------------------------------------------- the loop
 
     def _turn(self, limit_s: float = _TURN_S) -> None:
@@ -186,11 +221,30 @@ class Supervisor:
         while not self._inbox.empty():
             self._handle(self._inbox.get())
         now = time.monotonic()
+        template = self._template.start(now)
+        if template is not None:
+            self._watch(template)
         self._executors.turn(now)
         for child in self._frontends.turn(now):
             self._watch(child)
+        reap_orphans({key.data.pid for key in self._selector.get_map().values() if key.data})
         self._keep_coordinator(now)
+        if now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            self._look(now)
         self._announcer.turn(now)
+
+    def _look(self, now: float) -> None:
+        """Tell that this process lives, and see who else does."""
+        self._lock.beat()
+        if now - self._touched_at >= _TOUCH_S:
+            self._touched_at = now
+            rundir.touch(self._run_dir)
+        if self._coordinator is not None:
+            self._life.look("coordinator", self._coordinator, now)
+        for role, child in self._frontends.running():
+            self._life.look(role, child, now)
+        self._announcer.healthy = self._life.healthy(now)
 
     def _handle(self, message: FromCoordinator) -> None:
         now = time.monotonic()
@@ -209,12 +263,14 @@ class Supervisor:
             self._executors.forgive(message.instance, now)
 
     def _watch(self, child: Child) -> None:
+        kind = "process adopted" if child.popen is None else "process started"
+        flight_recorder.record(kind, child.name, f"pid {child.pid}")
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
     def _ended(self, child: Child) -> None:
         self._selector.unregister(child.pidfd)
         now = time.monotonic()
-        if self._frontends.ended(child, now):
+        if self._frontends.ended(child, now) or self._template.ended(child, now):
             return
         if child is not self._coordinator:
             self._executors.ended(child, now)
@@ -229,14 +285,7 @@ class Supervisor:
 
     def _keep_coordinator(self, now: float) -> None:
         """There is always one: ours, or one that an earlier supervisor started."""
-        child = self._coordinator
-        if child is not None:
-            if now - max(self._heard_at, child.started_at) > _DEAF_S:
-                _log.error("coordinator says nothing, killing it pid=%d", child.pid)
-                child.kill()
-                self._heard_at = now
-            return
-        if now < self._coordinator_due or self._drain_reason:
+        if self._coordinator is not None or now < self._coordinator_due or self._drain_reason:
             return
         holder = rundir.lock(self._run_dir, "coordinator").holder_pidfd()
         if holder is not None:
@@ -266,9 +315,11 @@ class Supervisor:
 
     def _drain(self) -> None:
         _log.info("draining reason=%s limit_s=%g", self._drain_reason, self._drain_limit_s)
+        flight_recorder.record("service draining", "supervisor", self._drain_reason)
         started = time.monotonic()
         self._announcer.stopping()
         self._executors.halt()
+        self._template.close()
         self._frontends.halt()
         if self._frontends.children:  # what they have accepted still needs the executors
             self._link.send(Drain(self._drain_reason, announce=True))
@@ -276,8 +327,11 @@ class Supervisor:
         self._link.send(Drain(self._drain_reason))
         self._end_all(lambda: list(self._executors.children.values()), started)
         self._stop_coordinator()
+        if not self._lock.intact():
+            return  # what has these names now is another service's
         rundir.clean_sockets(self._run_dir)
         if has_ended(self._master_fd):
+            flight_recorder.keep(self._run_dir, self._settings.max_events)
             rundir.clean(self._run_dir)
 
     def _end_all(self, remaining: Callable[[], list[Child]], started: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 JsonObject = dict[str, Any]
 JsonArray = tuple[Any, ...]
@@ -44,6 +44,23 @@ class OutputEntry(Struct, frozen=True):
     label_filename: str = ""
     is_shape_tensor: bool = False
     is_non_linear_format_io: bool = False
+
+
+class BatchInputEntry(Struct, frozen=True):
+    """What the model is told of a batch: `target_name` are inputs that no client sends."""
+
+    kind: str = "BATCH_ELEMENT_COUNT"
+    target_name: tuple[str, ...] = ()
+    data_type: str = "TYPE_INVALID"
+    source_input: tuple[str, ...] = ()
+
+
+class BatchOutputEntry(Struct, frozen=True):
+    """How outputs are taken apart: each request's has the shape of its `source_input`."""
+
+    target_name: tuple[str, ...] = ()
+    kind: str = "BATCH_SCATTER_WITH_INPUT_SHAPE"
+    source_input: tuple[str, ...] = ()
 
 
 class GraphEntry(Struct, frozen=True):
@@ -143,13 +160,28 @@ class SequenceEntry(Struct, frozen=True):
     iterative_sequence: bool = False
 
 
+class ResourceEntry(Struct, frozen=True):
+    """So much of a resource. `is_global`: there is one for all devices, not one for each."""
+
+    name: str = ""
+    is_global: bool = field(default=False, name="global")
+    count: int = 0
+
+
+class RateLimiterEntry(Struct, frozen=True):
+    """`instance_group.rate_limiter`."""
+
+    resources: tuple[ResourceEntry, ...] = ()
+    priority: int = 0
+
+
 class GroupEntry(Struct, frozen=True):
     """One `instance_group`. `kind` and `gpus`: where its instances are, once it is placed."""
 
     name: str
     kind: str
     count: int
-    rate_limiter: JsonObject | UnsetType = UNSET
+    rate_limiter: RateLimiterEntry | UnsetType = UNSET
     gpus: tuple[int, ...] = ()
     secondary_devices: JsonArray = ()
     profile: tuple[str, ...] = ()
@@ -170,8 +202,8 @@ class ConfigDocument(Struct, frozen=True):
     max_batch_size: int = 0
     input: tuple[InputEntry, ...] = ()
     output: tuple[OutputEntry, ...] = ()
-    batch_input: JsonArray | UnsetType = UNSET
-    batch_output: JsonArray | UnsetType = UNSET
+    batch_input: tuple[BatchInputEntry, ...] = ()
+    batch_output: tuple[BatchOutputEntry, ...] = ()
     optimization: OptimizationEntry | UnsetType = UNSET
     dynamic_batching: BatchingEntry | UnsetType = UNSET
     sequence_batching: SequenceEntry | UnsetType = UNSET

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from shmserve.tensor.config_document import ConfigDocument
 
@@ -63,6 +63,12 @@ class ModelSpec(Struct, frozen=True, omit_defaults=True):
     parameters: dict[str, str] = {}
     config: ConfigDocument = ConfigDocument()
     steps: tuple[EnsembleStep, ...] = ()
+
+    @property
+    def caches_answers(self) -> bool:
+        """Whether answers may be kept for requests that are the same."""
+        cache = self.config.response_cache
+        return cache is not UNSET and bool(cache.get("enable"))
 
     def takes_the_same(self, other: ModelSpec) -> bool:
         """Whether a request that was checked against the other spec suits this one."""

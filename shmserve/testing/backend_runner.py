@@ -17,8 +17,8 @@ from shmserve.cuda import runtime
 from shmserve.errors import Internal, ProtocolViolation, ShmserveError
 from shmserve.executor import backends
 from shmserve.executor.backend import CPU, Backend, Context, Output, Response, Responses
+from shmserve.executor.backends import ragged
 from shmserve.executor.calling import NO_MODELS, OtherModels
-from shmserve.executor.sequences import sequence_backend
 from shmserve.executor.warmup import warm_up
 from shmserve.protocol.control.data_messages import CallingModel, Parameter
 from shmserve.tensor.dtypes import DATATYPES, from_numpy
@@ -159,7 +159,7 @@ def load(
     ordinal = ordinal_of(device)
     if ordinal is not None:
         runtime.cupy().cuda.Device(ordinal).use()
-    backend, spec = sequence_backend.load(backends.create(spec), context)
+    backend, spec = ragged.load(backends.create(spec), context)
     warm_up(backend, spec, context)
     return backend, spec
 

@@ -6,6 +6,7 @@ far as they see it, and counts what they must give back.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -243,6 +244,7 @@ class FakeDispatcher:
         self.coordinator = FakeCoordinator()
         self.memory = FakeMemory()
         self.refusals: list[tuple[str, str]] = []
+        self.keys: Counter[str] = Counter()  # requests by their keys' names
         self.refused_models: dict[str, str] = {}
         self.published = True
         self.draining = False
@@ -293,6 +295,9 @@ class FakeDispatcher:
 
     def refused(self, entry: ModelEntry, error: BaseException) -> None:
         self.refusals.append((entry.spec.name, type(error).__name__))
+
+    def count_key(self, name: str) -> None:
+        self.keys[name] += 1
 
     def start(self) -> None:
         """Nothing to connect to."""

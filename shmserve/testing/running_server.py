@@ -18,6 +18,7 @@ import random
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -134,6 +135,7 @@ class RunningServer:
         # A process that sets its title may write it over its environment, by which we find it.
         self.environ["SPT_NOENV"] = "1"
         self.environ.update(environ or {})
+        self.tls: ssl.SSLContext | None = None  # of this side, where the server's HTTP has it
         self.master: subprocess.Popen[bytes] | None = None
 
     # ------------------------------------------------------------------ life
@@ -229,7 +231,10 @@ class RunningServer:
         timeout_s: float = WATCHDOG_S,
     ) -> tuple[int, dict[str, str], bytes]:
         """One request on a connection of its own: status, headers (lower case), body."""
-        connection = http.client.HTTPConnection(self.http_host, self.http_port, timeout_s)
+        place = (self.http_host, self.http_port)
+        connection = http.client.HTTPConnection(*place, timeout=timeout_s)
+        if self.tls is not None:
+            connection = http.client.HTTPSConnection(*place, timeout=timeout_s, context=self.tls)
         try:
             connection.request(method, path, body, dict(headers or {}))
             answer = connection.getresponse()
@@ -293,7 +298,7 @@ class RunningServer:
         def all_linked() -> bool:
             linked = {row["pid"] for row in self.show("processes")}
             master = self.master.pid if self.master is not None else 0
-            return set(self.processes()) - {master} <= linked
+            return set(self.processes()) - {master, *self.pids("template")} <= linked
 
         wait_until(all_linked, "processes have no link")
 

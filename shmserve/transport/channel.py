@@ -15,8 +15,11 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from shmserve import waiting
 from shmserve.errors import DeadlineExceeded, PeerDied, ProtocolViolation, TooLarge
+from shmserve.waiting import installed
 
 MAX_MESSAGE = 128 * 1024  # below the default SO_SNDBUF of 208 KiB
 MAX_FDS = 64
@@ -41,6 +44,9 @@ class Channel:
         sock: connected; it is the channel's from now on.
         buffer: what messages are received into; channels that are read in turn may share one.
         close: what becomes of descriptors that came with a message nobody gets.
+
+    Attributes:
+        readiness: for who waits for it, see `waiting.Readable`.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Channel:
         self._view = memoryview(bytearray(MAX_MESSAGE)) if buffer is None else buffer
         self._close_fds = close or close_all
         self._timeout_s: float | None = None
+        self.readiness: Any = None
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         self.peer_pid, self.peer_uid, _ = struct.unpack("3i", credentials)
 
@@ -79,7 +86,7 @@ class Channel:
                 except BlockingIOError:  # its backlog is full, which is told at once
                     if time.monotonic() >= end:
                         raise
-                    time.sleep(_FULL_S)
+                    waiting.sleep(_FULL_S)
         except OSError as ex:
             sock.close()
             raise PeerDied(f"cannot connect: {ex.strerror or ex}") from ex
@@ -93,7 +100,8 @@ class Channel:
         """
         if len(data) > MAX_MESSAGE:
             raise too_large(data)
-        flags = 0 if wait else _NOW
+        waiter = installed.waiter
+        flags = 0 if wait and waiter is None else _NOW
         try:
             if fds:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
@@ -101,8 +109,11 @@ class Channel:
             else:
                 self._socket.send(data, flags)
         except OSError as ex:
-            if isinstance(ex, BlockingIOError) and not wait:
-                return False
+            if isinstance(ex, BlockingIOError):
+                if not wait:
+                    return False
+                if waiter is not None and waiter.writable(self, _SEND_TIMEOUT_S):
+                    return self.send(data, fds)
             raise PeerDied(f"the peer is gone: {ex.strerror or ex}") from ex
         return True
 
@@ -130,7 +141,11 @@ class Channel:
             ProtocolViolation: a message that is too long, or with too many descriptors.
         """
         flags = _FLAGS_NOW
-        if timeout_s != 0.0:
+        waiter = installed.waiter if timeout_s != 0.0 else None
+        if waiter is not None:
+            if not waiter.readable(self, timeout_s):
+                return None
+        elif timeout_s != 0.0:
             flags = _FLAGS
             if timeout_s != self._timeout_s:  # once per change, not once per call
                 limit = _timeval(timeout_s or 0.0)

@@ -58,6 +58,7 @@ class LinkHandlers(Struct, frozen=True):
         held_bytes: what the process holds of the pool.
         on_stop: told to end, with a reason.
         loaded: what an executor has loaded.
+        acquired: the ticket of the resources that it holds; 0: none.
         on_message: gets what no other handler is for.
         on_fds: gets messages with descriptors, which are its to close.
     """
@@ -67,6 +68,7 @@ class LinkHandlers(Struct, frozen=True):
     held_bytes: Callable[[], int]
     on_stop: Callable[[str], None] = lambda reason: None
     loaded: Callable[[], link_messages.Loaded | None] = lambda: None
+    acquired: Callable[[], int] = lambda: 0
     on_message: Callable[[FromCoordinator], None] = lambda message: None
     on_fds: Callable[[FromCoordinator, list[int]], None] = lambda message, fds: close_all(fds)
 
@@ -246,6 +248,7 @@ class Link:
             held_bytes=self._handlers.held_bytes(),
             loaded=self._handlers.loaded(),
             instance=self._instance,
+            acquired=self._handlers.acquired(),
         )
         self._send(channel, hello)
         data, fds = channel.receive(_WELCOME_S)

@@ -20,11 +20,13 @@ import os
 import socket
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
 from shmserve.core.regions.region_book import Caller
+from shmserve.transport.process_identity import of_peer, started_at
+from shmserve.transport.remote_addresses import RemoteAddresses
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -46,12 +48,25 @@ _REMEMBERED = 256
 _seen: OrderedDict[int, str] = OrderedDict()  # the descriptor in /proc a socket was last found as
 
 REMOTE = Caller()
+_remote = RemoteAddresses(())
 _SocketEntry = tuple[int, int, int]  # state, uid, inode
+
+
+def take_as_remote(binds: Iterable[str]) -> bool:
+    """From now on whoever comes to one of these addresses of ours is remote, whoever it is.
+
+    Returns whether there are Unix sockets among them.
+    """
+    global _remote
+    _remote = RemoteAddresses(binds)
+    return _remote.paths
 
 
 def caller_of(sock: socket.socket) -> Caller:
     """The user (and process, if that is known) a connected socket leads to."""
     try:
+        if sock.getsockname() in _remote:
+            return REMOTE
         if sock.family == socket.AF_UNIX:
             return _of_unix(sock)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -66,7 +81,7 @@ def caller_of(sock: socket.socket) -> Caller:
 def of_addresses(client: tuple[object, ...], server: tuple[object, ...]) -> Caller:
     """The user of the loopback TCP connection from `client` to `server`, as (host, port)."""
     theirs, ours = _address(client), _address(server)
-    if theirs is None or ours is None or not theirs[0].is_loopback:
+    if theirs is None or ours is None or not theirs[0].is_loopback or server in _remote:
         return REMOTE
     entry = _ask_kernel(theirs, ours) or _look_up(theirs, ours)
     if entry is None:
@@ -89,15 +104,6 @@ def servers_of(client: tuple[object, ...]) -> set[tuple[str, int]]:
                 packed = struct.pack(f"={len(words)}I", *words)
                 servers.add((str(ipaddress.ip_address(packed)), int(port, 16)))
     return servers
-
-
-def started_at(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0: there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def with_process(caller: Caller) -> Caller:
@@ -124,8 +130,7 @@ def with_process(caller: Caller) -> Caller:
 def _of_unix(sock: socket.socket) -> Caller:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, uid, _ = struct.unpack("3i", raw)
-    started = started_at(pid) if pid > 0 else 0
-    return Caller(uid, pid if started else 0, started)
+    return Caller(uid, *of_peer(sock, pid))
 
 
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -9,11 +9,11 @@ once.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from msgspec import Struct, field
 
+from shmserve import waiting
 from shmserve.protocol.control.messages import FromCoordinator, ToCoordinator
 
 Make = Callable[[int, bool], ToCoordinator]  # (ticket, asked before) to a message
@@ -26,7 +26,7 @@ class PendingRequest(Struct, eq=False):
     ticket: int
     make: Make
     late: Late | None
-    answered: threading.Event = field(default_factory=threading.Event)
+    answered: waiting.WaitEvent = field(default_factory=waiting.event)
     answer: FromCoordinator | None = None
     fds: list[int] = []
     abandoned: bool = False

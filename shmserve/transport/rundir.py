@@ -19,6 +19,7 @@ is removed when the service starts and when it stops.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -37,9 +38,9 @@ _LONGEST_NAME = len("/executor-00000-0000.sock")
 _SOCKET_PATH_LIMIT = 107  # sun_path of a Unix-domain socket, without its NUL
 
 
-def lock(run_dir: str, role: str) -> FileLock:
-    """The lock of a role that exists once: master, supervisor, coordinator."""
-    return FileLock(os.path.join(run_dir, f"{role}.lock"))
+def lock(run_dir: str, role: str, fd: int = -1) -> FileLock:
+    """The lock of a role that exists once: master, supervisor, coordinator. `fd`: inherited."""
+    return FileLock(os.path.join(run_dir, f"{role}.lock"), fd)
 
 
 def prepare(run_dir: str) -> None:
@@ -72,6 +73,23 @@ def clean(run_dir: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(run_dir, name))
     shutil.rmtree(overrides(run_dir), ignore_errors=True)
+
+
+def keep_from_cleaners(run_dir: str) -> int:
+    """Have what removes old files of /tmp leave this directory alone: systemd-tmpfiles heeds a
+    lock of it. Returns the descriptor that has the lock."""
+    fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without such locks
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return fd
+
+
+def touch(run_dir: str) -> None:
+    """Make all that is there young, for cleaners that heed no lock."""
+    for folder, _, names in os.walk(run_dir):
+        for path in (folder, *(os.path.join(folder, name) for name in names)):
+            with contextlib.suppress(OSError):  # it has just gone
+                os.utime(path, follow_symlinks=False)
 
 
 def overrides(run_dir: str, name: str = "") -> str:

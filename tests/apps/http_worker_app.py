@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from shmserve import waiting
 from shmserve.frontends.http.server.response import BufferBody
 
 Environ = dict[str, Any]
@@ -98,8 +99,14 @@ def ignore(environ: Environ, start_response: Start) -> Body:
 
 
 def slow(environ: Environ, start_response: Start) -> Body:
-    time.sleep(float(environ["QUERY_STRING"] or "1"))
+    waiting.sleep(float(environ["QUERY_STRING"] or "1"))
     return answer(start_response, b"slow")
+
+
+def beside(environ: Environ, start_response: Start) -> Body:
+    """Work that takes long, in a thread of its own."""
+    waiting.beside(time.sleep, float(environ["QUERY_STRING"]))
+    return answer(start_response, b"beside")
 
 
 def broken(environ: Environ, start_response: Start) -> Body:
@@ -132,7 +139,7 @@ def info(environ: Environ, start_response: Start) -> Body:
 def gone(environ: Environ, start_response: Start) -> Body:
     """Waits until the client has gone."""
     while environ["shmserve.connection"].alive():
-        time.sleep(0.02)
+        waiting.sleep(0.02)
     count_close()
     return answer(start_response, b"too late")
 
@@ -145,6 +152,7 @@ ROUTES = {
     "/endless": endless,
     "/ignore": ignore,
     "/slow": slow,
+    "/beside": beside,
     "/broken": broken,
     "/inject": inject,
     "/short": short,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from shmserve import config
-from shmserve.protocol.control import client_messages, messages
+from shmserve.protocol.control import client_messages, lane_messages, messages
 from shmserve.protocol.control.message import Message
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +61,7 @@ def _channel(sender: str, receiver: str) -> tuple[Any, Any]:
     channels = {
         ("frontend", "executor"): (messages.ToExecutor, messages.ToFrontend),
         ("executor", "frontend"): (messages.ToFrontend, messages.ToExecutor),
+        ("any local program", "executor"): (lane_messages.ToLane, lane_messages.LaneAnswer),
     }
     return channels[sender, receiver]
 
@@ -78,14 +79,16 @@ def test_the_message_table_is_what_processes_say() -> None:
         *(messages.ToExecutor, messages.ToFrontend),
         *(messages.ToCoordinator, messages.FromCoordinator),
         *(client_messages.ToServer, client_messages.FromServer),
+        *(lane_messages.ToLane, lane_messages.LaneAnswer),
     )
     for union in unions:
-        assert listed[union] == {kind.__name__ for kind in get_args(union)}
+        assert listed[union] == {kind.__name__ for kind in get_args(union) or (union,)}
 
 
 def test_every_message_goes_somewhere() -> None:
     unions = (messages.ToExecutor | messages.ToFrontend | messages.ToCoordinator) | (
         messages.FromCoordinator | client_messages.ToServer | client_messages.FromServer
     )
+    unions |= lane_messages.ToLane | lane_messages.LaneAnswer
     kinds = {kind for kind in Message.__subclasses__() if kind.__module__.startswith("shmserve.")}
     assert kinds == set(get_args(unions))

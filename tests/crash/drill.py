@@ -11,16 +11,38 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from shmserve.testing.running_server import RunningServer, wait_until
-from tests.crash.load import Load, Verdict
+from tests.crash.load import WITH_BATCHES, Load, Verdict
 
-MODELS = Path(__file__).parents[1] / "repositories" / "basic"
-ROLES = ("http worker", "grpc", "executor echo", "executor pair", "coordinator", "supervisor")
+REPOSITORIES = Path(__file__).parents[1] / "repositories"
+ROLES = (
+    *("http worker", "grpc", "executor echo", "executor pair", "executor gathered"),
+    *("template", "coordinator", "supervisor"),
+)
+GATHERED = """backend: "python"
+max_batch_size: 8
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [
+  { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "ROWS" data_type: TYPE_INT32 dims: [ 1 ] }
+]
+dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 3000 }
+"""
+
+
+def with_batches(folder: Path) -> Path:
+    """A repository of the basic models, and of one whose requests meet in batches."""
+    shutil.copytree(REPOSITORIES / "basic", folder, dirs_exist_ok=True)
+    shutil.copytree(REPOSITORIES / "batching" / "native", folder / "gathered")
+    (folder / "gathered" / "config.pbtxt").write_text(GATHERED)
+    return folder
 
 
 def whole(server: RunningServer, expected: dict[str, int]) -> bool:
@@ -51,7 +73,7 @@ def drill(
     assert all(expected.values()), expected
     notes = []
     begun = time.monotonic()
-    with Load(server) as verdict:
+    with Load(server, models=WITH_BATCHES) as verdict:
         for turn, role in enumerate(ROLES * kills):
             due = begun + seconds * (turn + 1) / (len(ROLES) * kills + 1)
             time.sleep(max(0.0, due - time.monotonic()))
@@ -65,9 +87,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--kills", type=int, default=3)
     arguments = parser.parse_args()
-    server = RunningServer(MODELS)
-    with server:
-        verdict, notes = drill(server, arguments.seconds, arguments.kills)
+    with tempfile.TemporaryDirectory() as folder:
+        server = RunningServer(with_batches(Path(folder)))
+        with server:
+            verdict, notes = drill(server, arguments.seconds, arguments.kills)
     for note in notes:
         print(json.dumps(note))
     leaks = server.leaks()

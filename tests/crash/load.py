@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+import shmserve.client
 from shmserve.testing.running_server import RunningServer
 
 SIZES = (10, 1000, 300_000)  # floats; the last ones take a segment of their own
+# Models, what each adds, and whether an input is a row of a batch.
+ALONE = (("echo", 0, False), ("pair", 1, False))
+WITH_BATCHES = (*ALONE, ("gathered", 1, True))
 
 
 @dataclass
@@ -62,7 +66,7 @@ class Client(threading.Thread):
 
     def __init__(
         self, server: RunningServer, number: int, stop: threading.Event, verdict: Verdict,
-        sizes: tuple[int, ...],
+        sizes: tuple[int, ...], models: tuple[tuple[str, int, bool], ...],
     ) -> None:  # fmt: skip
         super().__init__(daemon=True)
         self.server = server
@@ -70,6 +74,7 @@ class Client(threading.Thread):
         self.stop = stop
         self.verdict = verdict
         self.sizes = sizes
+        self.models = models
         self.connection: http.client.HTTPConnection | None = None
 
     def run(self) -> None:
@@ -89,9 +94,10 @@ class Client(threading.Thread):
             self.connection.close()
 
     def _once(self, count: int) -> str:
-        model, plus = (("echo", 0), ("pair", 1))[count % 2]
-        size = self.sizes[count % len(self.sizes)]
-        array = np.full(size, self.number * 100_000 + count % 9973, np.float32)
+        model, plus, is_row = self.models[count % len(self.models)]
+        size = self.sizes[count // len(self.models) % len(self.sizes)]
+        shape = (1, size) if is_row else (size,)
+        array = np.full(shape, self.number * 100_000 + count % 9973, np.float32)
         body, headers = request_of(model, array)
         try:
             if self.connection is None:
@@ -117,7 +123,7 @@ class Client(threading.Thread):
         got = outputs_of(data, length)["OUT"]
         if got != (array + plus).tobytes():
             first = struct.unpack("<f", got[:4])[0] if len(got) >= 4 else None
-            return self._wrong(f"foreign content: wanted {array[0] + plus}, got {first}")
+            return self._wrong(f"foreign content: wanted {array.flat[0] + plus}, got {first}")
         return "right"
 
     def _wrong(self, what: str) -> str:
@@ -125,15 +131,64 @@ class Client(threading.Thread):
         return "wrong"
 
 
-class Load:
-    """A number of clients in the background."""
+class LaneClient(threading.Thread):
+    """A program that talks to executors over lanes, and over HTTP where there are none."""
 
     def __init__(
-        self, server: RunningServer, clients: int = 8, sizes: tuple[int, ...] = SIZES
-    ) -> None:
+        self, server: RunningServer, number: int, stop: threading.Event, verdict: Verdict,
+        sizes: tuple[int, ...], models: tuple[tuple[str, int, bool], ...],
+    ) -> None:  # fmt: skip
+        super().__init__(daemon=True)
+        self.models = models
+        self.server = server
+        self.number = number
+        self.stop = stop
+        self.verdict = verdict
+        self.sizes = sizes
+
+    def run(self) -> None:
+        url = f"unix:{self.server.unix_path}"
+        with shmserve.client.connect(url, timeout=30) as client:
+            count = 0
+            while not self.stop.is_set():
+                count += 1
+                self.verdict.counts[self._once(client, count)] += 1
+
+    def _once(self, client: shmserve.client.Client, count: int) -> str:
+        model, plus, is_row = self.models[count % len(self.models)]
+        size = self.sizes[count // len(self.models) % len(self.sizes)]
+        shape = (1, size) if is_row else (size,)
+        array = np.full(shape, self.number * 100_000 + count % 9973, np.float32)
+        try:
+            result = client.infer(model, {"IN": array})
+        except shmserve.client.InferenceError as ex:
+            time.sleep(0.005)
+            if ex.status in (0, 503):
+                kept = self.verdict.refused if ex.status else self.verdict.closed
+                kept.append(ex.message)
+                return "lane 503"
+            self.verdict.wrong.append(f"over a lane: {ex.status} {ex.message}")
+            return "wrong"
+        if not np.array_equal(result["OUT"], array + plus):
+            self.verdict.wrong.append(f"over a lane: wanted {array.flat[0] + plus}")
+            return "wrong"
+        return f"over {result.transport}"
+
+
+class Load:
+    """A number of clients in the background, and one that uses lanes."""
+
+    def __init__(
+        self, server: RunningServer, clients: int = 8, sizes: tuple[int, ...] = SIZES,
+        models: tuple[tuple[str, int, bool], ...] = ALONE,
+    ) -> None:  # fmt: skip
         self.verdict = Verdict()
         self._stop = threading.Event()
-        self._clients = [Client(server, n, self._stop, self.verdict, sizes) for n in range(clients)]
+        self._clients: list[threading.Thread] = [
+            Client(server, number, self._stop, self.verdict, sizes, models)
+            for number in range(clients)
+        ]
+        self._clients.append(LaneClient(server, clients, self._stop, self.verdict, sizes, models))
 
     def __enter__(self) -> Verdict:
         for client in self._clients:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shmserve.testing.running_server import RunningServer, wait_until
-from tests.crash.drill import ROLES, drill, kill_one
-from tests.crash.load import Load
+from tests.crash.drill import ROLES, drill, kill_one, with_batches
+from tests.crash.load import ALONE, WITH_BATCHES, Load
 from tests.crash.soak import grown, slots, soak
 
 HERE = Path(__file__).parent
@@ -18,6 +18,7 @@ MODELS = HERE.parent / "repositories" / "basic"
 
 # What `Load` talks to: nothing else need be started.
 LOADED = {"model_control": "explicit", "load_models": "echo,pair", "grpc_processes": 0}
+BATCHES = LOADED | {"load_models": "echo,pair,gathered"}
 
 # Where each process dies: before the n-th call of a function.
 POINTS = {
@@ -29,9 +30,16 @@ POINTS = {
     "executor, output reserved": "shmserve.executor.tensors.request:ExecutorRequest.offer:20",
     "executor, output written": "shmserve.executor.tensors.request:Outputs.lease:20",
     "executor, answer not yet sent": "shmserve.executor.loop.channels:Channels.send:20",
+    "executor, request of a lane read": "shmserve.executor.lanes.lane_gate:LaneGate.admit:20",
+    "executor, answer of a lane not yet sent": (
+        "shmserve.executor.lanes.lane_channels:LaneChannels.send:20"
+    ),
     "executor, segment about to be made": "shmserve.shm.segment:Segment.__init__:3",
     "any, segment still has its name": "posix_ipc:unlink_shared_memory:3",
     "executor, model loaded": "shmserve.executor.loop.request_loop:RequestLoop.run:1",
+    "executor, batch is being gathered": "shmserve.executor.tensors.batch:GatheredBatch.add:20",
+    "executor, batch gathered": "shmserve.executor.batch_runner:BatchRunner._infer:20",
+    "executor, half a batch leased": "shmserve.executor.tensors.batch:BatchedOutputs.lease:20",
     "coordinator, snapshot unpublished": "shmserve.shm.registry_page:RegistryWriter.publish:3",
     "coordinator, budget asked": "shmserve.core.memory.budget:Ledger.grant:2",
     "supervisor, before it starts one": "shmserve.supervisor.executors:Executors._start:2",
@@ -45,8 +53,11 @@ def test_a_process_that_dies_at_a_named_point_costs_its_own_request_at_most(
     flag = tmp_path / "armed"
     flag.touch()
     environ = {"PYTHONPATH": str(HERE / "points"), "CRASH_POINT": point, "CRASH_FLAG": str(flag)}
-    with RunningServer(MODELS, environ, **LOADED) as server:
-        with Load(server, clients=4) as verdict:
+    models, settings, asked = MODELS, LOADED, ALONE
+    if "batch" in point.lower():
+        models, settings, asked = with_batches(tmp_path / "models"), BATCHES, WITH_BATCHES
+    with RunningServer(models, environ, **settings) as server:
+        with Load(server, clients=4, models=asked) as verdict:
             wait_until(lambda: not flag.exists(), f"nothing died at {point}")
             seen = verdict.counts["right"]
             wait_until(lambda: verdict.counts["right"] > seen + 200, "no answers afterwards")
@@ -56,15 +67,26 @@ def test_a_process_that_dies_at_a_named_point_costs_its_own_request_at_most(
     assert server.leaks() == []
 
 
-def test_every_process_is_killed_under_load() -> None:
-    server = RunningServer(MODELS)
+def test_every_process_is_killed_under_load(tmp_path: Path) -> None:
+    server = RunningServer(with_batches(tmp_path))
     with server:
-        verdict, notes = drill(server, seconds=6, kills=1)
+        verdict, notes = drill(server, seconds=7, kills=1)
+        assert batches(server) > 0
         assert len(notes) == len(ROLES)
         assert verdict.wrong == []
         assert verdict.counts["right"] > 100
+        assert verdict.counts["over lane"] > 100
         wait_until(lambda: slots(server) == 0, "slots are left")
     assert server.leaks() == []
+
+
+def batches(server: RunningServer) -> int:
+    """How many batches of several requests the model of batches has run."""
+    _, document = server.get("/v2/models/gathered/stats")
+    (stats,) = document["model_stats"]
+    return sum(
+        batch["compute_infer"]["count"] for batch in stats["batch_stats"] if batch["batch_size"] > 1
+    )
 
 
 def test_supervisor_and_coordinator_at_once() -> None:

@@ -35,7 +35,7 @@ from shmserve.protocol.control.region_messages import (
 )
 from shmserve.shm import registry_page
 from shmserve.tensor.spec import ModelSpec
-from shmserve.transport.peer_credentials import started_at
+from shmserve.transport.process_identity import started_at
 
 HANDLE = b"0123456789abcdef" * 4
 SPEC = ModelSpec("m", "1", "", "python", 0, (), ())

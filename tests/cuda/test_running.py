@@ -20,6 +20,7 @@ from shmserve.executor.backend import Output, Request, Response
 from shmserve.executor.devices import Devices
 from shmserve.executor.loop.connections import FrontendProcess
 from shmserve.executor.runner import Runner
+from shmserve.executor.sequences.sequence_backend import _own
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import (
@@ -492,3 +493,11 @@ def test_outputs_lie_on_one_device(bench: Callable[..., Bench], ordinal: int | N
                 f"output 'OUT' lies on CUDA device {second}, "
                 f"but the outputs of this instance must lie on device {first}"
             )
+
+
+def test_a_state_that_a_model_made_on_a_stream_of_its_own_is_whole(cupy: Any) -> None:
+    source = cupy.asarray(NUMBERS)
+    cupy.cuda.Stream.null.synchronize()
+    with cupy.cuda.Stream(non_blocking=True):
+        made = source + 1
+    assert np.array_equal(_own(made), NUMBERS + 1)

@@ -156,11 +156,8 @@ def expected(door: str, **refused: str) -> dict[str, Any]:
 def test_the_servers_own_user(doors: RunningServer, tmp_path: Path, door: str) -> None:
     mark = tmp_path / "mark"
     found = ask(door, doors, {}, str(mark))
-    if door == "grpc-unix":  # open to others, it does not tell one from the other
-        assert found == expected(door, send="403", config="403")
-    else:
-        assert found == expected(door)
-        assert mark.exists(), "the positive control: this is what others must not do"
+    assert found == expected(door)
+    assert mark.exists(), "the positive control: this is what others must not do"
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -172,6 +169,24 @@ def test_relayed_for_somebody_else(
     found = ask(door, doors, {field: "for=192.0.2.1"}, str(mark))
     assert found == expected(door, send="403", config="403")
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("engine", ["grpcio", "http2"])
+def test_addresses_of_proxies_that_add_nothing(tmp_path: Path, engine: str) -> None:
+    server = RunningServer(
+        MODELS, model_control="explicit", load_models="echo", http_workers=1, grpc_server=engine
+    )
+    own = f"unix:{tmp_path}/grpc"
+    server.environ["SHMSERVE_GRPC_BIND"] = f"{server.grpc_address},{own}"
+    server.environ["SHMSERVE_REMOTE_BINDS"] = f"127.0.0.1:{server.http_port},{own}"
+    with server:
+        for door in DOORS:
+            mark = tmp_path / door
+            found = ask(door, server, {}, str(mark))
+            if door in ("tcp", "grpc-unix"):
+                assert found == expected(door, send="403", config="403")
+            assert mark.exists() is (door in ("unix", "grpc"))
+    assert server.leaks() == []
 
 
 _STRANGER = """

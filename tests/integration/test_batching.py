@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +27,34 @@ POOL = 8
 helper, T = onnx.helper, onnx.TensorProto
 
 
+def write_ragged(folder: Path) -> None:
+    """Doubles what it gets, and says how much of it each request has sent."""
+    values = {
+        name: helper.make_tensor_value_info(name, T.FLOAT, shape)
+        for name, shape in (("X", ["N"]), ("T", ["B"]), ("Y", ["N"]), ("COUNT", ["B", 1]))
+    }
+    nodes = [
+        helper.make_node("Add", ["X", "X"], ["Y"]),
+        helper.make_node("Unsqueeze", ["T", "axis"], ["COUNT"]),
+    ]
+    axis = helper.make_tensor("axis", T.INT64, [1], [1])
+    ends = [values["X"], values["T"]], [values["Y"], values["COUNT"]]
+    graph = helper.make_graph(nodes, "g", *ends, [axis])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (folder / "1").mkdir(parents=True)
+    onnx.save(model, folder / "1" / "model.onnx")
+    (folder / "config.pbtxt").write_text(
+        """backend: "onnxruntime" max_batch_size: 8
+        input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true } ]
+        output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] },
+                 { name: "COUNT" data_type: TYPE_FP32 dims: [ 1 ] } ]
+        batch_input [ { kind: BATCH_ELEMENT_COUNT target_name: "T" data_type: TYPE_FP32
+                        source_input: "X" } ]
+        batch_output [ { target_name: "Y" source_input: "X" } ]
+        dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 30000000 }"""
+    )
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     models = tmp_path_factory.mktemp("models")
@@ -38,7 +69,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         'backend: "onnxruntime" max_batch_size: 8 '
         "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 200000 }"
     )
-    with RunningServer(models, http_workers=1, grpc_processes=1) as server:
+    write_ragged(models / "ragged")
+    shutil.copytree(models / "meeting", models / "twins")
+    twice = (
+        'instance_group [ { count: 2 } ] parameters { key: "rerun" value { string_value: "true" } }'
+    )
+    config = (models / "meeting" / "config.pbtxt").read_text()
+    (models / "twins" / "config.pbtxt").write_text(config + twice)
+    with RunningServer(
+        models, http_workers=1, grpc_processes=1, metrics_triton_names="true"
+    ) as server:
         yield server
     assert server.leaks() == []
 
@@ -91,6 +131,25 @@ def test_a_python_model_gets_the_requests_of_a_batch_as_a_list(
     assert after["batch_stats"][0]["compute_infer"]["count"] == 1
 
 
+def test_who_waits_for_a_batch_is_pending(
+    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    def pending() -> int:
+        _, _, text = server.request("GET", "/metrics")
+        labels = rb'\{model="meeting",version="1"\} (\d+)'
+        found = re.findall(rb"^nv_inference_pending_request_count" + labels, text, re.M)
+        return int(found[0]) if found else 0
+
+    with Hold(tmp_path) as hold:
+        running = threads.submit(ask, server, "meeting", f"hold:{hold.path}")
+        hold.wait_begun()
+        others = [threads.submit(ask, server, "meeting", "") for _ in range(3)]
+        wait_until(lambda: pending() == 3, "three do not wait")
+        hold.let_go()
+        assert [size_of(future.result()) for future in (running, *others)] == [1, 3, 3, 3]
+    wait_until(lambda: pending() == 0, "something waits")
+
+
 def test_an_error_of_one_response_is_that_requests_only(
     server: RunningServer, threads: ThreadPoolExecutor
 ) -> None:
@@ -130,6 +189,27 @@ def test_one_tensor_for_all_gives_everybody_their_own_rows(
     assert after["inference_count"] - before["inference_count"] == 60
     assert after["execution_count"] - before["execution_count"] < 40
     assert max(row["batch_size"] for row in after["batch_stats"]) > 2
+
+
+def test_requests_of_different_shapes_are_one_flat_batch(
+    server: RunningServer, threads: ThreadPoolExecutor
+) -> None:
+    def send(width: int) -> dict[str, list[float]]:
+        tensor = {"name": "X", "datatype": "FP32", "shape": [1, width], "data": [width] * width}
+        status, document = server.infer("ragged", {"inputs": [tensor]})
+        assert status == 200, document
+        outputs = {output["name"]: output for output in document["outputs"]}
+        assert (outputs["Y"]["shape"], outputs["COUNT"]["shape"]) == ([1, width], [1, 1])
+        return {name: output["data"] for name, output in outputs.items()}
+
+    answers = list(threads.map(send, (5, 1, 3)))
+    assert answers == [{"Y": [2 * n] * n, "COUNT": [n]} for n in (5, 1, 3)]
+    stats = statistics(server, "ragged")
+    assert (stats["inference_count"], stats["execution_count"]) == (3, 1)
+    status, config = server.get("/v2/models/ragged/config")
+    assert status == 200
+    assert [each["name"] for each in config["input"]] == ["X"]
+    assert config["batch_input"][0]["kind"] == "BATCH_ELEMENT_COUNT"
 
 
 def test_a_full_queue_and_a_timeout_are_told_at_once(
@@ -178,4 +258,37 @@ def test_a_death_inside_a_batch_is_told_to_everybody_in_it(
     server.wait_instances()
     futures = [threads.submit(ask, server, "meeting", "") for _ in range(4)]
     assert [size_of(future.result()) for future in futures] == [4] * 4
+    wait_until(lambda: not server.show("slots"), "slots are not given back")
+
+
+@pytest.mark.parametrize("model", ["meeting", "twins"])
+def test_kill_9_in_the_midst_of_a_batch(
+    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path, model: str
+) -> None:
+    """Of several clients; others wait in its queue. Where the model allows it, all run again."""
+    server.wait_instances()
+    with Hold(tmp_path) as hold:
+        futures = [threads.submit(ask, server, model, f"hold:{hold.path}") for _ in range(POOL)]
+        hold.wait_begun()
+        instances = [f"{model}/1/{index}" for index in range(2 if model == "twins" else 1)]
+        wait_until(
+            lambda: sum(in_flight(server, name) for name in instances) == POOL,
+            "not all requests have come",
+        )
+        (victim, *_) = server.pids(f"executor {instances[0]}")
+        os.kill(victim, signal.SIGKILL)
+        if model == "twins":  # they run again on the other one, behind what it has
+            wait_until(lambda: in_flight(server, instances[1]) == POOL, "they do not run again")
+        hold.let_go()
+        answers = [future.result() for future in futures]
+    if model == "twins":
+        assert [size_of(answer) for answer in answers] == [4] * POOL
+    else:
+        assert [status for status, _, _ in answers] == [503] * POOL
+        assert {document["error"] for _, _, document in answers} == {
+            "the executor of model 'meeting' died while it had the request; it is being restarted"
+        }
+    server.wait_instances()
+    futures = [threads.submit(ask, server, model, "") for _ in range(4)]
+    assert {status for status, _, _ in (future.result() for future in futures)} == {200}
     wait_until(lambda: not server.show("slots"), "slots are not given back")

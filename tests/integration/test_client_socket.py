@@ -45,7 +45,7 @@ class Raw:
         self.sock.settimeout(20)
         self.sock.connect(path)
         if hello:
-            assert self.ask(ClientHello(wire.VERSION)) == ServerHello(wire.VERSION)
+            assert self.ask(ClientHello(wire.VERSION)) == ServerHello(wire.VERSION, lanes=True)
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
@@ -109,6 +109,26 @@ def test_a_region_and_its_life(server: RunningServer, path: str) -> None:
         assert server.request("POST", "/v2/systemsharedmemory/region/a/unregister")[0] == 200
         assert raw.ask(Unregister(("a", "b", "", "nope"))) == Ok()
         assert raw.ask(ListRegions()) == Ok()
+
+
+def test_no_key_comes_in_here(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.touch(0o600)
+    settings = {"model_control": "explicit", "keys_file": keys, "keys_required_from": "anyone"}
+    with RunningServer(**SMALL, **settings) as server:
+        path = f"{server.run_dir}/{wire.SOCKET_NAME}"
+        for message, fds in (
+            (RegisterMemfd("region", 0, SIZE), [memfd()]),
+            (ListRegions(), []),
+            (Unregister(("region",)), []),
+        ):
+            with Raw(path) as client:
+                reply = client.ask(message, fds)
+            refused(reply, "a key with the scope 'register'")
+            assert reply.code == "UNAUTHENTICATED"
+            for fd in fds:
+                os.close(fd)
+    assert server.leaks() == []
 
 
 def test_many_regions_come_in_pages(path: str) -> None:
@@ -210,7 +230,7 @@ def test_hello_comes_first(path: str, message: Any) -> None:
         raw.send(wire.encode(message), [memfd()])
         assert raw.closed()
     with Raw(path, hello=False) as raw:
-        assert raw.ask(ClientHello(99)) == ServerHello(wire.VERSION)
+        assert raw.ask(ClientHello(99)) == ServerHello(wire.VERSION, lanes=True)
         assert raw.closed()
 
 

@@ -22,6 +22,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.tensor import bytes_codec
 from shmserve.testing.running_server import (
     WATCHDOG_S,
@@ -33,6 +34,8 @@ from shmserve.testing.running_server import (
 from tests.grpc_client import Client, Sender, put, tensor
 from tests.holding import Hold, given_up, in_flight
 from tests.integration.region_client import Memory
+from tests.raw_http2 import RawClient
+from tests.tls_files import make_certificates
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"
 REGION_MODELS = Path(__file__).parents[1] / "repositories" / "regions"
@@ -292,6 +295,31 @@ def test_a_killed_process_is_back_and_costs_nobody_else_anything(engine: str) ->
     assert server.leaks() == []
 
 
+def test_a_process_killed_within_a_tensor_leaves_nothing() -> None:
+    array = np.zeros(4 << 20, np.float32)
+    data = echo(array).SerializeToString()
+    with RunningServer(MODELS) as server:
+        (victim,) = server.pids("grpc")
+        raw = RawClient(server.grpc_address)
+        raw.call(None)
+        sent = prefix(len(data)) + data[:40_000]
+        for start in range(0, len(sent), 16_000):
+            raw.send(0, 0, 1, sent[start : start + 16_000])
+        wait_until(lambda: held(server, victim) >= array.nbytes, "its tensor has a slot")
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: server.pids("grpc") not in ([], [victim]), "another one is there")
+        wait_until(lambda: not held(server, victim), "its memory is given back")
+        with Client(server.grpc_address) as client:
+            wait_until(lambda: client_ok(client, echo(array)), "it serves")
+        raw.close()
+    assert server.leaks() == []
+
+
+def held(server: RunningServer, pid: int) -> int:
+    """Bytes of the pool that a process has."""
+    return sum(row["held_bytes"] for row in server.show("processes") if row["pid"] == pid)
+
+
 def test_several_processes_share_an_address(engine: str) -> None:
     unix = f"/tmp/shmserve-test-{os.getpid()}.sock"
     address = f"127.0.0.1:{free_port()}"
@@ -454,23 +482,7 @@ def test_region_to_region_copies_nothing(engine: str) -> None:
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and certificates of it for the server and a client."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    key = ("-newkey", "rsa:2048", "-nodes")
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
-    for name in ("server", "client"):
-        openssl(
-            "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}"
-        )
-        (folder / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-        openssl(
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
-            *("-CAcreateserial", "-extfile", "ext", "-out", f"{name}.pem"),
-        )
-    return folder
+    return make_certificates(tmp_path_factory.mktemp("tls"), "server", "client")
 
 
 @pytest.mark.needs("openssl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -684,7 +685,7 @@ def test_an_early_answer_to_a_large_body_says_that_it_closes(server: Server) -> 
         assert receive(sock).status == 200
 
 
-def test_tls_is_refused_with_a_reason(tmp_path: Path) -> None:
+def test_gunicorns_own_tls_is_refused_with_a_reason(tmp_path: Path) -> None:
     for name in ("key", "cert"):
         (tmp_path / name).touch()
     command = [sys.executable, "-m", "gunicorn", "-c", NO_SETTINGS]
@@ -694,7 +695,7 @@ def test_tls_is_refused_with_a_reason(tmp_path: Path) -> None:
     command += ["--pythonpath", str(ROOT / "tests/apps"), "http_worker_app"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S)
     assert done.returncode != 0
-    assert "worker_class = 'gthread'" in done.stderr
+    assert "http_tls_cert" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -755,3 +756,29 @@ def send_in_pieces(dice: random.Random, sock: socket.socket, stream: bytes) -> N
         stream = stream[size:]
         if dice.random() < 0.3:
             time.sleep(0.001)
+
+
+def test_connections_take_no_threads(server: Server) -> None:
+    before = server.info()["threads"]
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(server.connect()) for _ in range(400)]
+        for sock in idle[::2]:  # half of them have been used before
+            sock.sendall(GET % b"/info")
+            told = json.loads(receive(sock).body)
+        assert told["threads"] == before
+        assert server.request(GET % b"/big?100000").status == 200  # others are served
+        for sock in idle:
+            sock.sendall(GET % b"/info")
+            assert receive(sock).status == 200
+
+
+def test_work_beside_the_loop_keeps_nobody_waiting(server: Server) -> None:
+    with server.connect() as busy:
+        busy.sendall(GET % b"/beside?3")
+        for _ in range(3):
+            assert server.request(GET % b"/info").status == 200
+        busy.setblocking(False)
+        with pytest.raises(BlockingIOError):  # it is not over yet
+            busy.recv(1)
+        busy.settimeout(WATCHDOG_S)
+        assert receive(busy).body == b"beside"

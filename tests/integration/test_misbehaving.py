@@ -246,11 +246,36 @@ def test_a_small_pool_serves_what_fits_and_says_what_does_not() -> None:
     assert server.leaks() == []
 
 
-def test_a_pool_too_small_for_its_processes_is_told_in_one_sentence() -> None:
+def test_a_model_that_prints_without_end_leaves_room_in_the_log(tmp_path: Path) -> None:
+    code = (MODELS / "echo/1/model.py").read_text()
+    flood = "import os\n        print('\\n'.join(['noise'] * 5000), flush=True)"
+    (tmp_path / "echo/1").mkdir(parents=True)
+    (tmp_path / "echo/1/model.py").write_text(code.replace("pass", flood))
+    (tmp_path / "echo/config.pbtxt").write_text((MODELS / "echo/config.pbtxt").read_text())
+    with RunningServer(tmp_path, **SMALL, model_log_lines_per_s=50) as server:
+        assert server.log().count("noise") < 500
+        server.stop()
+    assert server.leaks() == []
+
+
+def test_a_pool_too_small_for_its_processes_is_told_and_not_ready() -> None:
     server = RunningServer(MODELS, pool_bytes=3 << 20)
     try:
         server.start(wait_ready=False)
-        wait_until(lambda: "SHMSERVE_POOL_BYTES to 12582912 or more" in server.log(), "not told")
+        wait_until(lambda: "SHMSERVE_POOL_BYTES to 14680064 or more" in server.log(), "not told")
+        wait_until(server.lives, "HTTP")
+        why = "3072 KiB of shared memory are too little for 7 processes"
+
+        def told() -> bool:
+            status, answer = server.get("/v2/health/ready")[:2]
+            return status == 503 and why in answer["error"]
+
+        wait_until(told, "the reason")
+        (coordinator,) = server.pids("coordinator")
+        os.kill(coordinator, signal.SIGKILL)
+        wait_until(lambda: server.pids("coordinator") not in ([], [coordinator]), "a successor")
+        server.wait_linked()
+        assert told(), "it is no better for a successor"
     finally:
         server.stop()
         server.kill_all()

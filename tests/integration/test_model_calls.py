@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.testing.running_server import RunningServer, wait_until
+from shmserve.testing.running_server import WATCHDOG_S, RunningServer, wait_until
 
 MODELS = Path(__file__).parents[1] / "repositories" / "calls"
 MIB16 = 16 << 20
@@ -248,3 +251,17 @@ def test_the_calling_executors_death_leaves_nothing(server: RunningServer) -> No
     wait_until(lambda: runs(server, "bls"), "another executor runs")
     wait_until(lambda: held(server) == [], "what it held comes back")
     assert bls(server, "view")[0] == [1, 2, 3, 4]
+
+
+def test_tritonclient_and_models_as_documented(tmp_path: Path) -> None:
+    """In a process of its own: its messages have the names of ours."""
+    folders = MODELS.parent
+    shutil.copytree(folders / "calls_as_documented", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(folders / "triton_examples" / "simple", tmp_path / "simple")
+    program = Path(__file__).parent / "triton_bls_client.py"
+    with RunningServer(tmp_path, http_workers=1, grpc_processes=0) as server:
+        command = [sys.executable, str(program), server.base_url.removeprefix("http://")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S)
+        assert done.stdout == "PASS\n", done.stderr
+        wait_until(lambda: held(server) == [], "slots come back")
+    assert server.leaks() == []

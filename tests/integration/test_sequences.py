@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -60,6 +62,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         tally.replace("60000000", "300000").replace("32 }", "1 }").replace("count: 3", "count: 1")
     )
     copy(models, "brief", brief)
+    wide = tally.replace("count: 3", "count: 4").replace("32 }", "64 }")
+    copy(models, "wide", wide)
     with RunningServer(models, http_workers=2, grpc_processes=2) as server:
         server.wait_instances()
         yield server
@@ -134,6 +138,28 @@ def test_each_sequence_stays_where_it_began(
     stats = statistics(server, "tally")
     assert stats["inference_count"] == stats["inference_stats"]["success"]["count"] == 72
     assert [in_flight(server, f"tally/1/{index}") for index in range(3)] == [0, 0, 0]
+
+
+def test_200_interleaved_sequences_on_4_instances(
+    server: RunningServer, threads: ThreadPoolExecutor
+) -> None:
+    numbers = list(range(1001, 1201))
+    order = random.Random(1)
+    pids: dict[int, set[int]] = {number: set() for number in numbers}
+    for step in range(4):
+        flags = {0: "start", 3: "end"}.get(step, "")
+        order.shuffle(numbers)
+
+        def ask(number: int, step: int = step, flags: str = flags) -> None:
+            outputs = add(server, number, number + step, flags, "wide")
+            assert outputs["SUM"] == [sum(number + each for each in range(step + 1))]
+            pids[number].add(outputs["SEEN"][0])
+
+        list(threads.map(ask, numbers))
+    assert all(len(homes) == 1 for homes in pids.values())  # none has moved
+    homes = Counter(pid for (pid,) in pids.values())
+    assert len(homes) == 4
+    assert statistics(server, "wide")["inference_count"] == 800
 
 
 def test_refusals_have_the_words_of_triton(server: RunningServer) -> None:
@@ -249,6 +275,44 @@ def test_a_death_ends_the_sequences_that_lived_there_and_no_others(server: Runni
         if number not in dead:
             assert add(server, number, 1, "end")["SUM"] == [number + 2]
     assert add(server, dead[0], 5, "end")["SUM"] == [6]
+
+
+def test_kill_9_in_the_midst_of_a_batch_of_sequences(
+    server: RunningServer, threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    """Each is told, its sequence has ended, and its slot is free for another."""
+    names = ("a", "b", "c")
+    for name in names:
+        say(server, name, flags="start")
+
+    def step(name: str) -> tuple[int, Any]:
+        tensor = {"name": "COMMAND", "datatype": "BYTES", "shape": [1, 1]}
+        return post(
+            server, "slots", {**tensor, "data": [f"hold:{hold.path}"]}, "", sequence_id=name
+        )
+
+    with Hold(tmp_path) as hold:
+        futures = [threads.submit(step, name) for name in names]
+        hold.wait_begun()
+        wait_until(lambda: in_flight(server, "slots/1/0") == len(names), "not all have come")
+        (victim,) = server.pids("executor slots")
+        os.kill(victim, signal.SIGKILL)
+        hold.let_go()
+        answers = [future.result() for future in futures]
+    assert [status for status, _ in answers] == [503] * len(names)
+    assert all("it is being restarted" in document["error"] for _, document in answers)
+    wait_until(lambda: server.pids("executor slots") not in ([], [victim]), "it is not back")
+    server.wait_instances()
+    tensor = {"name": "COMMAND", "datatype": "BYTES", "shape": [1, 1], "data": [""]}
+    for name in names:
+        status, document = post(server, "slots", tensor, "", sequence_id=name)
+        assert status == 400, document
+        assert "must specify the START flag" in document["error"]
+    for name in names:  # as many as there are slots: none is lost
+        assert say(server, name, flags="start").endswith("step 10")
+    for name in names:
+        say(server, name, flags="end")
+    wait_until(lambda: not server.show("slots"), "slots are not given back")
 
 
 def test_tritonclient_sends_sequences(server: RunningServer) -> None:

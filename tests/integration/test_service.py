@@ -1,5 +1,6 @@
 """The service as systemd and a shell see it: gunicorn's hooks with the real processes."""
 
+import json
 import os
 import queue
 import signal
@@ -7,7 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
+import grpc
 import pytest
 
 from shmserve.cli import show
@@ -65,6 +68,10 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
         assert "STATUS=Gunicorn arbiter booted" not in said
         assert {row["state"] for row in show.ask(server.run_dir, "models")} == {"READY"}
         hear(manager, "WATCHDOG=1")
+        for pid in server.pids("executor"):  # a model's library must not speak for the service
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            assert b"NOTIFY_SOCKET" not in environ
+            assert b"WATCHDOG_USEC" not in environ
         os.kill(role_pid(server, "supervisor"), signal.SIGKILL)
         hear(manager, "READY=1")  # its successor speaks to systemd, too
         server.stop()
@@ -100,7 +107,12 @@ def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
             "shmserve: http worker 1",
             "shmserve: http worker 2",
         ]
-        assert names[-2:] == ["shmserve: master", "shmserve: supervisor"]
+        # What it has just forked has its title for a moment
+        assert sorted(set(names))[-3:] == [
+            "shmserve: master",
+            "shmserve: supervisor",
+            "shmserve: template",
+        ]
         assert server.stop() == 0
         assert titles(server) == []
     assert server.leaks() == []
@@ -126,26 +138,34 @@ def test_a_reload_replaces_http_workers_and_nothing_else():
     assert server.leaks() == []
 
 
-def test_systemd_may_hold_the_listening_socket(tmp_path):
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = RunningServer(**SMALL)
-    server.http_port = listener.getsockname()[1]
-    # systemd passes descriptor 3 and the pid: a shell of our own does the same.
-    script = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@"'
-    saved = os.dup(listener.fileno())
+def start_with_sockets(server, listeners):
+    """As systemd does it: descriptors from 3 on, with names, for the pid in LISTEN_PID."""
+    saved = [os.dup(listener.fileno()) for listener in listeners.values()]
+    moves = "".join(f"{place}<&{fd} " for place, fd in enumerate(saved, 3))
+    names = ":".join(listeners)
+    script = f"exec {moves}; export LISTEN_PID=$$ LISTEN_FDS={len(saved)} LISTEN_FDNAMES={names}"
     with server.log_path.open("ab") as log:
         server.master = subprocess.Popen(
             [
-                *("bash", "-c", f"exec 3<&{saved}; {script}", "bash"),
+                *("bash", "-c", f'{script}; exec "$@"', "bash"),
                 *(sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py", "shmserve.app"),
             ],
             env=server.environ,
-            pass_fds=[saved],
+            pass_fds=saved,
             stdout=log,
             stderr=log,
         )
-    os.close(saved)
-    listener.close()
+    for fd in saved:
+        os.close(fd)
+    for listener in listeners.values():
+        listener.close()
+
+
+def test_systemd_may_hold_the_listening_socket():
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = RunningServer(**SMALL)
+    server.http_port = listener.getsockname()[1]
+    start_with_sockets(server, {"": listener})
     try:
         server.wait_ready()
         assert "unix:" not in server.log()
@@ -153,6 +173,42 @@ def test_systemd_may_hold_the_listening_socket(tmp_path):
     finally:
         server.kill_all()
     assert server.leaks() == []
+
+
+def test_systemd_may_hold_sockets_of_http_and_grpc_and_each_takes_its_own(tmp_path):
+    path = str(tmp_path / "http.sock")
+    grpc_listener = socket.create_server(("127.0.0.1", 0))
+    http_listener = socket.create_server(("127.0.0.1", 0))
+    unix_listener = socket.create_server(path, family=socket.AF_UNIX)
+    server = RunningServer(**{**SMALL, "grpc_processes": 2}, grpc_server="http2")
+    server.http_port = http_listener.getsockname()[1]
+    target = f"127.0.0.1:{grpc_listener.getsockname()[1]}"
+    listeners = {"other": unix_listener, "grpc": grpc_listener, "http": http_listener}
+    start_with_sockets(server, listeners)
+
+    def grpc_lives():
+        with grpc.insecure_channel(target) as channel:
+            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            return live(b"", WATCHDOG_S, wait_for_ready=True) == b"\x08\x01"
+
+    try:
+        server.wait_ready()
+        assert grpc_lives()
+        for pid in server.pids("grpc"):
+            os.kill(pid, signal.SIGKILL)
+        assert grpc_lives(), "whose place successors take"
+        server.stop()
+        assert os.path.exists(path), "it is systemd's to remove"
+    finally:
+        server.kill_all()
+    assert server.leaks() == []
+
+
+def test_grpcio_cannot_take_a_socket_and_says_so():
+    server = RunningServer(**SMALL, grpc_server="grpcio")
+    start_with_sockets(server, {"grpc": socket.create_server(("127.0.0.1", 0))})
+    assert server.master.wait(WATCHDOG_S) != 0
+    assert "shmserve: grpc_server: only 'http2' can serve on a socket" in server.log()
 
 
 @pytest.mark.parametrize(
@@ -203,6 +259,12 @@ def test_with_the_master_everything_ends():
         server.master.kill()
         server.master.wait(WATCHDOG_S)
         wait_until(lambda: not server.processes(), f"the end of {server.processes()}")
-        left = [name for name in os.listdir(server.run_dir) if name not in ("log", "http.sock")]
+        left = [
+            name
+            for name in os.listdir(server.run_dir)
+            if name not in ("log", "http.sock", "events")
+        ]
         assert [name for name in left if not name.endswith(".lock")] == []
+        told = json.loads(Path(server.run_dir, "events", "bad-end.json").read_text())
+        assert "the gunicorn master is gone" in [row["text"] for row in told]
     assert server.leaks() == []

@@ -164,6 +164,24 @@ def test_requests_are_read_by_model_and_those_without_a_row_together(
                        for m, v, *_ in requests)  # fmt: skip
 
 
+@given(st.lists(st.sampled_from(["a", "b", "c-3", "x" * 64, "x" * 65])), st.integers(0, 6))
+def test_keys_are_counted_by_name_beside_the_models(names: list, rows: int) -> None:
+    page = words(request_counters.nwords(rows))
+    counters = RequestCounters(page)
+    for name in names:
+        counters.keyed(name)
+        counters.ended("m", "1", None, 5, (0, 0, 0, 0))
+    found = request_counters.read_keys(page)
+    rest = found.pop(request_counters.OTHER_KEYS, 0)
+    assert len(found) <= rows
+    assert all(names.count(name) == count for name, count in found.items())
+    assert rest == len(names) - sum(found.values())
+    if rows == 6:
+        assert rest == names.count("x" * 65)
+    models = request_counters.read(page)
+    assert sum(counts.succeeded for counts in models.values()) == len(names)
+
+
 @given(st.lists(REQUEST, max_size=40), st.lists(REQUEST, max_size=40))
 def test_counts_survive_the_way_to_a_file_and_back_and_add_up(one: list, other: list) -> None:
     total = RequestCounts()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shmserve.errors import UnreadableMessage
 from shmserve.grps.protocol import custom_http
-from shmserve.protocol.control import client_messages, messages
+from shmserve.protocol.control import client_messages, lane_messages, messages
 from shmserve.protocol.control.data_messages import Answer, Cancel, Descriptor, Release
 from shmserve.protocol.control.link_messages import Hello, Stats
 from shmserve.protocol.decoding import Decode, json_decoder, msgpack_decoder
@@ -22,6 +22,9 @@ SAMPLES: list[Any] = [
     client_messages.ClientHello(1),
     client_messages.RegisterMemfd("name", 1 << 40, 3),
     client_messages.Unregister(("a", "b")),
+    client_messages.OpenLane("model", "1"),
+    lane_messages.LaneRequest(1, (lane_messages.LaneTensor("IN", "FP32", (1,), b"abcd"),)),
+    lane_messages.LaneAnswer(1),
     client_messages.Failed("INTERNAL", "text"),
     Answer(7),
     Cancel(7),
@@ -37,6 +40,8 @@ DECODERS: dict[str, Decode] = {
     "frontend": messages.decode_to_frontend,
     "coordinator": messages.decode_to_coordinator,
     "process": messages.decode_from_coordinator,
+    "lane": lane_messages.decode_to_lane,
+    "program": lane_messages.decode_from_lane,
     "client socket": client_messages.decode_to_server,
     "client": client_messages.decode_from_server,
     "custom request": custom_http.decode_request,

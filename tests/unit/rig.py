@@ -23,10 +23,14 @@ from shmserve.dispatch import Dispatcher
 from shmserve.errors import Unavailable
 from shmserve.executor.backend import BatchForm, Context, Request, Response
 from shmserve.executor.devices import Devices
+from shmserve.executor.lanes.lane_channels import LaneChannels
+from shmserve.executor.lanes.lane_counting import LaneCounting
+from shmserve.executor.lanes.lane_gate import LaneGate
 from shmserve.executor.loop.batch_loop import BatchLoop
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.request_loop import RequestLoop
 from shmserve.executor.loop.sequence_loop import SequenceLoop
+from shmserve.executor.loop.serving_loop import ServingLoop
 from shmserve.executor.loop.stream_loop import StreamLoop
 from shmserve.executor.sequences.sequence_backend import SequenceBackend
 from shmserve.executor.tensors.mapped_regions import ClientRegions
@@ -144,6 +148,17 @@ class NoCoordinator:
         pass
 
 
+def no_lanes(memory: ArenaMemory, spec: ModelSpec = SPEC) -> LaneChannels:
+    """What an executor has whom nobody offers a lane."""
+
+    def nothing_published() -> Snapshot:
+        raise Unavailable("nothing is published")
+
+    gate = LaneGate(spec, config.Settings(), nothing_published, 0)
+    counting = LaneCounting(spec, "cafe0123", lambda *_: None)
+    return LaneChannels(gate, memory, counting, config.Settings(), lambda _: None)
+
+
 class ThreadExecutor:
     """An executor's loop in a thread."""
 
@@ -155,19 +170,21 @@ class ThreadExecutor:
         self.status = StatusPage("cafe0123")
         self.listener = channels.listen(str(run_dir / f"{name}.sock"))
         regions = ClientRegions(NoCoordinator(), Devices(None, Mappings()))
+        self.lanes = no_lanes(self.memory, spec)
         self.channels = Channels(
             self.listener,
             ExecutorHello(messages.VERSION, name, self.instance.name),
             self.memory,
             self.status,
             regions.devices.mappings,
+            self.lanes,
         )
         backend = model if isinstance(model, FunctionBackend) else FunctionBackend(model)
         workspace = Workspace(spec, self.memory, regions)
-        parts = (backend, workspace, self.channels, self.status, 60.0)
+        parts = (backend, workspace, self.channels, 60.0)
         policy, sequences = batch_policy(spec.config), sequence_policy(spec.config, max_sequences=4)
         context = Context(spec, str(run_dir), self.instance.name, "cpu")
-        self.loop: RequestLoop | BatchLoop | StreamLoop
+        self.loop: ServingLoop
         if spec.decoupled:
             self.loop = StreamLoop(*parts, max_streams)
         elif sequences is not None:

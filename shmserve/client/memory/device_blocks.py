@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from shmserve.client import device_arrays
+from shmserve.client.cancel_scope import shielded
 from shmserve.client.errors import InferenceError
 from shmserve.client.http_transport import Transport
 from shmserve.client.memory.block_pool import size_class
@@ -83,7 +84,8 @@ class DeviceBlocks:
     def _post(self, path: str, body: bytes = b"") -> None:
         try:
             path = f"{_REGIONS}/{path}"
-            reply = self._transport.request("POST", path, body=[body], timeout_s=_ANSWER_S)
+            with shielded():
+                reply = self._transport.request("POST", path, body=[body], timeout_s=_ANSWER_S)
         except InferenceError as ex:
             raise Unavailable(ex.message) from None
         if reply.status != 200:

@@ -23,6 +23,7 @@ class SharedMemoryPools:
 
     Attributes:
         host: None: the server takes none.
+        control: the client socket; None: there is none.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class SharedMemoryPools:
         """`control`: as `api.connect`; `max_device_bytes`: of each GPU."""
         self._transport = transport
         self._max_device_bytes = max_device_bytes
-        self._control: ControlConnection | None = None
+        self.control: ControlConnection | None = None
         self._lock = threading.Lock()
         self._gpu_pools: dict[int, BlockPool | None] = {}
         self._off = control == ""
@@ -66,16 +67,16 @@ class SharedMemoryPools:
             self._off = True
         if self.host is not None:
             self.host.close(unregister)
-        if self._control is not None:
-            self._control.close()
+        if self.control is not None:
+            self.control.close()
 
     def _host_pool(self, path: str, max_bytes: int) -> BlockPool | None:
         """If the server we talk to over HTTP sees what we register at the socket."""
         try:
-            self._control = ControlConnection(path)
+            self.control = ControlConnection(path)
         except ShmserveError:
             return None
-        pool = BlockPool(HostBlocks(self._control), max_bytes)
+        pool = BlockPool(HostBlocks(self.control), max_bytes)
         block = pool.acquire(1)
         if block is not None:
             pool.release(block)
@@ -84,7 +85,8 @@ class SharedMemoryPools:
                 if self._transport.request("GET", status).status == 200:
                     return pool
         pool.close()
-        self._control.close()
+        self.control.close()
+        self.control = None
         return None
 
     def _gpu_pool(self, device: int) -> BlockPool | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from shmserve.core.registry import Region
-from shmserve.transport.peer_credentials import started_at
+from shmserve.transport.process_identity import is_of
 from shmserve.transport.processes import pidfd_open
 
 Process = tuple[int, int]  # pid and start: pids alone are used again
@@ -32,7 +32,7 @@ class Owners(Struct):
             pidfd = pidfd_open(region.pid)
             if pidfd is None:
                 return False
-            if started_at(region.pid) != region.started:  # another one has its number now
+            if not is_of(pidfd, region.pid, region.started):  # another one has its number now
                 os.close(pidfd)
                 return False
             known = self._known[process] = (pidfd, set())

@@ -26,6 +26,7 @@ from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.regions.region_book import Caller, RegionBook
 from shmserve.core.registry import Region, Snapshot
 from shmserve.errors import Code, InvalidArgument
+from shmserve.observe import flight_recorder
 from shmserve.protocol.control.messages import FromCoordinator, ToCoordinator
 from shmserve.protocol.control.region_messages import (
     DropRegions,
@@ -241,6 +242,8 @@ class RegionRegistrations:
                     blamed.add(region.uid)
         for uid in blamed:
             self._remapped += self.book.strike(uid)
+            text = "its region killed an executor"
+            flight_recorder.record("region strike", f"uid {uid}", text)
             _log.warning("a region killed an executor: its owner's are copied uid=%d", uid)
             self._changed = True
         return new
@@ -312,6 +315,7 @@ class RegionRegistrations:
         if region is None:
             return False
         self._changed = True
+        flight_recorder.record("region quarantined", f"uid {region.uid}", f"pid {region.pid}")
         _log.warning(
             "region quarantined name=%r uid=%d pid=%d", region.name, region.uid, region.pid
         )

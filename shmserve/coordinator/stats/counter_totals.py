@@ -11,15 +11,18 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.stats import executor_counters, request_counters
 from shmserve.core.stats.counter_pages import Gauges, read_gauges
+from shmserve.core.stats.request_counters import OTHER_KEYS
 from shmserve.errors import UnreadableMessage
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol.control.stats_messages import (
@@ -35,7 +38,7 @@ from shmserve.protocol.control.stats_messages import (
 )
 from shmserve.protocol.decoding import msgpack_decoder
 from shmserve.shm import counter_page
-from shmserve.shm.status_page import BUSY_SINCE, COUNTERS, DEPTH
+from shmserve.shm.status_page import BUSY_SINCE, COUNTERS, DEPTH, RUNNING
 from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.processes import has_ended, pidfd_open
@@ -46,6 +49,7 @@ _log = logging.getLogger(__name__)
 # that hangs needs as much, and no answer is better than counters that seem to start anew.
 SETTLE_S = 30.0
 _REMEMBERED = 1024  # names of pages that were added up lately
+LANES = "-lanes"  # behind the name of the executor whose lanes a page counts
 
 Send = Callable[..., None]  # (process, message, fds)
 Served = Callable[[str, str], bool]  # whether a model's version is, still
@@ -59,6 +63,7 @@ class Totals(Struct):
     models: list[ModelReport] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)
+    keys: dict[str, int] = field(default_factory=dict)
 
 
 _decode = msgpack_decoder(Totals)
@@ -73,10 +78,12 @@ class CounterReading(Struct):
     runs: executor_counters.ExecutorCounts | None = None
     depth: int = 0
     busy_ns: int = 0
+    running: int = 0
+    keys: dict[str, int] = field(default_factory=dict)
 
     @property
     def report(self) -> ProcessReport:
-        return ProcessReport(self.owner, self.gauges, self.depth, self.busy_ns)
+        return ProcessReport(self.owner, self.gauges, self.depth, self.busy_ns, self.running)
 
 
 class _Page(Struct):
@@ -89,9 +96,10 @@ class _Page(Struct):
 
 
 class _Sum:
-    """Models by (name, version), being added up."""
+    """Models by (name, version) and keys by name, being added up."""
 
-    def __init__(self, models: Iterable[ModelReport]) -> None:
+    def __init__(self, models: Iterable[ModelReport], keys: Mapping[str, int]) -> None:
+        self.keys = Counter(keys)
         self.models = {(m.model, m.version): m for m in models}
         self.unreadable = 0
 
@@ -107,7 +115,13 @@ class _Sum:
         for (model, version), counts in reading.rows.items():
             of_model = self._model(model, version).requests
             of_model.setdefault(owner.role, request_counters.RequestCounts()).add(counts)
+        self.keys.update(reading.keys)
         return reading
+
+    def nothing_in_flight(self, reading: CounterReading) -> None:
+        """A process that was taken in has ended, and with it what it had with executors."""
+        for model, version in reading.rows:
+            self._model(model, version).requests[reading.owner.role].in_flight = 0
 
     def _model(self, model: str, version: str) -> ModelReport:
         return self.models.setdefault((model, version), ModelReport(model, version))
@@ -137,6 +151,8 @@ class CounterTotals:
         self, owner: PageOwner, message: CounterPage, fds: Sequence[int], supervisor: str
     ) -> None:
         """A process with a link told of its page."""
+        if owner.role == "executor" and not owner.model:  # its second page: of its lanes
+            owner = replace(owner, process=owner.process + LANES, role="lane")
         known = self._pages.get(owner.process)
         if len(fds) != 1 or known is not None:  # its link was broken, it is the same page
             close_all(fds)
@@ -188,24 +204,27 @@ class CounterTotals:
 
     def gone(self, process: str) -> None:
         """A process's link has ended; the process perhaps not yet."""
-        page = self._pages.get(process)
-        if page is not None:
-            page.linked = False
+        for page in (self._pages.get(process), self._pages.get(process + LANES)):
+            if page is not None:
+                page.linked = False
 
     def tick(self, supervisor: str, served: Served) -> list[CounterReading]:
         """Add up what processes counted that have ended; the last that each of them said."""
         ended = [p for p in self._pages.values() if not p.linked and _has_ended(p.owner.pid)]
         if not ended:
             return []
-        total = _Sum(self._totals.models)
+        total = _Sum(self._totals.models, self._totals.keys)
         readings = []
         for page in ended:
             last = total.add(page)
             if last is not None:
+                total.nothing_in_flight(last)
                 readings.append(last)
             role = page.owner.role
-            self._totals.ends[role] = self._totals.ends.get(role, 0) + 1
+            if role != "lane":  # that is no process
+                self._totals.ends[role] = self._totals.ends.get(role, 0) + 1
         self._totals.models = self._bounded(list(total.models.values()), served)
+        self._totals.keys = self._most_used(total.keys)
         names = [page.owner.process for page in ended]
         self._totals.added = [*self._totals.added, *names][-_REMEMBERED:]
         self._write()
@@ -234,13 +253,16 @@ class CounterTotals:
 
     def report(self, reconciler: Reconciler, book: RegionBook, gpus: Gpus) -> Report:
         copied = msgspec.msgpack.encode(self._totals.models)
-        total = _Sum(msgspec.msgpack.decode(copied, type=list[ModelReport]))
+        models_so_far = msgspec.msgpack.decode(copied, type=list[ModelReport])
+        total = _Sum(models_so_far, self._totals.keys)
         processes: list[ProcessReport] = []
         starts = dict(self._totals.ends)
         for page in self._pages.values():
             role = page.owner.role
-            starts[role] = starts.get(role, 0) + 1
             reading = total.add(page)
+            if role == "lane":
+                continue
+            starts[role] = starts.get(role, 0) + 1
             if reading is not None and page.linked:
                 processes.append(reading.report)
         ledger, ends = reconciler.ledger, dict(self._totals.ends)
@@ -248,14 +270,23 @@ class CounterTotals:
         models = tuple(total.models.values())
         regions = _regions(book)
         return Report(
-            models, tuple(processes), starts, ends, *pool, regions, total.unreadable, gpus
-        )
+            models, tuple(processes), starts, ends, *pool, regions, total.unreadable, gpus,
+            self._most_used(total.keys),
+        )  # fmt: skip
 
     def _bounded(self, models: list[ModelReport], served: Served) -> list[ModelReport]:
         """Without the oldest of those that are not served, if there are too many."""
         gone = [m for m in models if not served(m.model, m.version)]
         excess = {id(m) for m in gone[: max(0, len(gone) - self._limit)]}
         return [m for m in models if id(m) not in excess]
+
+    def _most_used(self, keys: Counter[str]) -> dict[str, int]:
+        """Requests by key, within the limit: those of the keys used least are counted together."""
+        if len(keys) <= self._limit:
+            return dict(keys)
+        most = dict(keys.most_common(self._limit))
+        rest = keys.total() - sum(most.values())
+        return {**most, OTHER_KEYS: most.get(OTHER_KEYS, 0) + rest}
 
     def _load(self, epoch: str) -> Totals:
         try:
@@ -298,9 +329,13 @@ def _read(page: _Page) -> CounterReading | None:
         if runs is None:
             return None
         gauges = read_gauges(counters)
-        return CounterReading(page.owner, gauges, {}, runs, words[DEPTH], words[BUSY_SINCE])
+        busy = words[DEPTH], words[BUSY_SINCE], words[RUNNING]
+        return CounterReading(page.owner, gauges, {}, runs, *busy)
     rows = request_counters.read(words)
-    return None if rows is None else CounterReading(page.owner, read_gauges(words), rows)
+    if rows is None:
+        return None
+    keys = request_counters.read_keys(words)
+    return CounterReading(page.owner, read_gauges(words), rows, keys=keys)
 
 
 def _has_ended(pid: int) -> bool:

@@ -184,6 +184,8 @@ class Monitoring:
                 sums = gauges[owner.model, owner.version]
                 for index, value in enumerate((reading.depth, use.cpu_percent, use.private)):
                     sums[index] += value
+        for model, count in _in_flight(readings).items():  # an executor that works reads nothing
+            gauges[model][0] = max(gauges[model][0], count)
         total = [0] * aggregation.WIDTH
         slowest = 0
         for model in {*gauges, *counts}:
@@ -222,6 +224,16 @@ class Monitoring:
             samples[key] = _VALUE_KINDS[merged.kind], Sample(gauges=gauges)
             if merged.kind == model_metrics.CDF:
                 self._distributions[key] = merged.points
+
+
+def _in_flight(readings: Readings) -> Mapping[Model, int]:
+    """Requests that frontends have sent to executors, by model version."""
+    counts: dict[Model, int] = defaultdict(int)
+    for reading in readings:
+        for model, row in reading.rows.items():
+            if row.in_flight:
+                counts[model] += row.in_flight
+    return counts
 
 
 def _gauges(gpu: GpuReport) -> list[float]:

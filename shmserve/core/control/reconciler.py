@@ -45,6 +45,7 @@ class Reconciler:
         self.failures: dict[str, str] = {}
         self.complete = False
         self.draining = False
+        self.shortage = ""  # of memory, at start
         self._dismissed = False  # executors were told to finish
 
     # ------------------------------------------------------------ what should be
@@ -109,6 +110,7 @@ class Reconciler:
                 for name, why in refused(self.models.by_name.values()).items()
                 if name not in self.failures
             },
+            shortage=self.shortage,
         )
 
     # ----------------------------------------------------------- any process

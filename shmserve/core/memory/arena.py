@@ -215,6 +215,11 @@ class Arena:
             total += segment.size
         return numbers
 
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of all shared segments."""
+        return sum(segment.size for segment in self._shared)
+
     def let_go(self) -> None:
         """No memory is handed out any more; slots in use keep theirs until they are freed."""
         for segment in self._segments.values():

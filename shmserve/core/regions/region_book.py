@@ -33,16 +33,23 @@ _MAX_SIZE = (1 << 63) - 1
 
 class Caller(Struct, frozen=True):
     """Who asks, as the kernel says. `uid` -1: a remote caller; `pid` 0: not known; `socket`: the
-    inode of its TCP socket, 0: it has none."""
+    inode of its TCP socket, 0: it has none; `scopes`: of the key that came along."""
 
     uid: int = REMOTE_UID
     pid: int = 0
     started: int = 0
     socket: int = 0
+    scopes: tuple[str, ...] = ()
 
     @property
     def remote(self) -> bool:
         return self.uid == REMOTE_UID
+
+
+def acting(caller: Caller, server_uid: int) -> Caller:
+    """As whom somebody has regions: the holder of a key with the scope `register`, from elsewhere,
+    as the server's own user."""
+    return Caller(server_uid) if caller.remote and "register" in caller.scopes else caller
 
 
 class ObjectFacts(Struct, frozen=True):

@@ -43,12 +43,14 @@ class Waiting(Struct, Generic[Key, Item]):
 
 class Turn(Struct, Generic[Key, Item], frozen=True):
     """What is to be done now: run `batch`, tell `late` and `rejected` so. `wait_ns`: when to ask
-    again at the latest if nothing comes; None: not before."""
+    again at the latest if nothing comes; None: not before. `is_due`: there is a batch to run, also
+    if it may not yet."""
 
     batch: list[Waiting[Key, Item]]
     late: list[Item]
     rejected: list[Item]
     wait_ns: int | None
+    is_due: bool
 
 
 class BatchSource(Protocol[Key, Item]):
@@ -60,7 +62,7 @@ class BatchSource(Protocol[Key, Item]):
 
     def drop_where(self, is_wanted: Callable[[Key], bool]) -> None: ...
 
-    def next(self, now_ns: int, hurry: bool = False) -> Turn[Key, Item]: ...
+    def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Key, Item]: ...
 
     def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]: ...
 
@@ -128,16 +130,17 @@ class BatchQueue(Generic[Key, Item]):
         for key in [key for key in self if is_wanted(key)]:
             self.cancel(key)
 
-    def next(self, now_ns: int, hurry: bool = False) -> Turn[Key, Item]:
+    def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Key, Item]:
         """The next batch if it is to run now, and what never will. `hurry`: no more will come,
-        so it waits for nothing."""
+        so it waits for nothing. Unless it `may_run` it stays, and may grow."""
         late, rejected = self.expire(now_ns)
-        batch, at_ns = self._choose(now_ns, hurry)
+        chosen, at_ns = self._choose(now_ns, hurry)
+        batch = chosen if may_run else []
         for waiting in batch:
             self.cancel(waiting.key)
         soonest = min(at_ns, self.next_end_ns)
         wait_ns = None if soonest == _NEVER else max(0, soonest - now_ns)
-        return Turn(batch, late, rejected, wait_ns)
+        return Turn(batch, late, rejected, wait_ns, bool(chosen))
 
     def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]:
         """Take out what is past its deadline, and what has waited too long and is rejected for

@@ -32,6 +32,12 @@ class RequestQueue(Generic[Key, Item]):
         _, (item, deadline_ns) = self._items.popitem(last=False)
         return item, not deadline_ns or now_ns < deadline_ns
 
+    def pop_late(self, now_ns: int) -> tuple[Item, bool] | None:
+        """As `pop`, where nothing may run: the first item that is not in time; None: all are."""
+        late = (key for key, (_, end_ns) in self._items.items() if end_ns and now_ns >= end_ns)
+        key = next(late, None)
+        return None if key is None else (self._items.pop(key)[0], False)
+
     def peek(self) -> Item | None:
         """The item that `pop` would give now; None if the queue is empty."""
         return next(iter(self._items.values()))[0] if self._items else None

@@ -126,19 +126,20 @@ class SequenceQueue(Generic[Key, Item]):
 
     # -------------------------------------------------------------------- turns
 
-    def next(self, now_ns: int, hurry: bool = False) -> Turn[Key, Item]:
+    def next(self, now_ns: int, hurry: bool = False, may_run: bool = True) -> Turn[Key, Item]:
         """The next batch if it is to run now, and what never will. `hurry`: no more will come,
-        so neither a batch nor a slot is kept for it."""
+        so neither a batch nor a slot is kept for it. Unless it `may_run` it stays."""
         late, orphans = self.expire(now_ns)
         idle_at_ns = self._end_idle(now_ns, hurry)
-        batch, at_ns = self._choose(now_ns, hurry)
+        chosen, at_ns = self._choose(now_ns, hurry)
+        batch = chosen if may_run else []
         for step in batch:
             sequence = self._of_key.pop(step.key)
             sequence.waiting.popleft()
             sequence.running = step
         soonest = min(at_ns, idle_at_ns, self.next_end_ns)
         wait_ns = None if soonest == _NEVER else max(0, soonest - now_ns)
-        return Turn([*batch], late, orphans, wait_ns)
+        return Turn([*batch], late, orphans, wait_ns, bool(chosen))
 
     def expire(self, now_ns: int) -> tuple[list[Item], list[Item]]:
         """Take out what is past its deadline, and what has lost the request that began its

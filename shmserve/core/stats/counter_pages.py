@@ -6,7 +6,8 @@ grows, so no reader needs a lock: it sees each word as it was at some moment, an
 one page as they were at moments a few microseconds apart. Nothing but statistics is made of
 what is read here (I7).
 
-A page begins with `HEAD_WORDS` words: `MAGIC`, rows in use, then the gauges in their order.
+A page begins with `HEAD_WORDS` words: `MAGIC`, rows in use, then the gauges in their order. The
+last two are of frontends: how many rows there are for model versions, and rows of keys in use.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ MAGIC = 0x73686D636E740001  # "shmcnt", layout 1
 HEAD_WORDS = 16
 ROWS_WORD = 1
 _GAUGES = 2
+MODELS_WORD = HEAD_WORDS - 2
+KEYS_WORD = HEAD_WORDS - 1
 
 # Upper bounds of the histograms' buckets; one more bucket has no bound. A duration belongs
 # into the first whose bound is not less: `bisect_left(BOUNDS_NS, ns)`.
@@ -48,6 +51,7 @@ class Gauges(Struct, array_like=True):
     arena_bytes: int = 0  # granted out of the pool
     connections: int = 0  # of clients
     abandoned: int = 0  # requests nobody waits for whose slots an executor may still read
+    cache_bytes: int = 0  # of answers that are kept
 
 
 _NAMES = Gauges.__struct_fields__

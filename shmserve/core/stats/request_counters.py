@@ -2,12 +2,13 @@
 
 After the head of the page come rows. Row 0 is for model versions that found no row of their
 own (`OTHER`); a row's name is complete before the number of rows in use says that it is there.
+After them come rows of keys, as many, in the same way: how many requests came with each.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 from msgspec import Struct, field
@@ -16,7 +17,9 @@ from shmserve.core.stats.counter_pages import (
     BOUNDS_NS,
     BUCKETS,
     HEAD_WORDS,
+    KEYS_WORD,
     MAGIC,
+    MODELS_WORD,
     ROWS_WORD,
     Words,
     add_each,
@@ -39,6 +42,7 @@ class Reason(IntEnum):
 
 
 COPIES = ("in", "batch", "out", "device")  # stages of the receipt
+CACHE = ("hits", "hit_ns", "misses", "miss_ns")  # of looking for answers that are kept
 OTHER = ("(other)", "")
 _NAME_WORDS = 36  # length in bytes, then "name/version"
 _NAME_BYTES = (_NAME_WORDS - 1) * 8
@@ -48,12 +52,20 @@ _FAIL_NS = _SUCCEEDED + 2
 _FAILURES = _SUCCEEDED + 3
 _COPIED = _FAILURES + len(Reason)
 _HISTOGRAM = _COPIED + len(COPIES)
+_IN_FLIGHT = _HISTOGRAM + BUCKETS  # a gauge
+_CACHE = _IN_FLIGHT + 1
 ROW_WORDS = 80
-assert _HISTOGRAM + BUCKETS <= ROW_WORDS
+OTHER_KEYS = "(other)"
+_KEY_WORDS = 10  # length in bytes of the name, the name, requests
+_KEY_BYTES = (_KEY_WORDS - 2) * 8
+_KEY_COUNT = _KEY_WORDS - 1
+assert _CACHE + len(CACHE) <= ROW_WORDS
 
 
 class RequestCounts(Struct, array_like=True):
-    """Sums over frontends. `buckets`: how long requests took that were answered."""
+    """Sums over frontends. `buckets`: how long requests took that were answered. `in_flight`:
+    requests that are with executors now, which those that have ended have none of. `cache`: by
+    `CACHE`."""
 
     succeeded: int = 0
     success_ns: int = 0
@@ -61,6 +73,8 @@ class RequestCounts(Struct, array_like=True):
     failures: list[int] = field(default_factory=lambda: [0] * len(Reason))
     copied: list[int] = field(default_factory=lambda: [0] * len(COPIES))
     buckets: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    in_flight: int = 0
+    cache: list[int] = field(default_factory=lambda: [0] * len(CACHE))
 
     @property
     def requests(self) -> int:
@@ -79,11 +93,13 @@ class RequestCounts(Struct, array_like=True):
         add_each(self.failures, other.failures)
         add_each(self.copied, other.copied)
         add_each(self.buckets, other.buckets)
+        self.in_flight += other.in_flight
+        add_each(self.cache, other.cache)
 
 
 def nwords(rows: int) -> int:
-    """Words of a page for so many model versions."""
-    return HEAD_WORDS + (rows + 1) * ROW_WORDS
+    """Words of a page for so many model versions, and as many keys."""
+    return HEAD_WORDS + (rows + 1) * (ROW_WORDS + _KEY_WORDS)
 
 
 class RequestCounters:
@@ -92,9 +108,11 @@ class RequestCounters:
     def __init__(self, words: Words) -> None:
         self._words = words
         self._bytes = words.cast("B")
-        self._limit = (len(words) - HEAD_WORDS) // ROW_WORDS
+        self._limit = (len(words) - HEAD_WORDS) // (ROW_WORDS + _KEY_WORDS)
         self._rows: dict[tuple[str, str], int] = {}
-        words[ROWS_WORD] = 1
+        self._keys: dict[str, int] = {}
+        words[ROWS_WORD] = words[KEYS_WORD] = 1
+        words[MODELS_WORD] = self._limit
         words[0] = MAGIC
 
     def ended(
@@ -120,6 +138,40 @@ class RequestCounters:
         row = self._rows.get((model, version)) or self._new_row(model, version)
         self._words[row + _COPIED + COPIES.index("out")] += nbytes
 
+    def looked_up(self, model: str, version: str, hit: bool, ns: int) -> None:
+        """An answer was looked for among those that are kept, which took `ns`."""
+        row = self._rows.get((model, version)) or self._new_row(model, version)
+        at = row + _CACHE + CACHE.index("hits" if hit else "misses")
+        self._words[at] += 1
+        self._words[at + 1] += ns
+
+    def show_in_flight(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """How many requests are with executors now, by model version; of others there are none."""
+        by_row = dict.fromkeys((HEAD_WORDS, *self._rows.values()), 0)
+        for (model, version), count in counts.items():
+            row = self._rows.get((model, version)) or self._new_row(model, version)
+            by_row[row] = by_row.get(row, 0) + count
+        for row, count in by_row.items():
+            self._words[row + _IN_FLIGHT] = count
+
+    def keyed(self, name: str) -> None:
+        """A request came with the key of this name."""
+        self._words[(self._keys.get(name) or self._new_key(name)) + _KEY_COUNT] += 1
+
+    def _new_key(self, name: str) -> int:
+        """As `_new_row`, of a key."""
+        number, text = len(self._keys) + 1, name.encode()
+        first = HEAD_WORDS + self._limit * ROW_WORDS
+        if number >= self._limit or len(text) > _KEY_BYTES:
+            return first
+        at = first + number * _KEY_WORDS
+        start = (at + 1) * 8
+        self._bytes[start : start + len(text)] = text
+        self._words[at] = len(text)
+        self._words[KEYS_WORD] = number + 1
+        self._keys[name] = at
+        return at
+
     def _new_row(self, model: str, version: str) -> int:
         """Where a model version's row is from now on; the one of all others if there is no room."""
         number = len(self._rows) + 1
@@ -140,7 +192,7 @@ def read(words: Words) -> dict[tuple[str, str], RequestCounts] | None:
     if not is_page(words, nwords(0)):
         return None
     rows_by_model: dict[tuple[str, str], RequestCounts] = {}
-    rows = min(words[ROWS_WORD], (len(words) - HEAD_WORDS) // ROW_WORDS)
+    rows = min(words[ROWS_WORD], _rows_of(words))
     for number in range(rows):
         at = HEAD_WORDS + number * ROW_WORDS
         counts = RequestCounts(
@@ -150,12 +202,33 @@ def read(words: Words) -> dict[tuple[str, str], RequestCounts] | None:
             list(words[at + _FAILURES : at + _COPIED]),
             list(words[at + _COPIED : at + _HISTOGRAM]),
             list(words[at + _HISTOGRAM : at + _HISTOGRAM + BUCKETS]),
+            words[at + _IN_FLIGHT],
+            list(words[at + _CACHE : at + _CACHE + len(CACHE)]),
         )
         if number:
             rows_by_model.setdefault(_name(words, at), RequestCounts()).add(counts)
-        elif counts.requests or any(counts.copied):
+        elif counts.requests or counts.in_flight or any(counts.copied):
             rows_by_model[OTHER] = counts
     return rows_by_model
+
+
+def read_keys(words: Words) -> dict[str, int]:
+    """Requests by the names of their keys, on a page of this layout."""
+    requests: dict[str, int] = {}
+    models = _rows_of(words)
+    for number in range(min(words[KEYS_WORD], models)):
+        at = HEAD_WORDS + models * ROW_WORDS + number * _KEY_WORDS
+        length = min(words[at], _KEY_BYTES)
+        name = bytes(words[at + 1 : at + _KEY_COUNT])[:length].decode(errors="replace")
+        if number or words[at + _KEY_COUNT]:
+            name = name if number else OTHER_KEYS
+            requests[name] = requests.get(name, 0) + words[at + _KEY_COUNT]
+    return requests
+
+
+def _rows_of(words: Words) -> int:
+    """Rows of each kind that a page has at most; it is not trusted."""
+    return min(words[MODELS_WORD], (len(words) - HEAD_WORDS) // (ROW_WORDS + _KEY_WORDS))
 
 
 def _name(words: Words, at: int) -> tuple[str, str]:

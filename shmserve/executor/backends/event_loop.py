@@ -38,6 +38,23 @@ class Tasks:
 
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).add_done_callback(done)
 
+    def wait_for(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        """What a coroutine gives; raises what it raises. It may take as long as a model may."""
+
+        async def outcome() -> tuple[object, BaseException | None]:
+            try:
+                return await coroutine, None
+            except (Exception, SystemExit) as ex:  # which would end the loop
+                return None, ex
+
+        result, error = asyncio.run_coroutine_threadsafe(outcome(), self._loop).result()
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            del error  # it would have this frame, and this frame it, and the request's inputs
+
     def close(self) -> None:
         """Stop; what still runs is left behind."""
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -69,10 +69,13 @@ class OutputCheck:
             if array.dtype.kind in "SU":
                 array = array.astype(object)
             outputs[name] = Output(name, spec.datatype, array)
-        missing = [name for name in requested if name not in outputs]
-        if missing and not partial:
-            raise Internal(f"model '{self._model}' gave no output '{missing[0]}'")
-        return tuple([outputs[name] for name in requested if name in outputs])
+        chosen: list[Output] = []
+        for name in requested:
+            if name in outputs:
+                chosen.append(outputs[name])
+            elif not partial:
+                raise Internal(f"model '{self._model}' gave no output '{name}'")
+        return tuple(chosen)
 
     def _check_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
         if not fits(spec.shape, shape):

@@ -19,39 +19,28 @@ from shmserve.executor.backend import Backend, BatchForm
 from shmserve.executor.batch_runner import BatchMember, BatchRunner
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
-from shmserve.executor.loop.request_loop import WAKE_S, Requested
-from shmserve.executor.run_statistics import RunStatistics
+from shmserve.executor.loop.serving_loop import WAKE_S, Key, Requested, ServingLoop
+from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.runner import cancelled, late
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Answer, Cancel, Execute
-from shmserve.shm.status_page import BUSY_SINCE, DEPTH, StatusPage
-
-Key = tuple[FrontendConnection, int]
+from shmserve.shm.status_page import BUSY_SINCE, DEPTH, RUNNING
 
 
-class BatchLoop:
-    """Serves one loaded backend on the channels of one listener until `stop` is called.
-
-    Attributes:
-        executed: how many requests the model has worked on.
-    """
+class BatchLoop(ServingLoop):
+    """Runs requests in batches."""
 
     def __init__(
         self,
         backend: Backend,
         workspace: Workspace,
         channels: Channels,
-        status: StatusPage,
         segment_idle_s: float,
         policy: BatchPolicy,
+        resources: SharedResources | None = None,
     ) -> None:
         """`policy`: of the model's configuration."""
-        self.executed = 0
-        self._workspace = workspace
-        self._channels = channels
-        self._status = status
-        self._idle_s = segment_idle_s
-        self._statistics = RunStatistics(status.counters, workspace.spec)
+        super().__init__(backend, workspace, channels, segment_idle_s, resources)
         self._runner = BatchRunner(backend, workspace, self._is_cancelled)
         self._takes_batches = backend.batching is not BatchForm.ALONE and policy.max_size > 1
         if not self._takes_batches:  # then there is nothing to wait for
@@ -63,16 +52,10 @@ class BatchLoop:
         self._queue: BatchSource[Key, Requested] = self._batches
         self._running: dict[Key, bool] = {}  # by request: whether it is still wanted
         self._running_since = 0
-        self._stopping = False
         self._thread = 0  # of `run`
         self._watches = policy.is_bounded
         self._channels_lock = threading.Lock()
         self._model_runs = threading.Event()
-
-    def stop(self) -> None:
-        """Finish what was accepted, then return from `run`. Safe from any thread or signal."""
-        self._stopping = True
-        self._channels.wake()
 
     @property
     def queued(self) -> int:
@@ -89,27 +72,31 @@ class BatchLoop:
         self._model_runs.set()
 
     def _serve_all(self) -> None:
-        wait_s, tick_at = WAKE_S, time.monotonic() + WAKE_S
+        wait_s, tick_at, resources = WAKE_S, time.monotonic() + WAKE_S, self._resources
         while True:
             self._take_in(wait_s)
             if self._stopping and not self._channels.closed:
                 self._channels.refuse({connection for connection, _ in self._queue})
                 self._take_in(0)
-            turn = self._queue.next(time.monotonic_ns(), hurry=self._channels.closed)
+            may_run = resources is None or resources.held
+            turn = self._queue.next(time.monotonic_ns(), self._channels.closed, may_run)
             self._tell(turn.late, turn.rejected)
             if turn.late or turn.rejected:
                 self._publish()
             wait_s = WAKE_S if turn.wait_ns is None else min(WAKE_S, turn.wait_ns / 1e9)
             if turn.batch:
                 self._serve([waiting.item for waiting in turn.batch])
-                wait_s = 0.0 if len(self._queue) or self._stopping else WAKE_S
+                wait_s = 0.0 if len(self._queue) or self._stopping or resources else WAKE_S
+                if resources is not None:
+                    resources.spent()
             elif self._channels.closed and self._channels.settled and not len(self._queue):
                 return
+            elif resources is not None:
+                resources.may_run(turn.is_due)
             self._workspace.settle()
             now = time.monotonic()
             if now >= tick_at:
-                self._workspace.trim(self._idle_s)
-                self._statistics.measure(self._workspace.memory)
+                self._tick()
                 tick_at = now + WAKE_S
 
     # ------------------------------------------------------------------ intake
@@ -189,7 +176,8 @@ class BatchLoop:
         self._channels.send(connection, answer, [])
 
     def _publish(self) -> None:
-        self._status.words[DEPTH] = len(self._queue) + len(self._running)
+        self._status.words[RUNNING] = running = len(self._running)
+        self._status.words[DEPTH] = len(self._queue) + running
         self._status.words[BUSY_SINCE] = self._running_since
 
     def _is_cancelled(self, connection: FrontendConnection, request: int) -> bool:
@@ -222,7 +210,7 @@ class BatchLoop:
         if answered:  # before they are sent: whoever has one finds it counted
             self._statistics.ran_batch(answered)
         for member in members:
-            member.connection.frontend.held.update(member.leases)
+            member.connection.frontend.hold(member.leases)
             if member.violation:
                 self._channels.expel(member.connection, member.violation)
             else:

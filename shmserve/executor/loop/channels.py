@@ -16,6 +16,8 @@ from collections.abc import Iterable, Set
 import msgspec
 
 from shmserve.errors import PeerDied, ProtocolViolation, ShmserveError, UnreadableMessage
+from shmserve.executor.lanes.lane import Lane
+from shmserve.executor.lanes.lane_channels import LaneChannels, LoopSide
 from shmserve.executor.loop.connections import FrontendConnection, FrontendProcess
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import (
@@ -49,6 +51,7 @@ class Channels:
 
     Attributes:
         closed: nothing new is let in.
+        status: what frontends read of this executor.
     """
 
     def __init__(
@@ -58,12 +61,13 @@ class Channels:
         memory: ArenaMemory,
         status: StatusPage,
         mappings: Mappings,
+        lanes: LaneChannels,
     ) -> None:
         self.closed = False
         self._listener = listener
         self._hello = messages.encode(hello)
         self._memory = memory
-        self._status = status
+        self.status = status
         self._mappings = mappings
         self._strangers: dict[int, Channel] = {}  # that have not said hello
         self._connections: dict[int, FrontendConnection] = {}
@@ -73,6 +77,8 @@ class Channels:
         self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll.register(self._wake_r, select.EPOLLIN)
+        self._lanes = lanes
+        lanes.attach(LoopSide(self._epoll, self._told, self.wake))
 
     def wake(self) -> None:
         """Have `receive` return. From any thread or signal."""
@@ -99,6 +105,7 @@ class Channels:
         for connection in list(self._connections.values()):
             if connection not in busy:
                 self._refuse(connection)
+        self._lanes.refuse()
 
     def _refuse(self, connection: FrontendConnection) -> None:
         """Take no more requests on a channel than have been sent on it already."""
@@ -114,7 +121,9 @@ class Channels:
     @property
     def settled(self) -> bool:
         """Whether everything that came has been told, and every answer has gone."""
-        return not self._events and not any(c.backlog for c in self._connections.values())
+        if self._events or not self._lanes.settled:
+            return False
+        return not any(c.backlog for c in self._connections.values())
 
     def disconnect(self) -> None:
         """Close all channels: frontends see EOF."""
@@ -123,6 +132,7 @@ class Channels:
         for channel in self._strangers.values():
             channel.close()
         self._strangers.clear()
+        self._lanes.close()
 
     def close(self) -> None:
         """Close everything that is open here."""
@@ -149,14 +159,20 @@ class Channels:
         for fd, mask in self._epoll.poll(0 if self._events else timeout_s):
             connection = self._connections.get(fd)
             if connection is None:
-                self._ready(fd)
+                if not self._lanes.ready(fd, mask):
+                    self._ready(fd)
                 continue
             if mask & select.EPOLLOUT:
                 self._send_backlog(connection)
             if mask & ~select.EPOLLOUT and not connection.closed:
                 self._read(connection)
+        if self._lanes.stalled:
+            self._lanes.turn()
         events, self._events = self._events, []
         return events
+
+    def _told(self, event: Event) -> None:
+        self._events.append(event)
 
     def _ready(self, fd: int) -> None:
         if fd in self._strangers:
@@ -166,6 +182,7 @@ class Channels:
                 os.read(fd, 64)
             except BlockingIOError:
                 pass
+            self._lanes.turn()
         elif fd == self._listener.fileno():
             self._accept()
 
@@ -204,7 +221,7 @@ class Channels:
             channel.close()
 
     def _welcome(self, channel: Channel, hello: FrontendHello) -> None:
-        fd = self._status.segment.reader_fd()
+        fd = self.status.segment.reader_fd()
         try:
             channel.send(self._hello, [fd])
         finally:
@@ -256,7 +273,10 @@ class Channels:
     def expel(self, connection: FrontendConnection, why: str) -> None:
         """Close the channel of a frontend that breaks the protocol."""
         log.warning("closing a channel of pid %d: %s", connection.channel.peer_pid, why)
-        self._close(connection)
+        if isinstance(connection, Lane):
+            self._lanes.close_lane(connection)
+        else:
+            self._close(connection)
 
     def _close(self, connection: FrontendConnection) -> None:
         if connection.closed:
@@ -289,6 +309,9 @@ class Channels:
 
     def send(self, connection: FrontendConnection, answer: Answer, segments: list[int]) -> None:
         """Send an answer that names these segments of ours."""
+        if isinstance(connection, Lane):
+            self._lanes.send(connection, answer)
+            return
         frontend = connection.frontend
         if connection.closed:  # while the model ran
             self._release(frontend, leases(answer.outputs))
@@ -297,9 +320,9 @@ class Channels:
             self._refuse(connection)
         fds: list[int] = []
         try:
-            new = set(segments) - connection.known
-            if new or connection.drops != self._memory.drops or frontend.freed:
-                offers, fds = self._memory.offers(new, connection.known)
+            is_known = connection.known.issuperset(segments)
+            if not is_known or connection.drops != self._memory.drops or frontend.freed:
+                offers, fds = self._memory.offers(set(segments), connection.known)
                 connection.drops = self._memory.drops
                 answer = msgspec.structs.replace(
                     answer,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Iterable
 
 from shmserve.errors import StaleDescriptor
 from shmserve.shm.arena import ArenaMemory
@@ -23,15 +24,22 @@ class FrontendProcess:
     def __init__(self, name: str, mappings: Mappings | None = None) -> None:
         self.name = name
         self.segments = PeerSegments(mappings=mappings)
-        self.held: Counter[tuple[int, int]] = Counter()
+        self.held: dict[tuple[int, int], int] = {}
         self.freed: list[tuple[int, int]] = []
         self.connections: set[FrontendConnection] = set()
 
+    def hold(self, leases: Iterable[tuple[int, int]]) -> None:
+        """It is about to be told of output slots of ours, which were leased to it."""
+        held = self.held
+        for lease in leases:
+            held[lease] = held.get(lease, 0) + 1
+
     def close(self, memory: ArenaMemory) -> None:
         """Its last connection is gone: everything it held comes back."""
-        for lease in self.held.elements():
+        for lease, count in self.held.items():
             try:
-                memory.release(*lease)
+                for _ in range(count):
+                    memory.release(*lease)
             except StaleDescriptor:
                 continue
         self.held.clear()

@@ -14,50 +14,32 @@ from shmserve.errors import ProtocolViolation
 from shmserve.executor.backend import Backend
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection, FrontendProcess
-from shmserve.executor.run_statistics import RunStatistics
+from shmserve.executor.loop.serving_loop import WAKE_S, Key, Requested, ServingLoop
+from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.runner import Runner, cancelled, late
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Cancel, Execute
-from shmserve.shm.status_page import BUSY_SINCE, DEPTH, StatusPage
-
-WAKE_S = 1.0  # idle work: trimming segments, noticing a stop
-
-Requested = tuple[FrontendConnection, Execute]
+from shmserve.shm.status_page import BUSY_SINCE, DEPTH, RUNNING
 
 
-class RequestLoop:
-    """Serves one loaded backend on the channels of one listener until `stop` is called.
-
-    Attributes:
-        executed: how many requests the model has worked on.
-    """
+class RequestLoop(ServingLoop):
+    """Runs requests one after the other."""
 
     def __init__(
         self,
         backend: Backend,
         workspace: Workspace,
         channels: Channels,
-        status: StatusPage,
         segment_idle_s: float,
+        resources: SharedResources | None = None,
     ) -> None:
-        self.executed = 0
-        self._workspace = workspace
-        self._channels = channels
-        self._status = status
-        self._idle_s = segment_idle_s
-        self._statistics = RunStatistics(status.counters, workspace.spec)
+        super().__init__(backend, workspace, channels, segment_idle_s, resources)
         self._runner = Runner(backend, workspace, self._is_cancelled, self._following)
-        self._queue: RequestQueue[tuple[FrontendConnection, int], Requested] = RequestQueue()
-        self._stopping = False
+        self._queue: RequestQueue[Key, Requested] = RequestQueue()
         self._thread = 0  # of `run`
-        self._running: tuple[FrontendConnection, int] | None = None  # what the model works on
+        self._running: Key | None = None  # what the model works on
         self._running_since = 0
         self._unwanted = False  # that it has been cancelled
-
-    def stop(self) -> None:
-        """Finish what was accepted, then return from `run`. Safe from any thread or signal."""
-        self._stopping = True
-        self._channels.wake()
 
     @property
     def queued(self) -> int:
@@ -65,17 +47,21 @@ class RequestLoop:
 
     def run(self) -> None:
         """Serve until stopped and everything accepted is answered."""
-        self._thread = threading.get_ident()
+        self._thread, resources = threading.get_ident(), self._resources
         wait_s, tick_at = WAKE_S, time.monotonic() + WAKE_S
         while True:
             self._take_in(wait_s)
             if self._stopping and not self._channels.closed:
                 self._channels.refuse({connection for connection, _ in self._queue})
-            popped = self._queue.pop(time.monotonic_ns())
+            may_run = resources is None or resources.may_run(bool(self._queue))
+            pop = self._queue.pop if may_run else self._queue.pop_late
+            popped = pop(time.monotonic_ns())
             if popped is not None:
                 waiting = self._serve(*popped)
-                wait_s = 0.0 if waiting or self._stopping else WAKE_S
-            elif self._channels.closed and self._channels.settled:
+                wait_s = 0.0 if waiting or self._stopping or resources is not None else WAKE_S
+                if resources is not None and may_run:
+                    resources.spent()
+            elif self._channels.closed and self._channels.settled and not self._queue:
                 return
             else:
                 wait_s = WAKE_S
@@ -84,8 +70,7 @@ class RequestLoop:
             self._workspace.settle()
             now = time.monotonic()
             if now >= tick_at:
-                self._workspace.trim(self._idle_s)
-                self._statistics.measure(self._workspace.memory)
+                self._tick()
                 tick_at = now + WAKE_S
 
     def _take_in(self, wait_s: float) -> None:
@@ -116,7 +101,8 @@ class RequestLoop:
         """Tell frontends how busy the executor is; how many requests wait."""
         waiting = len(self._queue)
         words = self._status.words
-        words[DEPTH] = waiting + (self._running is not None)
+        words[RUNNING] = running = self._running is not None
+        words[DEPTH] = waiting + running
         words[BUSY_SINCE] = self._running_since
         return waiting
 

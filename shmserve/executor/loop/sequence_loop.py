@@ -13,15 +13,15 @@ from shmserve.core.scheduling.sequence_policy import SequencePolicy
 from shmserve.core.scheduling.sequence_queue import SequenceId, SequenceQueue, Step
 from shmserve.errors import Code, InvalidArgument
 from shmserve.executor.batch_runner import BatchMember
-from shmserve.executor.loop.batch_loop import BatchLoop, Key
+from shmserve.executor.loop.batch_loop import BatchLoop
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
-from shmserve.executor.loop.request_loop import Requested
+from shmserve.executor.loop.serving_loop import Key, Requested
+from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.sequences.sequence_backend import SequenceBackend, flags_of, sequence_of
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Answer, Execute
 from shmserve.protocol.oip.validation import UNKNOWN_ID
-from shmserve.shm.status_page import StatusPage
 
 
 class SequenceLoop(BatchLoop):
@@ -32,23 +32,23 @@ class SequenceLoop(BatchLoop):
         backend: SequenceBackend,
         workspace: Workspace,
         channels: Channels,
-        status: StatusPage,
         segment_idle_s: float,
         policy: SequencePolicy,
+        resources: SharedResources | None = None,
     ) -> None:
         if not backend.takes_batches:
             policy = policy.one_by_one()
         batches = BatchPolicy(policy.max_size)
-        super().__init__(backend, workspace, channels, status, segment_idle_s, batches)
+        super().__init__(backend, workspace, channels, segment_idle_s, batches, resources)
         if backend.stacks:
             self._ragged = set()
         self._watches = True
-        self._backend = backend
+        self._sequence_backend = backend
         self._sequences: SequenceQueue[Key, Requested] = SequenceQueue(policy, self)
         self._queue = self._sequences
         if policy.by_slot:
             backend.slot_of = self._sequences.slot_of
-        status.show_free_slots(self._sequences.free_slots)
+        channels.status.show_free_slots(self._sequences.free_slots)
 
     def began(self, sequence: SequenceId) -> None:
         self._status.show_sequence(sequence)
@@ -57,7 +57,7 @@ class SequenceLoop(BatchLoop):
     def ended(self, sequence: SequenceId) -> None:
         self._status.hide_sequence(sequence)
         self._status.show_free_slots(self._sequences.free_slots)
-        self._backend.states.forget(sequence)
+        self._sequence_backend.states.forget(sequence)
 
     def _push(self, connection: FrontendConnection, message: Execute) -> None:
         sequence, flags = sequence_of(message.parameters), flags_of(message.parameters)
@@ -94,7 +94,7 @@ class SequenceLoop(BatchLoop):
                 f"inference request to model '{name}' must specify a non-zero or non-empty "
                 "correlation ID"
             )
-        self._backend.controls.check(sequence)
+        self._sequence_backend.controls.check(sequence)
         if not is_start and not self._sequences.knows(sequence):
             raise InvalidArgument(self._unknown(sequence))
 
@@ -120,11 +120,11 @@ class SequenceLoop(BatchLoop):
     def _serve(self, batch: list[Requested]) -> None:
         for _, message in batch:
             if flags_of(message.parameters).start:  # also of one that is here and begins anew
-                self._backend.states.forget(sequence_of(message.parameters))
+                self._sequence_backend.states.forget(sequence_of(message.parameters))
         super()._serve(batch)
 
     def _has_run(self, members: list[BatchMember]) -> None:
         for member in members:
             sequence = sequence_of(member.message.parameters)
-            self._backend.states.settle(sequence, not member.has_failed)
+            self._sequence_backend.states.settle(sequence, not member.has_failed)
         self._sequences.done(time.monotonic_ns())

@@ -22,20 +22,18 @@ from shmserve.errors import Code, Internal, ProtocolViolation, ShmserveError
 from shmserve.executor.backend import Backend
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
-from shmserve.executor.loop.request_loop import WAKE_S, Requested
+from shmserve.executor.loop.serving_loop import WAKE_S, Key, Requested, ServingLoop
 from shmserve.executor.loop.stream import Posted, Stream, StreamAbandoned
-from shmserve.executor.run_statistics import RunStatistics
+from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.runner import cancelled, late, what_failed
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Answer, Credit, Execute
-from shmserve.shm.status_page import BUSY_SINCE, DEPTH, StatusPage
+from shmserve.shm.status_page import BUSY_SINCE, DEPTH, RUNNING
 
 log = logging.getLogger(__name__)
 
 _SILENT_NS = 5_000_000_000  # a stream that says nothing for so long may have lost its sender
 _COLLECT_NS = 10_000_000_000
-
-Key = tuple[FrontendConnection, int]  # of a request
 
 
 class _Returned(Struct, frozen=True):
@@ -45,30 +43,20 @@ class _Returned(Struct, frozen=True):
     violation: str = ""
 
 
-class StreamLoop:
-    """Serves one loaded decoupled backend until `stop` is called.
-
-    Attributes:
-        executed: how many streams have come to their end.
-    """
+class StreamLoop(ServingLoop):
+    """Runs requests of a decoupled model, whose answers are streams."""
 
     def __init__(
         self,
         backend: Backend,
         workspace: Workspace,
         channels: Channels,
-        status: StatusPage,
         segment_idle_s: float,
         max_streams: int,
+        resources: SharedResources | None = None,
     ) -> None:
-        self.executed = 0
-        self._backend = backend
-        self._workspace = workspace
-        self._channels = channels
-        self._status = status
-        self._idle_s = segment_idle_s
+        super().__init__(backend, workspace, channels, segment_idle_s, resources)
         self._max_streams = max_streams
-        self._statistics = RunStatistics(status.counters, workspace.spec)
         self._queue: RequestQueue[Key, Requested] = RequestQueue()
         self._streams: dict[Key, Stream] = {}  # the model owes their final flag
         self._executing: Stream | None = None
@@ -76,12 +64,6 @@ class StreamLoop:
         self._outbox: deque[Posted | StreamAbandoned | _Returned] = deque()  # bounded by credit
         self._busy_since = 0
         self._collected_ns = 0
-        self._stopping = False
-
-    def stop(self) -> None:
-        """Finish what was accepted, then return from `run`. Safe from any thread or signal."""
-        self._stopping = True
-        self._channels.wake()
 
     @property
     def queued(self) -> int:
@@ -151,9 +133,8 @@ class StreamLoop:
                 tick_at = now + WAKE_S
 
     def _tick(self) -> None:
+        super()._tick()
         now = time.monotonic_ns()
-        self._workspace.trim(self._idle_s)
-        self._statistics.measure(self._workspace.memory)
         quiet = [s.progress_ns for s in self._streams.values() if not s.waiting]
         if self._executing is not None and not self._executing.waiting:
             quiet.append(self._executing.progress_ns)
@@ -164,13 +145,12 @@ class StreamLoop:
             gc.collect()  # a sender in a reference cycle is not let go of by itself
 
     def _publish(self) -> None:
-        self._status.words[DEPTH] = len(self._queue) + len(self._streams)
+        self._status.words[RUNNING] = running = len(self._streams)
+        self._status.words[DEPTH] = len(self._queue) + running
         self._status.words[BUSY_SINCE] = self._busy_since
 
     def _start_next(self) -> None:
-        while self._queue and self._executing is None and len(self._streams) < self._max_streams:
-            popped = self._queue.pop(time.monotonic_ns())
-            assert popped is not None
+        while popped := self._next():
             (connection, message), in_time = popped
             if connection.closed:
                 continue
@@ -179,6 +159,17 @@ class StreamLoop:
             else:
                 self._channels.send(connection, late(message.request), [])
         self._publish()
+
+    def _next(self) -> tuple[Requested, bool] | None:
+        """What is to be started or told that it is late now, if anything is."""
+        if self._executing is not None:
+            return None
+        may_run = bool(self._queue) and len(self._streams) < self._max_streams
+        if self._resources is not None:
+            is_due, may_run = may_run, self._resources.may_run(may_run)
+            if is_due and not may_run:
+                return self._queue.pop_late(time.monotonic_ns())
+        return self._queue.pop(time.monotonic_ns()) if may_run else None
 
     def _start(self, connection: FrontendConnection, message: Execute) -> None:
         key = (connection, message.request)
@@ -213,6 +204,8 @@ class StreamLoop:
             )
         else:
             self._executing = None
+            if self._resources is not None:
+                self._resources.spent()
             if event.violation:
                 self._channels.expel(event.stream.connection, event.violation)
                 self._streams.pop((event.stream.connection, event.stream.number), None)
@@ -230,7 +223,7 @@ class StreamLoop:
             for lease in posted.leases:
                 self._workspace.memory.release(*lease)
             return
-        stream.frontend.held.update(posted.leases)
+        stream.frontend.hold(posted.leases)
         self._channels.send(stream.connection, answer, posted.segments)
 
     # ------------------------------------------------------------- from frontends

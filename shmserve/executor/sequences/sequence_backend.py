@@ -59,6 +59,7 @@ class SequenceRequest:
     ) -> None:
         self._request = request
         self._xp = xp
+        self._placed = request.requested  # whose arrays may lie in the request's own outputs
         self.id = request.id
         self.parameters = request.parameters
         self.deadline_ns = request.deadline_ns
@@ -79,32 +80,26 @@ class SequenceRequest:
         return self._request.cancelled
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
-        if name in self._request.requested:
+        if name in self._placed:
             return self._request.offer(name, datatype, shape)
         return np.empty(shape, DATATYPES[datatype].numpy)
 
     def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-        if name in self._request.requested:
+        if name in self._placed:
             return self._request.offer_on_device(name, datatype, shape)
         return self._xp.empty(shape, DATATYPES[datatype].numpy)
 
 
 class StackedRequest(SequenceRequest):
-    """Several as one, their inputs behind each other; the outputs are taken apart by rows."""
+    """Several as one. `inputs`: those of all, behind each other."""
 
-    def __init__(self, requests: Sequence[Request], xp: Any) -> None:
+    def __init__(
+        self, requests: Sequence[Request], inputs: dict[str, MemoryInput], xp: Any
+    ) -> None:
         first = requests[0]
-        inputs = {
-            name: MemoryInput(
-                name,
-                tensor.datatype,
-                np.concatenate([request.inputs[name].numpy() for request in requests]),
-                xp,
-            )
-            for name, tensor in first.inputs.items()
-        }
         super().__init__(first, inputs, (), xp)
         self._all = requests
+        self._placed = ()
         self.parameters = {}
         self.deadline_ns = 0
         self.callers = tuple(dict.fromkeys(c for r in requests for c in r.callers))
@@ -113,13 +108,22 @@ class StackedRequest(SequenceRequest):
     def cancelled(self) -> bool:
         return all(request.cancelled for request in self._all)
 
-    def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
-        del name
-        return np.empty(shape, DATATYPES[datatype].numpy)
 
-    def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-        del name
-        return self._xp.empty(shape, DATATYPES[datatype].numpy)
+class GapRequest(SequenceRequest):
+    """What stands in a slot that has nothing to do: it looks like the request of another slot,
+    and nothing of that one's is its own, least of all where its outputs go."""
+
+    def __init__(
+        self, like: SequenceRequest, inputs: dict[str, MemoryInput], states: Sequence[str], xp: Any
+    ) -> None:
+        super().__init__(like, inputs, states, xp)
+        self._placed = ()
+        self.id, self.parameters = "", {}
+        self.deadline_ns = 0
+
+    @property
+    def cancelled(self) -> bool:
+        return False
 
 
 class SequenceBackend:
@@ -176,14 +180,16 @@ class SequenceBackend:
         return self._request(request, sequence, flags)
 
     def _request(self, request: Request, sequence: SequenceId, flags: Flags) -> SequenceRequest:
+        added = self._added(sequence, flags)
+        return SequenceRequest(request, added, tuple(self.states.outputs), self._xp)
+
+    def _added(self, sequence: SequenceId, flags: Flags) -> dict[str, MemoryInput]:
+        """Controls and states, by the names of the inputs that they are."""
         added = {
             **self.controls.arrays(sequence, flags),
             **self.states.arrays(sequence, flags.start),
         }
-        inputs = {
-            name: MemoryInput(name, kind, array, self._xp) for name, (kind, array) in added.items()
-        }
-        return SequenceRequest(request, inputs, tuple(self.states.outputs), self._xp)
+        return {name: MemoryInput(name, k, array, self._xp) for name, (k, array) in added.items()}
 
     def _taken(self, request: Request, response: Response) -> Response:
         """The response without the states, which are kept."""
@@ -201,7 +207,16 @@ class SequenceBackend:
         return msgspec.structs.replace(response, outputs=wanted)
 
     def _stacked(self, steps: Sequence[SequenceRequest]) -> Sequence[Response]:
-        responses = self._backend.execute([StackedRequest(steps, self._xp)])
+        inputs = {
+            name: MemoryInput(
+                name,
+                tensor.datatype,
+                np.concatenate([step.inputs[name].numpy() for step in steps]),
+                self._xp,
+            )
+            for name, tensor in steps[0].inputs.items()
+        }
+        responses = self._backend.execute([StackedRequest(steps, inputs, self._xp)])
         if len(responses) != 1:
             raise Internal(f"the model gave {len(responses)} responses to 1 batch")
         response = responses[0]
@@ -236,15 +251,12 @@ class SequenceBackend:
         return filled, places
 
     def _gap(self, like: SequenceRequest) -> SequenceRequest:
-        gap = self._request(like, _NO_SEQUENCE, Flags(start=False, end=False, ready=False))
-        own = set(self.controls.arrays(_NO_SEQUENCE, Flags(start=False, end=False)))
-        own |= set(self.states.arrays(_NO_SEQUENCE, start=True))
+        inputs = self._added(_NO_SEQUENCE, Flags(start=False, end=False, ready=False))
         for name, tensor in like.inputs.items():
-            if name not in own:
+            if name not in inputs:
                 zeros = _zeros(tensor.datatype, tensor.shape)
-                gap.inputs[name] = MemoryInput(name, tensor.datatype, zeros, self._xp)
-        gap.id, gap.parameters = "", {}
-        return gap
+                inputs[name] = MemoryInput(name, tensor.datatype, zeros, self._xp)
+        return GapRequest(like, inputs, tuple(self.states.outputs), self._xp)
 
 
 def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:

@@ -1,8 +1,9 @@
 """Requests as one: their inputs gathered behind each other, the outputs of all taken apart.
 
-Each gathered input lies in a slot of the executor, copied once. Outputs that the model writes to
-what it was offered stay there: each request's answer names its own rows, and has a lease of its
-own on the slot.
+Each gathered input lies in a slot of the executor, copied once; or, where the backend reads on its
+GPU, in the memory of that, each request's rows brought there from where they are. Outputs that the
+model writes to what it was offered stay there: each request's answer names its own rows, and has
+a lease of its own on the slot. Outputs in a GPU's memory are taken out row by row, from views.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from shmserve.core.memory.slots import Slot
 from shmserve.errors import Internal, ShmserveError
 from shmserve.executor.backend import Output, Response
 from shmserve.executor.loop.connections import FrontendProcess
+from shmserve.executor.tensors.device_rows import DeviceRows
 from shmserve.executor.tensors.inputs import Input
 from shmserve.executor.tensors.request import ExecutorRequest, Outputs, Watch, offset_within
 from shmserve.executor.tensors.workspace import Offer, Workspace
 from shmserve.protocol.control.data_messages import Execute, RegionRef, WireTensor
+from shmserve.tensor.dtypes import DATATYPES
 
 
 class BatchedOutputs(Outputs):
@@ -44,6 +48,9 @@ class BatchedOutputs(Outputs):
         self._shared.append(offer.slot)
         self._add(output, offer.slot, offset, output.array.nbytes)
 
+    def await_device(self, response: Response) -> None:
+        """The batch has waited for all its outputs at once (`GatheredBatch.taken_apart`)."""
+
     def lease(self) -> list[tuple[int, int]]:
         leases = super().lease()
         for slot in self._shared:
@@ -64,45 +71,56 @@ class GatheredBatch:
         rows: how many each of them has, in their order.
     """
 
-    def __init__(self, workspace: Workspace, messages: Sequence[Execute]) -> None:
-        """Make room for the inputs of all.
+    def __init__(
+        self, workspace: Workspace, messages: Sequence[Execute], on_device: bool = False
+    ) -> None:
+        """Make room for the inputs of all. `on_device`: on the instance's GPU, where they can.
 
         Raises:
             ArenaExhausted: the pool has none.
+            ResourceExhausted: the device has none.
         """
         self.rows: list[int] = []
         self._workspace = workspace
         self._memory = workspace.memory
         self._first = messages[0]
         self._callers = tuple(dict.fromkeys(c for m in messages for c in m.callers))
-        self._slots: list[Slot] = []
-        self._inputs: dict[str, Input] = {}
-        self._filled = [0] * len(self._first.inputs)  # bytes
+        self._rooms: dict[str, Slot | DeviceRows] = {}
+        self._inputs: dict[str, Input | DeviceRows] = {}
+        self._filled = dict.fromkeys((tensor.name for tensor in self._first.inputs), 0)  # bytes
         self._request: ExecutorRequest | None = None
         self._is_sealed = False
         try:
-            for name in [tensor.name for tensor in self._first.inputs]:
-                nbytes = sum(t.at.nbytes for m in messages for t in m.inputs if t.name == name)
-                self._slots.append(self._memory.reserve(nbytes))
+            for like in self._first.inputs:
+                alike = [t for m in messages for t in m.inputs if t.name == like.name]
+                if on_device and DATATYPES[like.datatype].itemsize:
+                    rows = sum(tensor.shape[0] for tensor in alike)
+                    self._rooms[like.name] = DeviceRows(like, rows, workspace.devices)
+                else:
+                    nbytes = sum(tensor.at.nbytes for tensor in alike)
+                    self._rooms[like.name] = self._memory.reserve(nbytes)
         except ShmserveError:
             self.close()
             raise
 
     def add(self, frontend: FrontendProcess, message: Execute) -> int:
-        """Copy the inputs of a request behind those of the others; bytes that were copied.
+        """Bring the inputs of a request behind those of the others; bytes that were copied.
 
         Raises:
             ProtocolViolation: a descriptor outside of what the frontend offered.
             ShmserveError: client memory that cannot be used. It is no part of the batch then.
         """
-        filled = list(self._filled)
-        tensors = {tensor.name: tensor for tensor in message.inputs}
-        for index, like in enumerate(self._first.inputs):
-            tensor, start = tensors[like.name], filled[index]
-            filled[index] += tensor.at.nbytes
-            target = self._slots[index].view[start : filled[index]]
+        filled = dict(self._filled)
+        copied = 0
+        for tensor in message.inputs:
+            room, start = self._rooms[tensor.name], filled[tensor.name]
+            filled[tensor.name] += tensor.at.nbytes
+            if isinstance(room, DeviceRows):
+                room.put(sum(self.rows), self._workspace.open(frontend, tensor))
+                continue
+            target = room.view[start : filled[tensor.name]]
             self._workspace.copy_input(frontend, tensor, target)
-        copied = sum(filled) - sum(self._filled)
+            copied += tensor.at.nbytes
         self._filled = filled
         self.rows.append(message.inputs[0].shape[0])
         return copied
@@ -110,16 +128,21 @@ class GatheredBatch:
     def request(self, watch: Watch) -> ExecutorRequest:
         """What the backend is given, once all are in."""
         first, count = self._first, sum(self.rows)
-        for slot, like, nbytes in zip(self._slots, first.inputs, self._filled, strict=True):
+        for like in first.inputs:
+            room, nbytes = self._rooms[like.name], self._filled[like.name]
+            if isinstance(room, DeviceRows):
+                room.arrive(count)
+                self._inputs[like.name] = room
+                continue
             at = RegionRef(0, 0, nbytes)  # no slot of a frontend: nothing to name in an answer
             tensor = WireTensor(like.name, like.datatype, (count, *like.shape[1:]), at)
-            view = slot.view[:nbytes].toreadonly()
+            view = room.view[:nbytes].toreadonly()
             name = self._workspace.spec.name
             self._inputs[like.name] = Input(tensor, view, name, self._workspace.devices)
         message = msgspec.structs.replace(
             first, parameters={}, places=(), deadline_ns=0, callers=self._callers
         )
-        self._request = ExecutorRequest(self._workspace, message, {**self._inputs}, watch)
+        self._request = ExecutorRequest(self._workspace, message, self._inputs, watch)
         return self._request
 
     @property
@@ -151,6 +174,9 @@ class GatheredBatch:
                 raise Internal(
                     f"output '{output.name}' has shape {shape}, but the batch has {total} rows"
                 )
+        if any(not isinstance(output.array, np.ndarray) for output in response.outputs):
+            assert self._request is not None
+            Outputs(self._request).await_device(response)
         self._is_sealed = True
         for offer in self.offers.values():
             self._memory.seal_and_lease(offer.slot)
@@ -173,17 +199,18 @@ class GatheredBatch:
         elif self._request is not None:
             while self.offers:
                 self._let_go(self.offers.popitem()[1])
-        held = {}
-        for slot, tensor in zip(self._slots, self._inputs.values(), strict=False):
-            if tensor.is_held() and tensor.base is not None:
-                held[slot.number] = Offer(slot, tensor.base)
-            tensor.close()
-        for slot in self._slots:
-            if slot.number in held:
-                self._workspace.hold(held[slot.number])
+        for name, room in self._rooms.items():
+            tensor = self._inputs.get(name)
+            if isinstance(room, DeviceRows):
+                room.close()
+            elif tensor is not None and tensor.is_held() and tensor.base is not None:
+                self._workspace.hold(Offer(room, tensor.base))
+                tensor.close()
             else:
-                self._memory.reclaim(slot)
-        self._slots.clear()
+                if tensor is not None:
+                    tensor.close()
+                self._memory.reclaim(room)
+        self._rooms.clear()
 
     def _let_go(self, offer: Offer) -> None:
         if offer.is_held():

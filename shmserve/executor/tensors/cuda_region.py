@@ -45,11 +45,7 @@ class CudaRegion:
 
     def to_host(self, at: RegionRef) -> memoryview:
         """The bytes of a window, copied to host memory; raises as `array`."""
-        host = np.empty(at.nbytes, np.uint8)
-        if at.nbytes:
-            self.device.take_out(self.array(at, (at.nbytes,), _BYTE), host)
-            self.device.synchronize()
-        return host.data.toreadonly()
+        return self.device.to_host(self.array(at, (at.nbytes,), _BYTE)).data.toreadonly()
 
     def array(self, at: RegionRef, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """A CuPy array from the start of a window.

@@ -85,7 +85,8 @@ class RegionOutput(Window):
         self._region = region
         self._devices = devices
         self._view = memoryview(b"") if region.copy else region.view(at)
-        self._address = _address_of(np.frombuffer(self._view, np.uint8)) if len(self._view) else 0
+        self._address = region.address_of(at) if len(self._view) else 0
+        self._offered: Array | None = None
 
     def offer(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
         """A writable array in the client's memory; in memory of our own where the client's
@@ -97,7 +98,8 @@ class RegionOutput(Window):
         self.check_size(nbytes)
         if self._region.copy or not nbytes or self._address % dtype.alignment:
             return np.empty(shape, dtype)
-        return np.frombuffer(self._view[:nbytes], dtype).reshape(shape)
+        self._offered = np.frombuffer(self._view[:nbytes], dtype).reshape(shape)
+        return self._offered
 
     def offer_on_device(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Any:
         """Device memory, which `put` copies here; raises as `offer`."""
@@ -116,6 +118,8 @@ class RegionOutput(Window):
             device.take_out(array, np.frombuffer(self._view[: array.nbytes], np.uint8))
 
     def _put_host(self, array: Array) -> None:
+        if array is self._offered:
+            return  # it was written there
         if self._region.copy:
             # Reading what is in a private array: no client can pull it away.
             self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -3,7 +3,7 @@ offered to the model, into client memory, or by a copy, only if it is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -14,8 +14,10 @@ from shmserve.errors import Internal
 from shmserve.executor.backend import Output, Response, Responses
 from shmserve.executor.devices import is_on_device
 from shmserve.executor.loop.connections import FrontendProcess
-from shmserve.executor.tensors.inputs import Array, from_bytes
-from shmserve.executor.tensors.workspace import Inputs, Offer, Places, Workspace
+from shmserve.executor.tensors.cuda_region import CudaInput
+from shmserve.executor.tensors.device_rows import DeviceRows
+from shmserve.executor.tensors.inputs import Array, Input, from_bytes
+from shmserve.executor.tensors.workspace import Offer, Places, Workspace
 from shmserve.protocol.control.data_messages import Descriptor, Execute, Parameter, WireTensor
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
@@ -47,7 +49,7 @@ class ExecutorRequest:
         self,
         workspace: Workspace,
         message: Execute,
-        inputs: Inputs,
+        inputs: Mapping[str, Input | CudaInput | DeviceRows],
         watch: Watch,
         responses: Responses | None = None,
     ) -> None:
@@ -157,16 +159,20 @@ class Outputs:
         """
         request = self._request
         self.copied += response.copied
-        if any(type(output.array) is not np.ndarray for output in response.outputs):
-            self._await_device(response)
-        by_name = {output.name: output for output in response.outputs}
+        by_name: dict[str, Output] = {}
+        on_host = True
+        for output in response.outputs:
+            by_name[output.name] = output
+            on_host = on_host and type(output.array) is np.ndarray
+        if not on_host:
+            self.await_device(response)
         places = request.places
         # Sizes first: where one output does not fit, no client's memory is written at all.
         sizes = {name: places[name].size_of(by_name[name]) for name in places if name in by_name}
         for name in request.requested:
-            output = by_name.get(name)
-            if output is None:
+            if name not in by_name:
                 continue
+            output = by_name[name]
             if name in sizes:
                 self.tensors.append(places[name].put(output, sizes[name]))
                 self.copied += places[name].copied
@@ -178,7 +184,7 @@ class Outputs:
             elif not (name in request.offers and self._is_in_offer(output)):
                 self._copy(output)
 
-    def _await_device(self, response: Response) -> None:
+    def await_device(self, response: Response) -> None:
         """What comes from a GPU: the copies wait for the default stream only, and a model may
         use others. What is waited for before the answer is one device: the instance's. One on
         the CPU, whose model computes on a GPU by itself, has that of the first such output."""

@@ -76,14 +76,14 @@ class Workspace:
             ProtocolViolation: a descriptor outside of what the frontend offered.
             ShmserveError: client memory that cannot be used.
         """
-        inputs: Inputs = {}
-        for tensor in message.inputs:
-            if isinstance(tensor.at, Descriptor):
-                view = frontend.segments.view(tensor.at)
-                inputs[tensor.name] = Input(tensor, view, self.spec.name, self.devices)
-            else:
-                inputs[tensor.name] = self._from_region(tensor, tensor.at)
-        return inputs
+        return {tensor.name: self.open(frontend, tensor) for tensor in message.inputs}
+
+    def open(self, frontend: FrontendProcess, tensor: WireTensor) -> Input | CudaInput:
+        """One input; raises as `read`."""
+        if isinstance(tensor.at, Descriptor):
+            view = frontend.segments.view(tensor.at)
+            return Input(tensor, view, self.spec.name, self.devices)
+        return self._from_region(tensor, tensor.at)
 
     def _from_region(self, tensor: WireTensor, at: RegionRef) -> Input | CudaInput:
         kind = DATATYPES[tensor.datatype]

@@ -7,8 +7,10 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 
 from setproctitle import setproctitle
 
@@ -21,15 +23,19 @@ from shmserve.frontends.grpc.http2_engine.engine import SocketCallers
 from shmserve.frontends.grpc.listeners import AlreadyRuns, Listening, private
 from shmserve.frontends.grpc.server import GrpcServer
 from shmserve.observe import logs
+from shmserve.transport.peer_credentials import take_as_remote
 from shmserve.transport.processes import follow, raise_fd_limit
 
 _log = logging.getLogger("shmserve.grpc")
+
+_BEAT_S = 1.0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="shmserve.frontends.grpc")
     parser.add_argument("--number", type=int, required=True)
     parser.add_argument("--master-fd", type=int, required=True)
+    parser.add_argument("--listen-fds", type=int, nargs="*", default=[])
     arguments = parser.parse_args()
     settings = config.load()
     setproctitle(f"shmserve: grpc {arguments.number}")
@@ -39,15 +45,20 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     follow(arguments.master_fd, stop.set)
     raise_fd_limit()
-    return _serve(settings, arguments.number, stop)
+    sockets = [socket.socket(fileno=fd) for fd in arguments.listen_fds]
+    return _serve(settings, arguments.number, sockets, stop)
 
 
-def _serve(settings: config.Settings, number: int, stop: threading.Event) -> int:
+def _serve(
+    settings: config.Settings, number: int, sockets: list[socket.socket], stop: threading.Event
+) -> int:
     dispatcher = Dispatcher(settings, "grpc")
     try:
-        listening = Listening(settings, config.run_dir(settings), number)
+        run_dir = config.run_dir(settings)
+        listening = Listening(settings, run_dir, number, () if sockets else None)
         server = GrpcServer(dispatcher, settings, _callers(settings, listening))
         bound = listening.bind(server.server)
+        bound += server.adopt(sockets, listening.credentials)
     except AlreadyRuns:
         _log.info("another process has this number")
         return 0
@@ -59,6 +70,8 @@ def _serve(settings: config.Settings, number: int, stop: threading.Event) -> int
         server.start()
         gc.collect()
         gc.freeze()  # modules and handlers live for ever
+        beating = threading.Thread(target=_beat, args=(server, listening, stop), daemon=True)
+        beating.start()
         _log.info("listening on %s", " ".join(bound))
         malloc_trim.trim_until(stop, settings.segment_idle_s)
         _log.info("draining")
@@ -69,10 +82,20 @@ def _serve(settings: config.Settings, number: int, stop: threading.Event) -> int
     return 0
 
 
+def _beat(server: GrpcServer, listening: Listening, stop: threading.Event) -> None:
+    """Signs of life for as long as there is something to serve with, while it drains as well."""
+    while True:
+        time.sleep(_BEAT_S)
+        if server.lives() and not listening.beat() and not stop.is_set():
+            _log.error("run_dir: files have been removed, ending for a successor")
+            stop.set()
+
+
 def _callers(settings: config.Settings, listening: Listening) -> Callers:
+    proxied = take_as_remote(settings.remote_binds)
     if settings.grpc_server == "http2":
         return SocketCallers()
-    return AddressCallers(listening.binds, private(settings))
+    return AddressCallers(listening.binds, private(settings) and not proxied)
 
 
 if __name__ == "__main__":

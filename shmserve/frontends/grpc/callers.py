@@ -6,18 +6,26 @@ now: it counts only if it is unambiguous and the call's connection is still ther
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 from urllib.parse import unquote
 
+from msgspec.structs import replace
+
+from shmserve.core.access import Access, Action
 from shmserve.core.regions.region_book import Caller
-from shmserve.frontends.access import RELAYED, Access, Action
+from shmserve.frontends.access import ACTION_OF, RELAYED
 from shmserve.frontends.grpc.listeners import Bind
 from shmserve.frontends.grpc.rpc_methods import RpcContext
+from shmserve.frontends.oip.restricted_apis import Category
+from shmserve.frontends.presented_keys import PresentedKeys
 from shmserve.transport import peer_credentials
 from shmserve.transport.peer_credentials import REMOTE
+
+_log = logging.getLogger("shmserve.grpc")
 
 Address = tuple[str, int]
 _ANY = ("0.0.0.0", "::")
@@ -76,21 +84,68 @@ class AddressCallers:
         return servers
 
 
-class CallAccess:
-    """Whether the caller of a call may do something."""
+class KeyedCallers:
+    """Callers with the scopes of the keys that their calls came with."""
 
-    def __init__(self, access: Access, callers: Callers) -> None:
+    def __init__(self, callers: Callers, keys: PresentedKeys) -> None:
+        self._callers = callers
+        self._keys = keys
+
+    def of(self, context: RpcContext) -> Caller:
+        """The caller of a call."""
+        caller = self._callers.of(context)
+        _, key = self._keys.find(_field_of(context))
+        return replace(caller, scopes=key.scopes) if key is not None else caller
+
+
+class CallAccess:
+    """Whether the caller of a call may do something, by himself or with his key.
+
+    Attributes:
+        keyed: there are keys, so calls have to be let in with `admit`.
+    """
+
+    def __init__(self, access: Access, callers: Callers, keys: PresentedKeys) -> None:
         self.access = access
-        self.callers = callers
+        self.callers = KeyedCallers(callers, keys) if keys else callers
+        self._keys = keys
+        self.keyed = bool(keys)
+
+    def admit(self, category: Category, context: RpcContext) -> None:
+        """Count whose key a call came with; let it begin, or not, if it is of a category that is
+        for use only. Probes of health have no key.
+
+        Raises:
+            Unauthenticated, PermissionDenied: as `check`.
+        """
+        self._keys.holder(_field_of(context))
+        if ACTION_OF[category] == "use" and category != "health":
+            self.check("use", context)
 
     def check(self, action: Action, context: RpcContext) -> None:
         """Let it be done, or not.
 
         Raises:
+            Unauthenticated: not without a key.
             PermissionDenied: this caller may not.
         """
-        if not self.access.open_to_all(action):
+        if not self.access.asked_at_the_door(action):
+            return
+        _, key = self._keys.find(_field_of(context))
+        if key is None or action not in key.scopes:
             self.access.check(action, self.callers.of(context))
+        elif action != "use":
+            _log.info("key %s: %s", key.name, action)
+
+
+def _field_of(context: RpcContext) -> Callable[[str], str | None]:
+    """Gives a call's metadata by name; of several the first."""
+
+    def field(name: str) -> str | None:
+        values = (v for k, v in context.invocation_metadata() if k == name)
+        return next((value for value in values if isinstance(value, str)), None)
+
+    return field
 
 
 def _resolved(bind: Bind) -> list[Address]:

@@ -39,6 +39,7 @@ class RepositoryResources:
 
     def _index(self, request: Any, context: RpcContext) -> Any:
         refuse_repository(request.repository_name)
+        self._access.check("use", context)
         rows = [asdict(row) for row in self._repository.index(request.ready)]
         return pb.RepositoryIndexResponse(models=rows)
 
@@ -84,8 +85,7 @@ class ServerResources:
     def _trace(self, request: Any, context: RpcContext) -> Any:
         # A setting without a value is cleared, as null does over HTTP
         update = {key: list(value.value) or None for key, value in request.settings.items()}
-        if update:
-            self._access.check("change", context)
+        self._access.check("change" if update else "use", context)
         answer = pb.TraceSettingResponse()
         for key, value in self._settings.trace(request.model_name, update).items():
             answer.settings[key].value.extend([value] if isinstance(value, str) else value)
@@ -93,8 +93,7 @@ class ServerResources:
 
     def _log(self, request: Any, context: RpcContext) -> Any:
         update = _values(request.settings)
-        if update:
-            self._access.check("change", context)
+        self._access.check("change" if update else "use", context)
         answer = pb.LogSettingsResponse()
         for key, value in self._settings.logging(update).items():
             kind = {bool: "bool", int: "uint32", str: "string"}[type(value)]

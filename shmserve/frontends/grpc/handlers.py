@@ -8,14 +8,15 @@ from typing import Any
 import grpc
 
 from shmserve.config import Settings
+from shmserve.core.access import Action
 from shmserve.errors import InvalidArgument, ResourceExhausted, ShmserveError
-from shmserve.frontends.access import Action, Origins
-from shmserve.frontends.dispatch_api import TensorMemory
+from shmserve.frontends.access import Origins
 from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.error_statuses import as_error, details_of, status_of
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMethod
 from shmserve.frontends.grpc.silent_calls import AwaitedRequests
+from shmserve.frontends.grpc.tensor_message import TensorIntake
 from shmserve.frontends.grpc.thread_pools import BoundedPool, check_admitted
 from shmserve.frontends.oip.restricted_apis import Category, Restricted, known
 
@@ -40,6 +41,7 @@ class Methods:
 
     def __init__(self, overdue: ClientDeadlines, settings: Settings, access: CallAccess) -> None:
         self._access = access
+        self._keyed = access.keyed
         self._origins = Origins(settings, settings.grpc_bind, "")
         self._overdue = overdue
         self._settings = settings
@@ -54,21 +56,26 @@ class Methods:
         pool: BoundedPool,
         large: bool = False,
         action: Action | None = None,
-        memory: TensorMemory | None = None,
+        tensors: TensorIntake | None = None,
     ) -> RpcMethod:
         """One message, one answer. `large`: sending and taking them may be a matter of time;
-        `action`: what not every caller may, or None: `run` sees to it itself; `memory`: for
-        tensors of the message, see `RpcMethod`."""
+        `action`: what not every caller may, or None: `run` sees to it itself; `tensors`: of the
+        message, see `RpcMethod`."""
         known(category, f"rpc {name}")
         limit_s = self._message_timeout_s(large)
         settings = self._settings
         most = settings.grpc_max_message_bytes if large else settings.grpc_max_small_message_bytes
 
+        def admit(context: RpcContext) -> None:
+            self._check_caller(category, context)
+            if action is not None:
+                self._access.check(action, context)
+
         def behave(requests: Iterator[Any], context: RpcContext) -> bytes | HeldAnswer:
             try:
-                self._admit(category, context)
-                if action is not None:
-                    self._access.check(action, context)
+                check_admitted()
+                if not getattr(context, "admitted", False):  # before its message was received
+                    admit(context)
                 data = _only(requests, context, pool, limit_s)
                 if not large and len(data) > most:
                     raise _too_long(len(data), most)
@@ -84,7 +91,8 @@ class Methods:
             abort(context, error)
             raise AssertionError("unreachable: abort raises")
 
-        return RpcMethod(behave, pool, False, limit_s, most, memory is not None, memory)
+        views = tensors is not None
+        return RpcMethod(behave, pool, False, limit_s, most, views, admit, tensors)
 
     def stream(
         self,
@@ -102,7 +110,8 @@ class Methods:
 
         def behave(requests: Iterator[Any], context: RpcContext) -> Iterator[bytes]:
             try:
-                self._admit(category, context)
+                check_admitted()
+                self._check_caller(category, context)
                 awaited = AwaitedRequests(requests, context, pool.silent, limit_s)
                 for answer in run(awaited, context):
                     self._overdue.expect(context, self.send_limit(len(answer)))
@@ -120,8 +129,7 @@ class Methods:
         most = self._settings.grpc_max_message_bytes
         return RpcMethod(behave, pool, True, self._message_timeout_s(False), most, views)
 
-    def _admit(self, category: Category, context: RpcContext) -> None:
-        check_admitted()
+    def _check_caller(self, category: Category, context: RpcContext) -> None:
         metadata = context.invocation_metadata()
         for key, _ in metadata:
             if key in _OF_PAGES:
@@ -130,6 +138,8 @@ class Methods:
         if self._restricted is not None:
             headers = {k: v for k, v in metadata if isinstance(v, str)}
             self._restricted.check(category, headers)
+        if self._keyed:
+            self._access.admit(category, context)
 
     def _check_page(self, headers: Mapping[str, str]) -> None:
         """No page is our own: those that reach us through a proxy must be listed."""
@@ -161,11 +171,14 @@ class Methods:
 
 def _only(requests: Iterator[Any], context: RpcContext, pool: BoundedPool, limit_s: float) -> Any:
     """The message of a unary call."""
-    pool.silent.wait(context, limit_s)
-    try:
-        data = next(requests, None)
-    finally:
-        pool.silent.heard(context)
+    if not pool.silent_hold_threads:
+        data = next(requests, None)  # a thread is only for calls whose message has come
+    else:
+        pool.silent.wait(context, limit_s)
+        try:
+            data = next(requests, None)
+        finally:
+            pool.silent.heard(context)
     if data is None:
         raise InvalidArgument(_NO_MESSAGE)
     return data

@@ -14,9 +14,14 @@ from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.errors import ShmserveError
 from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.grpc.announced_inputs import (
+    AnnouncedInputs,
+    announced_inputs,
+    ready_entry,
+)
 from shmserve.frontends.grpc.call_context import CallContext
 from shmserve.frontends.grpc.callers import Callers
-from shmserve.frontends.grpc.request_mapping import checked_version, to_request
+from shmserve.frontends.grpc.request_mapping import to_request
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMessage
 from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.frontends.inference import Inference
@@ -185,10 +190,15 @@ class Inferences:
         Raises:
             ShmserveError: there is none, or it cannot be used now.
         """
-        version = wire.model_version
-        return self._dispatcher.ready_model(
-            wire.model_name, checked_version(version) if version else ""
-        )
+        return ready_entry(wire, self._dispatcher)
+
+    def announced(self, head: memoryview) -> AnnouncedInputs | None:
+        """What the first bytes of a ModelInferRequest say of its tensors; None: nothing.
+
+        Raises:
+            ShmserveError: they are not wanted.
+        """
+        return announced_inputs(head, self._dispatcher, self.settings)
 
     def open(
         self,

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 import stat
 import time
+from collections.abc import Iterable
 
 import grpc
 from msgspec import Struct
 
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
-from shmserve.frontends.grpc.http2_engine.transports import tls_context
 from shmserve.frontends.grpc.rpc_methods import Ports
 from shmserve.transport import rundir
 from shmserve.transport.processes import FileLock
+from shmserve.transport.tls import Certificates, certificates
 
 _OTHERS_S = 10.0  # how long another process of this service may take to bind
 _PROBE_S = 1.0
@@ -61,63 +61,53 @@ def private(settings: Settings) -> bool:
     return not int(settings.grpc_socket_mode, 8) & _READ_WRITE_OF_OTHERS
 
 
-def credentials(settings: Settings) -> grpc.ServerCredentials | ssl.SSLContext | None:
+def credentials(settings: Settings) -> grpc.ServerCredentials | Certificates | None:
     """What TLS needs of the engine, from its files; None: TCP connections are not encrypted.
 
     Raises:
         ConfigError: a file is missing.
     """
-    cert, key = settings.grpc_tls_cert, settings.grpc_tls_key
-    if bool(cert) != bool(key):
-        raise ConfigError("grpc_tls_cert and grpc_tls_key: TLS needs both")
-    if not cert:
-        if settings.grpc_tls_client_ca:
-            raise ConfigError("grpc_tls_client_ca: needs grpc_tls_cert and grpc_tls_key")
-        return None
-    if settings.grpc_server == "http2":
-        return _tls_context(settings)
-    authority = _read("grpc_tls_client_ca", settings.grpc_tls_client_ca)
-    return grpc.ssl_server_credentials(
-        [(_read("grpc_tls_key", key), _read("grpc_tls_cert", cert))],
-        root_certificates=authority or None,
-        require_client_auth=bool(authority),
-    )
+    found = certificates(settings, "grpc", "h2")
+    if found is None or settings.grpc_server == "http2":
+        return found
+    return _following(found)
 
 
-def _tls_context(settings: Settings) -> ssl.SSLContext:
-    cert, key = settings.grpc_tls_cert, settings.grpc_tls_key
-    authority = settings.grpc_tls_client_ca
-    for setting, path in (
-        ("grpc_tls_key", key), ("grpc_tls_cert", cert), ("grpc_tls_client_ca", authority),
-    ):  # fmt: skip
-        _read(setting, path)
-    try:
-        return tls_context(cert, key, authority)
-    except OSError as ex:
-        raise ConfigError(f"grpc_tls_cert, grpc_tls_key: not usable: {ex.strerror}") from None
+def _following(files: Certificates) -> grpc.ServerCredentials:
+    """For the `grpcio` library, which asks at each connection whether there are others."""
+    latest = files.context()
 
+    def current() -> grpc.ServerCertificateConfiguration:
+        cert, key, authority = files.pems
+        return grpc.ssl_server_certificate_configuration([(key, cert)], authority or None)
 
-def _read(setting: str, path: str) -> bytes:
-    if not path:
-        return b""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as ex:
-        raise ConfigError(f"{setting}: {path!r} cannot be read: {ex.strerror}") from None
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal latest
+        context, latest = latest, files.context()
+        return None if latest is context else current()
+
+    mutual = bool(files.pems[2])
+    return grpc.dynamic_ssl_server_credentials(current(), changed, mutual)
 
 
 class Listening:
-    """The addresses of one process, from `bind` until `close`. Keeps the process's lock."""
+    """The addresses of one process, from `bind` until `close`. Keeps the process's lock.
 
-    def __init__(self, settings: Settings, run_dir: str, number: int) -> None:
+    `addresses`: in place of `grpc_bind`; none where sockets were passed.
+    """
+
+    def __init__(
+        self, settings: Settings, run_dir: str, number: int, addresses: Iterable[str] | None = None
+    ) -> None:
         self._settings = settings
         self._run_dir = run_dir
         self._number = number
         self._binding = rundir.lock(run_dir, "grpc-bind")
         self._own = rundir.lock(run_dir, f"grpc-{number}")
         self._sockets: list[tuple[str, int]] = []  # files and their inodes
-        self.binds = [parse(text) for text in settings.grpc_bind]
+        self.binds = [
+            parse(text) for text in (settings.grpc_bind if addresses is None else addresses)
+        ]
         self.credentials = credentials(settings)
 
     def bind(self, server: Ports) -> list[str]:
@@ -146,6 +136,10 @@ class Listening:
             return bound
         finally:
             self._binding.release()
+
+    def beat(self) -> bool:
+        """This process's sign of life; False: the run directory has lost its lock."""
+        return self._own.beat()
 
     def close(self) -> None:
         """Remove socket files (unless they are another's by now) and free the lock."""

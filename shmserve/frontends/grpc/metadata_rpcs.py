@@ -11,10 +11,12 @@ from msgspec import to_builtins
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
+from shmserve.core.access import Action
+from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import CUDA, ModelEntry, ModelState
 from shmserve.errors import InvalidArgument, NotFound
 from shmserve.frontends.dispatch_api import DispatchApi
-from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.handlers import Unary
 from shmserve.frontends.grpc.request_mapping import checked_version
 from shmserve.frontends.grpc.rpc_methods import RpcContext
@@ -106,9 +108,9 @@ class Resources:
 class RegionResources:
     """Client memory."""
 
-    def __init__(self, regions: SharedMemory, callers: Callers) -> None:
+    def __init__(self, regions: SharedMemory, access: CallAccess) -> None:
         self._regions = regions
-        self._callers = callers
+        self._access = access
 
     def rpcs(self) -> Rpcs:
         return {
@@ -120,34 +122,38 @@ class RegionResources:
             "CudaSharedMemoryUnregister": ("shared-memory", self._cuda_unregister),
         }
 
+    def _caller(self, action: Action, context: RpcContext) -> Caller:
+        self._access.check(action, context)
+        return self._access.callers.of(context)
+
     def _status(self, request: Any, context: RpcContext) -> Any:
         answer = pb.SystemSharedMemoryStatusResponse()
-        for region in self._regions.status(self._callers.of(context), request.name):
+        for region in self._regions.status(self._caller("use", context), request.name):
             json_format.ParseDict(to_builtins(region), answer.regions[region.name])
         return answer
 
     def _register(self, request: Any, context: RpcContext) -> Any:
         offset = uint(request.offset, "'offset'")
         byte_size = uint(request.byte_size, "'byte_size'")
-        caller = self._callers.of(context)
+        caller = self._caller("register", context)
         self._regions.register(caller, request.name, request.key, offset, byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     def _unregister(self, request: Any, context: RpcContext) -> Any:
-        self._regions.unregister(self._callers.of(context), request.name)
+        self._regions.unregister(self._caller("register", context), request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def _cuda_status(self, request: Any, context: RpcContext) -> Any:
         answer = pb.CudaSharedMemoryStatusResponse()
-        for region in self._regions.cuda_status(self._callers.of(context), request.name):
+        for region in self._regions.cuda_status(self._caller("use", context), request.name):
             json_format.ParseDict(to_builtins(region), answer.regions[region.name])
         return answer
 
     def _cuda_register(self, request: Any, context: RpcContext) -> Any:
-        caller, memory = self._callers.of(context), (request.device_id, request.byte_size)
+        caller, memory = self._caller("register", context), (request.device_id, request.byte_size)
         self._regions.register_cuda(caller, request.name, request.raw_handle, *memory)
         return pb.CudaSharedMemoryRegisterResponse()
 
     def _cuda_unregister(self, request: Any, context: RpcContext) -> Any:
-        self._regions.unregister(self._callers.of(context), request.name, CUDA)
+        self._regions.unregister(self._caller("register", context), request.name, CUDA)
         return pb.CudaSharedMemoryUnregisterResponse()

@@ -5,6 +5,7 @@ Source: Triton's gRPC frontend; the kinds of parameters are its, the wording fol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from shmserve.config import Settings
@@ -94,12 +95,33 @@ def to_request(wire: WireInferRequest, limits: Settings) -> tuple[InferRequest, 
     return InferRequest(inputs, outputs, wire.id, parameters, True), empty_final
 
 
-def _input(wire: WireInput, index: int) -> InferInput:
+def announced_request(
+    wire: WireInferRequest, nbytes: Callable[[str, tuple[int, ...]], int]
+) -> InferRequest:
+    """A request whose raw tensors have not come: of each, `nbytes` tells the size.
+
+    Raises:
+        InvalidArgument: as `to_request`, of inputs.
+    """
+    inputs = tuple(
+        [
+            _input(source, index, nbytes(source.datatype, source.shape))
+            for index, source in enumerate(wire.inputs)
+        ]
+    )
+    refuse_duplicates("input", [item.name for item in inputs])
+    return InferRequest(inputs, (), wire.id, _NO_PARAMETERS, True)
+
+
+def _input(wire: WireInput, index: int, size: int = -1) -> InferInput:
+    """`size`: of a raw tensor that has not come."""
     where = f"inputs[{index}]"
     for dim in wire.shape:
         if dim < 0:
             raise InvalidArgument(f"{where}.shape: dimensions must not be negative, got {dim}")
     region = _window(wire.parameters, f"{where}.parameters") if wire.parameters else None
+    if region is None and size >= 0:
+        return InferInput(wire.name, wire.shape, wire.datatype, where, None, size)
     if region is not None:
         return InferInput(wire.name, wire.shape, wire.datatype, where, region=region)
     if wire.contents is not None:

@@ -9,8 +9,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 from msgspec import Struct
 
-from shmserve.frontends.dispatch_api import TensorMemory
-from shmserve.frontends.grpc.tensor_message import TensorMessage
+from shmserve.frontends.grpc.tensor_message import TensorIntake, TensorMessage
 from shmserve.frontends.grpc.thread_pools import BoundedPool
 from shmserve.protocol.protobuf.infer_wire import Part
 
@@ -82,7 +81,9 @@ class RpcMethod(Struct, frozen=True, eq=False):
         message_timeout_s: how long the client of a unary call may take to send its message.
         max_bytes: the largest message.
         views: its messages may be views instead of bytes.
-        memory: where an engine that can receives its message's tensors: it is a `TensorMessage`.
+        admit: refuses a unary call whose caller may not make it; an engine that calls it before a
+            large message is received sets the context's `admitted`.
+        tensors: how an engine that can receives its message's tensors: it is a `TensorMessage`.
     """
 
     behave: Callable[[Iterator[RpcMessage], RpcContext], Any]
@@ -91,7 +92,8 @@ class RpcMethod(Struct, frozen=True, eq=False):
     message_timeout_s: float
     max_bytes: int
     views: bool = False
-    memory: TensorMemory | None = None
+    admit: Callable[[RpcContext], None] | None = None
+    tensors: TensorIntake | None = None
 
 
 RpcServices = Mapping[str, Mapping[str, RpcMethod]]  # by the services' full and the rpcs' names

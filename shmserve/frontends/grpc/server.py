@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
@@ -14,7 +16,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
-from shmserve.frontends.access import Access
+from shmserve.core.access import Access
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.callers import CallAccess, Callers
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
@@ -35,8 +37,10 @@ from shmserve.frontends.grpc.rpc_methods import Engine, RpcContext, RpcMethod, R
 from shmserve.frontends.grpc.services import Services, add_extensions
 from shmserve.frontends.grpc.stream import METHOD as STREAM
 from shmserve.frontends.grpc.stream import Streams
+from shmserve.frontends.grpc.tensor_message import TensorIntake
 from shmserve.frontends.grpc.thread_pools import BoundedPool, PoolSize, Refusals
 from shmserve.frontends.oip.shared_memory import SharedMemory
+from shmserve.frontends.presented_keys import PresentedKeys
 
 _log = logging.getLogger(__name__)
 
@@ -58,22 +62,24 @@ class GrpcServer:
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, callers: Callers) -> None:
         self._overdue = ClientDeadlines()
-        access = CallAccess(Access(settings, os.geteuid()), callers)
+        keys = PresentedKeys(settings, dispatcher.count_key)
+        access = CallAccess(Access(settings, os.geteuid()), callers, keys)
         self._methods = Methods(self._overdue, settings, access)
         self._idle_reflection_s = settings.head_timeout_s
         self._make_pools(settings)
         regions = SharedMemory(dispatcher, settings)
-        inferences = Inferences(dispatcher, settings, regions, callers)
+        inferences = Inferences(dispatcher, settings, regions, access.callers)
         self._streams = Streams(inferences, self._stream_threads, settings.grpc_stream_requests)
         health = Health(dispatcher, SERVICE.full_name, lambda: self._streams.draining)
         resources = Resources(dispatcher, settings, health.ready)
-        memory = RegionResources(regions, callers).rpcs()
+        memory = RegionResources(regions, access).rpcs()
         asking = ServerResources(dispatcher, settings, access).rpcs()
         loading = RepositoryResources(dispatcher, settings, access).rpcs()
         methods = self._methods
+        intake = TensorIntake(dispatcher.memory, lambda head, _: inferences.announced(head))
         handlers = {
             INFER: methods.unary(
-                INFER, "inference", inferences.infer, self._calls, True, memory=dispatcher.memory
+                INFER, "inference", inferences.infer, self._calls, True, tensors=intake
             ),
             STREAM: methods.stream(
                 STREAM, "inference", self._streams.serve, self._stream_calls, views=True
@@ -102,42 +108,56 @@ class GrpcServer:
         engine: Engine = grpcio_engine(services, settings, self._refusals)
         return engine
 
+    def adopt(self, sockets: Sequence[socket.socket], credentials: Any) -> list[str]:
+        """Serve on sockets that listen already, too; returns what they are bound to.
+
+        `credentials`: as `Ports.add_secure_port` has them; None: there is no TLS.
+        """
+        if not isinstance(self.server, Http2Engine):
+            return []  # then there are none: `supervisor.launch` sees to it
+        return [self.server.adopt(sock, credentials) for sock in sockets]
+
+    def lives(self) -> bool:
+        """Whether calls can be served, as far as can be seen from here: asked once a second."""
+        return not isinstance(self.server, Http2Engine) or self.server.lives()
+
     def _make_pools(self, settings: Settings) -> None:
         make = partial(BoundedPool, refusals=(refusals := Refusals()))
         self._refusals = refusals
+        size = partial(PoolSize, silent_hold_threads=settings.grpc_server == "grpcio")
         share, small_s = settings.max_caller_share, settings.grpc_small_silence_s
         most_calls = settings.grpc_max_calls
         self._calls = make(
             "infer",
-            PoolSize(settings.grpc_threads, most_calls, share, settings.grpc_silence_s),
+            size(settings.grpc_threads, most_calls, share, settings.grpc_silence_s),
             why=f"{most_calls} inferences run or wait already (grpc_max_calls)",
         )
         streams, watchers = settings.grpc_max_streams, settings.grpc_max_watchers
         self._stream_calls = make(
             "stream",
-            PoolSize(streams, streams, share, settings.grpc_stream_silence_s),
+            size(streams, streams, share, settings.grpc_stream_silence_s),
             why=f"{streams} streams are open already (grpc_max_streams)",
         )
         self._watchers = make(
             "watch",
-            PoolSize(watchers, watchers, share, small_s),
+            size(watchers, watchers, share, small_s),
             why=f"{watchers} watch already (grpc_max_watchers)",
         )
         busy = "too many calls at a time"
-        small = PoolSize(_SMALL_THREADS, _SMALL_CALLS, share, small_s)
+        small = size(_SMALL_THREADS, _SMALL_CALLS, share, small_s)
         self._health = make("health", small, why=busy)
         self._quick = make("quick", small, why=busy)
         self._asking = make("ask", small, why=busy)
-        loading = PoolSize(_LOADING_THREADS, _LOADING_CALLS, share, settings.grpc_silence_s)
+        loading = size(_LOADING_THREADS, _LOADING_CALLS, share, settings.grpc_silence_s)
         self._loading = make("load", loading, why=busy)
-        reflections = PoolSize(_REFLECTIONS, _REFLECTIONS, share, small_s)
+        reflections = size(_REFLECTIONS, _REFLECTIONS, share, small_s)
         self._reflections = make("reflection", reflections, why=busy)
         self._pools = (
             *(self._calls, self._stream_calls, self._watchers, self._health, self._quick),
             *(self._asking, self._loading, self._reflections),
         )
         most = streams * (settings.grpc_stream_requests + 1)  # a reader each
-        self._stream_threads = make("stream-work", PoolSize(most, most), why=busy)
+        self._stream_threads = make("stream-work", size(most, most), why=busy)
 
     def start(self) -> None:
         self._overdue.start(self._pools)

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from shmserve import extensions
 from shmserve.config import Settings
-from shmserve.frontends.access import Action
+from shmserve.core.access import Action
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.handlers import Methods, Stream, Unary
 from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMethod

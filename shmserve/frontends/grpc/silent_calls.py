@@ -1,7 +1,7 @@
 """Calls whose client is to send something and has not: the silent ones of one pool.
 
-Each holds a thread. Whoever is silent for too long is ended anyway; while others wait for a
-thread, whoever has been silent the longest gives way much sooner.
+Each holds a place, and with `grpcio` a thread. Whoever is silent for too long is ended anyway;
+while others want what it holds, whoever has been silent the longest gives way much sooner.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class SilentCalls:
     def wait(self, call: EndableCall, limit_s: float) -> None:
         """From now on its client is to send, within `limit_s`."""
         now = time.monotonic()
+        self._calls.pop(call, None)  # the latest are last
         self._calls[call] = (now, now + limit_s)
 
     def heard(self, call: EndableCall) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
 from shmserve.config import Settings
 from shmserve.core.memory.slots import Slot
 from shmserve.errors import ShmserveError
 from shmserve.frontends.dispatch_api import TensorMemory
+from shmserve.frontends.grpc.announced_inputs import AnnouncedInputs
+from shmserve.frontends.grpc.message_heap import MessageHeap, failed, take
 from shmserve.frontends.http2.grpc_framing import GrpcMessage
 from shmserve.protocol.protobuf.incoming_request import IncomingRequest
 
@@ -31,26 +38,66 @@ class PlacedTensor:
             self._memory.reclaim(self.take())
 
 
+class TensorIntake(Struct, frozen=True, eq=False):
+    """How the tensors of an rpc's messages are received.
+
+    Attributes:
+        memory: where slots come from.
+        announced: what the head of a message says of them, if it does; raises what refuses it.
+    """
+
+    memory: TensorMemory
+    announced: Callable[[memoryview, Any], AnnouncedInputs | None]
+
+
 class TensorMessage(IncomingRequest):
     """A receiver of one message, and then that message. Owns its slots until they are taken.
+
+    A tensor gets a slot only where the head says that it fits its model; what is not told apart is
+    gathered on the heap.
 
     Args:
         size: of the message.
         limits: what a request may have.
-        memory: where slots come from.
+        intake: how it is received.
+        context: its call.
 
     Attributes:
         asked: somebody sees to the place that is wanted.
+
+    Raises:
+        FramingFailed: from whatever takes bytes, where the message is refused.
     """
 
-    __slots__ = ("_closed", "_memory", "_placed_tensors", "asked")
+    __slots__ = (
+        "_announced", "_closed", "_context", "_heap", "_intake", "_looked", "_memory",
+        "_placed_tensors", "asked",
+    )  # fmt: skip
 
-    def __init__(self, size: int, limits: Settings, memory: TensorMemory) -> None:
+    def __init__(self, size: int, limits: Settings, intake: TensorIntake, context: Any) -> None:
         super().__init__(size, limits, self._placed_now)
-        self._memory = memory
+        self._intake = intake
+        self._memory = intake.memory
+        self._context = context
+        self._announced: AnnouncedInputs | None = None
+        self._looked = False
+        self._heap = MessageHeap(limits.max_heap_bytes)
         self._placed_tensors: list[PlacedTensor] = []
         self._closed = False
         self.asked = False
+
+    def expected(self, size: int) -> bool:
+        try:
+            if not self._looked:
+                self._looked = True
+                self._announced = self._intake.announced(self.head, self._context)
+            announced = self._announced
+            return announced is not None and announced.fits(len(self.raw), size)
+        except ShmserveError as ex:
+            raise failed(ex) from None
+
+    def gathered(self, count: int) -> None:
+        take(self._heap, count)
 
     def _placed_now(self, nbytes: int) -> PlacedTensor | None:
         slot = self._memory.reserve_now(nbytes)
@@ -84,5 +131,6 @@ class TensorMessage(IncomingRequest):
     def close(self) -> None:
         """Give back what nobody has taken. Idempotent."""
         self._closed = True
+        self._heap.close()
         for placed in self._placed_tensors:
             placed.close()

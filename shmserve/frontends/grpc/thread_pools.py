@@ -7,20 +7,25 @@ more than its share of the threads and places.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from shmserve.errors import ResourceExhausted
 from shmserve.frontends.grpc.silent_calls import SilentCalls
+from shmserve.observe import flight_recorder
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _local = threading.local()
 
@@ -54,6 +59,11 @@ def check_admitted() -> None:
         raise ResourceExhausted(why)
 
 
+def _exhausted(why: str) -> ResourceExhausted:
+    flight_recorder.record("limit reached", "gRPC calls", why)
+    return ResourceExhausted(why)
+
+
 class PoolSize(Struct, frozen=True):
     """What a pool may hold.
 
@@ -61,99 +71,155 @@ class PoolSize(Struct, frozen=True):
         threads: calls that run at a time.
         limit: calls that run or wait.
         share: the part of either that one caller, an address, may have.
-        grace_s: how long a call may keep its thread in silence while others wait for one.
+        grace_s: how long a call may be silent while others want what it has.
+        silent_hold_threads: what silent calls have is a thread, not only a place.
     """
 
     threads: int
     limit: int
     share: float = 1.0
     grace_s: float = math.inf
+    silent_hold_threads: bool = True
 
 
-class _Turn(Struct, eq=False):
-    """One call that waits for a thread, or has it."""
+class PoolPlace(Struct, eq=False):
+    """A call's place in its pool. `uses`: the parties that have not left it yet."""
 
-    peer: str
     address: str
+    uses: int = 1
+
+
+class ThreadTurn(Struct, eq=False):
+    """One call that waits for a thread, or has it. `line`: its connection."""
+
+    line: Hashable
+    place: PoolPlace
     fn: Callable[..., Any]
     args: tuple[Any, ...]
-    future: Future[Any]
+    future: Future[Any] | None = None
 
 
 class BoundedPool(ThreadPoolExecutor):
-    """At most `size.threads` calls run and `size.limit` run or wait; `why` tells the others.
+    """At most `size.threads` calls run and `size.limit` have a place; `why` tells the others.
+
+    An engine that receives messages without threads asks for a `place` first and queues its call
+    later; `submit` does both. `grpcio` insists on the type; the threads are our own, since the
+    executor's futures and queues cost more than many a call.
 
     Attributes:
-        why: what those are told.
-        count: calls that run, wait, or have a place reserved.
-        silent: those of them whose client is to send something.
+        count: places that are taken.
+        silent_hold_threads: as its size says.
+        silent: those calls whose client is to send something.
     """
 
     def __init__(self, name: str, size: PoolSize, refusals: Refusals, why: str) -> None:
         super().__init__(size.threads, thread_name_prefix=name)
+        self._name = name
         self._size = size
         self._caller_threads = math.ceil(size.threads * size.share)
         self._caller_limit = math.ceil(size.limit * size.share)
         self._refusals = refusals
-        self.why = why
+        self._why = why
+        self.silent_hold_threads = size.silent_hold_threads
         self.silent = SilentCalls(size.grace_s)
         self._lock = threading.Lock()
         self.count = 0
-        self._waiting: dict[str, deque[_Turn]] = {}  # by connection, whose turn is next first
+        self._waiting: dict[Hashable, deque[ThreadTurn]] = {}  # by line, whose turn is next first
         self._running: Counter[str] = Counter()  # by address
-        self._held: Counter[str] = Counter()  # by address: running or waiting
+        self._held: Counter[str] = Counter()  # places by address
+        self._threads_started: list[threading.Thread] = []
+        self._idle: list[SimpleQueue[ThreadTurn | None]] = []  # of threads, the latest last
+        self._closed = False
 
-    def reserve(self) -> bool:
-        """A place for `submit_reserved` or `give_back`; False: there is none."""
+    def place(self, address: str) -> PoolPlace:
+        """A place, until every use of it has been left.
+
+        Raises:
+            ResourceExhausted: there is none, or this caller has its share.
+        """
         with self._lock:
-            free = self.count < self._size.limit or self._end_silent(1)
-            self.count += free
-        return free
-
-    def give_back(self) -> None:
-        """The reserved place is not needed."""
-        with self._lock:
-            self.count -= 1
-
-    def submit_reserved(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run it, in a place that was reserved."""
-        future = super().submit(fn, *args, **kwargs)
-        future.add_done_callback(lambda _: self.give_back())
-        return future
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **_: Any) -> Future[T]:
-        """Run it, as the `grpcio` library wants a call to be run: connections take turns, and no
-        address has more than its share."""
-        peer = _peer(args)
-        address = peer.rpartition(":")[0]  # of all its connections
-        with self._lock:
-            why = ""
             if self._held[address] >= self._caller_limit:
                 if not self._end_silent(1, address):
-                    why = f"{self.why}: this caller has its share of them (max_caller_share)"
+                    raise _exhausted(
+                        f"{self._why}: this caller has its share of them (max_caller_share)"
+                    )
             elif self.count >= self._size.limit and not self._end_silent(1):
-                why = self.why
-            if not why:
-                self.count += 1
-                self._held[address] += 1
-                turn = _Turn(peer, address, fn, args, Future())
-                self._waiting.setdefault(peer, deque()).append(turn)
-        if why:
-            return self._refusals.refuse(why, fn, *args)
-        super().submit(self._take_turns)
-        return turn.future
+                raise _exhausted(self._why)
+            self.count += 1
+            self._held[address] += 1
+        return PoolPlace(address)
+
+    def leave(self, place: PoolPlace, turn: ThreadTurn | None = None) -> bool:
+        """One party does not need it any more. `turn`: what need not run, then; whether it had not
+        begun, and never will."""
+        with self._lock:
+            self._leave(place)
+            if turn is None or turn not in (line := self._waiting.get(turn.line, ())):
+                return False
+            assert isinstance(line, deque), "the turn is in it"
+            line.remove(turn)
+            if not line:
+                del self._waiting[turn.line]
+            self._leave(place)
+        return True
+
+    def queue(self, turn: ThreadTurn) -> None:
+        """Run it in its turn, which leaves its place afterwards; connections take turns, and no
+        address has more than its share.
+
+        Raises:
+            RuntimeError: the pool is closed.
+        """
+        address = turn.place.address
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool is closed")
+            running = self._running.get(address, 0)
+            if running < self._caller_threads:
+                if self._idle:
+                    self._running[address] = running + 1
+                    self._idle.pop().put(turn)
+                    return
+                if len(self._threads_started) < self._size.threads:
+                    self._start_thread(turn)
+                    self._running[address] = running + 1
+                    return
+            line = self._waiting.get(turn.line)
+            if line is None:
+                line = self._waiting[turn.line] = deque()
+            line.append(turn)
+
+    def _start_thread(self, first: ThreadTurn) -> None:
+        name = f"{self._name}_{len(self._threads_started)}"
+        thread = threading.Thread(target=self._take_turns, args=(first,), name=name, daemon=True)
+        thread.start()
+        self._threads_started.append(thread)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **_: Any) -> Future[T]:
+        """Run it, as the `grpcio` library wants a call to be run."""
+        peer = _peer(args)
+        try:
+            place = self.place(peer.rpartition(":")[0])
+        except ResourceExhausted as ex:
+            return self._refusals.refuse(ex.message, fn, *args)
+        future: Future[T] = Future()
+        self.queue(ThreadTurn(peer, place, fn, args, future))
+        return future
 
     @property
     def pressed(self) -> bool:
         """Whether calls wait for the threads of silent ones."""
-        return bool(self._waiting and len(self.silent))
+        return bool(self.silent_hold_threads and self._waiting and len(self.silent))
 
     def end_silent(self) -> None:
         """End calls that are silent for too long, with regard to how many wait for a thread."""
         with self._lock:
+            if not self.silent_hold_threads:
+                self._end_silent(0)
+                return
             waiting: Counter[str] = Counter()
             for line in self._waiting.values():
-                waiting[line[0].address] += len(line)
+                waiting[line[0].place.address] += len(line)
             wanted = self._running.total() - self._size.threads  # less what is idle
             for address, count in waiting.items():
                 room = self._caller_threads - self._running[address]
@@ -165,41 +231,77 @@ class BoundedPool(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait, cancel_futures=cancel_futures)
         with self._lock:
+            self._closed = True
             turns = [turn for line in self._waiting.values() for turn in line]
             self._waiting.clear()
+            for idle in self._idle:
+                idle.put(None)
+            self._idle.clear()
         for turn in turns:
-            turn.future.cancel()
+            if turn.future is not None:
+                turn.future.cancel()
+        for thread in self._threads_started if wait else ():
+            thread.join()
 
     def _end_silent(self, wanted: int, address: str | None = None) -> bool:
         return self.silent.end_overdue(time.monotonic(), wanted, address) > 0
 
-    def _take_turns(self) -> None:
+    def _take_turns(self, turn: ThreadTurn | None) -> None:
         """A thread's work: it goes on for as long as somebody waits who may have it."""
-        turn: _Turn | None = None
-        while (turn := self._next(turn)) is not None:
-            if turn.future.set_running_or_notify_cancel():
-                try:
-                    turn.future.set_result(turn.fn(*turn.args))
-                except BaseException as ex:
-                    turn.future.set_exception(ex)
+        mine: SimpleQueue[ThreadTurn | None] = SimpleQueue()
+        while turn is not None:
+            _run(turn)
+            turn = self._next(turn, mine) or mine.get()
 
-    def _next(self, done: _Turn | None) -> _Turn | None:
+    def _next(self, done: ThreadTurn, mine: SimpleQueue[ThreadTurn | None]) -> ThreadTurn | None:
+        """Who has waited; None: it comes, or the end does, in the thread's own queue."""
         with self._lock:
-            if done is not None:
-                self.count -= 1
-                for counts in (self._running, self._held):
-                    counts[done.address] -= 1
-                    if not counts[done.address]:
-                        del counts[done.address]
-            for peer, line in self._waiting.items():
-                if self._running[line[0].address] < self._caller_threads:
+            _drop(self._running, done.place.address)
+            self._leave(done.place)
+            for name, line in self._waiting.items():
+                address = line[0].place.address
+                if self._running.get(address, 0) < self._caller_threads:
                     turn = line.popleft()
-                    del self._waiting[peer]
+                    del self._waiting[name]
                     if line:
-                        self._waiting[peer] = line  # behind the others
-                    self._running[turn.address] += 1
+                        self._waiting[name] = line  # behind the others
+                    self._running[address] += 1
                     return turn
+            if self._closed:
+                mine.put(None)
+            else:
+                self._idle.append(mine)
         return None
+
+    def _leave(self, place: PoolPlace) -> None:
+        place.uses -= 1
+        if not place.uses:
+            self.count -= 1
+            _drop(self._held, place.address)
+
+
+def _run(turn: ThreadTurn) -> None:
+    future = turn.future
+    if future is None:
+        try:
+            turn.fn(*turn.args)
+        except BaseException:
+            _log.exception("unexpected error in a call")
+    elif future.set_running_or_notify_cancel():
+        try:
+            result = turn.fn(*turn.args)
+        except BaseException as ex:
+            future.set_exception(ex)
+        else:
+            future.set_result(result)
+
+
+def _drop(counts: Counter[str], address: str) -> None:
+    left = counts[address] - 1
+    if left:
+        counts[address] = left
+    else:
+        del counts[address]
 
 
 def _peer(args: tuple[Any, ...]) -> str:

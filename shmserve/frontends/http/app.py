@@ -9,7 +9,8 @@ from typing import Any
 import falcon
 
 from shmserve.config import Settings
-from shmserve.frontends.access import Access, Origins
+from shmserve.core.access import Access
+from shmserve.frontends.access import Origins
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import route_table
 from shmserve.frontends.http.error_handlers import ErrorHandlers
@@ -24,13 +25,17 @@ from shmserve.frontends.http.routes.infer import InferResource
 from shmserve.frontends.oip.repository import Repository
 from shmserve.frontends.oip.restricted_apis import Restricted
 from shmserve.frontends.oip.shared_memory import SharedMemory
+from shmserve.frontends.presented_keys import PresentedKeys
+from shmserve.transport.peer_credentials import take_as_remote
 
 
 def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
     """The WSGI application of one HTTP worker."""
+    take_as_remote(settings.remote_binds)
     access = Access(settings, os.geteuid())
     origins = OriginCheck(Origins(settings, settings.http_bind, socket.gethostname()))
-    guard = Guard(Restricted(settings.http_restricted_api), access)
+    keys = PresentedKeys(settings, dispatcher.count_key)
+    guard = Guard(Restricted(settings.http_restricted_api), access, keys)
     middleware: list[Any] = [origins, guard] if guard else [origins]
     app: HttpApp = falcon.App(media_type="application/json", middleware=middleware)
     errors = ErrorHandlers()

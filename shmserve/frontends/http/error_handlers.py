@@ -16,6 +16,7 @@ from shmserve.errors import (
     ModelFailure,
     QueueFull,
     ShmserveError,
+    Unauthenticated,
     UnsupportedEncoding,
 )
 
@@ -23,6 +24,7 @@ log = logging.getLogger("shmserve.http")
 
 _encode = msgspec.json.Encoder().encode
 _RETRY_AFTER_S = "1"
+_CHALLENGE = 'Bearer realm="shmserve"'
 _GENERIC = "internal server error"
 
 
@@ -51,6 +53,8 @@ class ErrorHandlers:
             log.error("%s %s failed", req.method, req.path, exc_info=ex)
         if isinstance(ex, QueueFull | ArenaExhausted):
             resp.set_header("Retry-After", _RETRY_AFTER_S)
+        elif isinstance(ex, Unauthenticated):
+            resp.set_header("WWW-Authenticate", _CHALLENGE)
         elif isinstance(ex, UnsupportedEncoding):
             resp.set_header("Accept-Encoding", "gzip, deflate")
 

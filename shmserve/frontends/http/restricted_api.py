@@ -1,16 +1,23 @@
 """What is asked of a request once its route is known: the secret of the route's category, and
-whether its caller may do what the route does. Every route is added with both."""
+whether its caller may do what the route does, by himself or with his key. Every route is added
+with both."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import falcon
 
+from shmserve.core.access import ACTIONS, Access, Action
+from shmserve.core.keys import HEADER, Key
 from shmserve.errors import PermissionDenied
-from shmserve.frontends.access import ACTION_OF, Access, Action
-from shmserve.frontends.http.routes.callers import caller_of
+from shmserve.frontends.access import ACTION_OF
+from shmserve.frontends.http.routes.callers import SCOPES, caller_of
 from shmserve.frontends.oip.restricted_apis import Category, Restricted
+from shmserve.frontends.presented_keys import PresentedKeys
+
+log = logging.getLogger("shmserve.http")
 
 HttpApp = falcon.App[falcon.Request, falcon.Response]
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -26,15 +33,16 @@ class RouteRule(NamedTuple):
 class Guard:
     """Refuses requests without the secret of their category, and callers who may not."""
 
-    def __init__(self, restricted: Restricted, access: Access) -> None:
+    def __init__(self, restricted: Restricted, access: Access, keys: PresentedKeys) -> None:
         self._restricted = restricted
         self._access = access
-        self._closed = not access.open_to_all("change")
+        self._keys = keys
+        self._closed = frozenset(filter(access.asked_at_the_door, ACTIONS)) - {"send models"}
         self.rules: dict[str, RouteRule] = {}  # by the route's template
 
     def __bool__(self) -> bool:
         """Whether there is anything to refuse."""
-        return bool(self._restricted) or self._closed
+        return bool(self._restricted or self._closed or self._keys)
 
     def process_resource(
         self, req: falcon.Request, resp: falcon.Response, resource: Any, params: dict[str, Any]
@@ -48,11 +56,24 @@ class Guard:
     def check(self, rule: RouteRule, req: falcon.Request) -> None:
         """The same for a request that no route takes."""
         self._restricted.check(rule.category, _Headers(req))
+        key = self._holder(req) if self._keys else None
         action = rule.action
-        if action is None and req.method not in _READING:
-            action = ACTION_OF[rule.category]
-        if action == "change" and self._closed:  # who registers what is for the coordinator to say
-            self._access.check(action, caller_of(req.env))
+        if action is None:
+            action = "use" if req.method in _READING else ACTION_OF[rule.category]
+        if action not in self._closed or (action == "use" and rule.category == "health"):
+            return  # probes of health have no key
+        self._access.check(action, caller_of(req.env))
+        if key is not None and action != "use":
+            log.info("key %s: %s %s", key.name, req.method, req.uri_template or "")
+
+    def _holder(self, req: falcon.Request) -> Key | None:
+        """Whose key it came with. No model is to see that, nor what else is made of headers."""
+        field, key = self._keys.holder(_Headers(req).get)
+        if key is not None:
+            req.env[SCOPES] = key.scopes
+        if key is not None or field == HEADER:
+            del req.env[f"HTTP_{field.upper().replace('-', '_')}"]
+        return key
 
 
 class _Headers:

@@ -10,7 +10,7 @@ from falcon import inspect
 
 from shmserve import extensions
 from shmserve.config import Settings
-from shmserve.frontends.access import Action
+from shmserve.core.access import Action
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.error_handlers import ErrorHandlers
 from shmserve.frontends.http.origin_check import OriginCheck

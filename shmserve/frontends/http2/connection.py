@@ -92,7 +92,7 @@ class Connection:
         Its owner may receive them, or a part, right where they belong, and say so by
         `payload_received`; or ignore it, and give everything to `receive`.
         """
-        return None if self._failed else self._data.payload_due
+        return self._data.payload_due if self._data.left and not self._failed else None
 
     def payload_received(self, count: int, now: float) -> list[Event]:
         """That many bytes of `payload_due` were received by their owner.

@@ -81,10 +81,11 @@ class ControlFrames:
             ConnectionFailed: the connection is to end.
         """
         self.spend()
-        _check_form(kind, stream_id, len(payload))
-        if kind == frames.WINDOW_UPDATE:
+        if kind == frames.WINDOW_UPDATE and len(payload) == 4:  # the most common by far
             self._on_window_update(stream_id, int.from_bytes(payload, "big"))
-        elif kind == frames.RST_STREAM:
+            return
+        _check_form(kind, stream_id, len(payload))
+        if kind == frames.RST_STREAM:
             self._on_rst_stream(stream_id, int.from_bytes(payload, "big"))
         elif kind == frames.PING:
             self._on_ping(flags, bytes(payload))

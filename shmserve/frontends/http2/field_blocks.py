@@ -12,7 +12,7 @@ from shmserve.frontends.http2.frames import (
 )
 from shmserve.frontends.http2.limits import Limits
 
-_BESIDE_BLOCK = 1 + 5 + 255  # padding's length, priority, padding
+BESIDE_BLOCK = 1 + 5 + 255  # in the largest frame that is kept: padding's length, priority, padding
 
 
 class FieldBlocks:
@@ -28,11 +28,6 @@ class FieldBlocks:
         self.stream_id = 0  # whose block is open; 0 if none is
         self.since = 0.0
         self.ends_stream = False
-
-    def check_frame(self, length: int) -> None:
-        """No frame that is kept until it is whole is larger than this."""
-        if length > self._limits.max_header_block_bytes + _BESIDE_BLOCK:
-            raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "the header block is too large")
 
     def begin(self, flags: int, stream_id: int, payload: memoryview, now: float) -> bytes | None:
         """The block of a HEADERS frame, or None if CONTINUATION follows."""

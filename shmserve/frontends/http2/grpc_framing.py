@@ -114,7 +114,7 @@ class MessageReader:
 
     Args:
         max_bytes: the largest message, without its prefix; compared before anything is allocated.
-        receiver: makes one for so many bytes of a message that is not compressed.
+        receiver: makes one for so many bytes of a message, compressed or not.
 
     Attributes:
         receiving: of the message that has begun.
@@ -123,7 +123,7 @@ class MessageReader:
     __slots__ = ("_compressed", "_head", "_make", "_max_bytes", "receiving")
 
     def __init__(
-        self, max_bytes: int, receiver: Callable[[int], MessageReceiver] = WholeMessage
+        self, max_bytes: int, receiver: Callable[[int, bool], MessageReceiver] | None = None
     ) -> None:
         self._max_bytes = max_bytes
         self._make = receiver
@@ -154,8 +154,8 @@ class MessageReader:
                 messages.append(GrpcMessage(self._compressed, data[position : position + size]))
                 position += size
                 continue
-            make = WholeMessage if self._compressed else self._make
-            self.receiving = make(size)
+            make = self._make
+            self.receiving = make(size, self._compressed) if make else WholeMessage(size)
             self.receiving.feed(data[position:])
             break
         return messages

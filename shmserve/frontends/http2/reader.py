@@ -6,7 +6,7 @@ from shmserve.frontends.http2 import frames
 from shmserve.frontends.http2.control import ControlFrames
 from shmserve.frontends.http2.data import DataFrames
 from shmserve.frontends.http2.events import RequestReceived, TrailersReceived
-from shmserve.frontends.http2.field_blocks import FieldBlocks
+from shmserve.frontends.http2.field_blocks import BESIDE_BLOCK, FieldBlocks
 from shmserve.frontends.http2.field_rules import malformed
 from shmserve.frontends.http2.fields import FieldDecoder
 from shmserve.frontends.http2.frames import (
@@ -54,6 +54,7 @@ class FrameReader:
         self._fields = FieldDecoder(limits)
         self._blocks = FieldBlocks(limits)
         self._max_frame = limits.max_frame_bytes
+        self._max_kept = limits.max_header_block_bytes + BESIDE_BLOCK
         self._now = now
         self._began_at = now
         self._preface_seen = 0
@@ -126,7 +127,10 @@ class FrameReader:
                 self._control.spend()
                 position = self._data.skip(view, body, end, length)
             else:
-                self._blocks.check_frame(length)
+                if length > self._max_kept:
+                    raise ConnectionFailed(
+                        ErrorCode.ENHANCE_YOUR_CALM, "the header block is too large"
+                    )
                 position = body + length
                 if position > end:
                     return body - HEAD_BYTES

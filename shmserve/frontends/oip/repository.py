@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 
 from shmserve.config import Settings
+from shmserve.core.access import Access
 from shmserve.core.regions.region_book import Caller
 from shmserve.errors import Unimplemented
-from shmserve.frontends.access import Access
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.oip import load_request

@@ -20,6 +20,7 @@ from shmserve.protocol.oip.answer import (
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.request import InferOutput, InferRequest
 from shmserve.tensor import bytes_codec
+from shmserve.waiting import beside_if_large
 
 
 class InferResult(Struct, frozen=True):
@@ -48,7 +49,7 @@ def make_result(
     given = {tensor.name: tensor for tensor in outcome.outputs}
     outputs: list[InferAnswerOutput] = []
     buffers: list[memoryview | bytes] = []
-    total = 0
+    total = copied = 0
     for want in wanted:
         tensor = given.get(want.name)
         if tensor is None:
@@ -59,7 +60,8 @@ def make_result(
             continue
         data: memoryview | bytes = tensor.view
         if want.classification:
-            datatype, shape, data = classify(signature, want, tensor)
+            size = len(tensor.view)
+            datatype, shape, data = beside_if_large(size, classify, signature, want, tensor)
         if request.binary_output if want.binary is None else want.binary:
             size = len(data)
             outputs.append(InferAnswerOutput(name, datatype, shape, BinarySize(size)))
@@ -67,12 +69,15 @@ def make_result(
                 buffers.append(data)
                 total += size
         else:
-            elements = json_data(data, datatype, shape, name, spec.name)
-            receipt.copied_out += len(tensor.view)
+            size = len(data)
+            elements = beside_if_large(size, json_data, data, datatype, shape, name, spec.name)
+            copied += len(tensor.view)
             outputs.append(InferAnswerOutput(name, datatype, shape, data=elements))
     parameters = answer_parameters(outcome.parameters) if outcome.parameters else UNSET
     answer = InferAnswer(spec.name, spec.version, outputs, request.id or UNSET, parameters)
-    return InferResult(encode(answer), buffers, total)
+    receipt.copied_out += copied
+    head = beside_if_large(copied, encode, answer) if copied else encode(answer)
+    return InferResult(head, buffers, total)
 
 
 def classify(

@@ -77,6 +77,7 @@ class SharedMemory:
 
     def _own(self, caller: Caller, kind: str, name: str) -> list[Region]:
         regions = self._dispatcher.snapshot().regions
+        caller = rules.acting(caller, self._server_uid)
         own = rules.visible(regions, caller, self._settings, self._server_uid)
         named = [r for r in own if not name or r.name == name]
         matches = [r for r in named if r.kind == kind]
@@ -105,6 +106,7 @@ class SharedMemory:
         object_name(key, name)
         if not 0 < byte_size <= MAX_INT64 or not 0 <= offset <= MAX_INT64 - byte_size:
             raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
+        caller = rules.acting(caller, self._server_uid)
         self._dispatcher.coordinator.register_region(caller, name, key, offset, byte_size)
 
     def register_cuda(
@@ -118,7 +120,7 @@ class SharedMemory:
         self.require_on()
         check_arguments(name, handle, device_id, byte_size)
         self._dispatcher.coordinator.register_cuda_region(
-            caller, name, handle, device_id, byte_size
+            rules.acting(caller, self._server_uid), name, handle, device_id, byte_size
         )
 
     def unregister(self, caller: Caller, name: str = "", kind: str = SYSTEM) -> None:
@@ -128,6 +130,7 @@ class SharedMemory:
             Unimplemented: client shared memory is off.
         """
         self.require_on()
+        caller = rules.acting(caller, self._server_uid)
         self._dispatcher.coordinator.unregister_regions(caller, name, kind)
 
     def find(
@@ -143,7 +146,7 @@ class SharedMemory:
             raise InvalidArgument(f"model '{spec.name}' takes no client shared memory")
         region = rules.find(
             self._dispatcher.snapshot().regions,
-            caller(),
+            rules.acting(caller(), self._server_uid),
             window.region,
             window.offset,
             window.nbytes,

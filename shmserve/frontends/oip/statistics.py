@@ -13,8 +13,6 @@ from shmserve.errors import NotFound
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.protocol.control.stats_messages import ModelReport, Report
 
-_NONE = {"count": 0, "ns": 0}
-
 
 class Statistics:
     """`models` is the whole of it."""
@@ -55,9 +53,10 @@ class Statistics:
 
 
 def _statistics(model: ModelReport, report: Report, ensemble: bool) -> dict[str, Any]:
-    """An ensemble has no executor that counts: it has run as often as it has answered."""
+    """An ensemble has no executor that counts: it has run as often as it has
+    answered what was not kept."""
     requests, runs = model.all_requests(), model.runs
-    answered = requests.succeeded
+    answered = max(0, requests.succeeded - requests.cache[0])  # by its steps
     stages = dict(zip(STAGES, (_duration(runs.requests, ns) for ns in runs.stage_ns), strict=True))
     return {
         "name": model.model,
@@ -69,8 +68,8 @@ def _statistics(model: ModelReport, report: Report, ensemble: bool) -> dict[str,
             "success": _duration(requests.succeeded, requests.success_ns),
             "fail": _duration(requests.failed, requests.fail_ns),
             **stages,
-            "cache_hit": _NONE,
-            "cache_miss": _NONE,
+            "cache_hit": _duration(*requests.cache[:2]),
+            "cache_miss": _duration(*requests.cache[2:]),
         },
         "response_stats": _responses(runs),
         "batch_stats": _batches(runs),

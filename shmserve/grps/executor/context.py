@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from shmserve._generated import grps_pb2
@@ -32,7 +31,7 @@ class GrpsContext:
         stream_type: str = model_parameters.STREAM_TYPE,
         deadline_ns: int = 0,
     ) -> None:
-        self._deadline_ns = deadline_ns
+        self.deadline_ns = deadline_ns  # from then on nobody waits for the answer; 0: never
         self._answers = answers
         self._http_request = http_request
         self._http_response: tuple[HttpAnswer, bytes] | None = None
@@ -141,12 +140,6 @@ class GrpsContext:
         return self._http_response
 
     # ------------------------------------------------- for the server alone
-
-    def remaining_s(self) -> float | None:
-        """Seconds until nobody waits for the answer any more; None: there is no such time."""
-        if not self._deadline_ns:
-            return None
-        return max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
 
     @property
     def converter(self) -> Any:

@@ -38,7 +38,7 @@ class GrpsBackend:
     chooses_device = True
     device = CPU  # as far as requests go: what else a project uses is its own business
     reads_on_device = False
-    batching = BatchForm.ALONE  # projects have a batcher of their own
+    batching = BatchForm.ALONE  # each step of a dag has a batch of its own (`batcher`)
 
     def __init__(self) -> None:
         self._models: ProjectModels | None = None

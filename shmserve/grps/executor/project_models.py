@@ -38,7 +38,7 @@ class Model:
         context.set_converter(self.converter)
         context.set_inferer(self.inferer)
         if self._batcher is not None:
-            return self._batcher.infer(message, context, context.remaining_s())
+            return self._batcher.infer(message, context, context.deadline_ns)
         if self.converter is None:
             return self.inferer.infer(message, context)
         value = self.converter.preprocess(message, context)

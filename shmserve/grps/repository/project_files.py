@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
+from shmserve.core.scheduling.batch_policy import BatchPolicy
 from shmserve.errors import ConfigError
 from shmserve.grps.protocol import model_parameters
 from shmserve.repository import text_files
@@ -34,13 +35,6 @@ _ELSEWHERE = {
 }
 
 
-class Batching(Struct, frozen=True):
-    """Gather requests: until there are `max_batch_size`, or `timeout_us` after the first."""
-
-    max_batch_size: int
-    timeout_us: int
-
-
 class ProjectModel(Struct, frozen=True):
     """One entry of `models`. `converter_type` "none": the inferer takes and gives messages."""
 
@@ -54,7 +48,7 @@ class ProjectModel(Struct, frozen=True):
     converter_name: str
     converter_path: Any
     converter_args: Any
-    batching: Batching | None
+    batching: BatchPolicy | None
 
     @property
     def gpu(self) -> int | None:
@@ -197,17 +191,17 @@ class _Reader:
             )
         return value
 
-    def _batching(self, what: str, entry: dict[str, Any]) -> Batching | None:
+    def _batching(self, what: str, entry: dict[str, Any]) -> BatchPolicy | None:
         block = self.mapping(entry, "batching")
         if not block:
             return None
         kind = block.get("type")
         if kind not in ("none", "dynamic"):
             raise ConfigError(f"{what}: batching.type '{kind}' is not none or dynamic")
-        batching = Batching(
-            self.positive(block, "max_batch_size"), self.positive(block, "batch_timeout_us")
-        )
-        return batching if kind == "dynamic" else None
+        size = self.positive(block, "max_batch_size")
+        timeout_ns = self.positive(block, "batch_timeout_us") * 1000
+        # Until there are so many, or so long after the first.
+        return BatchPolicy(size, frozenset((size,)), timeout_ns) if kind == "dynamic" else None
 
     def dag(self, names: list[str]) -> tuple[str, ...]:
         block = self.mapping(self.document, "dag")

@@ -50,8 +50,19 @@ class ListRegions(Message, frozen=True, tag="Status"):
     after: str = ""
 
 
+class OpenLane(Message, frozen=True):
+    """Give me a lane to an executor of this model; version "": the newest. The reply is
+    `LaneOpened`, and the lane rides along; or `Failed`: ask over HTTP."""
+
+    model: str
+    version: str = ""
+
+
 class ServerHello(Message, frozen=True):
+    """`lanes`: `OpenLane` is understood."""
+
     version: int
+    lanes: bool = False
 
 
 class RegionInfo(Struct, frozen=True, array_like=True):
@@ -78,8 +89,25 @@ class Failed(Message, frozen=True):
     text: str
 
 
-ToServer = ClientHello | RegisterMemfd | Unregister | ListRegions
-FromServer = ServerHello | Ok | Failed
+class LaneOpened(Message, frozen=True):
+    """One end of a socket pair rides along, of type SEQPACKET: the messages on it are those of
+    `lane_messages`.
+
+    Attributes:
+        version: of the model, which answers.
+        instance: whose executor has the other end.
+        rerun: a request that an executor died of may be sent again.
+        timeout_ns: how long the server would wait for an answer.
+    """
+
+    version: str
+    instance: str
+    rerun: bool
+    timeout_ns: int
+
+
+ToServer = ClientHello | RegisterMemfd | Unregister | ListRegions | OpenLane
+FromServer = ServerHello | Ok | Failed | LaneOpened
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_server = msgpack_decoder(ToServer)

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from shmserve.core.scheduling.rate_limit_policy import RateLimit
 from shmserve.protocol.control.message import Message
 from shmserve.tensor.spec import ModelSpec
 
@@ -13,13 +14,15 @@ from shmserve.tensor.spec import ModelSpec
 class Loaded(Message, frozen=True):
     """The instance can take requests at `endpoint` (a socket's name in the run directory).
 
-    `device`: where its model computes; empty: where it should (`Instance`).
+    `device`: where its model computes; empty: where it should (`Instance`). `rate_limit`: what
+    it must acquire before it executes.
     """
 
     instance: str
     spec: ModelSpec
     endpoint: str
     device: str = ""
+    rate_limit: RateLimit | None = None
 
 
 class LoadFailed(Message, frozen=True):
@@ -32,7 +35,8 @@ class LoadFailed(Message, frozen=True):
 class Hello(Message, frozen=True):
     """First message of a link. `held_bytes`: pool budget already granted to this process.
 
-    `loaded` repeats an executor's `Loaded` after the coordinator was restarted.
+    `loaded` repeats an executor's `Loaded` after the coordinator was restarted; `acquired` is the
+    ticket of the resources that it holds (0: none).
     """
 
     version: int
@@ -42,6 +46,7 @@ class Hello(Message, frozen=True):
     held_bytes: int = 0
     loaded: Loaded | None = None
     instance: str = ""  # executors: what they run, also before it is loaded
+    acquired: int = 0
 
 
 class Grant(Message, frozen=True):
@@ -53,6 +58,17 @@ class Grant(Message, frozen=True):
 
 class GiveBack(Message, frozen=True):
     nbytes: int
+
+
+class AcquireResources(Message, frozen=True):
+    """Executor: wants to execute once, and to hold what `Loaded.rate_limit` says meanwhile. What
+    it held until now it gives back."""
+
+    ticket: int
+
+
+class ReleaseResources(Message, frozen=True):
+    """Executor: holds nothing any more, and has nothing to execute."""
 
 
 class Started(Message, frozen=True):
@@ -106,6 +122,12 @@ class Granted(Message, frozen=True):
     ticket: int
     granted: bool
     reason: str = ""
+
+
+class ResourcesAcquired(Message, frozen=True):
+    """The executor holds its resources until it says otherwise or its link ends."""
+
+    ticket: int
 
 
 class Trim(Message, frozen=True):
@@ -181,3 +203,24 @@ class Stop(Message, frozen=True):
     """Finish what was accepted and exit."""
 
     reason: str
+
+
+class LaneOffered(Message, frozen=True):
+    """Coordinator to an executor: a local program's lane rides along. `uid`, `pid`, `started`: who
+    asked for it, as the kernel says."""
+
+    uid: int
+    pid: int
+    started: int
+
+
+class LanesOpen(Message, frozen=True):
+    """Executor: to a new coordinator: whose lanes it has; else: of which users one has ended."""
+
+    uids: tuple[int, ...]
+    ended: bool = False
+
+
+class MoveLanes(Message, frozen=True):
+    """Coordinator to an executor: its lanes take no further requests; their programs ask for
+    others, and are told where to go."""

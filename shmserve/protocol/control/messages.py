@@ -30,7 +30,8 @@ ToFrontend = data.ExecutorHello | data.Answer
 
 ToCoordinator = (
     link.Hello | link.Grant | link.GiveBack | link.Loaded | link.LoadFailed | link.Started
-    | link.Exited | link.Show | link.Stats | link.Drain
+    | link.Exited | link.Show | link.Stats | link.Drain | link.LanesOpen
+    | link.AcquireResources | link.ReleaseResources
     | region.RegisterRegion | region.RegisterCudaRegion | region.UnregisterRegions
     | region.NeedRegion | region.RegionShrunk | region.RegionProbed | region.RegionsClosed
     | region.StoredRegions
@@ -41,6 +42,7 @@ ToCoordinator = (
 FromCoordinator = (
     link.Welcome | link.Granted | link.Trim | link.AskStats | link.Desired | link.Shown
     | link.Stop | link.Adopt | link.Forgive | link.RegistryChanged
+    | link.LaneOffered | link.MoveLanes | link.ResourcesAcquired
     | region.RegionAnswer | region.RegionGiven | region.RegionsGone | region.StoreRegions
     | region.DropRegions | region.ProbeRegion
     | settings.FlagSet | settings.SettingsAnswer | settings.LogChanged
@@ -50,7 +52,8 @@ FromCoordinator = (
 
 # Void for a new coordinator: what the hello tells it, or what it asks or is asked again.
 VOID = (
-    *(link.GiveBack, link.Grant, link.Stats, link.Loaded),
+    *(link.GiveBack, link.Grant, link.Stats, link.Loaded, link.LanesOpen),
+    *(link.AcquireResources, link.ReleaseResources),
     *(region.RegisterRegion, region.RegisterCudaRegion, region.UnregisterRegions),
     *(region.NeedRegion, region.RegionProbed, region.RegionsClosed, region.StoredRegions),
     *(settings.SetFlag, settings.ChangeLog, settings.ChangeTrace, settings.TakeTraces),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from msgspec import Struct, field
 
 from shmserve.core.stats.counter_pages import Gauges
@@ -80,12 +82,13 @@ class ModelReport(Struct, array_like=True):
 
 class ProcessReport(Struct, frozen=True, array_like=True):
     """A process that counts. `depth`, `busy_ns`: of executors, requests waiting or running
-    and since when with one of them."""
+    and since when with one of them; `running`: those that do not wait."""
 
     owner: PageOwner
     gauges: Gauges
     depth: int = 0
     busy_ns: int = 0
+    running: int = 0
 
 
 class RegionsReport(Struct, frozen=True, array_like=True):
@@ -126,7 +129,8 @@ class Report(Struct, frozen=True, array_like=True):
     """All numbers at one moment.
 
     `starts` and `ends`: processes by role since the service began. `unreadable`: pages
-    that could not be read, left out of everything above. `gpus`: those that answer.
+    that could not be read, left out of everything above. `gpus`: those that answer. `keys`:
+    requests by the names of the keys they came with.
     """
 
     models: tuple[ModelReport, ...]
@@ -138,3 +142,15 @@ class Report(Struct, frozen=True, array_like=True):
     regions: tuple[RegionsReport, ...] = ()
     unreadable: int = 0
     gpus: tuple[GpuReport, ...] = ()
+    keys: dict[str, int] = {}
+
+    def pending(self) -> dict[tuple[str, str], int]:
+        """Requests that wait to be executed, by model version: those that frontends have sent to
+        executors, wherever they are on their way, but those that the models work on."""
+        running: Counter[tuple[str, str]] = Counter()
+        for process in self.processes:
+            running[process.owner.model, process.owner.version] += process.running
+        return {
+            (m.model, m.version): max(0, m.all_requests().in_flight - running[m.model, m.version])
+            for m in self.models
+        }

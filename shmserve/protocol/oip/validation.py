@@ -53,9 +53,10 @@ def refuse_decoupled(signature: ModelSignature, where: str) -> None:
 
 
 def check_inputs(
-    signature: ModelSignature, request: InferRequest, limits: Settings, find: Find
+    signature: ModelSignature, request: InferRequest, limits: Settings, find: Find | None
 ) -> list[CheckedInput]:
-    """Check every input; the result is in the request's order. `find` looks up regions.
+    """Check every input; the result is in the request's order. `find` looks up regions; None:
+    nobody does, yet.
 
     Raises:
         InvalidArgument: an input is missing, unknown or of the wrong type, shape or size.
@@ -70,11 +71,23 @@ def check_inputs(
             _check_batch(signature, checked)
     except InvalidArgument as ex:
         raise type(ex)(f"[request id: {request.id or UNKNOWN_ID}] {ex.message}") from None
-    for index, item in enumerate(checked):
-        if item.source.region is not None:
-            at = find(signature.spec, item.source.region)
-            checked[index] = CheckedInput(item.source, item.signature, item.count, item.nbytes, at)
-    return checked
+    return checked if find is None else locate_inputs(signature.spec, checked, find)
+
+
+def locate_inputs(spec: ModelSpec, checked: list[CheckedInput], find: Find) -> list[CheckedInput]:
+    """The same inputs with `at` told, by `find` and as of now, of those in client memory.
+
+    Raises:
+        NotFound: a shared-memory region that is not registered.
+    """
+    return [
+        item
+        if item.source.region is None
+        else CheckedInput(
+            item.source, item.signature, item.count, item.nbytes, find(spec, item.source.region)
+        )
+        for item in checked
+    ]
 
 
 def check_outputs(
@@ -91,7 +104,6 @@ def check_outputs(
     """
     default = request.binary_output
     wanted = request.outputs or signature.all_outputs
-    places: tuple[OutputPlace, ...] = ()
     for output in wanted:
         spec = signature.outputs.get(output.name)
         if spec is None:
@@ -100,8 +112,8 @@ def check_outputs(
                 f" '{output.name}' for model '{signature.spec.name}'"
             )
         if output.region is not None:
-            places += (OutputPlace(output.name, find(signature.spec, output.region)),)
-        elif output.classification:
+            continue
+        if output.classification:
             if not spec.classifiable:
                 raise InvalidArgument(
                     f"output '{output.name}' of datatype {spec.datatype} has no classification"
@@ -113,7 +125,20 @@ def check_outputs(
                 )
         elif not spec.json_ok and not (default if output.binary is None else output.binary):
             raise InvalidArgument(no_json_form("sending", spec.datatype, f"output {output.name}"))
-    return wanted, places
+    return wanted, locate_outputs(signature.spec, wanted, find)
+
+
+def locate_outputs(
+    spec: ModelSpec, wanted: tuple[InferOutput, ...], find: Find
+) -> tuple[OutputPlace, ...]:
+    """Where the wanted outputs go that go into client memory, by `find` and as of now.
+
+    Raises:
+        NotFound: a shared-memory region that is not registered.
+    """
+    return tuple(
+        [OutputPlace(o.name, find(spec, o.region)) for o in wanted if o.region is not None]
+    )
 
 
 def _input(signature: ModelSignature, source: InferInput, limits: Settings) -> CheckedInput:

@@ -96,13 +96,19 @@ class IncomingRequest:
         if self._target is None:
             self.feed(self._scratch[:count])
             return
+        if not self._placed:
+            self.gathered(count)
         self.left -= count
         self._advance(count)
 
     def feed(self, data: memoryview) -> None:
         """Bytes that were received elsewhere."""
+        self.gathered(len(data))
         self.left -= len(data)
         self._take(data)
+
+    def gathered(self, count: int) -> None:
+        """So many bytes come that have no place; raises where there is no memory for them."""
 
     def grant(self, place: Place | None) -> None:
         """The place that was wanted; None: there is none, and the bytes of the tensor will be
@@ -184,8 +190,18 @@ class IncomingRequest:
         limits = self._limits
         return size <= min(left, limits.max_tensor_bytes) and len(self.raw) < limits.max_inputs
 
+    def expected(self, size: int) -> bool:
+        """Whether the next of `raw`, of so many bytes, may have a place; raises where it is not
+        wanted at all. What came before it is in `head`."""
+        return True
+
+    @property
+    def head(self) -> memoryview:
+        """What came before the first tensor, once that begins."""
+        return memoryview(bytes(self._rest))
+
     def _want(self, size: int) -> None:
-        if size < LARGE_BYTES:
+        if size < LARGE_BYTES or not self.expected(size):
             self._begin(size, None)
             return
         place = self._reserve(size)
@@ -196,7 +212,7 @@ class IncomingRequest:
 
     def _begin(self, size: int, place: Place | None) -> None:
         if place is None:
-            self._target = memoryview(bytearray(size))
+            self._target = np.empty(size, np.uint8).data  # pages come when written
             self.raw.append(self._target)
         else:
             self._target = place.view

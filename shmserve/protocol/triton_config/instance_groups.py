@@ -22,13 +22,14 @@ class InstanceGroup(Struct, frozen=True):
     """`count` instances on each of `gpus`; on the CPU where there are none.
 
     `gpus` are numbers of visible devices (`core.devices`). A group of KIND_GPU or KIND_AUTO may
-    leave them out until it is `placed`.
+    leave them out until it is `placed`. `host_policy`: a name of the setting `host_policies`.
     """
 
     name: str
     count: int = 1
     kind: str = AUTO
     gpus: tuple[int, ...] = ()
+    host_policy: str = ""
 
     @property
     def size(self) -> int:
@@ -74,8 +75,11 @@ def instance_groups(message: Any, model: str, backend: BackendKind) -> tuple[Ins
             raise ConfigError(f"model '{model}': instance_group.gpus does not go with kind {kind}")
         if entry.count < 0:
             raise ConfigError(f"model '{model}': instance_group.count {entry.count} is negative")
+        _check_resources(entry.rate_limiter.resources, model)
         name = entry.name or f"{model}_{index}"
-        groups.append(InstanceGroup(name, entry.count or 1, kind, tuple(entry.gpus)))
+        groups.append(
+            InstanceGroup(name, entry.count or 1, kind, tuple(entry.gpus), entry.host_policy)
+        )
     _check_size(groups, model)
     return tuple(groups) or (InstanceGroup(f"{model}_0"),)
 
@@ -130,7 +134,9 @@ def shown(config: ConfigDocument, groups: Sequence[InstanceGroup]) -> ConfigDocu
 
 def read(config: ConfigDocument) -> tuple[InstanceGroup, ...]:
     """The groups of a configuration that clients are shown."""
-    return tuple(InstanceGroup(g.name, g.count, g.kind, g.gpus) for g in config.groups)
+    return tuple(
+        InstanceGroup(g.name, g.count, g.kind, g.gpus, g.host_policy) for g in config.groups
+    )
 
 
 def _check_devices(gpus: tuple[int, ...], model: str, devices: int) -> None:
@@ -150,6 +156,16 @@ def there_are(devices: int) -> str:
     if devices == 1:
         return "there is 1 device (0)"
     return f"there are {devices} devices (0 to {devices - 1})"
+
+
+def _check_resources(resources: Sequence[Any], model: str) -> None:
+    names = [resource.name.lower() for resource in resources]
+    for name in names:
+        if not name or names.count(name) > 1:
+            raise ConfigError(
+                f"model '{model}': instance_group.rate_limiter.resources has '{name}' "
+                + ("twice" if name else "for a name")
+            )
 
 
 def _check_size(groups: Sequence[InstanceGroup], model: str) -> None:

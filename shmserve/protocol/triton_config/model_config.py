@@ -34,6 +34,7 @@ from shmserve.protocol.triton_config.document import document_of
 from shmserve.protocol.triton_config.ensemble_steps import ensemble_steps
 from shmserve.protocol.triton_config.field_table import refuse_unsupported, without_effect
 from shmserve.protocol.triton_config.instance_groups import InstanceGroup, instance_groups
+from shmserve.protocol.triton_config.ragged_batches import check_batch_tensors
 from shmserve.protocol.triton_config.sequences import check_sequences
 from shmserve.protocol.triton_config.warmup_samples import WarmupSample, warmup_samples
 from shmserve.tensor.config_document import ConfigDocument
@@ -198,6 +199,14 @@ def _check_hints(message: Any, model: str, backend: str) -> None:
     """Values that cannot be meant, also where they would have no effect."""
     check_batching(message, model)
     check_sequences(message, model)
+    check_batch_tensors(message, model)
+    if message.response_cache.enable:
+        for kind, is_it in (
+            ("a decoupled model", message.model_transaction_policy.decoupled),
+            ("a model with sequence_batching", message.HasField("sequence_batching")),
+        ):
+            if is_it:
+                raise ConfigError(f"model '{model}': response_cache is not supported for {kind}")
     level = message.optimization.graph.level
     if backend == ONNXRUNTIME and level not in _GRAPH_LEVELS:
         raise ConfigError(f"model '{model}': optimization.graph.level {level} is not -1, 0, 1 or 2")
@@ -275,7 +284,10 @@ def _normalise(
     if policy.kind == "latest":
         message.version_policy.latest.num_versions = policy.count
     message.model_transaction_policy.decoupled = message.model_transaction_policy.decoupled
-    del message.instance_group[:]
-    for group in groups:
-        kind = pb.ModelInstanceGroup.Kind.Value(group.kind)
-        message.instance_group.add(name=group.name, count=group.count, kind=kind, gpus=group.gpus)
+    if not groups:
+        del message.instance_group[:]
+    elif not message.instance_group:
+        message.instance_group.add()
+    for group, entry in zip(groups, message.instance_group, strict=True):
+        entry.name, entry.count = group.name, group.count
+        entry.kind = pb.ModelInstanceGroup.Kind.Value(group.kind)

@@ -18,14 +18,14 @@ def spawn_stand_in(
     role: str,
     arguments: Sequence[str],
     *,
-    master_fd: int,
+    keep: Sequence[int],
     environ: dict[str, str],
     new_session: bool,
 ) -> subprocess.Popen[bytes]:
     script = os.path.join(HERE, f"{role}.py")
     return spawn(
-        [sys.executable, script, *arguments, "--master-fd", str(master_fd)],
-        keep=(master_fd,),
+        [sys.executable, script, *arguments],
+        keep=keep,
         environ=environ,
         new_session=new_session,
     )

@@ -9,7 +9,7 @@ from shmserve import config
 from shmserve.observe import logs
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.supervisor.announce import Announcer
-from shmserve.supervisor.service import Commands, Supervisor
+from shmserve.supervisor.service import Commands, Inherited, Supervisor
 from shmserve.transport.notify import Notifier
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -20,6 +20,8 @@ def main() -> int:
     parser.add_argument("--detach", action="store_true")
     parser.add_argument("--process-id", required=True)
     parser.add_argument("--master-fd", type=int, required=True)
+    parser.add_argument("--lock-fd", type=int, required=True)
+    parser.add_argument("--grpc-fds", type=int, nargs="*", default=[])
     parser.add_argument("--notify-socket", default="")
     parser.add_argument("--watchdog-usec", type=int, default=0)
     arguments = parser.parse_args()
@@ -34,8 +36,9 @@ def main() -> int:
     )
     notifier = Notifier(arguments.notify_socket)
     announcer = Announcer(notifier, RegistryReader(run_dir), arguments.watchdog_usec / 1e6)
-    process, master_fd = arguments.process_id, arguments.master_fd
-    return Supervisor(settings, run_dir, process, master_fd, commands, announcer).run()
+    inherited = Inherited(arguments.master_fd, arguments.lock_fd)
+    process = arguments.process_id
+    return Supervisor(settings, run_dir, process, inherited, commands, announcer).run()
 
 
 status = main()

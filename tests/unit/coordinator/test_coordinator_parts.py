@@ -186,3 +186,9 @@ def test_first_segments_take_half_of_the_pool_at_most(pool, processes, wanted, s
     got, advice = pool_sizing.arena_size(pool, processes, wanted)
     assert got == size
     assert bool(advice) is told
+
+
+def test_memory_must_do_for_every_process():
+    assert pool_sizing.shortage(7 * MIB, 100 * MIB, 7) == ""
+    assert "too little for 7 processes" in pool_sizing.shortage(7 * MIB - 1, 100 * MIB, 7)
+    assert "1024 KiB" in pool_sizing.shortage(100 * MIB, 1 * MIB, 7), "another's files are there"

@@ -163,10 +163,14 @@ def test_an_executors_page_tells_of_its_queue(world: World) -> None:
 def test_what_a_killed_process_counted_stays_and_its_page_goes(world: World) -> None:
     page = world.page("http")
     page.count(5)
+    page.requests.show_in_flight({("m", "1"): 3})
+    page.write()
+    assert world.report().pending() == {("m", "1"): 3}
     world.end(page)
     assert world.answered() == 5
     world.tick()
     assert world.answered() == 5
+    assert world.report().pending() == {("m", "1"): 0}
     assert world.stored == {}
     report = world.report()
     assert (report.starts, report.ends, report.processes) == ({"http": 1}, {"http": 1}, ())
@@ -265,6 +269,23 @@ def test_versions_that_are_served_no_more_are_bounded(world: World) -> None:
     world.end(page)
     world.counters.tick(SUPERVISOR, lambda model, version: model == "old0")
     assert {m.model for m in world.report().models} == {"old0", "old2", "old3"}
+
+
+def test_requests_by_key_outlive_their_process_within_a_bound(world: World) -> None:
+    page, other = world.page("http"), world.page("grpc")
+    for name, count in (("often", 3), ("seldom", 1), ("rarely", 1)):
+        for _ in range(count):
+            page.requests.keyed(name)
+    other.requests.keyed("often")
+    for each in (page, other):
+        each.write()
+    counted = {"often": 4, "seldom": 1, "(other)": 1}
+    assert world.report().keys == counted
+    world.end(page)
+    world.tick()
+    world.counters.close()
+    world.another()
+    assert world.report().keys == counted
 
 
 def test_rows_of_shmserve_show_stats() -> None:

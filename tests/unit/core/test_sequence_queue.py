@@ -88,6 +88,19 @@ def test_silence_ends_a_sequence_when_it_has_lasted_long_enough() -> None:
     assert them.alive == []
 
 
+def test_a_request_that_is_cancelled_was_a_sign_of_life() -> None:
+    them = Sequences()
+    them.push("a/1", "start")
+    them.run()
+    them.now += 90
+    them.push("a/2")
+    assert them.queue.cancel("a/2") == "a/2"
+    assert them.run(50) == []
+    assert them.alive == ["a"]
+    assert them.run(50) == []
+    assert them.alive == []
+
+
 def test_without_its_beginning_there_is_no_sequence() -> None:
     them = Sequences()
     them.push("a/1", "start")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 from shmserve.coordinator.models.composed_models import composed
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.core.stats import request_counters
+from shmserve.dispatch.attempt import Attempt
 from shmserve.dispatch.outcome import RunOptions
-from shmserve.errors import Cancelled, InvalidArgument, ModelFailure
+from shmserve.errors import Cancelled, DeadlineExceeded, InvalidArgument, ModelFailure
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.tensor.config_document import ConfigDocument
 from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
@@ -63,7 +65,8 @@ class Models:
     def serve(self, **models: Model) -> None:
         for name, model in models.items():
             inputs = tensors("A", "B?") if name == "sum" else tensors("IN")
-            self.entries[name] = self.rig.serve(model, spec=spec(name, inputs=inputs))
+            told = spec(name, inputs=inputs, decoupled=name == "told")
+            self.entries[name] = self.rig.serve(model, spec=told)
         loaded = {name: {entry.spec.version: entry} for name, entry in self.entries.items()}
         loaded |= {e.name: {"1": ModelEntry(e, ModelState.LOADING)} for e in self.ensembles}
         models_ = composed(loaded, {})
@@ -183,6 +186,51 @@ def test_an_ensemble_in_an_ensemble(made: Any) -> None:
     rows = request_counters.read(models.rig.dispatcher.counting.page.words)
     counts = {name: rows[name, "1"].succeeded for name in ("outer", "e", "one", "ten", "sum")}
     assert counts == {"outer": 1, "e": 1, "one": 2, "ten": 1, "sum": 2}
+
+
+def streams(request: Request) -> None:
+    assert request.responses is not None
+    for _ in range(2):
+        request.responses.send(plus(0)(request))
+    request.responses.send(None, final=True)
+
+
+def slow(request: Request) -> Response | None:
+    time.sleep(0.3)
+    return plus(1)(request)
+
+
+STREAM = ensemble("e", "IN", "OUT", step("one", "IN", "a"), step("told", "a", "OUT"))
+
+
+def test_later_answers_have_as_long_as_those_of_any_stream(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines: list[int] = []
+    following = Attempt.next
+    monkeypatch.setattr(
+        Attempt, "next", lambda self: deadlines.append(self.deadline_ns) or following(self)
+    )
+    models = made(STREAM)
+    models.serve(one=slow, told=streams)
+    with models.call("e", {"IN": ARRAY}, timeout_s=30) as call:
+        answers = call.stream()
+        next(answers)
+        from_ns = time.monotonic_ns()
+        assert not next(answers).final
+    assert deadlines[0] >= from_ns + 30 * 10**9  # not what the steps before have left of it
+    models.assert_nothing_held()
+
+
+def test_a_whole_stream_begins_with_its_first_step(made: Any) -> None:
+    models = made(STREAM, stream_timeout_s=0.2)
+    models.serve(one=slow, told=streams)
+    with models.call("e", {"IN": ARRAY}) as call:
+        answers = call.stream()
+        next(answers)
+        with pytest.raises(DeadlineExceeded, match="stream_timeout_s"):
+            next(answers)
+    models.assert_nothing_held()
 
 
 def test_an_error_ends_the_steps_beside_it(made: Any) -> None:

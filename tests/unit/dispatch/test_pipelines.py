@@ -383,6 +383,11 @@ def test_pipelines_in_the_settings(tmp_path: Path) -> None:
         (tmp_path / "s.toml").write_text(text)
         found = config.load({"SHMSERVE_CONFIG": str(tmp_path / "s.toml")})
         assert found.pipelines == expected
-    for bad in ("a,b", "=a", "one="):
+    for bad in ("a,b", "=a"):
         with pytest.raises(ConfigError, match=r"pipelines"):
             config.load({"SHMSERVE_GRPS_PIPELINES": bad})
+    with pytest.raises(ConfigError, match=r"length >= 1 - at `\$.pipelines.one`"):
+        config.load({"SHMSERVE_PIPELINES": "two=a;one="})
+    (tmp_path / "s.toml").write_text('[pipelines]\ntwo = ["a"]\none = ["a", 7]')
+    with pytest.raises(ConfigError, match=r"at `\$.pipelines.one\[1\]`"):
+        config.load({"SHMSERVE_CONFIG": str(tmp_path / "s.toml")})

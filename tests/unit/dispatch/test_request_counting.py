@@ -16,9 +16,9 @@ from shmserve.core.control.runtime_settings import TraceSettings
 from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.core.stats import executor_counters, request_counters
 from shmserve.core.stats.counter_pages import read_gauges
+from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
 from shmserve.core.stats.request_counters import Reason, RequestCounts
 from shmserve.dispatch.outcome import RunOptions
-from shmserve.dispatch.request_counting import reason_of, reason_of_answer
 from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
     ArenaExhausted,

@@ -6,7 +6,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from shmserve.dispatch.sequence_placement import by_sequence
+from shmserve.dispatch.sequence_placement import home_of, where_to_begin
 from shmserve.shm.status_page import digest
 
 
@@ -24,7 +24,12 @@ def order(sequence: Any, *instances: tuple[str, int, View | None]) -> list[str]:
         (SimpleNamespace(instance=SimpleNamespace(name=name), load=load), view)
         for name, load, view in instances
     ]
-    return [pool.instance.name for pool in by_sequence(views, sequence)]
+    home = home_of(views, sequence)
+    return (
+        [home.instance.name]
+        if home
+        else [pool.instance.name for pool in where_to_begin(views, sequence)]
+    )
 
 
 def test_a_sequence_goes_where_it_lives_and_nowhere_else() -> None:

@@ -29,7 +29,7 @@ from shmserve.shm.status_page import StatusPage
 from shmserve.transport import channel as transport
 from shmserve.transport.channel import MAX_MESSAGE, Channel, close_all
 from tests.no_descriptors import no_descriptors
-from tests.unit.rig import Unlimited
+from tests.unit.rig import Unlimited, no_lanes
 
 HELLO = FrontendHello(messages.VERSION, "http-1")
 OURS = ExecutorHello(messages.VERSION, "executor-1", "m/1/0")
@@ -44,7 +44,9 @@ class Executor:
         self._status = StatusPage("cafe0123")
         self._frontends: list[Channel] = []
         self.memory = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
-        self.channels = Channels(self._listener, OURS, self.memory, self._status, Mappings())
+        self.channels = Channels(
+            self._listener, OURS, self.memory, self._status, Mappings(), no_lanes(self.memory)
+        )
 
     def connect(self, *first: messages.ToExecutor) -> Channel:
         """A frontend that has sent these messages."""
@@ -191,7 +193,7 @@ def test_slots_of_an_answer_that_nobody_gets_come_back(executor: Executor) -> No
     executor.greeted()  # of the same process, so that it still holds what it held
     slot = executor.memory.reserve(1)
     executor.memory.seal_and_lease(slot)
-    connection.frontend.held.update([(slot.number, slot.generation)])
+    connection.frontend.hold([(slot.number, slot.generation)])
     frontend.close()
     at = executor.memory.descriptor(slot)
     output = WireTensor("OUT", "UINT8", (1,), at)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmserve.errors import ConfigError, ShmserveError
+from shmserve.errors import ShmserveError
 from shmserve.executor.backend import Response
 from shmserve.testing.backend_runner import (
     FakeBackendRequest,
@@ -253,10 +253,27 @@ def test_an_ordinary_response_that_never_comes_is_given_up(make: Make) -> None:
     assert "in time" in failure_of(response).message
 
 
-def test_an_ordinary_execute_cannot_be_a_coroutine(make: Make) -> None:
-    code = triton("return None").replace("def execute", "async def execute")
-    with pytest.raises(ConfigError, match="decoupled"):
-        load(make(code))
+def test_an_ordinary_execute_may_be_a_coroutine(make: Make) -> None:
+    body = """
+    import asyncio
+    await asyncio.sleep(0)
+    x = pb.get_input_tensor_by_name(requests[0], "X").as_numpy()
+    if x[0] == 7:
+        raise SystemExit("as it was told")
+    if x[0] == 8:
+        raise ValueError("as it was told")
+    return [pb.InferenceResponse([pb.Tensor("Y", x + 1)])]
+    """
+    code = triton(body).replace("def execute", "async def execute")
+    backend, _ = load(make(code))
+    for first in (1, 7, 8, 1):
+        x = np.full(2, first, np.float32)
+        (response,) = backend.execute([FakeBackendRequest(("Y",), X=x)])
+        if first == 1:
+            assert arrays(response)["Y"].tolist() == [2, 2]
+        else:
+            assert response.error is not None
+    backend.close()
 
 
 # ------------------------------------------------------------- native dialect

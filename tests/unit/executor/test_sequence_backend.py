@@ -12,8 +12,9 @@ from msgspec import UNSET
 from onnx import TensorProto, helper
 
 from shmserve.errors import ConfigError, InvalidArgument
-from shmserve.executor.backend import Response
+from shmserve.executor.backend import BatchForm, Output, Response
 from shmserve.executor.sequences.sequence_backend import SequenceBackend
+from shmserve.executor.tensors.memory_input import MemoryInput
 from shmserve.testing.backend_runner import FakeBackendRequest, arrays, failure, load
 from shmserve.testing.model_files import Make, model_maker
 
@@ -153,6 +154,35 @@ def test_a_list_of_requests_has_one_for_each_slot(make: Make) -> None:
     assert ys(*run(backend, step(1, 4), step(2, 5, "start"))) == [107, 102]
 
 
+def test_a_gap_has_no_place_among_its_neighbours_outputs(make: Make) -> None:
+    backend = started(make(TRITON, config()))
+    offered: list[Any] = []
+
+    class Offering:
+        batching = BatchForm.LISTED
+
+        def execute(self, requests: Any) -> list[Response]:
+            answers = []
+            for number, request in enumerate(requests):
+                outputs = []
+                for name in request.requested:
+                    array = request.offer(name, "FP32", (1, 1))
+                    array[:] = number
+                    outputs.append(Output(name, "FP32", array))
+                offered.append((request.id, request.cancelled, request.deadline_ns))
+                answers.append(Response(tuple(outputs)))
+            return answers
+
+    backend._backend = Offering()  # type: ignore[assignment]
+    backend.slot_of = {4: 2, 5: 3}.__getitem__  # type: ignore[assignment]
+    first, second = step(1, 4, "start"), step(2, 5, "start")
+    first.cancelled, first.deadline_ns = True, 9
+    assert ys(*run(backend, first, second)) == [2, 3]
+    assert [each.offered["Y"].item() for each in (first, second)] == [2, 3]
+    gap = ("", False, 0)
+    assert offered == [gap, gap, ("request-1", True, 9), ("request-1", False, 0)]
+
+
 def test_initial_states_come_from_a_file(make: Make) -> None:
     initial = 'initial_state [ { data_type: TYPE_FP32 dims: [ 1 ] data_file: "first" name: "f" } ]'
     directory = make(ADDS, config(initial=initial))
@@ -231,3 +261,10 @@ def test_samples_that_warm_a_model_up_belong_to_no_sequence(make: Make) -> None:
     model = backend.load.__self__._dialect._model  # type: ignore[attr-defined]
     assert [seen["START"] for seen in model.seen] == [[[2]]]
     assert ys(*run(backend, step(2, 1, "start"))) == [2]
+
+
+def test_a_model_that_writes_into_its_strings_changes_them_for_nobody() -> None:
+    given = np.array([b"a", b"b"], object)
+    tensor = MemoryInput("X", "BYTES", given, np)
+    tensor.numpy()[0] = b"mine"
+    assert tensor.numpy().tolist() == [b"a", b"b"]

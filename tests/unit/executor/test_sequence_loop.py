@@ -11,12 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from shmserve.core.registry import ModelEntry
+from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.outcome import RunOptions
-from shmserve.errors import DeadlineExceeded, InvalidArgument, QueueFull
+from shmserve.errors import DeadlineExceeded, InvalidArgument, ModelFailure, QueueFull
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.shm.status_page import StatusView
-from shmserve.tensor.config_document import ConfigDocument, OldestEntry, SequenceEntry
+from shmserve.tensor.config_document import ConfigDocument, OldestEntry, SequenceEntry, StateEntry
 from shmserve.tensor.spec import ModelSpec, TensorSpec
 from tests.unit.dispatch.test_dispatch import until
 from tests.unit.rig import SPEC, Rig
@@ -89,6 +90,29 @@ def test_sequences_begin_where_there_is_room_and_stay(rig: Rig) -> None:
     assert ask(rig, entry, 5, "start") == homes[1]
 
 
+def test_a_sequence_that_lives_somewhere_waits_for_no_stranger(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = rig.serve(Named(0), spec=spec_of())
+    assert ask(rig, entry, 1, "start") == 0
+    entry = rig.serve(Named(1), spec=spec_of())  # nobody has heard of that one yet
+    both = (*entry.instances, *(e.instance for e in rig.executors[:1]))
+    entry = msgspec.structs.replace(entry, instances=both)
+    rig.writer.publish(Snapshot("cafe0123", 0, models={"m": {"1": entry}}, complete=True))
+    asked: list[str] = []
+    status = ExecutorPool.status
+
+    def waits(pool: ExecutorPool) -> StatusView | None:
+        asked.append(pool.instance.process)
+        return status(pool)
+
+    monkeypatch.setattr(ExecutorPool, "status", waits)
+    assert ask(rig, rig.dispatcher.ready_model("m"), 1) == 0
+    assert asked == []
+    assert ask(rig, rig.dispatcher.ready_model("m"), 2, "start") == 1  # where a slot is free
+    assert sorted(asked) == ["x0", "x1"]
+
+
 def test_who_has_no_slot_waits_and_too_many_are_refused(
     rig: Rig, threads: ThreadPoolExecutor
 ) -> None:
@@ -143,3 +167,49 @@ def test_a_stop_answers_those_that_wait_for_a_slot(rig: Rig, threads: ThreadPool
     assert waiting.result(30) == 7
     executor.thread.join(30)
     assert not executor.thread.is_alive()
+
+
+def test_a_request_without_rows_is_none_of_a_sequence(rig: Rig) -> None:
+    spec = msgspec.structs.replace(
+        spec_of(),
+        max_batch_size=4,
+        inputs=(TensorSpec("IN", "FP32", (-1, 1)),),
+        outputs=(TensorSpec("OUT", "FP32", (-1, 1)),),
+    )
+    entry = rig.serve(Named(7), spec=spec)
+    parameters = {"sequence_id": 1, "sequence_start": True}
+    with rig.dispatcher.call(entry, RunOptions(parameters=parameters, timeout_s=30)) as call:
+        call.add_input("IN", "FP32", (0, 1), call.reserve(0))
+        with pytest.raises(InvalidArgument, match="must specify batch-size 1"):
+            call.execute()
+    assert free_slots(rig) == [1]
+
+
+def test_a_sequence_that_begins_anew_and_fails_has_nothing_of_the_one_before(rig: Rig) -> None:
+    def model(request: Request) -> Response:
+        (value,) = request.inputs["IN"].numpy()
+        state = request.inputs["STATE"].numpy()
+        if value < 0:
+            raise ValueError("as it was told")
+        return Response((Output("OUT", "FP32", state), Output("NEXT", "FP32", state + value)))
+
+    def step(value: float, start: bool = False) -> float:
+        told = {"sequence_id": 1, "sequence_start": start}
+        with rig.dispatcher.call(entry, RunOptions(parameters=told, timeout_s=30)) as call:
+            slot = call.reserve(4)
+            slot.view[:] = np.array([value], np.float32).tobytes()
+            call.add_input("IN", "FP32", (1,), slot)
+            (out,) = call.execute().outputs
+            return float(np.frombuffer(bytes(out.view), np.float32)[0])
+
+    spec = spec_of()
+    entries = msgspec.structs.replace(
+        spec.config.sequence_batching,
+        state=(StateEntry("STATE", "NEXT", "TYPE_FP32", (1,)),),
+    )
+    config = msgspec.structs.replace(spec.config, sequence_batching=entries)
+    entry = rig.serve(model, spec=msgspec.structs.replace(spec, config=config))
+    assert [step(5, start=True), step(1), step(1)] == [0, 5, 6]
+    with pytest.raises(ModelFailure):
+        step(-1, start=True)
+    assert step(1) == 0

@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shmserve.config import Settings
+from shmserve.core.access import ACTIONS, Access, Action
 from shmserve.core.regions.region_book import Caller
-from shmserve.errors import ConfigError, InvalidArgument, PermissionDenied, ShmserveError
-from shmserve.frontends.access import ACTION_OF, ACTIONS, Access, Action, Origins
+from shmserve.errors import (
+    ConfigError,
+    InvalidArgument,
+    PermissionDenied,
+    ShmserveError,
+    Unauthenticated,
+)
+from shmserve.frontends.access import ACTION_OF, Origins
 from shmserve.frontends.oip.restricted_apis import CATEGORIES
 from tests.unit.http_client import Client
 
@@ -40,6 +48,37 @@ TABLE: list[tuple[dict[str, Any], dict[Action, str]]] = [
     ({"model_files_from": "local"}, {"send models": "owner root local nobody"}),
     ({"model_files_from": "anyone"}, {"send models": "owner root local nobody remote"}),
 ]
+
+
+ALL = "owner root local nobody remote"
+KEYED = {
+    "nobody": ALL,
+    "remote": "owner root local nobody",
+    "local": "owner root",
+    "anyone": "",
+}
+
+
+@pytest.mark.parametrize("who", CALLERS)
+@pytest.mark.parametrize("required", KEYED)
+def test_the_table_with_keys(required: Any, who: str) -> None:
+    access = Access(Settings(keys_file="/k", keys_required_from=required), SERVER)
+    for action in ACTIONS:
+        without = who in KEYED[required].split() and who in TABLE[0][1][action].split()
+        caller = CALLERS[who]
+        if without:
+            access.check(action, caller)
+        else:
+            with pytest.raises(Unauthenticated, match=f"a key with the scope '{action}'"):
+                access.check(action, caller)
+        access.check(action, replace(caller, scopes=(action,)))
+        other = replace(caller, scopes=tuple(a for a in ACTIONS if a != action))
+        if not without:
+            with pytest.raises(PermissionDenied, match=f"a key with the scope '{action}'"):
+                access.check(action, other)
+        assert access.asked_at_the_door(action) == (
+            "remote" not in KEYED[required].split() or "remote" not in TABLE[0][1][action].split()
+        )
 
 
 @pytest.mark.parametrize("who", CALLERS)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from shmserve.transport import peer_credentials
+from shmserve.transport import peer_credentials, process_identity
 from shmserve.transport.peer_credentials import REMOTE, caller_of, with_process
 from tests.integration.region_client import OTHER_UID, as_user
 
@@ -66,7 +66,7 @@ def test_a_unix_socket_tells_the_process():
     ours, _theirs = pair = socket.socketpair()
     caller = caller_of(ours)
     assert (caller.uid, caller.pid) == (os.geteuid(), os.getpid())
-    assert caller.started == peer_credentials.started_at(os.getpid()) > 0
+    assert caller.started == process_identity.started_at(os.getpid()) > 0
     for sock in pair:
         sock.close()
 
@@ -87,7 +87,7 @@ def test_the_process_behind_a_tcp_socket(tcp):
     assert caller.pid == 0
     for _ in range(2):  # looked for, and remembered
         found = with_process(caller)
-        assert (found.pid, found.started) == (os.getpid(), peer_credentials.started_at(os.getpid()))
+        assert (found.pid, found.started) == (os.getpid(), process_identity.started_at(os.getpid()))
     client.close()
     assert with_process(caller).pid == 0
 

@@ -13,10 +13,11 @@ from falcon import testing
 from msgspec.structs import replace
 
 from shmserve.config import Settings, load
+from shmserve.core.access import Access
 from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import ModelState
 from shmserve.errors import ConfigError, InvalidArgument, NotFound, PermissionDenied, Unavailable
-from shmserve.frontends.access import Access, Origins
+from shmserve.frontends.access import Origins
 from shmserve.frontends.http.error_handlers import ErrorHandlers
 from shmserve.frontends.http.origin_check import OriginCheck
 from shmserve.frontends.http.restricted_api import Guard, HttpApp
@@ -24,6 +25,7 @@ from shmserve.frontends.http.route_table import Routes
 from shmserve.frontends.http.routes.header_parameters import compiled, forwarded
 from shmserve.frontends.oip.repository import IndexRow, Repository
 from shmserve.frontends.oip.restricted_apis import CATEGORIES, Restricted, check_settings
+from shmserve.frontends.presented_keys import PresentedKeys
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher
 from tests.unit.http_client import INFER, Client, as_json
@@ -246,7 +248,7 @@ def test_every_route_has_a_category(path: str, category: str) -> None:
 
 def test_a_route_without_a_category_is_refused_at_start() -> None:
     settings = Settings()
-    guard = Guard(Restricted(()), Access(settings, ME.uid))
+    guard = Guard(Restricted(()), Access(settings, ME.uid), PresentedKeys(settings, print))
     app: HttpApp = falcon.App(middleware=[guard])
     routes = Routes(app, guard, OriginCheck(Origins(settings, (), "")), ErrorHandlers())
     with pytest.raises(ValueError, match="route /a has no category of the restricted APIs"):

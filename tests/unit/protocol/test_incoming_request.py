@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
@@ -145,3 +148,26 @@ def test_what_is_spared_comes_again(later: bool) -> None:
     assert incoming.left == 0
     sources = parsed(incoming).inputs
     assert [bytes(source.raw or b"") for source in sources] == [b"small", LARGE]
+
+
+def test_what_is_announced_takes_no_memory_until_it_comes() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    size = 256 << 20
+    head = b"\x3a" + encoded(size)
+    before = resident()
+    incoming = IncomingRequest(len(head) + size, LIMITS, lambda _: None)
+    incoming.feed(memoryview(head))
+    incoming.grant(None)
+    assert len(incoming.raw[0]) == size  # type: ignore[arg-type]
+    assert resident() - before < size // 4
+
+
+def encoded(value: int) -> bytes:
+    """As a varint."""
+    parts = []
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])

@@ -21,6 +21,8 @@ from shmserve.protocol.triton_config.model_config import (
 )
 from shmserve.tensor.config_document import (
     BatchingEntry,
+    BatchInputEntry,
+    BatchOutputEntry,
     ConfigDocument,
     ControlEntry,
     ControlInputEntry,
@@ -102,14 +104,9 @@ REFUSED = {
     "ensemble_scheduling.step.model_namespace": (
         "ensemble_scheduling { step [ { model_namespace: 'x' } ] }"
     ),
-    "response_cache.enable": "response_cache { enable: true }",
     "optimization.execution_accelerators": "optimization { execution_accelerators { } }",
     "model_repository_agents.agents": "model_repository_agents { agents [ { name: 'a' } ] }",
-    "batch_input": "batch_input [ { kind: BATCH_ELEMENT_COUNT } ]",
-    "batch_output": "batch_output [ { target_name: 'x' } ]",
     "input.is_shape_tensor": "input [ { name: 'C' is_shape_tensor: true } ]",
-    "instance_group.rate_limiter.priority": "instance_group [ { rate_limiter { priority: 1 } } ]",
-    "instance_group.host_policy": "instance_group [ { host_policy: 'h' } ]",
     "instance_group.passive": "instance_group [ { passive: true } ]",
     "instance_group.profile": "instance_group [ { profile: ['p'] } ]",
     "instance_group.secondary_devices": "instance_group [ { secondary_devices [ {} ] } ]",
@@ -177,7 +174,41 @@ def test_explicit_defaults_are_not_refused() -> None:
     )
 
 
+def test_a_model_asks_for_its_answers_to_be_kept() -> None:
+    assert parse(BASE + "response_cache { enable: true }", "m").spec("1").caches_answers
+    assert not parse(BASE + "response_cache { }", "m").spec("1").caches_answers
+    assert not parse(BASE, "m").spec("1").caches_answers
+
+
+_TOLD = "max_batch_size: 4 batch_input [ { kind: BATCH_ITEM_SHAPE data_type: TYPE_%s %s } ]"
+_COUNTED = _TOLD % ("INT32", "target_name: 'T' source_input: 'A'")
+_SCATTER = "max_batch_size: 4 batch_output [ { target_name: '%s' source_input: 'A' } ]"
+_RAGGED = "input [ { name: 'R' dims: [-1] allow_ragged_batch: true %s } ]"
+
 BAD = [
+    (_COUNTED.replace("4", "0"), "batch_input needs max_batch_size"),
+    (_TOLD % ("INT64", "target_name: 'T' source_input: 'A'"), "data_type TYPE_INT64 is not TYPE_I"),
+    (_TOLD % ("FP32", "target_name: 'T'"), "batch_input: source_input has 0 names, not 1"),
+    (_TOLD % ("FP32", "target_name: 'T' source_input: 'Q'"), "source_input 'Q' is no input"),
+    (_TOLD % ("FP32", "source_input: 'A'"), "batch_input.target_name is missing"),
+    (_TOLD % ("FP32", "target_name: 'A' source_input: 'A'"), "'A' is another input already"),
+    (_COUNTED + "sequence_batching { }", "batch_input does not go with sequence_batching"),
+    (_COUNTED + "model_transaction_policy { decoupled: true }", "with a decoupled model"),
+    (_COUNTED + _RAGGED % "", "'R' needs data_type and dims and no reshape"),
+    (
+        _COUNTED + _RAGGED % "data_type: TYPE_FP32 reshape { shape: [ -1, 1 ] }",
+        "'R' needs data_type and dims and no reshape",
+    ),
+    (_SCATTER % "Q", "batch_output.target_name 'Q' is no output"),
+    (_SCATTER % "B" + _SCATTER[17:] % "B", "batch_output.target_name 'B' is there twice"),
+    (
+        "response_cache { enable: true } model_transaction_policy { decoupled: true }",
+        "response_cache is not supported for a decoupled model",
+    ),
+    (
+        "response_cache { enable: true } sequence_batching { }",
+        "response_cache is not supported for a model with sequence_batching",
+    ),
     ("name: 'other'", "must be the folder's name"),
     ("max_batch_size: -1", "max_batch_size -1 is negative"),
     ("platform: 'tensorrt_plan'", "platform 'tensorrt_plan' is not supported"),
@@ -388,6 +419,8 @@ def test_completed_json_keeps_what_was_told() -> None:
         (GroupEntry, pb.ModelInstanceGroup, set()),
         (BatchingEntry, pb.ModelDynamicBatching, set()),
         (OptimizationEntry, pb.ModelOptimizationPolicy, set()),
+        (BatchInputEntry, pb.BatchInput, set()),
+        (BatchOutputEntry, pb.BatchOutput, set()),
         (SequenceEntry, pb.ModelSequenceBatching, set()),
         (ControlInputEntry, pb.ModelSequenceBatching.ControlInput, set()),
         (ControlEntry, pb.ModelSequenceBatching.Control, set()),

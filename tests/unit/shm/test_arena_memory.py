@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from shmserve.core.memory.slots import SlotState
-from shmserve.errors import ProtocolViolation, StaleDescriptor, Unavailable
+from shmserve.errors import ArenaExhausted, ProtocolViolation, StaleDescriptor, Unavailable
 from shmserve.protocol.control.data_messages import Descriptor
 from shmserve.shm.arena import ArenaMemory
 from tests.no_descriptors import no_descriptors
@@ -36,6 +36,15 @@ def test_sealing_and_leasing_tells_what_a_reader_needs(memory: ArenaMemory) -> N
         memory.release(at.slot, at.generation)
 
 
+def test_memory_that_another_is_making_is_waited_for_no_longer_than_that(
+    memory: ArenaMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shmserve.shm.arena._GRANT_TIMEOUT_S", 0.02)
+    with memory._growing, pytest.raises(ArenaExhausted, match="in time"):
+        memory.reserve(1000)
+    memory.prepare()
+
+
 def test_what_is_there_now_is_had_without_waiting(memory: ArenaMemory) -> None:
     assert memory.reserve_now(1000) is None
     memory.prepare()
@@ -48,6 +57,20 @@ def test_what_is_there_now_is_had_without_waiting(memory: ArenaMemory) -> None:
     assert again is not None
     memory.reclaim(again)
     memory.reclaim(slot)
+
+
+def test_an_arena_that_begins_small_doubles_up_to_its_full_size() -> None:
+    memory = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 6 << 20, first_size=1 << 20)
+    slots, held = [], []
+    for _ in range(16):  # each is a whole MiB
+        slots.append(memory.reserve(1 << 20))
+        held.append(memory.held_bytes >> 20)
+    assert held == [1, 2, 4, 4, 8, 8, 8, 8, 14, 14, 14, 14, 14, 14, 20, 20]
+    for slot in slots:
+        memory.reclaim(slot)
+    memory.trim()
+    assert memory.held_bytes == 1 << 20  # and it begins again from there
+    memory.close()
 
 
 def test_a_reader_may_be_told_of_a_part(memory: ArenaMemory) -> None:

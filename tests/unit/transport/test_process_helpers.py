@@ -74,6 +74,41 @@ def test_asking_does_not_take_the_lock(tmp_path, other):
     assert not lock.held
 
 
+def test_whoever_has_pinned_a_lock_asks_about_its_file_whatever_has_the_name(tmp_path, other):
+    path = str(tmp_path / "a.lock")
+    pinned = FileLock(path)
+    pinned.pin()
+    assert acquire(other, path)
+    assert pinned.intact()
+    os.unlink(path)
+    assert not pinned.intact()
+    assert FileLock(path).holder() is None
+    assert pinned.holder() == other.pid
+    assert pinned.acquire() is False
+    assert pinned.intact() is False  # still pinned
+    assert pinned.holder() == other.pid
+    pinned.release()
+
+
+def test_a_beat_is_never_the_same_and_does_not_outlive_its_holder(tmp_path):
+    lock, watcher = FileLock(str(tmp_path / "a.lock")), FileLock(str(tmp_path / "a.lock"))
+    assert watcher.last_beat() is None
+    lock.acquire()
+    assert lock.beat()
+    first = watcher.pin() and watcher.last_beat()
+    assert lock.beat()
+    assert first not in (None, watcher.last_beat())
+    lock.release()
+    lock.acquire()
+    assert watcher.last_beat() is None
+    # A full file system has no page for a file that was cut short
+    assert (tmp_path / "a.lock").stat().st_size == 8
+    (tmp_path / "a.lock").unlink()
+    assert not lock.beat()
+    lock.release()
+    watcher.release()
+
+
 def test_a_pidfd_of_nobody_is_none():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait(10)

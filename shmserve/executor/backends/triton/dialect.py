@@ -51,7 +51,7 @@ class TritonDialect:
         self._kind = kind
         self._model: Any = None
         self._sinks: dict[int, SingleSink] = {}  # of an ordinary model, by request
-        self._tasks: Tasks | None = None  # of a decoupled model whose execute is `async`
+        self._tasks: Tasks | None = None  # of a model whose execute is `async`
 
     def start(self, context: Context) -> ModelSpec:
         spec = context.spec
@@ -69,8 +69,6 @@ class TritonDialect:
         if not callable(execute):
             raise ConfigError(f"model '{spec.name}': class TritonPythonModel has no execute")
         if inspect.iscoroutinefunction(execute):
-            if not spec.decoupled:
-                raise ConfigError(f"model '{spec.name}': async execute is for decoupled models")
             self._tasks = Tasks()
         self._spec = spec
         self._check = GivenOutputs(model_side(spec))
@@ -106,6 +104,8 @@ class TritonDialect:
             answers = self._model.execute(
                 [self._received(request, self._single_sender) for request in requests]
             )
+            if self._tasks is not None:
+                answers = self._tasks.wait_for(answers)
         except (Exception, SystemExit) as ex:
             error = without_frames(from_exception(ex, _log, "execute failed"))
             if isinstance(error, ModelFailure):

@@ -36,29 +36,14 @@ class CallHead(Struct, frozen=True, eq=False):
         timeout_s: of `grpc-timeout`; infinite: it waits for ever.
         encoding: of its compressed messages.
         accepted: encodings it takes.
-        request: the head itself.
+        metadata: its own; binary ones that are malformed are left out.
     """
 
     method: RpcMethod
     timeout_s: float
     encoding: str
     accepted: frozenset[str]
-    request: RequestFields
-
-    def metadata(self) -> Metadata:
-        """Its metadata; binary ones that are malformed are left out."""
-        found: list[tuple[str, str | bytes]] = []
-        for name, value in self.request.fields:
-            if name in _OWN:
-                continue
-            if not name.endswith("-bin"):
-                found.append((name, value))
-                continue
-            try:
-                found.extend((name, part) for part in decode_binary(value))
-            except ValueError:
-                continue
-        return tuple(found)
+    metadata: Metadata
 
 
 def call_head(
@@ -89,7 +74,22 @@ def call_head(
     except ValueError:
         return refusal(grpc.StatusCode.INTERNAL, "grpc-timeout is malformed")
     accepted = (request.value("grpc-accept-encoding") or "").replace(" ", "").split(",")
-    return CallHead(method, timeout_s, encoding, frozenset(accepted), request)
+    return CallHead(method, timeout_s, encoding, frozenset(accepted), _metadata(request))
+
+
+def _metadata(request: RequestFields) -> Metadata:
+    found: list[tuple[str, str | bytes]] = []
+    for name, value in request.fields:
+        if name in _OWN:
+            continue
+        if not name.endswith("-bin"):
+            found.append((name, value))
+            continue
+        try:
+            found.extend((name, part) for part in decode_binary(value))
+        except ValueError:
+            continue
+    return tuple(found)
 
 
 def response_head(encoding: str) -> bytes:

@@ -13,6 +13,7 @@ class ConnectedClient:
 
     Attributes:
         address: for people, as the other engine writes it.
+        host: the same for all its connections.
         unix: it came over a Unix socket.
     """
 
@@ -21,6 +22,7 @@ class ConnectedClient:
         self._caller: Caller | None = None
         self.unix = sock.family == socket.AF_UNIX
         self.address = _address(sock)
+        self.host = self.address.rpartition(":")[0]
 
     def caller(self) -> Caller:
         """Whose process it is, looked up when first asked. For any thread."""

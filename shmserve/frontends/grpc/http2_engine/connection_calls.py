@@ -1,12 +1,14 @@
-"""The calls of one connection: how they begin, are answered and end, all in the loop's thread."""
+"""The calls of one connection: how they begin, are answered and end; all in the loop's turn."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import grpc
 
+from shmserve.errors import ResourceExhausted
 from shmserve.frontends.grpc.http2_engine.call_head import (
     OK,
     CallHead,
@@ -19,8 +21,10 @@ from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClien
 from shmserve.frontends.grpc.http2_engine.connection_tensors import ConnectionTensors
 from shmserve.frontends.grpc.http2_engine.event_loop import guarded
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
+from shmserve.frontends.grpc.http2_engine.message_deadlines import MessageDeadlines
 from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer
+from shmserve.frontends.grpc.thread_pools import ThreadTurn
 from shmserve.frontends.http2 import (
     Buffer,
     Connection,
@@ -32,6 +36,8 @@ from shmserve.frontends.http2 import (
     encode_fields,
 )
 from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage
+
+_log = logging.getLogger("shmserve.grpc")
 
 _AHEAD = 4  # messages of a stream that wait for its rpc; beyond, its client's window stays shut
 _STATUSES = {code.value[0]: code for code in grpc.StatusCode}
@@ -51,6 +57,7 @@ class ConnectionCalls:
     Attributes:
         client: as above.
         tensors: messages with tensors in slots.
+        deadlines: of messages that have begun.
     """
 
     def __init__(
@@ -68,7 +75,8 @@ class ConnectionCalls:
         self._settle = settle
         self._calls: dict[int, Http2Call] = {}
         self._last_head: tuple[RequestFields, CallHead | bytes] | None = None
-        self.tensors = ConnectionTensors(serving, self._message, resume)
+        self.tensors = ConnectionTensors(serving, self, resume)
+        self.deadlines = MessageDeadlines(serving.settings)
 
     def __getitem__(self, stream_id: int) -> Http2Call | None:
         return self._calls.get(stream_id)
@@ -82,7 +90,7 @@ class ConnectionCalls:
         trailers: Fields | None,
         held: HeldAnswer | None = None,
     ) -> None:
-        self._loop.post(partial(self._send, call, data, trailers, held))
+        self._loop.do(partial(self._send, call, data, trailers, held))
 
     def cancel_soon(self, call: Http2Call) -> None:
         self._loop.post(partial(self._cancel, call))
@@ -101,17 +109,19 @@ class ConnectionCalls:
         if isinstance(head, bytes):
             self._core.send(stream_id, now, trailers=head)
             return None
-        pool = head.method.pool
-        if not pool.reserve():
-            block = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, pool.why)
+        try:
+            place = head.method.pool.place(self.client.host)
+        except ResourceExhausted as ex:
+            block = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, ex.message)
             self._core.send(stream_id, now, trailers=block)
             return None
         call = Http2Call(self, stream_id, head, now, self._serving.settings)
+        call.place = place
         self._calls[stream_id] = call
         if head.timeout_s != float("inf"):
             self._loop.deadlines.add(now + head.timeout_s, call)
         if head.method.streams:
-            call.run = pool.submit_reserved(self._serving.runs.stream, call)
+            self._run(call, self._serving.runs.stream, call)
         if event.end_stream:
             self.ended(stream_id)
         return call
@@ -119,7 +129,7 @@ class ConnectionCalls:
     def expect(self, call: Http2Call) -> None:
         """The client has so long to send the call's message."""
         if call.waits:
-            self._serving.overdue.expect(call, call.head.method.message_timeout_s)
+            call.head.method.pool.silent.wait(call, call.head.method.message_timeout_s)
 
     def data(self, event: DataReceived, sparing: bool = False) -> int:
         """Payload. How many bytes at its end were not taken: those of a tensor that begins with
@@ -131,13 +141,13 @@ class ConnectionCalls:
         call.sparing = sparing
         try:
             for message in call.reader.feed(event.data):
-                self._message(call, message)
+                self.message(call, message)
             if event.end_stream and call.reader is not None:
                 call.reader.finish()
-            self.tensors.look(call)
+            self.look(call)
         except FramingFailed as failed:
-            self._fail(call, _STATUSES[failed.status], failed.reason)
-        spared = call.spared()
+            self.refuse(call, failed)
+        spared = call.spared() if sparing else 0
         self._consumed(call, size - spared)
         if event.end_stream:
             self.ended(event.stream_id)
@@ -146,13 +156,37 @@ class ConnectionCalls:
     def filled(self, call: Http2Call, count: int) -> None:
         """The message's next bytes are where they belong."""
         assert call.reader is not None, "it had space for them"
-        message = call.reader.filled(count)
-        if message is not None:
-            self._message(call, message)
-        self.tensors.look(call)
+        try:
+            message = call.reader.filled(count)
+            if message is not None:
+                self.message(call, message)
+            self.look(call)
+        except FramingFailed as failed:
+            self.refuse(call, failed)
         self._consumed(call, count)
 
-    def _message(self, call: Http2Call, message: GrpcMessage) -> None:
+    def look(self, call: Http2Call) -> None:
+        """After something of a call's messages has come: see to memory and time for the rest."""
+        if call.reader is None and not self.tensors.receiving and not self.deadlines.open:
+            return  # nothing is expected any more, and nothing was
+        self.tensors.look(call)
+        receiving = call.reader.receiving if call.reader is not None else None
+        left = receiving.left if receiving is not None else None
+        self.deadlines.look(call.stream_id, left, self._loop.now)
+        method = call.head.method
+        if left is not None and call.waits and method.tensors is not None:  # it is not silent
+            method.pool.silent.wait(call, method.message_timeout_s)
+
+    def end_overdue(self, now: float) -> None:
+        """Give up clients whose message has begun and does not come."""
+        for stream_id in self.deadlines.overdue(now):
+            call = self._calls.get(stream_id)
+            if call is not None:
+                _log.info("cancelled a call: its message came too slowly from %s", call.peer())
+                self._cancel(call)
+
+    def message(self, call: Http2Call, message: GrpcMessage) -> None:
+        """One has come entirely."""
         self.tensors.expected = message.parts is not None
         if call.head.method.streams:
             call.put(message)
@@ -163,9 +197,15 @@ class ConnectionCalls:
         call.waits = False
         call.stop_reading()  # what comes after the one message does not matter
         call.tensors = message.parts if message is not None else None
-        self._serving.overdue.met(call)
-        runs = self._serving.runs
-        call.run = call.head.method.pool.submit_reserved(runs.unary, call, message)
+        call.head.method.pool.silent.heard(call)
+        self._run(call, self._serving.runs.unary, call, message)
+
+    def _run(self, call: Http2Call, fn: Callable[..., None], *args: object) -> None:
+        """In a thread of its pool, in this connection's turn. The place is its, too, until then."""
+        assert call.place is not None, "it has been given one"
+        call.place.uses += 1
+        call.turn = ThreadTurn(self, call.place, fn, args)
+        call.head.method.pool.queue(call.turn)
 
     def ended(self, stream_id: int) -> None:
         """The client has sent all."""
@@ -235,6 +275,10 @@ class ConnectionCalls:
 
     # --- the end
 
+    def refuse(self, call: Http2Call, failed: FramingFailed) -> None:
+        """What it sends is not taken."""
+        self._fail(call, _STATUSES[failed.status], failed.reason)
+
     def _fail(self, call: Http2Call, code: grpc.StatusCode, details: str) -> None:
         self._send(call, (), status_fields(code, details))
         self._over(call)
@@ -265,12 +309,15 @@ class ConnectionCalls:
     def _over(self, call: Http2Call) -> None:
         if self._calls.pop(call.stream_id, None) is None:
             return
-        self.tensors.forget(call)
+        if self.tensors.receiving or self.deadlines.open:
+            self.tensors.forget(call)
+            self.deadlines.look(call.stream_id, None, 0.0)
+        pool = call.head.method.pool
         if call.waits:
             call.waits = False
-            self._serving.overdue.met(call)
-            call.head.method.pool.give_back()
-        elif call.run is not None and call.run.cancel():  # it has waited for a thread
+            pool.silent.heard(call)
+        assert call.place is not None, "it has been given one"
+        if pool.leave(call.place, call.turn):
             call.drop_message()
         call.end()
         if call.head.timeout_s != float("inf"):

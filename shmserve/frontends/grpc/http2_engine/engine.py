@@ -6,7 +6,6 @@ import errno
 import logging
 import random
 import socket
-import ssl
 import threading
 from functools import partial
 
@@ -14,6 +13,7 @@ from shmserve.config import Settings
 from shmserve.core.regions.region_book import Caller
 from shmserve.frontends.grpc.callers import relayed
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
+from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.server_connection import ServerConnection
 from shmserve.frontends.grpc.http2_engine.serving import serving_of
@@ -24,7 +24,9 @@ from shmserve.frontends.grpc.http2_engine.transports import (
 )
 from shmserve.frontends.grpc.listeners import parse
 from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcServices
+from shmserve.observe import flight_recorder
 from shmserve.transport.peer_credentials import REMOTE
+from shmserve.transport.tls import Certificates
 
 _log = logging.getLogger("shmserve.grpc")
 
@@ -43,20 +45,28 @@ class Http2Engine:
         self._serving = serving_of(services, settings, overdue)
         self._loop = self._serving.loop
         self._loop.sweep = self._sweep
-        self._listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        self._listeners: list[tuple[socket.socket, Certificates | None]] = []
         self._thread = threading.Thread(target=self._run, name="http2", daemon=True)
         self._ended = threading.Event()
         self._stopping = False
+        self._woke = True
 
     def add_insecure_port(self, address: str) -> int:
         return self._add_port(address, None)
 
-    def add_secure_port(self, address: str, server_credentials: ssl.SSLContext) -> int:
+    def add_secure_port(self, address: str, server_credentials: Certificates) -> int:
         return self._add_port(address, server_credentials)
 
+    def adopt(self, sock: socket.socket, certificates: Certificates | None) -> str:
+        """Serve on a socket that listens already; returns its address."""
+        sock.setblocking(False)
+        self._listeners.append((sock, certificates))
+        name = sock.getsockname()
+        return f"unix:{name}" if isinstance(name, str) else f"{name[0]}:{name[1]}"
+
     def start(self) -> None:
-        for sock, context in self._listeners:
-            self._loop.add(sock.fileno(), partial(self._accept, sock, context))
+        for sock, certificates in self._listeners:
+            self._loop.add(sock.fileno(), partial(self._accept, sock, certificates))
         self._thread.start()
 
     def stop(self, grace: float | None) -> threading.Event:
@@ -65,6 +75,15 @@ class Http2Engine:
             self._ended.set()
         self._loop.post(partial(self._begin_stop, grace))
         return self._ended
+
+    def lives(self) -> bool:
+        """Whether the loop has turned since this was asked the last time."""
+        woke, self._woke = self._woke, False
+        self._loop.post(self._wakes)
+        return woke
+
+    def _wakes(self) -> None:
+        self._woke = True
 
     def _run(self) -> None:
         try:
@@ -75,12 +94,12 @@ class Http2Engine:
 
     # --- ports
 
-    def _add_port(self, address: str, context: ssl.SSLContext | None) -> int:
+    def _add_port(self, address: str, certificates: Certificates | None) -> int:
         bind = parse(address)
         try:
             if bind.path:
                 sock = socket.socket(socket.AF_UNIX)
-                self._listen(sock, bind.path, context)
+                self._listen(sock, bind.path, certificates)
                 return 0
             found = socket.getaddrinfo(
                 bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -93,14 +112,17 @@ class Http2Engine:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 if family == socket.AF_INET6:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, len(found) > 1)
-                self._listen(sock, (target[0], port), context)
+                self._listen(sock, (target[0], port), certificates)
                 port = port or sock.getsockname()[1]
             return port
         except OSError as ex:
             raise RuntimeError(ex.strerror or "no such address") from None
 
     def _listen(
-        self, sock: socket.socket, target: str | tuple[object, int], context: ssl.SSLContext | None
+        self,
+        sock: socket.socket,
+        target: str | tuple[object, int],
+        certificates: Certificates | None,
     ) -> None:
         try:
             sock.setblocking(False)
@@ -109,9 +131,9 @@ class Http2Engine:
         except OSError:
             sock.close()
             raise
-        self._listeners.append((sock, context))
+        self._listeners.append((sock, certificates))
 
-    def _accept(self, listener: socket.socket, context: ssl.SSLContext | None, _: int) -> None:
+    def _accept(self, listener: socket.socket, certificates: Certificates | None, _: int) -> None:
         for _turn in range(_ACCEPTS):
             try:
                 sock, _address = listener.accept()
@@ -119,44 +141,53 @@ class Http2Engine:
                 return
             except OSError as ex:
                 if ex.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    _log.warning("cannot accept connections now: %s", ex.strerror)
-                    self._pause(listener, context)
+                    if not self._serving.connections.end_idle(self._loop.now):
+                        _log.warning("cannot accept connections now: %s", ex.strerror)
+                        self._pause(listener, certificates)
                     return
                 continue  # the client has gone already
             try:
-                self._connected(sock, context)
+                self._connected(sock, certificates)
             except OSError:
                 sock.close()
+            except Exception:  # of one client; the loop is all clients'
+                _log.exception("unexpected error with a new connection")
+                sock.close()
 
-    def _pause(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+    def _pause(self, listener: socket.socket, certificates: Certificates | None) -> None:
         """The listener would be ready all the time."""
         self._loop.remove(listener.fileno())
 
         def again() -> None:
             if not self._stopping:
-                self._loop.add(listener.fileno(), partial(self._accept, listener, context))
+                self._loop.add(listener.fileno(), partial(self._accept, listener, certificates))
 
         self._loop.at(self._loop.now + _PAUSE_S, again)
 
-    def _connected(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
+    def _connected(self, sock: socket.socket, certificates: Certificates | None) -> None:
+        connections = self._serving.connections
+        if not connections.room_for(ConnectedClient(sock).host, self._loop.now):
+            _log.info("refused a connection: too many (max_connections)")
+            flight_recorder.record("limit reached", "gRPC connections", "max_connections")
+            sock.close()
+            return
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport: ConnectionTransport
-        if context is not None and sock.family != socket.AF_UNIX:
-            transport = TlsTransport(sock, context)
+        if certificates is not None and sock.family != socket.AF_UNIX:
+            transport = TlsTransport(sock, certificates.context())
         else:
             transport = PlainTransport(sock)
         age_s = self._age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
-        connection = ServerConnection(transport, self._serving, self._loop.now + age_s)
-        self._serving.connections.add(connection)
+        connections.add(ServerConnection(transport, self._serving, self._loop.now + age_s))
 
     # --- time
 
     def _sweep(self, now: float) -> float:
         """Tick connections that are due; when to come again."""
         connections = self._serving.connections
-        for connection in list(connections):
+        for connection in connections:
             if now >= connection.due or connection.touched:
                 connection.look(now)
                 if now >= connection.due:
@@ -171,7 +202,7 @@ class Http2Engine:
         if not grace:
             self._finish()
             return
-        for connection in list(self._serving.connections):
+        for connection in self._serving.connections:
             connection.drain()
         self._loop.at(self._loop.now + grace, self._finish)
 
@@ -183,7 +214,7 @@ class Http2Engine:
             sock.close()
 
     def _finish(self) -> None:
-        for connection in list(self._serving.connections):
+        for connection in self._serving.connections:
             connection.terminate()
         self._loop.stop()
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from queue import SimpleQueue
 from time import monotonic
 from typing import NoReturn, Protocol
 
 import grpc
+import numpy as np
 
 from shmserve.config import Settings
+from shmserve.errors import ShmserveError
 from shmserve.frontends.grpc.http2_engine.call_head import CallHead, Metadata
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
 from shmserve.frontends.grpc.http2_engine.message_compression import inflate
+from shmserve.frontends.grpc.message_heap import CountedMessage, MessageHeap, failed
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcMessage
 from shmserve.frontends.grpc.tensor_message import TensorMessage
+from shmserve.frontends.grpc.thread_pools import PoolPlace, ThreadTurn
 from shmserve.frontends.http2 import Buffer, Fields
 from shmserve.frontends.http2.grpc_framing import (
     GrpcMessage,
@@ -77,21 +80,24 @@ class Http2Call:
     """As `rpc_methods.RpcContext` says, and the call's messages.
 
     Attributes:
-        reader: of the loop's thread; None once no message is wanted any more.
-        run: its rpc, in the pool.
+        reader: of the loop's turn; None once no message is wanted any more.
+        place: its, in the rpc's pool.
+        turn: its rpc, for a thread of the pool.
         withheld: bytes that the client has sent and may not send again yet.
         waits: its one message has not come entirely.
         sparing: tensors that begin are not to be taken from what is fed, see `IncomingRequest`.
         head_sent: as it says.
         ended_by_us: its trailers are on their way.
         tensors: of its message, in slots.
+        admitted: its caller was found to be one who may make it.
         held: the answer that is being sent.
     """
 
     __slots__ = (
-        "_active", "_callbacks", "_deadline", "_lock", "_max_bytes", "_messages", "_metadata",
-        "_taken", "ended_by_us", "head", "head_sent", "held", "owner", "reader", "run", "sparing",
-        "status", "stream_id", "tensors", "trailing", "waits", "withheld",
+        "_active", "_callbacks", "_copied", "_deadline", "_lock", "_max_bytes", "_messages",
+        "_settings", "_taken", "admitted", "ended_by_us", "head", "head_sent", "held", "owner",
+        "place", "reader", "sparing", "status", "stream_id", "tensors", "trailing", "turn", "waits",
+        "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -101,19 +107,22 @@ class Http2Call:
         self.stream_id = stream_id
         self.head = head
         self._max_bytes = head.method.max_bytes
-        self.reader: MessageReader | None = self._make_reader(settings)
+        self._copied: MessageHeap | None = None
+        self._settings = settings
+        self.reader: MessageReader | None = MessageReader(self._max_bytes, self._receiver)
         self.tensors: TensorMessage | None = None
         self.held: HeldAnswer | None = None
-        self.run: Future[None] | None = None
+        self.place: PoolPlace | None = None
+        self.turn: ThreadTurn | None = None
         self.withheld = 0
         self.waits = not head.method.streams
         self.sparing = False
+        self.admitted = False
         self.head_sent = False
         self.ended_by_us = False
         self.trailing: Metadata = ()
         self.status: tuple[grpc.StatusCode, str] | None = None
         self._deadline = now + head.timeout_s
-        self._metadata: Metadata | None = None
         self._lock = threading.Lock()
         self._active = True
         self._callbacks: list[Callable[[], None]] = []
@@ -121,19 +130,22 @@ class Http2Call:
         self._messages: SimpleQueue[GrpcMessage | None] | None = SimpleQueue() if streams else None
         self._taken: SimpleQueue[bool] | None = SimpleQueue() if streams else None
 
-    def _make_reader(self, settings: Settings) -> MessageReader:
-        memory = self.head.method.memory
-        if memory is None:
-            return MessageReader(self._max_bytes)
-
-        def receiver(size: int) -> MessageReceiver:
-            if size < LARGE_BYTES:
-                return WholeMessage(size)
-            message = TensorMessage(size, settings, memory)
-            message.sparing = self.sparing
-            return message
-
-        return MessageReader(self._max_bytes, receiver)
+    def _receiver(self, size: int, compressed: bool) -> MessageReceiver:
+        if size < LARGE_BYTES:
+            return WholeMessage(size)
+        admit = self.head.method.admit
+        if admit is not None:
+            try:
+                admit(self)
+            except ShmserveError as ex:
+                raise failed(ex) from None
+            self.admitted = True
+        intake = self.head.method.tensors
+        if intake is None or compressed:
+            return CountedMessage(size, self._settings.max_heap_bytes)
+        message = TensorMessage(size, self._settings, intake, self)
+        message.sparing = self.sparing
+        return message
 
     # --- for the rpc
 
@@ -141,9 +153,7 @@ class Http2Call:
         return self.owner.client.address
 
     def invocation_metadata(self) -> Metadata:
-        if self._metadata is None:
-            self._metadata = self.head.metadata()
-        return self._metadata
+        return self.head.metadata
 
     def time_remaining(self) -> float:
         return min(max(self._deadline - monotonic(), 0.0), _FOREVER_S)
@@ -173,20 +183,32 @@ class Http2Call:
         """What an rpc is given of a message.
 
         Raises:
-            ShmserveError: it cannot be decompressed.
+            ShmserveError: it cannot be decompressed, or there is no memory for it.
         """
-        if message.compressed:
-            return inflate(message.data, self.head.encoding, self._max_bytes)
         if message.parts is not None:
             tensors: TensorMessage = message.parts
             return tensors
-        # A view of what was received would hold all of that
-        if len(message.data) < LARGE_BYTES or not self.head.method.views:
-            return bytes(message.data)
-        return message.data
+        data, most = message.data, self._settings.max_heap_bytes
+        if message.compressed:
+            data = inflate(data, self.head.encoding, self._max_bytes, most)
+        if len(data) < LARGE_BYTES:  # a view of what was received would hold all of that
+            return bytes(data)
+        if not self.head.method.views:
+            self._count_copy(len(data), most)
+            return bytes(data)
+        return data
+
+    def _count_copy(self, nbytes: int, most: int) -> None:
+        """Of a message for an rpc that looks at one after the other."""
+        if self._copied is None:
+            self._copied = MessageHeap(most)
+        self._copied.close()
+        self._copied.take(nbytes)
 
     def drop_message(self) -> None:
         """Its rpc has run, or never will: give back what that has not taken. Idempotent."""
+        if self._copied is not None:
+            self._copied.close()
         tensors, self.tensors = self.tensors, None
         if tensors is not None:
             tensors.close()
@@ -216,8 +238,8 @@ class Http2Call:
     def put(self, message: GrpcMessage | None) -> None:
         """Another message of a stream; None: there is no other."""
         assert self._messages is not None, "a unary call has one message"
-        if message is not None and not isinstance(message.data.obj, bytearray):
-            # A view of what was received would hold all of that
+        # A view of what was received would hold all of that; other memory is the message's own
+        if message is not None and not isinstance(message.data.obj, np.ndarray):
             message = GrpcMessage(message.compressed, memoryview(bytes(message.data)))
         self._messages.put(message)
 

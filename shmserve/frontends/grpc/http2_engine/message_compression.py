@@ -6,32 +6,64 @@ import gzip
 import zlib
 
 from shmserve.errors import InvalidArgument, ResourceExhausted
+from shmserve.frontends.grpc.message_heap import MessageHeap, counted_memory
 
 ACCEPTED = ("identity", "deflate", "gzip")
 _WINDOWS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 _LEVEL = 6
+_PART_BYTES = 1 << 20
 
 
-def inflate(data: memoryview | bytes, encoding: str, most: int) -> bytes:
-    """A compressed message.
+def inflate(data: memoryview | bytes, encoding: str, most: int, heap_bytes: int) -> memoryview:
+    """A compressed message, counted for as long as anybody has it.
+
+    Args:
+        data: as it came.
+        encoding: how it is compressed.
+        most: bytes of the message.
+        heap_bytes: the setting `max_heap_bytes`.
 
     Raises:
         InvalidArgument: it is not what its encoding says, or has none.
         ResourceExhausted: it is larger than `most` bytes.
+        Unavailable: there is no memory for it.
     """
+    heap = MessageHeap(heap_bytes)
+    try:
+        parts = _parts(data, encoding, most, heap)
+        whole = counted_memory(sum(map(len, parts)), heap_bytes)
+        position = 0
+        for part in parts:
+            whole[position : position + len(part)] = part
+            position += len(part)
+        return whole
+    finally:
+        heap.close()
+
+
+def _parts(data: memoryview | bytes, encoding: str, most: int, heap: MessageHeap) -> list[bytes]:
     window = _WINDOWS.get(encoding)
     if window is None:
         raise InvalidArgument("a message is compressed, and 'grpc-encoding' does not say how")
     reader = zlib.decompressobj(window)
+    parts: list[bytes] = []
+    rest: memoryview | bytes = data
+    size = 0
     try:
-        message = reader.decompress(data, most + 1)
+        while not reader.eof and (part := reader.decompress(rest, _PART_BYTES)):
+            heap.take(len(part))
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                raise ResourceExhausted(
+                    f"a message is larger than {most} bytes (grpc_max_message_bytes)"
+                )
+            rest = reader.unconsumed_tail
     except zlib.error:
         raise InvalidArgument(f"a message is not valid {encoding}") from None
-    if len(message) > most:
-        raise ResourceExhausted(f"a message is larger than {most} bytes (grpc_max_message_bytes)")
     if not reader.eof:
         raise InvalidArgument(f"a message is not valid {encoding}")
-    return message
+    return parts
 
 
 def deflate(message: bytes, encoding: str) -> bytes:

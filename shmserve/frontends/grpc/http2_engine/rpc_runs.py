@@ -71,6 +71,7 @@ class RpcRuns:
             call.owner.send_soon(call, (), _succeeded(call))
         finally:
             answers.close()
+            call.drop_message()
 
     def _compresses(self, call: Http2Call) -> bool:
         return self._compression != "none" and self._compression in call.head.accepted

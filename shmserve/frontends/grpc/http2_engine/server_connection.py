@@ -1,4 +1,4 @@
-"""One client's connection: its socket, and its protocol's time; all of the loop's thread."""
+"""One client's connection: its socket, and its protocol's time; of whoever has the loop's turn."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class ServerConnection:
     Attributes:
         due: when `tick` has something to do, as far as was known when that was last looked at.
         touched: something has happened since then.
+        host: whose it is.
     """
 
     def __init__(self, transport: ConnectionTransport, serving: Serving, drains_at: float) -> None:
@@ -56,6 +57,9 @@ class ServerConnection:
         self._calls = ConnectionCalls(
             self._core, serving, client, self._settle_later, self._receive_again
         )
+        self.host = client.host
+        self._active_at = self._loop.now
+        self._busy = False  # it had calls when it was settled last
         self._next_head = memoryview(bytearray(HEAD_BYTES))
         self._events = READABLE
         self._settling = False
@@ -64,6 +68,11 @@ class ServerConnection:
         self.touched = True
         self._loop.add(self._fd, self._ready)
         self._settle_later()
+
+    @property
+    def idle_since(self) -> float:
+        """Since when it has had no call; infinite: it has one."""
+        return float("inf") if self._core.open_streams else self._active_at
 
     # --- what comes in
 
@@ -189,12 +198,15 @@ class ServerConnection:
         if self._closed:
             return
         self.touched = True
+        if self._busy or self._core.open_streams:  # pings alone are no use of it
+            self._active_at = self._loop.now
         self._loop.touch()
         try:
             blocked = self._flush()
         except OSError:
             self.lose()
             return
+        self._busy = self._core.open_streams > 0
         if self._core.finished:
             self._leave()
             return
@@ -233,13 +245,15 @@ class ServerConnection:
         if now >= self._drains_at:
             self._drains_at = float("inf")
             self._core.drain(now)
+        self._calls.end_overdue(now)
         self._handle(self._core.tick(now))
         self._settle_later()
 
     def look(self, now: float) -> None:
         """When `tick` is due."""
         self.touched = False
-        self.due = min(self._core.next_tick(now), self._drains_at, self._ends_at)
+        core, message = self._core.next_tick(now), self._calls.deadlines.next_due
+        self.due = min(core, message, self._drains_at, self._ends_at)
 
     def drain(self) -> None:
         """Ask the client to go elsewhere."""

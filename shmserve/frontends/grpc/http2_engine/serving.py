@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from msgspec import Struct
 
@@ -13,6 +12,7 @@ from shmserve.frontends.access import Origins
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.http2_engine.call_head import Methods
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
+from shmserve.frontends.grpc.http2_engine.open_connections import OpenConnections
 from shmserve.frontends.grpc.http2_engine.rpc_runs import RpcRuns
 from shmserve.frontends.grpc.rpc_methods import RpcServices
 from shmserve.frontends.http2 import Limits
@@ -22,7 +22,7 @@ class Serving(Struct, eq=False):
     """Attributes:
     hosts: which a call may be for.
     growth: makes memory that the loop may not wait for.
-    connections: all that are open, each a `ServerConnection`.
+    connections: all that are open.
     """
 
     loop: EventLoop
@@ -33,7 +33,7 @@ class Serving(Struct, eq=False):
     settings: Settings
     hosts: Origins
     growth: ThreadPoolExecutor
-    connections: set[Any]
+    connections: OpenConnections
 
 
 def serving_of(services: RpcServices, settings: Settings, overdue: ClientDeadlines) -> Serving:
@@ -51,7 +51,7 @@ def serving_of(services: RpcServices, settings: Settings, overdue: ClientDeadlin
         settings,
         Origins(settings, settings.grpc_bind, socket.gethostname()),
         ThreadPoolExecutor(1, thread_name_prefix="slots"),
-        set(),
+        OpenConnections(settings),
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 from collections.abc import Sequence
 from typing import Protocol
 
 from shmserve.frontends.http2 import Buffer
+from shmserve.transport.tls import subject_of
+
+_log = logging.getLogger("shmserve.grpc")
 
 _TLS_SEND_BYTES = 256 << 10  # joined at a time, since TLS takes one buffer
 _PROTOCOL = "h2"
@@ -120,6 +124,8 @@ class TlsTransport:
         self._tls.do_handshake()
         if self._tls.selected_alpn_protocol() != _PROTOCOL:
             raise ConnectionAbortedError("the client does not speak HTTP/2")
+        if subject := subject_of(self._tls):
+            _log.info("TLS client %s: %s", self._tls.getpeername()[0], subject)
         self._shaken = True
 
 
@@ -134,19 +140,3 @@ def _joined(buffers: Sequence[Buffer]) -> bytes:
         if not room:
             break
     return b"".join(parts)
-
-
-def tls_context(cert: str, key: str, client_ca: str) -> ssl.SSLContext:
-    """What TLS needs, from PEM files; `client_ca`: clients must show a certificate of it.
-
-    Raises:
-        OSError: a file is missing or is not what it should be.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(cert, key)
-    if client_ca:
-        context.load_verify_locations(client_ca)
-        context.verify_mode = ssl.CERT_REQUIRED
-    context.set_alpn_protocols([_PROTOCOL])
-    return context

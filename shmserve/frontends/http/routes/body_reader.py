@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any, Protocol
 
+from shmserve import waiting
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge, UnsupportedEncoding
-from shmserve.frontends.http.routes.heap_budget import BUDGET, FREE, JSON_COST, BodyHeap
+from shmserve.frontends.heap_budget import BUDGET, FREE
+from shmserve.frontends.http.routes.heap_budget import JSON_COST, BodyHeap
 
 _PIECE = 1 << 16  # compressed bytes read and bytes inflated at a time
 _COPY = 1 << 20  # largest temporary of the copying fallback
@@ -83,6 +85,8 @@ class KnownLengthReader:
         assert self.remaining is not None
         if self.remaining > limit:
             raise _too_large(self.remaining, limit)
+        if self.remaining <= FREE:
+            return self.read(self.remaining)
         return self._read_large(self.remaining, cost)
 
     def _read_large(self, size: int, cost: int) -> bytes:
@@ -282,6 +286,7 @@ def _inflate(pieces: Iterator[bytes], coding: str) -> Iterator[bytes]:
     is told by its first byte (zlib's has a fixed low half, 8).
     """
     inflater: Any = None
+    inflate: Callable[..., bytes] = _at_once
     try:
         for piece in pieces:
             if inflater is None:
@@ -289,16 +294,21 @@ def _inflate(pieces: Iterator[bytes], coding: str) -> Iterator[bytes]:
                 inflater = zlib.decompressobj(31 if coding == "gzip" else -15 if bare else 15)
             elif inflater.eof:
                 raise InvalidArgument(f"the request body goes on after its {coding} data")
-            data = inflater.decompress(piece, _PIECE)
+            data = inflate(inflater.decompress, piece, _PIECE)
             while data:
                 yield data
-                data = inflater.decompress(inflater.unconsumed_tail, _PIECE)
+                inflate = waiting.beside  # it is a large one
+                data = inflate(inflater.decompress, inflater.unconsumed_tail, _PIECE)
             if inflater.unused_data:
                 raise InvalidArgument(f"the request body goes on after its {coding} data")
     except zlib.error:
         raise InvalidArgument(f"the request body is not valid {coding} data") from None
     if inflater is None or not inflater.eof:
         raise InvalidArgument(f"the request body's {coding} data is cut off")
+
+
+def _at_once(inflate: Callable[..., bytes], *args: Any) -> bytes:
+    return inflate(*args)
 
 
 def _short(expected: int, got: int) -> InvalidArgument:

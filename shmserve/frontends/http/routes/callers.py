@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from shmserve.core.regions.region_book import Caller
 from shmserve.transport import peer_credentials
 from shmserve.transport.peer_credentials import REMOTE
+
+SCOPES = "shmserve.scopes"  # in the environ: what the request's key allows
 
 
 def caller_of(environ: dict[str, Any]) -> Caller:
     """The caller of a request. Looked up once per connection by our worker class; other
     servers hand over at most the socket, which is then looked at each time. Whoever relays it
-    for others is none that it could come from (`access.RELAYED`)."""
+    for others is none that it could come from (`access.RELAYED`). It has the scopes of the key
+    that came along."""
+    caller, scopes = _connected(environ), environ.get(SCOPES)
+    return replace(caller, scopes=scopes) if scopes else caller
+
+
+def _connected(environ: dict[str, Any]) -> Caller:
     if "HTTP_FORWARDED" in environ or "HTTP_VIA" in environ or "HTTP_X_FORWARDED_FOR" in environ:
         return REMOTE
     connection = environ.get("shmserve.connection")

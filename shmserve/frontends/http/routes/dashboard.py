@@ -20,6 +20,7 @@ from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import compression
 from shmserve.frontends.http.route_table import Get, Routes
 from shmserve.frontends.oip.dashboard_data import DashboardData
+from shmserve.waiting import beside
 
 _encode = msgspec.json.Encoder().encode
 _TYPES = {
@@ -90,11 +91,11 @@ class DashboardRoutes:
         if not (since.isascii() and since.isdigit() and len(since) <= 15):
             raise InvalidArgument("since must be the number of a period")
         level, life = query_parameter(req, "level", "second"), query_parameter(req, "life", "")
-        body = _encode(self._monitor.data(level, int(since), life))
+        body = beside(lambda: _encode(self._monitor.data(level, int(since), life)))
         resp.set_header("Cache-Control", "no-store")
         accept = req.get_header("Accept-Encoding", default="")
         if len(body) > _SMALL and compression.takes_gzip(accept):
-            body = compression.compress([body], "gzip")
+            body = beside(compression.compress, [body], "gzip")
             resp.set_header("Content-Encoding", "gzip")
             resp.set_header("Vary", "Accept-Encoding")
         resp.data = body

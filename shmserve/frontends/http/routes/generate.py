@@ -27,6 +27,7 @@ from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.request import RegionWindow
 from shmserve.protocol.oip.validation import check_inputs
 from shmserve.tensor.spec import ModelSpec
+from shmserve.waiting import beside_if_large
 
 
 class GenerateBody(InferBody):
@@ -37,7 +38,9 @@ class GenerateBody(InferBody):
     def check(self, signature: ModelSignature) -> RunOptions:
         settings = self._settings
         text = open_body(self.environ, settings).read_rest(settings.max_json_bytes)
-        self.request = request = parse_generate(signature, text, settings)
+        self.request = request = beside_if_large(
+            len(text), parse_generate, signature, text, settings
+        )
         self._inputs = check_inputs(signature, request, settings, self._find)
         self._signature, self._reader = signature, held(b"")
         return RunOptions(request.id, (), request.parameters, on_wait=watch(self.environ))
@@ -98,9 +101,9 @@ def _answers(inference: Inference[GenerateBody]) -> Iterator[Outcome]:
 
 def _encoded(inference: Inference[GenerateBody], outcome: Outcome) -> bytes:
     """An answer's JSON; raises its error."""
-    return encode_outcome(
-        inference.signature, inference.source.request.id, outcome, inference.receipt
-    )
+    size = sum(len(tensor.view) for tensor in outcome.outputs)
+    request_id, receipt = inference.source.request.id, inference.receipt
+    return beside_if_large(size, encode_outcome, inference.signature, request_id, outcome, receipt)
 
 
 def _events(inference: Inference[GenerateBody], answers: Iterator[Outcome]) -> Iterator[bytes]:

@@ -1,51 +1,23 @@
 """What request bodies take of a process's heap, where they cannot go straight into slots.
 
 JSON, and what was compressed or came in chunks without a size beforehand, is gathered on the heap,
-and decoding JSON takes many times its size. All requests of a process share one budget for that.
+and decoding JSON takes many times its size.
 """
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from msgspec import Struct
 
 from shmserve.config import Settings
-from shmserve.errors import TooLarge, Unavailable
+from shmserve.errors import TooLarge
+from shmserve.frontends.heap_budget import HeapBudget
 
-FREE = 1 << 20  # of each body; the connections' limit bounds these
 JSON_COST = 16  # numbers as Python objects, over their text of two bytes each
 RAW_COST = 2  # the bytes, and a copy in another form
 
 _LEASE = "shmserve.heap"
-
-
-class HeapBudget:
-    """The bytes that all requests of a process have taken."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a lease may end wherever Python collects garbage
-        self.used = 0
-
-    def take(self, nbytes: int, most: int) -> None:
-        """Count them.
-
-        Raises:
-            Unavailable: with these it were more than `most`.
-        """
-        with self._lock:
-            if self.used + nbytes > most:
-                raise Unavailable(
-                    "there is no memory for this request's body now: other requests have it"
-                    " (setting max_heap_bytes)"
-                )
-            self.used += nbytes
-
-    def give_back(self, nbytes: int) -> None:
-        """Count them no more."""
-        with self._lock:
-            self.used -= nbytes
 
 
 class _Lease:
@@ -87,6 +59,3 @@ class BodyHeap(Struct, frozen=True):
         if lease is None:
             lease = self.environ[_LEASE] = _Lease(self.budget)
         lease.take(nbytes, self.limits.max_heap_bytes)
-
-
-BUDGET = HeapBudget()  # this process's

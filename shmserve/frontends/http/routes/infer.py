@@ -22,6 +22,7 @@ from shmserve.frontends.http.routes.body_reader import BodyReader, header_length
 from shmserve.frontends.http.routes.callers import caller_of
 from shmserve.frontends.http.routes.header_parameters import compiled, forwarded
 from shmserve.frontends.http.routes.heap_budget import RAW_COST
+from shmserve.frontends.http.routes.known_requests import KnownRequests, checked
 from shmserve.frontends.http.routes.paths import checked_version
 from shmserve.frontends.http.server.response import BufferBody
 from shmserve.frontends.inference import Inference
@@ -30,15 +31,10 @@ from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.protocol.oip import tensor_json
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.raw_requests import deduce
-from shmserve.protocol.oip.request import InferRequest, check_json_size, parse_request
-from shmserve.protocol.oip.validation import (
-    CheckedInput,
-    Find,
-    check_inputs,
-    check_outputs,
-    refuse_decoupled,
-)
+from shmserve.protocol.oip.request import InferRequest, check_json_size
+from shmserve.protocol.oip.validation import CheckedInput, Find, refuse_decoupled
 from shmserve.tensor import bytes_codec
+from shmserve.waiting import LARGE, beside, beside_if_large
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _STAGES = ("receive", "queue", "compute", "send")
@@ -53,12 +49,13 @@ class InferResource:
         self._settings = settings
         self._regions = regions
         self._forward = compiled(settings.http_header_forward_pattern)
+        self._known = KnownRequests(settings)
 
     def on_post(
         self, req: falcon.Request, resp: falcon.Response, name: str, version: str = ""
     ) -> None:
         find = partial(self._regions.find, partial(caller_of, req.env))
-        source = InferBody(req.env, self._settings, find, self._forward)
+        source = InferBody(req.env, self._settings, find, self._forward, self._known)
         entry = self._dispatcher.ready_model(name, checked_version(version) if version else "")
         inference = Inference(self._dispatcher, entry, source)
         try:
@@ -81,6 +78,7 @@ class InferBody:
         "_find",
         "_forward",
         "_inputs",
+        "_known",
         "_reader",
         "_settings",
         "_signature",
@@ -96,11 +94,13 @@ class InferBody:
         settings: Settings,
         find: Find,
         forward: re.Pattern[str] | None = None,
+        known: KnownRequests | None = None,
     ) -> None:
         self.started_ns = monotonic_ns()
         self.environ = environ
         self._settings = settings
         self._find = find
+        self._known = known
         self._forward = forward
 
     def check(self, signature: ModelSignature) -> RunOptions:
@@ -110,30 +110,36 @@ class InferBody:
         reader = open_body(environ, settings)
         length = header_length(environ, reader)
         if length == 0:
-            request, reader = _raw_request(signature, reader, settings)
-        elif length is None:
-            request = parse_request(reader.read_rest(settings.max_json_bytes), settings)
+            raw, reader = _raw_request(signature, reader, settings)
+            found = checked(signature, raw, settings, self._find)
         else:
-            if length > settings.max_json_bytes:
-                check_json_size(length, settings)
-            request = parse_request(reader.read(length), settings)
-        self._inputs = check_inputs(signature, request, settings, self._find)
-        self.wanted, places = check_outputs(signature, request, settings, self._find)
-        _check_sizes(signature, self._inputs, reader)
+            if length is None:
+                text = reader.read_rest(settings.max_json_bytes)
+            else:
+                if length > settings.max_json_bytes:
+                    check_json_size(length, settings)
+                text = reader.read(length)
+            assert self._known is not None
+            check = self._known.check
+            if len(text) < LARGE:
+                found = check(signature, text, self._find)
+            else:
+                found = beside(check, signature, text, self._find)
+        self._inputs, self.wanted, request = found.inputs, found.wanted, found.request
+        if reader.remaining != found.binary_bytes:
+            _check_sizes(signature, self._inputs, reader)
+        parameters = request.parameters
         if self._forward is not None:
-            request.parameters.update(forwarded(self._forward, environ))
+            parameters = {**parameters, **forwarded(self._forward, environ)}
         self._signature, self._reader, self.request = signature, reader, request
-        names = tuple([output.name for output in request.outputs])
-        return RunOptions(request.id, names, request.parameters, places, watch(environ))
+        return RunOptions(request.id, found.names, parameters, found.places, watch(environ))
 
     def fill(self, call: InferenceCall) -> None:
         reader, receipt = self._reader, call.receipt
         for item in self._inputs:
             source = item.source
             if source.data is not None:
-                tensor = tensor_json.decode(
-                    source.data, item.signature.datatype, item.count, source.where, self._settings
-                )
+                tensor = beside_if_large(_json_size(item), self._decoded, item)
                 reservation = call.reserve(tensor.nbytes)
                 tensor.write(reservation.view)
                 receipt.copied_in += tensor.nbytes
@@ -146,10 +152,22 @@ class InferBody:
                 receipt.copied_in += reader.fill(view)
                 if not item.signature.datatype.itemsize:
                     model = self._signature.spec.name
-                    bytes_codec.check(view, item.count, source.name, model)
+                    size = item.nbytes
+                    beside_if_large(size, bytes_codec.check, view, item.count, source.name, model)
             call.add_input(source.name, source.datatype, source.shape, reservation)
         if reader.remaining != 0 and not reader.at_end():
             raise InvalidArgument(_additional(self._signature))
+
+    def _decoded(self, item: CheckedInput) -> tensor_json.JsonTensor:
+        source, datatype = item.source, item.signature.datatype
+        assert source.data is not None
+        return tensor_json.decode(source.data, datatype, item.count, source.where, self._settings)
+
+
+def _json_size(item: CheckedInput) -> int:
+    """About how many bytes of JSON an input is."""
+    data = item.source.data
+    return memoryview(data).nbytes if isinstance(data, msgspec.Raw) else 8 * item.count
 
 
 def _raw_request(
@@ -213,7 +231,7 @@ def _respond(resp: falcon.Response, inference: Inference[InferBody]) -> None:
         resp.set_header(HEADER_LENGTH, str(len(result.head)))
     if chosen:
         receipt.copied_out += result.binary_bytes
-        resp.data = compression.compress([result.head, *result.buffers], chosen)
+        resp.data = beside(compression.compress, [result.head, *result.buffers], chosen)
         resp.set_header("Content-Encoding", chosen)
     elif result.buffers:
         body = BufferBody([result.head, *result.buffers], inference.close)

@@ -31,8 +31,10 @@ class MetadataRoutes:
 
     def ready(self, req: Request, resp: Response) -> None:
         """Whether every model that should be loaded is."""
-        if not self._dispatcher.snapshot().ready:
-            raise Unavailable("the server is not ready")
+        snapshot = self._dispatcher.snapshot()
+        if not snapshot.ready:
+            why = f": {snapshot.shortage}" if snapshot.shortage else ""
+            raise Unavailable(f"the server is not ready{why}")
         resp.data = b'{"ready":true}'
 
     def model(self, req: Request, resp: Response, name: str, version: str = "") -> None:

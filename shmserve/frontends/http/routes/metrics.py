@@ -23,6 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYP
 from prometheus_client.registry import Collector
 
 import shmserve
+from shmserve import waiting
 from shmserve.config import Settings
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.core.stats.counter_pages import BOUNDS_NS, cumulated
@@ -54,7 +55,9 @@ class Metrics:
             Unavailable: the coordinator is away, and did not come back in time.
         """
         report = self._dispatcher.coordinator.report()
-        snapshot = self._dispatcher.snapshot()
+        return waiting.beside(self._text, report, self._dispatcher.snapshot())
+
+    def _text(self, report: Report, snapshot: Snapshot) -> bytes:
         text = generate_latest(_Collector(report, snapshot))
         return text + triton_text(report).encode() if self._triton_names else text
 
@@ -79,6 +82,20 @@ def families(report: Report, snapshot: Snapshot) -> Iterator[Metric]:
     yield from _requests(models)
     yield from _durations(models)
     yield from _executions(models)
+    yield _family(
+        GaugeMetricFamily,
+        "pending_requests",
+        "Requests that wait to be executed",
+        _MODEL,
+        sorted(report.pending().items()),
+    )
+    yield _family(
+        CounterMetricFamily,
+        "key_requests",
+        "Requests that came with a key, by its name",
+        ("key",),
+        [((name,), count) for name, count in sorted(report.keys.items())],
+    )
     yield from _processes(report)
     yield from _memory(report)
     yield from gpu_families(report.gpus)
@@ -129,6 +146,17 @@ def _requests(models: list[ModelReport]) -> Iterator[Metric]:
             ((*labels, reason.name.lower()), c.failures[reason])
             for labels, c in counts
             for reason in Reason
+        ],
+    )
+    yield _family(
+        CounterMetricFamily,
+        "cache_lookups",
+        "Requests whose answer was looked for among those that are kept, by result",
+        (*_MODEL, "result"),
+        [
+            ((model.model, model.version, result), model.all_requests().cache[index])
+            for model in models
+            for index, result in ((0, "hit"), (2, "miss"))
         ],
     )
     yield _family(
@@ -252,6 +280,7 @@ def _memory(report: Report) -> Iterator[Metric]:
         ("slots", "slots", "Slots of arenas in use"),
         ("slot_bytes", "slot_bytes", "Bytes of slots in use"),
         ("arena_bytes", "arena_bytes", "Shared memory that processes hold"),
+        ("cache_bytes", "cache_bytes", "Answers that are kept"),
         ("abandoned", "abandoned_requests", "Requests whose late answers are awaited"),
     ):
         rows = [((role,), total) for role, total in sorted(_by_role(report, field).items())]

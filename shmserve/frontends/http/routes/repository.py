@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from shmserve.frontends.http.routes.callers import caller_of
 from shmserve.frontends.oip.repository import Repository, refuse_repository
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.oip import strict_parser
+from shmserve.waiting import beside_if_large
 
 _encode = msgspec.json.Encoder().encode
 _MAX_BODY = 64 * 1024
@@ -53,7 +55,9 @@ class RepositoryRoutes:
 
     def _document(self, req: Request, limit: int = _MAX_BODY) -> dict[str, Any]:
         body = open_body(req.env, self._settings).read_rest(limit)
-        document = strict_parser.loads(body, self._settings) if body.strip() else {}
+        document: Any = {}
+        if body.strip():
+            document = beside_if_large(len(body), strict_parser.loads, body, self._settings)
         if not isinstance(document, dict):
             raise InvalidArgument("the request must be a JSON object")
         return document
@@ -79,7 +83,9 @@ def _value(key: str, value: Any) -> Parameter | bytes:
     if key.startswith("file:"):
         if isinstance(value, str):
             try:
-                return base64.b64decode(value, validate=True)
+                return beside_if_large(
+                    len(value), functools.partial(base64.b64decode, validate=True), value
+                )
             except (binascii.Error, ValueError):
                 pass
         raise InvalidArgument(f"parameter '{ascii(key[:100])[1:-1]}' must be a base64 string")

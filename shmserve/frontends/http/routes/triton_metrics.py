@@ -26,18 +26,35 @@ def _stage_us(index: int) -> Value:
     return lambda model: model.runs.stage_ns[index] // 1000
 
 
+def _cache(index: int, unit: int) -> Value:
+    return lambda model: model.all_requests().cache[index] // unit
+
+
 _COUNTERS: tuple[tuple[str, str, Value], ...] = (
-    ("request_success", "Answered requests", lambda m: m.all_requests().succeeded),
-    ("count", "Elements of the batches of all executions", lambda m: m.runs.inferences),
-    ("exec_count", "Executions of the model", lambda m: m.runs.executions),
+    ("nv_inference_request_success", "Answered requests", lambda m: m.all_requests().succeeded),
     (
-        "request_duration_us",
+        "nv_inference_count",
+        "Elements of the batches of all executions",
+        lambda m: m.runs.inferences,
+    ),
+    ("nv_inference_exec_count", "Executions of the model", lambda m: m.runs.executions),
+    (
+        "nv_inference_request_duration_us",
         "Microseconds from arrival to answer",
         lambda m: m.all_requests().success_ns // 1000,
     ),
     *(
-        (f"{stage}_duration_us", f"Microseconds in stage {stage}", _stage_us(index))
+        (f"nv_inference_{stage}_duration_us", f"Microseconds in stage {stage}", _stage_us(index))
         for index, stage in enumerate(STAGES)
+    ),
+    *(
+        (f"nv_cache_{name}_per_model", what, _cache(index, unit))
+        for name, what, index, unit in (
+            ("num_hits", "Answers that were kept", 0, 1),
+            ("num_misses", "Answers that were not kept", 2, 1),
+            ("hit_duration", "Microseconds of hits", 1, 1000),
+            ("miss_duration", "Microseconds of misses", 3, 1000),
+        )
     ),
 )
 
@@ -49,8 +66,7 @@ def triton_text(report: Report) -> str:
 
 def _lines(report: Report) -> Iterator[str]:
     models = sorted(report.models, key=lambda model: (model.model, model.version))
-    for suffix, what, value in _COUNTERS:
-        name = f"nv_inference_{suffix}"
+    for name, what, value in _COUNTERS:
         yield from _head(name, what)
         for model in models:
             yield f"{name}{{{_labels(model)}}} {value(model)}"
@@ -61,11 +77,16 @@ def _lines(report: Report) -> Iterator[str]:
         for reason, ours in _REASONS.items():
             failed = sum(counts[each] for each in ours)
             yield f'{name}{{{_labels(model)},reason="{reason}"}} {failed}'
+    name = "nv_inference_pending_request_count"
+    yield from _head(name, "Requests that wait to be executed", "gauge")
+    pending = report.pending()
+    for model in models:
+        yield f"{name}{{{_labels(model)}}} {pending[model.model, model.version]}"
     yield from triton_gpu_lines(report.gpus)
 
 
-def _head(name: str, what: str) -> tuple[str, str]:
-    return f"# HELP {name} {what}", f"# TYPE {name} counter"
+def _head(name: str, what: str, kind: str = "counter") -> tuple[str, str]:
+    return f"# HELP {name} {what}", f"# TYPE {name} {kind}"
 
 
 def _labels(model: ModelReport) -> str:

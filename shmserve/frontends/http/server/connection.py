@@ -1,14 +1,15 @@
-"""One client connection: its thread, its deadlines, its requests one after another.
+"""One client connection: its greenlet, its deadlines, its requests one after another.
 
-The socket blocks and has no timeout. Instead the connection says in `watch` what it
-is doing and until when; the worker's main thread shuts the socket down if that passes,
-and the thread then reads an end of file or fails to send.
+The code is synchronous: its socket gives way to the worker's loop where it would block. The
+connection says in `watch` what it is doing and until when; the socket is shut down if that
+passes, and the greenlet then reads an end of file or fails to send.
 """
 
 from __future__ import annotations
 
 import select
 import socket
+import ssl
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,15 +20,20 @@ from typing import Any
 
 from gunicorn.http.errors import NoMoreData, ParseException
 
+from shmserve import waiting
 from shmserve.core.regions.region_book import Caller
+from shmserve.errors import Unavailable
 from shmserve.frontends.http.server import environ as environs
 from shmserve.frontends.http.server.chunked import ChunkedBody
+from shmserve.frontends.http.server.client_socket import GreenletSocket
 from shmserve.frontends.http.server.context import ServingContext
 from shmserve.frontends.http.server.error_responses import refusal, status_of
-from shmserve.frontends.http.server.head import Head, Heads, discard
+from shmserve.frontends.http.server.head import HEAD, Head, Heads, discard
 from shmserve.frontends.http.server.request_body import PART, SCRAP, RequestBody, too_large
 from shmserve.frontends.http.server.response import Buffer, HttpResponse, parts_of
+from shmserve.frontends.http.server.tls_socket import TlsSocket, secure
 from shmserve.transport.peer_credentials import caller_of
+from shmserve.transport.tls import subject_of
 
 IDLE, SEND, LINGER = "idle", "send", "linger"
 
@@ -59,6 +65,7 @@ class HttpConnection:
         "_caller",
         "_client",
         "_heads",
+        "_server",
         "_service",
         "expired",
         "settings",
@@ -75,15 +82,20 @@ class HttpConnection:
     ) -> None:
         self._service = service
         self._client = client
+        self._server = server
         self._caller: Caller | None = None
         self.sock = sock
         self.settings = service.settings
         self.expired = False
         self._body: RequestBody | None = None
-        environ = environs.connection_environ(service.environ, self, client, server)
-        self._heads = Heads(self, service.cfg, client, environ)
+        self._heads = self._begin()
         self.watch: tuple[str, float] | None = None
         self.wait(IDLE, self.settings.idle_timeout_s)
+
+    def _begin(self) -> Heads:
+        service, client = self._service, self._client
+        environ = environs.connection_environ(service.environ, self, client, self._server)
+        return Heads(self, service.cfg, client, environ)
 
     def wait(self, phase: str, seconds: float) -> None:
         self.watch = (phase, monotonic() + seconds)
@@ -124,7 +136,7 @@ class HttpConnection:
     def cut_if_overdue(self, now: float) -> None:
         """Shut the socket down if its client has been waited for too long.
 
-        For the worker's main thread, while the socket is certainly open.
+        For the worker's thread, while the socket is certainly open.
         """
         watch = self.watch
         if watch is None:
@@ -135,7 +147,7 @@ class HttpConnection:
         if now < until:
             return
         # Reading ends at once, and what has arrived by now can still be answered. If the
-        # thread has not moved on by the second time, or cannot send, nothing helps.
+        # greenlet has not moved on by the second time, or cannot send, nothing helps.
         final = self.expired or phase in (SEND, LINGER)
         self.expired = True
         try:
@@ -154,7 +166,7 @@ class HttpConnection:
     def give_way(self) -> None:
         """End an idle connection for another's sake. A request that has come is answered still.
 
-        For the worker's main thread, as `cut_if_overdue`.
+        For the worker's thread, as `cut_if_overdue`.
         """
         self.expired = True
         try:
@@ -172,11 +184,32 @@ class HttpConnection:
 
     def serve(self) -> None:
         """Answer requests until the connection ends. Closing is the caller's business."""
+        certificates = self._service.certificates
         try:
+            if certificates is not None and self.sock.family != socket.AF_UNIX:
+                due, context = certificates.due, certificates.context
+                self._encrypt(waiting.beside(context) if due else context())
             while self._serve_one():
                 self.watch = (IDLE, monotonic() + self.settings.idle_timeout_s)
-        except (ClientGone, OSError):
+        except (ClientGone, OSError, Unavailable):
             return
+
+    def _encrypt(self, context: ssl.SSLContext) -> None:
+        """From here on TLS; its handshake has the time of a head."""
+        self.wait(HEAD, self.settings.head_timeout_s)
+        log = self._service.log
+        assert isinstance(self.sock, GreenletSocket)
+        try:
+            self.sock = tls = secure(self.sock, context)
+            tls.handshake()
+        except OSError as ex:
+            reason = ex.reason if isinstance(ex, ssl.SSLError) else ex.strerror
+            log.info("TLS with %s failed: %s", self._client, reason)
+            raise
+        if subject := subject_of(tls):
+            log.info("TLS client %s: %s", self._client, subject)
+        self._heads = self._begin()
+        self.wait(IDLE, self.settings.idle_timeout_s)
 
     def _serve_one(self) -> bool:
         try:
@@ -260,12 +293,16 @@ class HttpConnection:
         if peeked:
             whole = start + length
             along = length and whole <= len(peeked)
+            if length and isinstance(self.sock, TlsSocket):  # what came along is decrypted
+                whole = min(whole, len(peeked))
+                along = True
             if not discard(self.sock, whole if along else start):
                 raise ClientGone
             if head.chunked:
                 return ChunkedBody(self, head.request, heads.unreader, head.expects)
             if along:
-                return RequestBody(self, 0, peeked[start:whole])
+                left = start + length - whole
+                return RequestBody(self, left, peeked[start:whole], left > 0 and head.expects)
             return RequestBody(self, length, b"", length > 0 and head.expects)
         if head.chunked:
             return ChunkedBody(self, head.request, heads.unreader, head.expects)
@@ -315,7 +352,7 @@ class HttpConnection:
                 sent -= len(left.popleft())
                 continue
             left[0] = left[0][sent:]
-            sent = self.sock.sendmsg(islice(left, _IOV_MAX))
+            sent = self.sock.sendmsg(list(islice(left, _IOV_MAX)))
 
     def _refuse(self, status: int, message: str) -> None:
         answer = refusal(status, message)
@@ -323,10 +360,11 @@ class HttpConnection:
 
     def _linger(self) -> None:
         """Let the client read the last answer: closing now would reset the connection."""
-        self.wait(LINGER, _LINGER_S)
+        until = monotonic() + _LINGER_S
+        self.watch = (LINGER, until)
         try:
             self.sock.shutdown(socket.SHUT_WR)
-            while self.sock.recv_into(SCRAP):
-                pass
+            while self.sock.recv_into(SCRAP) and monotonic() < until:
+                waiting.pause()
         except OSError:
             pass

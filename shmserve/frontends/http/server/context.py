@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from shmserve.config import Settings
 from shmserve.frontends.http.server import environ as environs
+from shmserve.transport.tls import certificates
 
 WsgiApplication = Callable[[dict[str, Any], Any], Any]
 
@@ -32,6 +33,7 @@ class ServingContext:
     """What all connections of a worker share.
 
     Attributes:
+        certificates: for TLS on TCP connections; None: without.
         stopping: no connection is kept open any longer.
         requests: how many have been begun.
     """
@@ -53,6 +55,7 @@ class ServingContext:
         self.max_requests = max_requests
         self.environ = environs.process_environ(cfg)
         self.keep_alive = bool(cfg.keepalive)
+        self.certificates = certificates(settings, "http", "http/1.1")
         self.requests = 0
         self.stopping = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from typing import Any
 
 from gunicorn import util
@@ -25,6 +26,8 @@ def connection_environ(
     """`base` and what is the same for every request of one connection."""
     environ = base.copy()
     environ["gunicorn.socket"] = connection.sock
+    if isinstance(connection.sock, ssl.SSLSocket):
+        environ["wsgi.url_scheme"] = "https"
     environ["shmserve.connection"] = connection
     if isinstance(client, tuple):
         environ["REMOTE_ADDR"] = client[0]
@@ -48,7 +51,7 @@ def request_environ(base: dict[str, Any], request: Any) -> dict[str, Any]:
     environ["QUERY_STRING"] = request.query
     environ["RAW_URI"] = request.uri
     environ["SERVER_PROTOCOL"] = "HTTP/{}.{}".format(*request.version)
-    environ["wsgi.url_scheme"] = request.scheme
+    environ.setdefault("wsgi.url_scheme", request.scheme)
     script_name = os.environ.get("SCRIPT_NAME", "")
     for name, value in request.headers:
         if name == "CONTENT-TYPE":

@@ -4,14 +4,11 @@ A head is looked at before it is taken (MSG_PEEK). So a body that did not come a
 with its head entirely stays in the kernel, and is received into its place in memory.
 
 What costs is parsing, and clients send the same head again and again: a connection
-remembers the last few, byte for byte. The second system call costs nothing at one
-connection, but up to a fifth of the requests per second at eight if it lets go of the
-interpreter lock, for which the threads then queue; see `discard`.
+remembers the last few, byte for byte.
 """
 
 from __future__ import annotations
 
-import ctypes
 import socket
 from typing import Any, Protocol
 
@@ -25,6 +22,7 @@ from gunicorn.http.errors import (
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import Unreader
 
+from shmserve import waiting
 from shmserve.config import Settings
 from shmserve.frontends.http.server.environ import Address, request_environ
 from shmserve.frontends.http.server.request_body import SCRAP
@@ -36,11 +34,10 @@ _CACHED_HEADS = 4
 _CACHED_HEAD_BYTES = 2048
 
 
-# Through PyDLL a call keeps the interpreter lock, which is right for one that never waits.
-_recv = ctypes.PyDLL(None).recv
-_recv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_recv.restype = ctypes.c_ssize_t
-_scrap_address = ctypes.addressof(ctypes.c_char.from_buffer(SCRAP))
+# As plain integers: operators of the socket module's flags run in Python, on every request.
+_LOOK = int(socket.MSG_PEEK)
+_NOW = int(socket.MSG_DONTWAIT)
+_WHOLE = int(socket.MSG_WAITALL)
 
 
 def discard(sock: socket.socket, count: int) -> bool:
@@ -48,8 +45,7 @@ def discard(sock: socket.socket, count: int) -> bool:
 
     They are there, so this does not wait. False if the connection was reset meanwhile.
     """
-    got: int = _recv(sock.fileno(), _scrap_address, count, socket.MSG_DONTWAIT)
-    return got == count
+    return sock.recv_into(SCRAP, count, _NOW) == count
 
 
 class Head:
@@ -130,9 +126,10 @@ class Heads:
         self.peeked = b""
         data = self.unreader.take_buffered()
         if data or self._proxied:
+            waiting.pause()  # what was read ahead may be many requests
             data = self._read_on(data)
         else:
-            data = self._waiter.sock.recv(_PEEK, socket.MSG_PEEK)
+            data = self._waiter.sock.recv(_PEEK, _LOOK)
             end = data.find(b"\r\n\r\n") + 4
             if end > 3:
                 self.peeked, data = data, data[:end]
@@ -164,7 +161,7 @@ class Heads:
         gathered = bytearray(data)
         while (end := gathered.find(b"\r\n\r\n")) < 0:
             _check_partial(gathered, self._waiter.settings.max_head_bytes)
-            more = self._waiter.sock.recv(_PEEK, socket.MSG_PEEK)
+            more = self._waiter.sock.recv(_PEEK, _LOOK)
             if not more:
                 raise NoMoreData(bytes(gathered))
             edge = bytes(gathered[-3:])
@@ -175,7 +172,7 @@ class Heads:
         return bytes(gathered[: end + 4])
 
     def _take(self, count: int) -> bytes:
-        return self._waiter.sock.recv(count, socket.MSG_WAITALL) if count else b""
+        return self._waiter.sock.recv(count, _WHOLE) if count else b""
 
 
 def _check_partial(data: bytearray, limit: int) -> None:

@@ -17,6 +17,7 @@ from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, TooLarge
 
 BODY = "body"
+_WHOLE = int(socket.MSG_WAITALL)
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 # recv() allocates what it is asked for, so a reader that asks for everything at
@@ -94,7 +95,7 @@ class RequestBody:
         source = self._source
         source.watch = (BODY, self._until)
         try:
-            data = source.sock.recv(size, socket.MSG_WAITALL)
+            data = source.sock.recv(size, _WHOLE)
         except OSError:
             data = b""
         source.watch = None
@@ -190,7 +191,12 @@ class RequestBody:
     def readinto(self, view: memoryview) -> int:
         """Fill the whole view; fewer bytes mean that the body or the client ended."""
         view = memoryview(view).cast("B")
-        filled = 0
+        filled, end = 0, self._offset + len(view)
+        if end <= len(self._piece):  # all of it came with the head
+            view[:] = memoryview(self._piece)[self._offset : end]
+            self._offset = end
+            self.copied += len(view)
+            return len(view)
         if self._piece:
             filled = self._copy_into(view[: len(self._piece) - self._offset])
         end = min(len(view), filled + self._left)
@@ -206,7 +212,7 @@ class RequestBody:
                     self._extend()
                 source.watch = (BODY, self._until)
                 part = view[filled : min(end, filled + self._due)]
-                if not (count := receive(part, 0, socket.MSG_WAITALL)):
+                if not (count := receive(part, 0, _WHOLE)):
                     break
                 filled += count
                 self._left -= count

@@ -1,40 +1,38 @@
-"""The gunicorn worker class of the HTTP frontend: a thread per connection.
+"""The gunicorn worker class of the HTTP frontend: one loop, a greenlet per connection.
 
-The main thread accepts, keeps the master informed, and closes what has passed its
-deadline; the connections' threads do everything else on blocking sockets.
+Acceptors are greenlets, too. The loop keeps the master informed; what would hold it up runs
+beside it (`shmserve.waiting`).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import queue
-import selectors
 import socket
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable
 from math import inf
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 from gunicorn.workers.base import Worker
 
-from shmserve import config
+from shmserve import config, waiting
 from shmserve.frontends.http.server import environ as environs
+from shmserve.frontends.http.server.client_socket import GreenletSocket
 from shmserve.frontends.http.server.connection import HttpConnection
 from shmserve.frontends.http.server.context import Hooks, ServingContext
 from shmserve.frontends.http.server.error_responses import refusal
-from shmserve.observe import gauges
+from shmserve.frontends.http.server.hub import Hub, Readiness
+from shmserve.frontends.http.server.sign_of_life import SignOfLife
+from shmserve.observe import flight_recorder, gauges
 from shmserve.transport.processes import raise_fd_limit
 
 _TICK_S = 1.0
 _STOPPING_TICK_S = 0.05
-_PARKED_THREADS = 64
+_CROWDED_S = 0.1  # where nobody is idle: until all are looked through again
 
-_ACCEPT_DELAY_S = 0.0001  # for each connection, so that the least busy worker is first
-_MAX_ACCEPT_DELAY_S = 0.001
+_ACCEPT_DELAY_S = 0.001  # the least that the loop can wait: an idle worker is first
 
 _REFUSED_SOCKETS = 128
 
@@ -42,79 +40,64 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 0.1  # without descriptors: the listeners would be ready all the time
 
 
-class _Threads:
-    """Runs items, each in a thread of its own; threads that are done wait for another item."""
-
-    def __init__(self, run: Callable[[HttpConnection], None]) -> None:
-        self._run = run
-        self._lock = threading.Lock()
-        self._idle = 0
-        self._items: queue.SimpleQueue[HttpConnection] = queue.SimpleQueue()
-
-    def submit(self, item: HttpConnection) -> None:
-        with self._lock:
-            parked = self._idle > 0
-            if parked:
-                self._idle -= 1
-        if parked:
-            self._items.put(item)
-        else:
-            threading.Thread(target=self._loop, args=(item,), name="http", daemon=True).start()
-
-    def _loop(self, item: HttpConnection) -> None:
-        while True:
-            self._run(item)
-            with self._lock:
-                if self._idle >= _PARKED_THREADS:
-                    return
-                self._idle += 1
-            item = self._items.get()
-
-
 class ConnectionWorker(Worker):  # type: ignore[misc]
     """Set as gunicorn's ``worker_class``. The settings ``threads`` and
     ``worker_connections`` have no meaning here, `max_connections` of ours has.
     """
 
+    tmp: SignOfLife
     alive: bool  # until a signal or max_requests says otherwise
 
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
         problem = ""
         if cfg.is_ssl:
-            problem = "does not speak TLS: use worker_class = 'gthread', or a proxy in front"
+            problem = "has TLS by the settings http_tls_cert and http_tls_key, not by gunicorn's"
         elif getattr(cfg, "protocol", "http") != "http":
             problem = "speaks HTTP only: use worker_class = 'gthread' for other protocols"
         if problem:
             log.error("The worker class %s %s", cls.__name__, problem)
             sys.exit(1)
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.tmp.close()
+        self.tmp = SignOfLife(self.cfg)
+
     def init_process(self) -> None:
         raise_fd_limit()  # a connection is a descriptor, and so is each channel and segment
         self.settings = config.load()
         self.connections: set[HttpConnection] = set()
-        self.threads = _Threads(self._serve)
-        self.lock = threading.Lock()  # a socket is either shut down or closed, never both
+        self.listening: list[Readiness] = []
+        self.idlers: deque[tuple[float, HttpConnection]] = deque()  # the longest idle first
+        self.idlers_due = 0.0  # before that nobody can have been idle for long
         self.refused: deque[socket.socket] = deque()
         self.spare: int | None = None  # a descriptor whose place one who is refused gets
         self._take_spare()
-        self.paused_until = 0.0  # no connections are accepted
         self.short_of_descriptors = False
         gauges.provide_connections(lambda: len(self.connections))
         super().init_process()
 
     def run(self) -> None:
         self.service = self._make_service()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.PIPE[0], selectors.EVENT_READ)
+        self.hub = Hub(self.settings.http_threads)
+        waiting.install(self.hub)
+        try:
+            self.hub.spawn(self._drain_pipe)
             for listener in self.sockets:
                 listener.setblocking(False)
-            self._listen(selector)
-            self._accept_until_stopped(selector)
-        self.service.stop()
-        for listener in self.sockets:
-            listener.close()
-        self._finish()
+                ready = self.hub.watch(listener.fileno())
+                self.listening.append(ready)
+                self.hub.spawn(self._accept_all, listener, ready)
+            self._turn_until_stopped()
+            self.service.stop()
+            for listener, ready in zip(self.sockets, self.listening, strict=True):
+                self.hub.forget_shared(ready)  # the master has it, too
+                listener.close()
+            self._finish()
+        finally:
+            waiting.install(None)
+            self.hub.close()
 
     def _make_service(self) -> ServingContext:
         before, after = self.cfg.settings["pre_request"], self.cfg.settings["post_request"]
@@ -144,60 +127,83 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
             self.alive = False
             os.write(self.PIPE[1], b"1")
 
-    # The main thread
+    # The loop
 
-    def _listen(self, selector: selectors.BaseSelector) -> None:
-        for listener in self.sockets:
-            selector.register(listener, selectors.EVENT_READ, listener.getsockname())
-
-    def _pause(self, selector: selectors.BaseSelector) -> None:
-        """Accept nothing for a moment: no descriptor is left."""
-        if not self.short_of_descriptors:
-            self.short_of_descriptors = True
-            self.log.warning("No descriptor is left for connections: %d", len(self.connections))
-        for listener in self.sockets:
-            selector.unregister(listener)
-        self.paused_until = monotonic() + _PAUSE_S
-
-    def _resume(self, selector: selectors.BaseSelector) -> None:
-        self.paused_until = 0.0
-        self._close_refused()
-        self._listen(selector)
-
-    def _accept_until_stopped(self, selector: selectors.BaseSelector) -> None:
+    def _turn_until_stopped(self) -> None:
         due = 0.0
         while self.alive:
             now = monotonic()
             if now >= due:
                 due = now + _TICK_S
                 self.notify()
-                self._cut_overdue(now)
                 self._close_refused()
                 if self.ppid != os.getppid():
                     self.log.info("Parent changed, shutting down: %s", self)
                     return
-            if self.paused_until and now >= self.paused_until:
-                self._resume(selector)
-            for key, _ in selector.select(min(due, self.paused_until or due) - now):
-                if key.data is None:
-                    self._drain_pipe()
-                elif not self.paused_until and not self._accept(key.fileobj, key.data):
-                    self._pause(selector)
+            self.hub.run(due)
+
+    def _finish(self) -> None:
+        """Let the connections end what they have begun."""
+        stop_at = monotonic() + self.cfg.graceful_timeout
+        while self.connections:
+            now = monotonic()
+            if now >= stop_at:
+                self.log.warning("Connections left behind at exit: %d", len(self.connections))
+                break
+            self.notify()
+            for connection in self.connections:  # idle ones have less time from now on
+                connection.cut_if_overdue(now)
+            self.hub.run(min(stop_at, now + _STOPPING_TICK_S))
+        self._close_refused()
+
+    # Greenlets
 
     def _drain_pipe(self) -> None:
-        try:
-            os.read(self.PIPE[0], 4096)
-        except BlockingIOError:
-            pass
+        """Signals and `_retire` write to it, to have the loop look whether it is to stop."""
+        pipe = self.hub.watch(self.PIPE[0])
+        while True:
+            self.hub.wait(pipe, inf)
+            try:
+                os.read(self.PIPE[0], 4096)
+            except BlockingIOError:
+                continue
+            self.hub.leave()
+
+    def _accept_all(self, listener: Any, ready: Readiness) -> None:
+        address: environs.Address = listener.getsockname()
+        while self.alive:
+            self.hub.wait(ready, inf)
+            # Few at a time, and later than who has no connection: the other workers woke up as
+            # well, and long-lived connections should be spread evenly.
+            if self.cfg.workers > 1 and self.connections:
+                self.hub.sleep(_ACCEPT_DELAY_S)
+            try:
+                room = not self.alive or self._accept_some(listener, address)
+            except Exception:  # of one connection, or of those that were to make room for it
+                self.log.exception("Error while accepting connections")
+                self.hub.sleep(_PAUSE_S)
+                continue
+            if not room:
+                if not self.short_of_descriptors:
+                    self.short_of_descriptors = True
+                    count = len(self.connections)
+                    self.log.warning("No descriptor is left for connections: %d", count)
+                self.hub.sleep(_PAUSE_S)
+                self._close_refused()
+
+    def _accept_some(self, listener: Any, address: environs.Address) -> bool:
+        """Take a small part of the connections there are; False: as `_accept`."""
+        for before in range(len(self.connections), len(self.connections) * 65 // 64 + 1):
+            if not self._accept(listener, address):
+                return False
+            if len(self.connections) <= before:  # nobody waited, or was refused
+                break
+        return True
 
     def _accept(self, listener: Any, address: environs.Address) -> bool:
         """Take a connection; False: there is no descriptor for one."""
-        # One at a time, and the later the more connections there are already: the other
-        # workers woke up as well, and long-lived connections should be spread evenly.
-        if self.cfg.workers > 1 and self.connections:
-            sleep(min(len(self.connections) * _ACCEPT_DELAY_S, _MAX_ACCEPT_DELAY_S))
         try:
-            sock, client = listener.accept()
+            accepted, client = listener.accept()
         except OSError as ex:  # taken by another worker, gone already, or no descriptor left
             if ex.errno not in _NO_DESCRIPTOR:
                 return True
@@ -206,29 +212,43 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
             return False
         self.short_of_descriptors = False
         if len(self.connections) >= self.settings.max_connections and not self._end_longest_idle():
-            self._refuse(sock)
+            self._refuse(accepted)
             return True
-        connection = HttpConnection(self.service, sock, client, address)
-        with self.lock:
-            self.connections.add(connection)
-        try:
-            self.threads.submit(connection)
-        except RuntimeError:  # no thread to be had
-            with self.lock:
-                self.connections.discard(connection)
-            self._refuse(sock)
+        sock = GreenletSocket(self.hub, accepted)
+        connection = sock.deadlines = HttpConnection(self.service, sock, client, address)
+        self.connections.add(connection)
+        self.hub.spawn(self._serve, connection)
         return True
+
+    def _serve(self, connection: HttpConnection) -> None:
+        try:
+            connection.serve()
+        except Exception:
+            self.log.exception("Error on a connection")
+        finally:
+            self.connections.discard(connection)
+            connection.sock.close()
+            if not self.connections and not self.alive:
+                self.hub.leave()
+
+    # Where there is no room
 
     def _end_longest_idle(self) -> bool:
         """Have the connection that has been idle the longest close; False: none is, for long."""
-        with self.lock:
-            idle = [(c.idle_until, n, c) for n, c in enumerate(self.connections) if c.idle_until]
-            latest = monotonic() + self.settings.idle_timeout_s - self.settings.crowded_idle_s
-            until, _, connection = min(idle, default=(inf, 0, None))
-            if connection is None or until > latest:
+        latest = monotonic() + self.settings.idle_timeout_s - self.settings.crowded_idle_s
+        while True:
+            while self.idlers and self.idlers[0][0] <= latest:
+                until, connection = self.idlers.popleft()
+                if connection.idle_until == until and connection in self.connections:
+                    connection.give_way()
+                    return True
+            if latest < self.idlers_due:  # looking through all takes long where there are many
                 return False
-            connection.give_way()
-        return True
+            idle = [(c.idle_until, n, c) for n, c in enumerate(self.connections) if c.idle_until]
+            self.idlers = deque((until, c) for until, _, c in sorted(idle))
+            self.idlers_due = self.idlers[0][0] if self.idlers else latest + _CROWDED_S
+            if latest < self.idlers_due:
+                return False
 
     def _refuse_in_spare_place(self, listener: Any) -> None:
         if self.spare is None:  # it is taken, until the next turn
@@ -241,6 +261,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
             return
 
     def _refuse(self, sock: socket.socket) -> None:
+        flight_recorder.record("limit reached", "HTTP connections", "max_connections, descriptors")
         answer = refusal(503, "too many connections (max_connections)", "Retry-After: 1")
         try:
             sock.send(answer, socket.MSG_DONTWAIT)
@@ -263,37 +284,3 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
                 self.spare = os.open(os.devnull, os.O_RDONLY)
             except OSError:  # at the next turn
                 return
-
-    def _cut_overdue(self, now: float) -> None:
-        """Shut down what has waited too long for its client."""
-        with self.lock:
-            for connection in self.connections:
-                connection.cut_if_overdue(now)
-
-    def _finish(self) -> None:
-        """Let the connections end what they have begun."""
-        stop_at = monotonic() + self.cfg.graceful_timeout
-        while True:
-            now = monotonic()
-            self.notify()
-            self._cut_overdue(now)
-            with self.lock:
-                if not self.connections:
-                    break
-            if now >= stop_at:
-                self.log.warning("Connections left behind at exit: %d", len(self.connections))
-                break
-            sleep(_STOPPING_TICK_S)
-        self._close_refused()
-
-    # The connections' threads
-
-    def _serve(self, connection: HttpConnection) -> None:
-        try:
-            connection.serve()
-        except Exception:
-            self.log.exception("Error on a connection")
-        finally:
-            with self.lock:
-                self.connections.discard(connection)
-                connection.sock.close()

@@ -31,6 +31,7 @@ from shmserve.grps.protocol import json_reader, json_writer, model_parameters
 from shmserve.grps.protocol.message import GrpsMessage, failure
 from shmserve.grps.protocol.model_parameters import takes_http
 from shmserve.protocol.decoding import json_decoder
+from shmserve.waiting import beside_if_large
 
 BASE = "/grps/v1"
 JSON = "application/json"
@@ -84,7 +85,7 @@ class ModelMetadataResource:
             raise _unsupported(JSON)
         text = _body_text(req, self._settings)
         try:
-            document = _from_json(text)
+            document = beside_if_large(len(text), _from_json, text)
         except UnreadableMessage:
             raise InvalidArgument("the body is not valid JSON") from None
         name = document.get("str_data") if isinstance(document, dict) else None
@@ -166,7 +167,7 @@ def _payload(req: Request, settings: Settings) -> tuple[Payload, bytes]:
     kind = _content_type(req)
     if kind == JSON:
         text = _body_text(req, settings)
-        return Payload(json_reader.parse(text, settings)), text
+        return Payload(beside_if_large(len(text), json_reader.parse, text, settings)), text
     if kind != BINARY:
         raise _unsupported(_TYPES)
     if not has_body(req):

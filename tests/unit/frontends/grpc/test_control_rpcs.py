@@ -9,14 +9,15 @@ import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
+from shmserve.core.access import Access
 from shmserve.core.registry import ModelState
 from shmserve.errors import ConfigError, InvalidArgument
-from shmserve.frontends.access import Access
 from shmserve.frontends.grpc.callers import AddressCallers, CallAccess
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.handlers import Methods
 from shmserve.frontends.grpc.server import SERVICE
 from shmserve.frontends.oip.restricted_apis import CATEGORIES
+from shmserve.frontends.presented_keys import PresentedKeys
 from shmserve.grps.frontend.rpcs import SERVICE as GRPS
 from shmserve.protocol.control.stats_messages import ModelReport, Report
 from shmserve.testing import fake_models
@@ -153,7 +154,8 @@ def test_protocols_that_need_a_secret() -> None:
 
 def test_an_rpc_without_a_category_is_refused_at_start() -> None:
     with ThreadPoolExecutor(1) as pool:
-        access = CallAccess(Access(Settings(), 1), AddressCallers((), private=True))
+        keys = PresentedKeys(Settings(), print)
+        access = CallAccess(Access(Settings(), 1), AddressCallers((), private=True), keys)
         methods = Methods(ClientDeadlines(), Settings(), access)
         with pytest.raises(ValueError, match="rpc Ping has no category of the restricted APIs"):
             methods.unary("Ping", "admin", lambda data, _: data, pool)  # type: ignore[arg-type]

@@ -11,9 +11,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.frontends.heap_budget import BUDGET, FREE
 from shmserve.frontends.http2.frames import (
     ACK,
     END_STREAM,
@@ -31,7 +34,7 @@ from shmserve.frontends.http2.frames import (
 from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.testing import fake_models
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
-from tests.grpc_client import PREFIX, Rig, request
+from tests.grpc_client import PREFIX, Client, Rig, request
 from tests.no_descriptors import no_descriptors
 from tests.raw_http2 import RawClient
 
@@ -85,7 +88,7 @@ def test_a_silent_client_is_probed_and_given_up() -> None:
 
 def test_connections_wait_while_there_is_no_descriptor(caplog: pytest.LogCaptureFixture) -> None:
     data = request().SerializeToString()
-    with Rig() as rig:
+    with Rig(crowded_idle_s=60) as rig:
         rig.client.infer()
         with no_descriptors(but=1):
             raw = RawClient(rig.target)  # which is the last one
@@ -94,6 +97,55 @@ def test_connections_wait_while_there_is_no_descriptor(caplog: pytest.LogCapture
             assert rig.client.infer().outputs
         assert raw.fields()[":status"] == "200"
         raw.close()
+
+
+def ended(raw: RawClient) -> bool:
+    """Whether the server has closed the connection."""
+    raw.sock.settimeout(0)
+    try:
+        return not raw.sock.recv(1 << 16)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        raw.sock.settimeout(WATCHDOG_S)
+
+
+def test_where_there_is_no_room_the_longest_idle_connection_ends() -> None:
+    gate = threading.Event()
+    data = request().SerializeToString()
+    with Rig(max_connections=3, max_caller_share=1, crowded_idle_s=0.2) as rig:
+        gated(rig, gate)
+        busy, idle, other = (RawClient(rig.target) for _ in range(3))
+        busy.call(prefix(len(data)) + data)
+        wait_until(lambda: bool(rig.dispatcher.calls), "one has a call")
+        other.send(PING, 0, 0, bytes(8))
+        assert other.until(PING)
+        assert rig.client.call("ServerReady", wait_for_ready=True).ready, "there is room for it"
+        assert farewell(idle)[0] == ErrorCode.NO_ERROR
+        assert not ended(other)
+        gate.set()
+        assert busy.fields()[":status"] == "200"
+        for raw in (busy, idle, other):
+            raw.close()
+
+
+def test_one_caller_has_its_share_of_the_connections(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/grpc.sock"
+    limits = {"max_connections": 4, "max_caller_share": 0.5, "crowded_idle_s": 60}
+    with Rig(also=address, **limits) as rig, Client(address) as other:
+        raws = [RawClient(rig.target) for _ in range(2)]
+        for raw in raws:
+            assert raw.until(SETTINGS)
+        for _ in range(20):
+            late = RawClient(rig.target)
+            wait_until(lambda late=late: ended(late), "it is refused")
+            late.close()
+        assert other.infer().outputs
+        for raw in raws:
+            assert not ended(raw)
+            raw.close()
 
 
 def test_a_reset_stream_is_a_cancelled_call() -> None:
@@ -142,12 +194,12 @@ def test_memory_of_calls_that_end_before_their_answer_comes_back() -> None:
 
 
 def test_thousands_of_silent_streams_take_no_more_than_their_places() -> None:
-    with Rig(grpc_max_calls=50, grpc_message_timeout_s=0.5) as rig:
+    with Rig(grpc_max_calls=50, grpc_message_timeout_s=3) as rig:
         raws = [RawClient(rig.target) for _ in range(4)]
         for raw in raws:
             for number in range(500):
                 raw.call(None, 2 * number + 1)
-        wait_until(lambda: rig.served.busy == 100, "places are taken, each waited for")
+        wait_until(lambda: rig.served.busy == 38, "this caller has its share of the places")
         assert rig.client.call("ServerReady").ready
         assert rig.client.error("ModelInfer", request())[0] == "RESOURCE_EXHAUSTED"
         wait_until(lambda: rig.served.busy == 0, "they are given up")
@@ -202,32 +254,132 @@ def test_without_memory_the_message_is_copied_as_any() -> None:
         assert rig.dispatcher.calls[0].receipt.copied_in == array.nbytes
 
 
-@pytest.mark.parametrize("end", ["reset", "close", "deadline", "timeout", "refused"])
+@pytest.mark.parametrize("end", ["reset", "close", "deadline", "timeout", "slow"])
 @pytest.mark.parametrize("ready", [True, False])
 def test_slots_come_back_however_a_message_ends(end: str, ready: bool) -> None:
     timeout_s = 0.5 if end == "timeout" else WATCHDOG_S
-    with Rig(grpc_message_timeout_s=timeout_s) as rig:
+    slow = {"body_timeout_s": 0.4, "min_bytes_per_s": 1 << 30} if end == "slow" else {}
+    with Rig(grpc_message_timeout_s=timeout_s, **slow) as rig:
         memory = rig.dispatcher.memory
         memory.ready = ready
         raw = RawClient(rig.target)
         array = np.zeros(50_000, np.float32)
-        message = request(array, model="nobody" if end == "refused" else "identity")
-        data = message.SerializeToString()
+        data = request(array).SerializeToString()
         data = prefix(len(data)) + data
         raw.call(None, **({"grpc-timeout": "500m"} if end == "deadline" else {}))
         raw.send(0, 0, 1, data[:1000])
         wait_until(lambda: len(memory.held) == 1, "it has its slot")
         if end == "reset":
             raw.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
-        elif end == "refused":
-            for start in range(1000, len(data), 16000):
-                raw.send(0, 0, 1, data[start : start + 16000])
-            assert raw.fields()["grpc-status"] == "5"
         elif end == "close":
             raw.close()
         wait_until(lambda: memory.held == [], "the slot is left")
         wait_until(lambda: rig.served.busy == 0, "its place is left")
         assert rig.dispatcher.calls == []
+        raw.close()
+
+
+def begun(message: Any, count: int = 1000) -> bytes:
+    """The first bytes of a message."""
+    data: bytes = message.SerializeToString()
+    return (prefix(len(data)) + data)[:count]
+
+
+def lacking() -> Any:
+    """A shape whose tensor would be larger than the one that is sent."""
+    message = request(np.zeros(50_000, np.float32))
+    message.inputs[0].shape[0] += 1
+    return message
+
+
+def unexpected() -> Any:
+    """A tensor for an input that the model does not have."""
+    message = request(np.zeros(50_000, np.float32))
+    message.inputs[0].name = "OTHER"
+    return message
+
+
+@pytest.mark.parametrize(
+    ("message", "settings", "status"),
+    [
+        (request(np.zeros(50_000, np.float32), model="nobody"), {}, 5),
+        (unexpected(), {}, 3),
+        (lacking(), {}, 3),
+        (request(np.zeros(50_000, np.float32)), {"max_elements": 49_999}, 3),
+        (
+            request(np.zeros(50_000, np.float32)),
+            {"grpc_restricted_protocol": ("inference:key=secret",)},
+            14,
+        ),
+    ],
+    ids=["model", "input", "size", "elements", "restricted"],
+)
+def test_what_the_head_refuses_gets_no_memory(
+    message: Any, settings: dict[str, Any], status: int
+) -> None:
+    with Rig(**settings) as rig:
+        rig.dispatcher.memory.exhausted = True  # would be received on the heap, then
+        raw = RawClient(rig.target)
+        raw.call(None)
+        raw.send(0, 0, 1, begun(message))
+        assert raw.fields()["grpc-status"] == str(status)
+        wait_until(lambda: rig.served.busy == 0, "its place is left")
+        raw.close()
+
+
+def test_tensors_before_what_tells_of_them_get_no_slot() -> None:
+    array = np.zeros(1 << 20, np.float32)
+    whole = request(array)
+    behind = pb.ModelInferRequest(model_name="identity", inputs=whole.inputs)
+    before = pb.ModelInferRequest(raw_input_contents=whole.raw_input_contents)
+    data = before.SerializeToString() + behind.SerializeToString()
+    with Rig() as rig:
+        assert rig.client.infer(data).raw_output_contents == [array.tobytes()]
+        assert rig.dispatcher.calls[0].receipt.copied_in >= array.nbytes
+    with Rig(max_heap_bytes=1 << 20) as rig:
+        code, details = rig.client.error("ModelInfer", data)
+        assert (code, "max_heap_bytes" in details) == ("UNAVAILABLE", True)
+        assert rig.client.infer(whole).outputs, "which has its slot"
+        wait_until(lambda: BUDGET.used == 0, "what was counted is given back")
+
+
+def test_messages_of_streams_are_counted_while_they_are_kept() -> None:
+    array = np.zeros(1 << 20, np.float32)
+    with Rig(max_heap_bytes=1 << 20) as rig:
+        with pytest.raises(grpc.RpcError, match="max_heap_bytes"):
+            list(rig.client.stream([request(array)]))
+        (answer,) = rig.client.stream([request(array[:1000])])
+        assert answer.infer_response.outputs
+    with Rig() as rig:
+        answers = list(rig.client.stream([request(array)] * 3))
+        assert [bool(answer.infer_response.outputs) for answer in answers] == [True] * 3
+        wait_until(lambda: BUDGET.used == 0, "what was counted is given back")
+
+
+def test_messages_that_wait_for_their_stream_are_counted() -> None:
+    gate, array = threading.Event(), np.zeros(1 << 20, np.float32)
+    with Rig() as rig:
+        gated(rig, gate)
+        client = threading.Thread(target=lambda: list(rig.client.stream([request(array)] * 3)))
+        client.start()
+        try:
+            wait_until(
+                lambda: BUDGET.used >= 2 * (array.nbytes - FREE), "only what runs is counted"
+            )
+        finally:
+            gate.set()
+            client.join(WATCHDOG_S)
+        wait_until(lambda: BUDGET.used == 0, "what was counted is given back")
+
+
+def test_callers_are_refused_before_a_large_message_has_come() -> None:
+    with Rig(grpc_restricted_protocol=("model-repository:key=secret",)) as rig:
+        raw = RawClient(rig.target)
+        load = "/inference.GRPCInferenceService/RepositoryModelLoad"
+        raw.call(None, **{":path": load})
+        raw.send(0, 0, 1, prefix(1 << 20) + bytes(1000))
+        assert raw.fields()["grpc-status"] == "14"
+        wait_until(lambda: rig.served.busy == 0, "its place is left")
         raw.close()
 
 

@@ -14,12 +14,13 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.core.regions.region_book import Caller
-from shmserve.errors import InvalidArgument, ResourceExhausted
+from shmserve.errors import InvalidArgument, ResourceExhausted, Unavailable
 from shmserve.frontends.grpc.callers import Callers
 from shmserve.frontends.grpc.http2_engine.engine import SocketCallers
 from shmserve.frontends.grpc.http2_engine.message_compression import deflate, inflate
 from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.grpc.server import GrpcServer
+from shmserve.frontends.heap_budget import BUDGET
 from shmserve.frontends.http2.frames import END_STREAM, GOAWAY, HEADERS
 from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.testing import fake_models
@@ -110,14 +111,23 @@ def test_compressed_messages_are_bounded(raw: RawClient, encoding: str) -> None:
 
 
 def test_inflating() -> None:
-    assert inflate(deflate(bytes(1000), "gzip"), "gzip", 1000) == bytes(1000)
-    assert inflate(deflate(bytes(1000), "deflate"), "deflate", 1000) == bytes(1000)
+    heap = 8 << 20
+    assert inflate(deflate(bytes(1000), "gzip"), "gzip", 1000, heap) == bytes(1000)
+    assert inflate(deflate(bytes(1000), "deflate"), "deflate", 1000, heap) == bytes(1000)
     with pytest.raises(ResourceExhausted, match="999 bytes"):
-        inflate(deflate(bytes(1000), "gzip"), "gzip", 999)
+        inflate(deflate(bytes(1000), "gzip"), "gzip", 999, heap)
     for bad, encoding in ((b"x", "gzip"), (b"", "deflate"), (b"x", "identity")):
         with pytest.raises(InvalidArgument):
-            inflate(bad, encoding, 1000)
+            inflate(bad, encoding, 1000, heap)
     assert deflate(b"x", "gzip") == b"x"  # would be larger
+    large = bytes(3 << 20)
+    kept = [inflate(deflate(large, "gzip"), "gzip", 1 << 30, heap) for _ in range(3)]
+    assert all(each == large for each in kept)
+    assert BUDGET.used == 3 * (2 << 20), "one MiB of each is free"
+    with pytest.raises(Unavailable, match="max_heap_bytes"):
+        inflate(deflate(large, "gzip"), "gzip", 1 << 30, heap)
+    kept.clear()
+    assert BUDGET.used == 0
 
 
 def test_a_deadline_is_kept_by_the_server_too(rig: Rig, raw: RawClient) -> None:

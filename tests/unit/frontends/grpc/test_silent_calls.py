@@ -1,4 +1,4 @@
-"""Calls that send nothing, against the server on grpcio's engine: whom they cost what."""
+"""Calls that send nothing, whom they cost what."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 
 from shmserve.errors import ResourceExhausted
+from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.silent_calls import AwaitedRequests, SilentCalls
 from shmserve.frontends.grpc.thread_pools import BoundedPool, PoolSize, Refusals, check_admitted
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
@@ -22,13 +23,6 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 CHECK = "/grpc.health.v1.Health/Check"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-
-
-@pytest.fixture(scope="module", params=["grpcio"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """This one only: the other needs no thread for a message that has not come."""
-    Rig.engine = request.param
-    return Rig.engine
 
 
 def silent_calls(client: Client, rpc: str, count: int, sender: Sender) -> list[Any]:
@@ -43,8 +37,28 @@ def test_silent_inferences_give_way_to_those_that_wait() -> None:
         wait_until(lambda: rig.served.busy == 8, "all are there")
         # grpc_message_timeout_s is longer than this client waits
         assert rig.client.infer(timeout=WATCHDOG_S).outputs
-        assert silent[0].code() is grpc.StatusCode.CANCELLED
-        for _ in silent:
+        if rig.engine == "grpcio":
+            assert silent[0].code() is grpc.StatusCode.CANCELLED
+        else:  # they have no thread that they could give
+            assert not any(call.done() for call in silent)
+        for call in silent:
+            call.cancel()
+            sender.close()
+
+
+def test_places_of_the_longest_silent_go_to_others() -> None:
+    with Rig(grpc_max_calls=8, max_caller_share=1, grpc_silence_s=0.2) as rig:
+        sender = Sender()
+        silent = silent_calls(rig.client, INFER, 8, sender)
+        wait_until(lambda: rig.served.busy == 8, "all places are taken")
+
+        def answered() -> bool:
+            return rig.client.method("ModelInfer").future(request()).code() is grpc.StatusCode.OK
+
+        wait_until(answered, "one gives way")
+        assert 0 < sum(call.done() for call in silent) < 8
+        for call in silent:
+            call.cancel()
             sender.close()
 
 
@@ -99,7 +113,7 @@ def test_silent_health_checks_do_not_keep_out_a_probe(tmp_path: Path) -> None:
             return call.code() is grpc.StatusCode.OK
 
         wait_until(answered, "the probe has its answer")
-        assert rig.client.infer().outputs
+        assert neighbour.infer().outputs
         for call in silent:
             call.cancel()
         for _ in silent:
@@ -220,6 +234,31 @@ def test_connections_take_turns() -> None:
     refusals.shutdown()
 
 
+def test_who_was_free_last_is_next_and_nobody_is_started_in_vain() -> None:
+    refusals = Refusals()
+    pool = BoundedPool("p", PoolSize(3, 100), refusals, "full")
+    both = threading.Barrier(2)
+
+    def together() -> int:
+        both.wait(WATCHDOG_S)
+        return threading.get_ident()
+
+    pair = [pool.submit(together) for _ in range(2)]
+    threads = {future.result(WATCHDOG_S) for future in pair}
+    wait_until(lambda: pool.count == 0, "both are free")
+    later = []
+    for _ in range(20):
+        later.append(pool.submit(threading.get_ident).result(WATCHDOG_S))
+        wait_until(lambda: pool.count == 0, "it is free")
+    assert len(threads) == 2
+    assert len(set(later)) == 1
+    assert set(later) < threads
+    pool.shutdown()
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(threading.get_ident)
+    refusals.shutdown()
+
+
 def test_what_waits_when_a_pool_closes_is_cancelled() -> None:
     refusals = Refusals()
     pool = BoundedPool("p", PoolSize(1, 2), refusals, "full")
@@ -264,3 +303,29 @@ def test_a_call_that_is_heard_while_others_are_ended_goes_on() -> None:
     book.heard(first)
     book.wait(last, 60.0)
     assert book.end_overdue(time.monotonic(), 1) == 1, "nobody is thought to be ending still"
+
+
+class FailsOnce:
+    """A pool with a defect."""
+
+    pressed = True
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.looked_again = threading.Event()
+
+    def end_silent(self) -> None:
+        self.looks += 1
+        if self.looks == 1:
+            raise RuntimeError("a defect")
+        self.looked_again.set()
+
+
+def test_a_defect_does_not_end_the_look_for_calls_that_are_overdue() -> None:
+    pool: Any = FailsOnce()
+    deadlines = ClientDeadlines()
+    deadlines.start([pool])
+    try:
+        assert pool.looked_again.wait(30)
+    finally:
+        deadlines.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,9 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.errors import TooLarge, Unavailable
+from shmserve.frontends.heap_budget import BUDGET, FREE, HeapBudget
 from shmserve.frontends.http.routes.body_reader import PieceReader, open_body
-from shmserve.frontends.http.routes.heap_budget import (
-    BUDGET,
-    FREE,
-    JSON_COST,
-    BodyHeap,
-    HeapBudget,
-)
+from shmserve.frontends.http.routes.heap_budget import JSON_COST, BodyHeap
 from tests.unit.http_client import INFER, Body, Client, as_json, error_of
 
 SIZE = 3 << 20
@@ -95,3 +91,20 @@ def test_what_was_announced_takes_nothing_before_it_comes() -> None:
         reader.read_rest(1 << 30)
     environ.clear()
     assert BUDGET.used == 0
+
+
+def test_a_body_may_end_while_another_is_counted() -> None:
+    """Python collects garbage wherever it likes, under the lock of the budget as well."""
+    budget = HeapBudget()
+
+    def work() -> None:
+        environ: dict[str, Any] = {}
+        BodyHeap(environ, Settings(), budget).take(60)
+        with budget._lock:
+            environ.clear()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert budget.used == 0

@@ -35,6 +35,8 @@ def model_report() -> ModelReport:
     http.failures[Reason.MODEL] = 1
     http.copied = [100, 0, 7, 0]
     http.buckets[4], http.buckets[-1] = 3, 1
+    http.in_flight = 3
+    http.cache = [4, 40_000, 6, 60_000]
     grpc = model.requests.setdefault("grpc", type(http)())
     grpc.succeeded, grpc.success_ns = 1, 2_000_000
     grpc.buckets[4] = 1
@@ -55,7 +57,7 @@ def report() -> Report:
     return Report(
         (model_report(), other),
         (
-            ProcessReport(executor, Gauges(2, 300, 4096), 3, 0),
+            ProcessReport(executor, Gauges(2, 300, 4096), 3, 0, 1),
             ProcessReport(PageOwner("http-1", "http", 8), Gauges(1, 256, 8192, 5, 1)),
         ),
         {"http": 2, "executor": 4},
@@ -96,8 +98,8 @@ def test_statistics_in_tritons_shape(client: Client) -> None:
         "compute_input": {"count": 5, "ns": 2000},
         "compute_infer": {"count": 5, "ns": 3000},
         "compute_output": {"count": 5, "ns": 4000},
-        "cache_hit": {"count": 0, "ns": 0},
-        "cache_miss": {"count": 0, "ns": 0},
+        "cache_hit": {"count": 4, "ns": 40_000},
+        "cache_miss": {"count": 6, "ns": 60_000},
     }
     assert [row["batch_size"] for row in stats["batch_stats"]] == [1, 4]
     assert stats["batch_stats"][1]["compute_infer"] == {"count": 3, "ns": 2}
@@ -282,6 +284,16 @@ def test_names_that_tritons_dashboards_ask_for(client: Client) -> None:
     assert failures["identity", "REJECTED", "1"] == 2
     assert failures["identity", "BACKEND", "1"] == 1
     assert failures["identity", "OTHER", "1"] == 0
+    assert told["nv_inference_pending_request_count"][key] == 2
+    assert told["shmserve_pending_requests"][key] == 2
+    assert told["nv_cache_num_hits_per_model_total"][key] == 4
+    assert told["nv_cache_hit_duration_per_model_total"][key] == 40
+    assert told["nv_cache_num_misses_per_model_total"][key] == 6
+    assert told["nv_cache_miss_duration_per_model_total"][key] == 60
+    lookups = told["shmserve_cache_lookups_total"]
+    assert lookups == {("identity", h, "1"): n for h, n in (("hit", 4), ("miss", 6))} | {
+        ("(other)", h, ""): 0 for h in ("hit", "miss")
+    }
     plain = Client()
     assert b"nv_inference" not in plain.get("/metrics").body
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from shmserve.frontends.http2.grpc_framing import (
@@ -116,3 +118,14 @@ def test_binary_values() -> None:
     for wrong in ("a", "Y Q", "\u00e9", "?"):
         with pytest.raises(ValueError):
             decode_binary(wrong)
+
+
+def test_what_is_announced_takes_no_memory_before_it_comes() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])  # pages
+
+    before = resident()
+    message = WholeMessage(1 << 28)
+    assert resident() - before < 1 << 12
+    message.space()[:1] = b"x"
+    assert len(message.space()) == 1 << 28

@@ -1,0 +1,142 @@
+"""Lanes beside HTTP, in one run: ``python -m bench.lanes``. Method: bench/README.md.
+
+lane       shmserve.client, over a lane
+http       shmserve.client, over HTTP on the Unix socket; tensors in shared memory all the same
+bare       forty lines on a lane: one prepared message, sent and its answer received
+in C       examples/lane_client/lane.c, asking `identity`, which copies the tensor once
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+import shmserve.client
+from shmserve.protocol.control import lane_messages as wire
+from shmserve.testing.running_server import RunningServer
+
+MODEL = "untouched"
+SIZES = (4096, 1 << 20, 256 << 20)
+SOURCE = Path(__file__).parents[1] / "examples" / "lane_client" / "lane.c"
+
+
+def produced(client, nbytes):
+    x = client.empty(nbytes // 4, np.float32)
+    x[:] = 1
+    return x
+
+
+def caller(client, nbytes):
+    """A function that makes one call, whose output's size is known."""
+    x = produced(client, nbytes)
+    client.infer(MODEL, {"IN": x})
+    return lambda: client.infer(MODEL, {"IN": x})
+
+
+def bare_caller(client, nbytes):
+    """A function that sends one message and awaits its answer, in memory of the client's."""
+    x = produced(client, nbytes)
+    place, offset = client._pools.host.find(x)
+    window = wire.LaneWindow(place.name, offset, x.nbytes)
+    tensor = wire.LaneTensor("IN", "FP32", x.shape, window)
+    data = wire.encode(wire.LaneRequest(1, (tensor,), (wire.LaneOutput("OUT", window),)))
+    lane = client._lanes.take((MODEL, ""))
+
+    def call():
+        lane.channel.send(data)
+        answer = lane.receive(60.0)
+        assert answer.status == 200, answer.error
+        return x
+
+    return call
+
+
+def medians(callers, rounds):
+    """Median microseconds by caller, all called in turn."""
+    times = {name: [] for name in callers}
+    for number in range(rounds + 5):
+        order = list(callers.items())
+        for name, call in order if number % 2 else reversed(order):
+            begin = time.perf_counter()
+            call()
+            if number >= 5:
+                times[name].append((time.perf_counter() - begin) * 1e6)
+    return {name: statistics.median(took) for name, took in times.items()}
+
+
+def rate(call, callers, seconds):
+    """Calls a second of so many threads at a time."""
+    counts = [0] * callers
+    until = time.monotonic() + seconds
+
+    def loop(number):
+        while time.monotonic() < until:
+            call()
+            counts[number] += 1
+
+    threads = [threading.Thread(target=loop, args=(number,)) for number in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / seconds
+
+
+def in_c(server, program, nbytes, rounds):
+    path = os.path.join(server.run_dir, "client.sock")
+    words = [program, path, "identity", "INPUT0", "OUTPUT0", str(nbytes // 4), str(rounds)]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    arguments = parser.parse_args()
+    settings = {"model_control": "explicit", "load_models": "untouched,identity"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RunningServer("bench/models,workers", **settings, grpc_processes=0) as server,
+    ):
+        program = os.path.join(folder, "lane")
+        subprocess.run(["cc", "-O2", "-o", program, SOURCE], check=True)
+        url = f"unix:{server.unix_path}"
+        with (
+            shmserve.client.connect(url) as client,
+            shmserve.client.connect(url, lanes=False) as plain,
+        ):
+            report(server, client, plain, program, arguments)
+
+
+def report(server, client, plain, program, arguments):
+    print(f"load of the machine: {os.getloadavg()[0]:.1f}")
+    for nbytes in SIZES:
+        lane, http = (caller(one, nbytes) for one in (client, plain))
+        assert lane().transport == "lane"
+        found = medians(
+            {"lane": lane, "http": http, "bare": bare_caller(client, nbytes)}, arguments.rounds
+        )
+        shown = "  ".join(f"{name} {took:.0f} us" for name, took in found.items())
+        ratio, bare = found["lane"] / found["http"], found["lane"] / found["bare"]
+        print(f"{nbytes:>10} bytes  {shown}  lane/http {ratio:.2f}  lane/bare {bare:.2f}")
+        print(f"     in C, identity: {in_c(server, program, nbytes, arguments.rounds)}")
+    x = np.ones(4, np.float32)
+    for callers in (1, 8):
+        rates = {
+            name: rate(lambda one=one: one.infer(MODEL, {"IN": x}), callers, arguments.seconds)
+            for name, one in (("lane", client), ("http", plain))
+        }
+        shown = "  ".join(f"{name} {value:.0f}/s" for name, value in rates.items())
+        print(
+            f"{callers} callers, 16 bytes  {shown}  lane/http {rates['lane'] / rates['http']:.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

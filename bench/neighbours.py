@@ -1,0 +1,143 @@
+"""What a model has of a neighbour that is flooded: `python -m bench.neighbours [SECONDS]`.
+
+Two models with one instance each: `hot` sleeps 20 ms, `quiet` answers at once. One client asks
+`quiet`, one request after the other; first alone, then while `FLOOD` clients ask `hot` without
+pause. Over HTTP each client has a connection, over gRPC a channel, of one process each. Sleeping,
+not computing: what shows is who waits for places, threads and connections, not for the CPU.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.testing.running_server import RunningServer
+
+FLOOD = 100
+PARTS = 2  # processes of the flood
+MODEL = """
+import time
+import numpy as np
+
+class Model:
+    def infer(self, request):
+        time.sleep({0})
+        return {{"Y": request.input("X")}}
+"""
+CONFIG = """
+backend: "python"
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 64 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 64 ] } ]
+"""
+BODY = json.dumps(
+    {"inputs": [{"name": "X", "datatype": "FP32", "shape": [64], "data": [1.0] * 64}]}
+).encode()
+
+
+def write_models(folder: Path) -> None:
+    """The two models."""
+    for name, seconds in (("hot", 0.02), ("quiet", 0)):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "1" / "model.py").write_text(MODEL.format(seconds))
+        (folder / name / "config.pbtxt").write_text(CONFIG)
+
+
+def ask_http(address: str, model: str, seconds: float) -> tuple[list[float], int]:
+    """Latencies in seconds of requests one after the other, and how many were refused."""
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), 60)
+    latencies, refused, end = [], 0, time.monotonic() + seconds
+    while (begun := time.monotonic()) < end:
+        connection.request("POST", f"/v2/models/{model}/infer", BODY)
+        answer = connection.getresponse()
+        answer.read()
+        refused += answer.status != 200
+        latencies.append(time.monotonic() - begun)
+    connection.close()
+    return latencies, refused
+
+
+def ask_grpc(address: str, model: str, seconds: float) -> tuple[list[float], int]:
+    """As `ask_http`."""
+    tensor = pb.ModelInferRequest.InferInputTensor(name="X", datatype="FP32", shape=[64])
+    request = pb.ModelInferRequest(
+        model_name=model, inputs=[tensor], raw_input_contents=[bytes(256)]
+    ).SerializeToString()
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    latencies, refused, end = [], 0, time.monotonic() + seconds
+    with grpc.insecure_channel(address, options) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        while (begun := time.monotonic()) < end:
+            try:
+                infer(request, timeout=60)
+            except grpc.RpcError:
+                refused += 1
+            latencies.append(time.monotonic() - begun)
+    return latencies, refused
+
+
+ASK = {"http": ask_http, "grpc": ask_grpc}
+
+
+def flood(protocol: str, address: str, seconds: float, clients: int) -> None:
+    """In a process of its own: so many clients of `hot`."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(clients) as threads:
+        asked = [threads.submit(ASK[protocol], address, "hot", seconds) for _ in range(clients)]
+    answers = [each.result() for each in asked]
+    print(sum(len(a) for a, _ in answers), sum(refused for _, refused in answers))
+
+
+def main() -> None:
+    """Print a row for `quiet` alone and one for it beside the flood, by protocol."""
+    if len(sys.argv) == 5:
+        flood(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))
+        return
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5.0
+    with tempfile.TemporaryDirectory() as folder:
+        write_models(Path(folder))
+        with RunningServer(folder, http_workers=1, grpc_processes=1) as server:
+            addresses = {
+                "http": f"{server.http_host}:{server.http_port}",
+                "grpc": server.grpc_address,
+            }
+            for protocol, address in addresses.items():
+                measure(protocol, address, seconds)
+
+
+def measure(protocol: str, address: str, seconds: float) -> None:
+    """Both rows of a protocol."""
+    ask = ASK[protocol]
+    ask(address, "quiet", 0.5)
+    show(protocol, "alone", *ask(address, "quiet", seconds))
+    command = [sys.executable, "-m", "bench.neighbours", protocol, address, str(seconds + 4)]
+    command.append(str(FLOOD // PARTS))
+    parts = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(PARTS)]
+    time.sleep(3)  # until all of them ask
+    show(protocol, "flooded", *ask(address, "quiet", seconds))
+    hot = [[int(n) for n in part.communicate()[0].split()] for part in parts]
+    total, refused = (sum(column) for column in zip(*hot, strict=True))
+    print(f"{protocol}  hot: {total} asked, {refused} refused")
+
+
+def show(protocol: str, what: str, latencies: list[float], refused: int) -> None:
+    p50, p99 = np.percentile(latencies, (50, 99)) * 1000
+    print(
+        f"{protocol}  quiet {what:8} {len(latencies):6} asked, {refused} refused,"
+        f"  p50 {p50:7.2f} ms  p99 {p99:7.2f} ms",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""The client for programs that run on asyncio: the same calls, to be awaited.
+
+    from shmserve.client import aio
+
+    async with aio.connect("unix:/run/shmserve/http.sock") as client:
+        result = await client.infer("digits", {"image": image})
+
+Each call is one of `shmserve.client`, in a thread: what it does besides waiting, such as copying
+inputs and registering memory, would hold up the loop. There are as many threads as calls run at a
+time, a bounded number. A task that is cancelled, or whose deadline passes, is done at once; its
+call's connection or lane is shut down, which ends the request at the server and frees the thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from shmserve.client import api
+from shmserve.client.cancel_scope import CancelScope
+from shmserve.client.errors import InferenceError
+from shmserve.client.result import Result
+
+__all__ = ["AsyncClient", "connect"]
+
+T = TypeVar("T")
+_LEAST_S = 0.001  # 0 would mean the client's own timeout
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    url: str,
+    control: str | None = None,
+    *,
+    max_bytes: int = 1 << 30,
+    max_device_bytes: int = 1 << 30,
+    timeout: float = 300.0,
+    lanes: bool = True,
+    concurrency: int = 16,
+) -> AsyncIterator[AsyncClient]:
+    """Connect to a server, and close the client in the end.
+
+    Args:
+        url, control, max_bytes, max_device_bytes, lanes: as of `shmserve.client.connect`.
+        timeout: seconds until a call must have ended that says nothing else.
+        concurrency: calls that run at a time; further ones wait for one of these to end.
+
+    Raises:
+        InferenceError, ValueError: as `shmserve.client.connect`.
+    """
+    calls = _Calls(concurrency)
+    try:
+        make = functools.partial(
+            api.connect,
+            url,
+            control,
+            max_bytes=max_bytes,
+            max_device_bytes=max_device_bytes,
+            timeout=timeout,
+            lanes=lanes,
+        )
+        client = AsyncClient(await calls.run(make, timeout), calls, timeout)
+    except BaseException:
+        await calls.close()
+        raise
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+class AsyncClient:
+    """A connection to one server, for any number of tasks. Not to be used across a fork."""
+
+    def __init__(self, client: api.Client, calls: _Calls, timeout_s: float) -> None:
+        self._client = client
+        self._calls = calls
+        self._timeout_s = timeout_s
+
+    @property
+    def shared_memory(self) -> bool:
+        """Whether tensors go through shared memory; else they travel over HTTP."""
+        return self._client.shared_memory
+
+    async def device_memory(self, device: int = 0) -> bool:
+        """Whether arrays of a GPU stay there; raises as `Client.device_memory`."""
+        return await self._calls.run(
+            functools.partial(self._client.device_memory, device), self._timeout_s
+        )
+
+    async def empty(
+        self, shape: int | Sequence[int], dtype: Any = np.float32, *, device: int | None = None
+    ) -> Any:
+        """An array to produce an input in; arguments and errors are those of `Client.empty`."""
+        return await self._calls.run(
+            functools.partial(self._client.empty, shape, dtype, device=device), self._timeout_s
+        )
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        version: str = "",
+        request_id: str = "",
+        timeout: float | None = None,
+        receipt: bool = False,
+        device: int | None = None,
+    ) -> Result:
+        """Run a model; arguments and errors are those of `Client.infer`.
+
+        The timeout is that of the whole call, with what it waited for others and whatever was
+        tried again.
+        """
+        timeout_s = timeout or self._timeout_s
+        until = time.monotonic() + timeout_s
+
+        def call() -> Result:
+            return self._client.infer(
+                model,
+                inputs,
+                outputs,
+                parameters,
+                version=version,
+                request_id=request_id,
+                timeout=max(until - time.monotonic(), _LEAST_S),
+                receipt=receipt,
+                device=device,
+            )
+
+        return await self._calls.run(call, timeout_s)
+
+    async def close(self) -> None:
+        """End all calls, unregister all memory and end the connections; results stay readable."""
+        try:
+            await self._calls.close()
+        finally:
+            await asyncio.to_thread(self._client.close)
+
+
+class _Calls:
+    """Calls that block, in threads: so many at a time."""
+
+    def __init__(self, concurrency: int) -> None:
+        self._threads = ThreadPoolExecutor(concurrency, "shmserve-client")
+        self._scopes: set[CancelScope] = set()
+
+    async def run(self, call: Callable[[], T], timeout_s: float) -> T:
+        """What a call gives.
+
+        Raises:
+            InferenceError: it did not end in time, or was ended by `close`.
+        """
+        scope = CancelScope()
+        self._scopes.add(scope)
+        try:
+            loop = asyncio.get_running_loop()
+            async with asyncio.timeout(timeout_s):
+                return await loop.run_in_executor(self._threads, scope.run, call)
+        except TimeoutError as ex:
+            raise InferenceError(0, "the server did not answer in time") from ex
+        finally:
+            self._scopes.discard(scope)
+            scope.cancel()
+
+    async def close(self) -> None:
+        """Cancel all, also those that wait for a thread, and end the threads. Idempotent."""
+        for scope in self._scopes:
+            scope.cancel()
+        await asyncio.to_thread(self._threads.shutdown)

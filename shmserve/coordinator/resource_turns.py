@@ -1,0 +1,76 @@
+"""The rate limiter's place in the coordinator: who asks, and who is told that it may execute.
+
+A restarted coordinator does not know who executes until the executors have said hello. It gives
+no turns until those that were published have, and for longer than any link waits between two
+attempts to connect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shmserve.coordinator.models.supervisor_sync import Send
+from shmserve.core.scheduling.rate_limiter import Acquisition, RateLimiter
+from shmserve.errors import ProtocolViolation
+from shmserve.protocol.control.link_messages import (
+    AcquireResources,
+    Hello,
+    Loaded,
+    ReleaseResources,
+    ResourcesAcquired,
+)
+
+RECONNECT_S = 1.0
+
+
+class ResourceTurns:
+    """Messages to the limiter, and its decisions to executors. `opens_at`: of a limiter that is
+    not open yet, when it may be at the earliest."""
+
+    def __init__(self, limiter: RateLimiter, send: Send, opens_at: float = 0.0) -> None:
+        self._limiter = limiter
+        self._send = send
+        self._opens_at = opens_at
+
+    @property
+    def urgent(self) -> bool:
+        """Whether `tick` should come soon."""
+        return not self._limiter.is_open
+
+    def hello(self, message: Hello) -> None:
+        """It counts what the process says it holds, whatever an earlier link of it said."""
+        if message.loaded is None or message.loaded.rate_limit is None:
+            self.gone(message.process)
+        else:
+            limit = message.loaded.rate_limit
+            self._tell(self._limiter.join(message.process, limit, message.acquired))
+
+    def loaded(self, process: str, message: Loaded) -> None:
+        if message.rate_limit is not None and not self._limiter.knows(process):
+            self._tell(self._limiter.join(process, message.rate_limit))
+
+    def gone(self, process: str) -> None:
+        self._tell(self._limiter.leave(process))
+
+    def handle(self, process: str, message: AcquireResources | ReleaseResources) -> None:
+        """
+        Raises:
+            ProtocolViolation: of a process that needs no resources, or without a ticket.
+        """
+        if not self._limiter.knows(process):
+            raise ProtocolViolation(f"{process} needs no resources")
+        if isinstance(message, ReleaseResources):
+            self._tell(self._limiter.release(process))
+        elif message.ticket <= 0:
+            raise ProtocolViolation(f"{process} asks with ticket {message.ticket}")
+        else:
+            self._tell(self._limiter.acquire(process, message.ticket))
+
+    def tick(self, now: float, awaiting: bool) -> None:
+        """`awaiting`: executors of before a restart may still say hello."""
+        if not self._limiter.is_open and now >= self._opens_at and not awaiting:
+            self._tell(self._limiter.open())
+
+    def _tell(self, acquisitions: Sequence[Acquisition]) -> None:
+        for acquisition in acquisitions:
+            self._send(acquisition.process, ResourcesAcquired(acquisition.ticket))

@@ -1,0 +1,50 @@
+"""What a failure counts as. Pure."""
+
+from __future__ import annotations
+
+from shmserve.core.stats.request_counters import Reason
+from shmserve.errors import (
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    ExecutorLost,
+    InvalidArgument,
+    ModelFailure,
+    NotFound,
+    QueueFull,
+    ResourceExhausted,
+    Unavailable,
+    Unimplemented,
+)
+
+_BY_KIND: tuple[tuple[type[BaseException], Reason], ...] = (
+    (QueueFull, Reason.QUEUE_FULL),
+    (ResourceExhausted, Reason.NO_MEMORY),
+    (ExecutorLost, Reason.EXECUTOR_DIED),
+    (Unavailable, Reason.NO_EXECUTOR),
+    (DeadlineExceeded, Reason.DEADLINE),
+    (Cancelled, Reason.CANCELLED),
+    (ModelFailure, Reason.MODEL),
+    (InvalidArgument, Reason.BAD_REQUEST),
+    (NotFound, Reason.BAD_REQUEST),
+    (Unimplemented, Reason.BAD_REQUEST),
+)
+# What an executor's own answer says; every other error in one is the model's.
+_BY_CODE = {
+    Code.DEADLINE_EXCEEDED: Reason.DEADLINE,
+    Code.CANCELLED: Reason.CANCELLED,
+    Code.RESOURCE_EXHAUSTED: Reason.NO_MEMORY,
+}
+
+
+def reason_of(error: BaseException) -> Reason:
+    """Why a request failed that got no answer. What is no error of ours ended a client's
+    connection or is a defect."""
+    if isinstance(error, OSError | EOFError):
+        return Reason.CANCELLED
+    return next((r for kind, r in _BY_KIND if isinstance(error, kind)), Reason.INTERNAL)
+
+
+def reason_of_answer(code: str) -> Reason:
+    """Why a request failed that an executor answered with an error."""
+    return _BY_CODE.get(Code(code), Reason.MODEL)

@@ -1,0 +1,233 @@
+"""`batch_input` and `batch_output`: batches whose requests differ in shape, as one request.
+
+As in Triton: an input with `allow_ragged_batch` is given flat, the elements of all requests
+behind each other; a `batch_input` tells of each request how many they are; an output with
+`batch_output` comes back flat and is given to each request in the shape of its input. All other
+tensors lie behind each other by rows.
+
+For backends that take a batch as one request. What is flat has the dims [ 1 ] reshaped to [ ], so
+their models see one dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from shmserve.errors import ConfigError, Internal
+from shmserve.executor.backend import Backend, BatchForm, Context, Output, Request, Response
+from shmserve.executor.sequences import sequence_backend
+from shmserve.executor.sequences.sequence_backend import StackedRequest
+from shmserve.executor.tensors.memory_input import MemoryInput
+from shmserve.tensor.config_document import (
+    BatchInputEntry,
+    ConfigDocument,
+    InputEntry,
+    OutputEntry,
+    ReshapeEntry,
+)
+from shmserve.tensor.dtypes import BY_CONFIG_NAME
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+_FLAT: Shape = (1,)
+
+
+def load(backend: Backend, context: Context) -> tuple[Backend, ModelSpec]:
+    """As `sequence_backend.load`; that of a model with `batch_input` or `batch_output` is a
+    `RaggedBackend`."""
+    told = context.spec
+    if not told.config.batch_input and not told.config.batch_output:
+        return sequence_backend.load(backend, context)
+    inner = replace(context, spec=_model_side(told))
+    loaded, spec = sequence_backend.load(backend, inner)
+    if loaded.batching is not BatchForm.STACKED:
+        loaded.close()
+        raise ConfigError(
+            f"model '{told.name}': batch_input and batch_output need a model that takes a batch "
+            "as one tensor (`infer_batch`)"
+        )
+    xp = context.xp if loaded.device == context.device else np
+    return RaggedBackend(loaded, told.config, xp), _client_side(spec, told)
+
+
+def batch_input(kind: str, shapes: Sequence[Shape], dtype: np.dtype[Any]) -> Array:
+    """What a `batch_input` tells of its source input, which has `shapes` in the requests of a
+    batch (the batch's dimension first). BATCH_ITEM_SHAPE: [rows, dims]; others: one dimension.
+    """
+    counts = [prod(shape) for shape in shapes]
+    if kind == "BATCH_ELEMENT_COUNT":
+        return np.array(counts, dtype)
+    if kind == "BATCH_ACCUMULATED_ELEMENT_COUNT":
+        return np.cumsum(counts).astype(dtype)
+    if kind == "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO":
+        return np.cumsum([0, *counts]).astype(dtype)
+    if kind == "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE":  # of which only the length means something
+        return np.zeros(max(counts), dtype)
+    items = np.array([shape[1:] for shape in shapes for _ in range(shape[0])], dtype)
+    return items.reshape(-1) if kind == "BATCH_ITEM_SHAPE_FLATTEN" else items
+
+
+class RaggedBackend:
+    """A loaded backend that takes one request for a batch, behind that."""
+
+    batching = BatchForm.LISTED
+    reads_on_device = False  # what is gathered here is gathered on the host
+
+    def __init__(self, backend: Backend, config: ConfigDocument, xp: Any) -> None:
+        self._backend = backend
+        self._xp = xp
+        self._told = config.batch_input
+        self._flat = {entry.name for entry in config.input if entry.allow_ragged_batch}
+        self._sources = {  # of outputs, by their names
+            name: entry.source_input[0]
+            for entry in config.batch_output
+            for name in entry.target_name
+        }
+        self.chooses_device = backend.chooses_device
+        self.device = backend.device
+        self.load = backend.load
+        self.close = backend.close
+
+    def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
+        """Run requests that agree in all but the shapes of their ragged inputs."""
+        whole = StackedRequest(requests, self._inputs(requests), self._xp)
+        responses = self._backend.execute([whole])
+        if len(responses) != 1:
+            raise Internal(f"the model gave {len(responses)} responses to 1 batch")
+        response = responses[0]
+        if response.error is not None:
+            return [response] * len(requests)
+        parts = {output.name: self._taken_apart(output, requests) for output in response.outputs}
+        return [
+            Response(
+                tuple(
+                    Output(output.name, output.datatype, parts[output.name][index])
+                    for output in response.outputs
+                ),
+                parameters=response.parameters,
+                copied=sum(len(tensor.buffer) for tensor in request.inputs.values()),
+            )
+            for index, request in enumerate(requests)
+        ]
+
+    def _inputs(self, requests: Sequence[Request]) -> dict[str, MemoryInput]:
+        inputs = {}
+        for name, tensor in requests[0].inputs.items():
+            arrays = [request.inputs[name].numpy() for request in requests]
+            if name in self._flat:
+                arrays = [array.reshape(-1, 1) for array in arrays]
+            whole = np.concatenate(arrays)
+            inputs[name] = MemoryInput(name, tensor.datatype, whole, self._xp)
+        for entry in self._told:
+            shapes = [request.inputs[entry.source_input[0]].shape for request in requests]
+            kind = BY_CONFIG_NAME[entry.data_type]
+            array = batch_input(entry.kind, shapes, kind.numpy)
+            for name in entry.target_name:
+                whole = array if array.ndim > 1 else array.reshape(-1, 1)
+                inputs[name] = MemoryInput(name, kind.name, whole.copy(), self._xp)
+        return inputs
+
+    def _taken_apart(self, output: Output, requests: Sequence[Request]) -> list[Any]:
+        """What of an output is each request's."""
+        array, source = output.array, self._sources.get(output.name)
+        if source is None:
+            sizes = [next(iter(request.inputs.values())).shape[0] for request in requests]
+            what = "rows"
+        else:
+            shapes = [request.inputs[source].shape for request in requests]
+            sizes, what, array = [prod(shape) for shape in shapes], "elements", array.reshape(-1)
+        if array.shape[:1] != (sum(sizes),):
+            raise Internal(
+                f"output '{output.name}' has shape {list(array.shape)}, but the batch has "
+                f"{sum(sizes)} {what}"
+            )
+        ends = np.cumsum(sizes).tolist()
+        parts = [array[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        if source is None:
+            return parts
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _model_side(spec: ModelSpec) -> ModelSpec:
+    """The spec as its backend sees it."""
+    config = spec.config
+    flat = {entry.name for entry in config.input if entry.allow_ragged_batch}
+    flat |= {name for entry in config.batch_output for name in entry.target_name}
+    dims = {entry.name: len(entry.dims) for entry in config.input}
+    told = [
+        _told(entry, name, dims[entry.source_input[0]])
+        for entry in config.batch_input
+        for name in entry.target_name
+    ]
+    scalar = ReshapeEntry()
+    outer = replace(
+        config,
+        batch_input=(),
+        batch_output=(),
+        input=(
+            *(
+                replace(e, dims=_FLAT, reshape=scalar) if e.name in flat else e
+                for e in config.input
+            ),
+            *told,
+        ),
+        output=tuple(
+            replace(e, dims=_FLAT, reshape=scalar) if e.name in flat else e for e in config.output
+        ),
+    )
+    added = [TensorSpec(e.name, BY_CONFIG_NAME[e.data_type].name, (-1, *e.dims)) for e in told]
+    return replace(
+        spec,
+        inputs=(*(_flattened(t, flat) for t in spec.inputs), *added),
+        outputs=tuple(_flattened(t, flat) for t in spec.outputs),
+        config=outer,
+    )
+
+
+def _told(entry: BatchInputEntry, name: str, dims: int) -> InputEntry:
+    if entry.kind == "BATCH_ITEM_SHAPE":
+        return InputEntry(name, entry.data_type, dims=(dims,))
+    return InputEntry(name, entry.data_type, dims=_FLAT, reshape=ReshapeEntry())
+
+
+def _flattened(tensor: TensorSpec, flat: set[str]) -> TensorSpec:
+    return replace(tensor, shape=(-1, *_FLAT)) if tensor.name in flat else tensor
+
+
+def _client_side(loaded: ModelSpec, told: ModelSpec) -> ModelSpec:
+    """A loaded spec as clients see it: what was flat has its own shape, what was added is gone."""
+    config = told.config
+    flat = {entry.name for entry in config.input if entry.allow_ragged_batch}
+    flat |= {name for entry in config.batch_output for name in entry.target_name}
+    added = {name for entry in config.batch_input for name in entry.target_name}
+    inputs: dict[str, InputEntry] = {entry.name: entry for entry in config.input}
+    outputs: dict[str, OutputEntry] = {entry.name: entry for entry in config.output}
+
+    def own(tensor: TensorSpec) -> TensorSpec:
+        if tensor.name not in flat:
+            return tensor
+        entry = inputs.get(tensor.name) or outputs[tensor.name]
+        return replace(tensor, shape=(-1, *entry.dims))
+
+    return replace(
+        loaded,
+        inputs=tuple(own(tensor) for tensor in loaded.inputs if tensor.name not in added),
+        outputs=tuple(own(tensor) for tensor in loaded.outputs),
+        config=replace(
+            loaded.config,
+            batch_input=config.batch_input,
+            batch_output=config.batch_output,
+            input=tuple(
+                inputs[e.name] if e.name in flat else e
+                for e in loaded.config.input
+                if e.name not in added
+            ),
+            output=tuple(outputs[e.name] if e.name in flat else e for e in loaded.config.output),
+        ),
+    )

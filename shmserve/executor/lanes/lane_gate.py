@@ -1,0 +1,208 @@
+"""What a frontend would do for a request that comes over a lane: all its checks, none of its work.
+
+A lane's request becomes an `Execute`, whose regions are the caller's own; an `Answer` becomes a
+lane's, with the bytes of small outputs in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from shmserve.config import Settings
+from shmserve.core.regions import region_book
+from shmserve.core.regions.region_book import Caller
+from shmserve.core.registry import Snapshot
+from shmserve.errors import Code, InvalidArgument, ShmserveError, from_code
+from shmserve.executor.lanes.lane import LaneCall
+from shmserve.protocol.control.data_messages import (
+    Answer,
+    Descriptor,
+    Execute,
+    RegionRef,
+    WireTensor,
+)
+from shmserve.protocol.control.lane_messages import (
+    INLINE_BYTES,
+    INLINE_TOTAL,
+    LaneAnswer,
+    LaneOutput,
+    LaneReceipt,
+    LaneRequest,
+    LaneTensor,
+)
+from shmserve.protocol.oip.model_signature import make_signature
+from shmserve.protocol.oip.request import (
+    InferInput,
+    InferOutput,
+    InferRequest,
+    RegionWindow,
+    check_parameters,
+    refuse_duplicates,
+)
+from shmserve.protocol.oip.validation import CheckedInput, check_inputs, check_outputs
+from shmserve.tensor import bytes_codec
+from shmserve.tensor.spec import ModelSpec
+
+Read = Callable[[Descriptor], memoryview]
+
+
+class LaneGate:
+    """Of one model. `snapshot`: the registry as of now. `server_uid`: the user we run as."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        settings: Settings,
+        snapshot: Callable[[], Snapshot],
+        server_uid: int,
+    ) -> None:
+        self.spec = spec
+        self._settings = settings
+        self._snapshot = snapshot
+        self._server_uid = server_uid
+        self._signature = make_signature(spec)
+        self._timeout_ns = int(settings.request_timeout_s * 1e9)
+
+    def admit(self, caller: Caller, asked: LaneRequest, now_ns: int) -> tuple[Execute, LaneCall]:
+        """A request as the loops know it, and what is remembered of it.
+
+        Raises:
+            InvalidArgument, NotFound: it does not fit the model, or names what the caller has not.
+        """
+        request = self._request(asked)
+        find = partial(self._find, caller)
+        checked = check_inputs(self._signature, request, self._settings, find)
+        _, places = check_outputs(self._signature, request, self._settings, find)
+        inputs, inline = self._place(asked, checked)
+        if asked.timeout_ns < 0:
+            raise InvalidArgument(f"timeout_ns: {asked.timeout_ns} is negative")
+        deadline_ns = now_ns + min(asked.timeout_ns or self._timeout_ns, self._timeout_ns)
+        execute = Execute(
+            asked.number,
+            asked.id,
+            inputs,
+            tuple([output.name for output in asked.outputs]),
+            asked.parameters,
+            now_ns,
+            deadline_ns,
+            places=places,
+        )
+        return execute, LaneCall(inline, now_ns, deadline_ns, sum(map(len, inline)))
+
+    def _request(self, asked: LaneRequest) -> InferRequest:
+        most = self._settings.max_inputs
+        if max(len(asked.inputs), len(asked.outputs), len(asked.parameters)) > most:
+            raise InvalidArgument(
+                f"the request has {len(asked.inputs)} inputs, {len(asked.outputs)} outputs and"
+                f" {len(asked.parameters)} parameters, at most {most} of each are allowed (setting"
+                " max_inputs)"
+            )
+        check_parameters(asked.parameters)
+        refuse_duplicates("input", [tensor.name for tensor in asked.inputs])
+        refuse_duplicates("output", [output.name for output in asked.outputs])
+        return InferRequest(
+            tuple([_input(tensor, index) for index, tensor in enumerate(asked.inputs)]),
+            tuple([_output(output) for output in asked.outputs]),
+            asked.id,
+            asked.parameters,
+        )
+
+    def _find(self, caller: Caller, spec: ModelSpec, window: RegionWindow) -> RegionRef:
+        if spec.parameters.get("client_shm_mode") == "off":
+            raise InvalidArgument(f"model '{spec.name}' takes no client shared memory")
+        regions = self._snapshot().regions
+        where = (window.region, window.offset, window.nbytes)
+        region = region_book.find(regions, caller, *where, self._settings, self._server_uid)
+        return RegionRef(region.number, window.offset, window.nbytes)
+
+    def _place(
+        self, asked: LaneRequest, checked: list[CheckedInput]
+    ) -> tuple[tuple[WireTensor, ...], tuple[bytes, ...]]:
+        """Where each input lies, and the bytes of those that came along."""
+        inputs: list[WireTensor] = []
+        inline: list[bytes] = []
+        for item, tensor in zip(checked, asked.inputs, strict=True):
+            at: Descriptor | RegionRef
+            if item.at is not None:
+                at = item.at
+            else:
+                assert isinstance(tensor.at, bytes)
+                if not item.signature.datatype.itemsize:
+                    data = memoryview(tensor.at)
+                    bytes_codec.check(data, item.count, tensor.name, self.spec.name)
+                at = Descriptor(0, len(inline), asked.number, 0, len(tensor.at))
+                inline.append(tensor.at)
+            inputs.append(WireTensor(tensor.name, tensor.datatype, tensor.shape, at))
+        return tuple(inputs), tuple(inline)
+
+
+def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
+    """An answer as its lane gets it. `read`: the bytes of an output slot."""
+    if answer.error_code:
+        return refused(answer.request, from_code(Code(answer.error_code), answer.error))
+    outputs: list[LaneTensor] = []
+    total = 0
+    for tensor in answer.outputs:
+        data = None if isinstance(tensor.at, RegionRef) else _bytes(tensor, tensor.at, call, read)
+        if data is not None:
+            total += len(data)
+            if len(data) >= INLINE_BYTES or total > INLINE_TOTAL:
+                return refused(
+                    answer.request,
+                    InvalidArgument(
+                        f"output '{tensor.name}' has {len(data)} bytes and no window of shared"
+                        f" memory: less than {INLINE_BYTES} of one output fit into the answer, and"
+                        f" {INLINE_TOTAL} of all"
+                    ),
+                )
+        outputs.append(
+            LaneTensor(
+                tensor.name, tensor.datatype, tensor.shape, None if data is None else bytes(data)
+            )
+        )
+    timing, copied = answer.timing, answer.copied
+    receipt = LaneReceipt(
+        timing.queue,
+        timing.input + timing.infer + timing.output,
+        copied.inputs + call.copied_in,
+        copied.batch,
+        copied.out + total,
+        copied.device,
+        call.copied_in + total,
+    )
+    return LaneAnswer(answer.request, tuple(outputs), parameters=answer.parameters, receipt=receipt)
+
+
+def refused(number: int, error: ShmserveError) -> LaneAnswer:
+    """The answer to a request that failed."""
+    return LaneAnswer(number, (), error.http_status, error.code, error.message)
+
+
+def _bytes(tensor: WireTensor, at: Descriptor, call: LaneCall, read: Read) -> memoryview:
+    if tensor.alias < 0:
+        return read(at)
+    return memoryview(call.inline[tensor.alias])[at.offset : at.offset + at.nbytes]
+
+
+def _input(tensor: LaneTensor, index: int) -> InferInput:
+    where, at = f"inputs[{index}]", tensor.at
+    if min(tensor.shape, default=0) < 0:
+        raise InvalidArgument(f"{where}: the shape {list(tensor.shape)} has negative dimensions")
+    if at is None:
+        raise InvalidArgument(f"{where}: input '{tensor.name}' has no bytes")
+    if not isinstance(at, bytes):
+        window = RegionWindow(at.region, at.offset, at.nbytes)
+        return InferInput(tensor.name, tensor.shape, tensor.datatype, where, region=window)
+    if len(at) >= INLINE_BYTES:
+        raise InvalidArgument(
+            f"{where}: input '{tensor.name}' has {len(at)} bytes in the message, which takes less"
+            f" than {INLINE_BYTES}: it must lie in a registered region"
+        )
+    return InferInput(tensor.name, tensor.shape, tensor.datatype, where, binary_size=len(at))
+
+
+def _output(output: LaneOutput) -> InferOutput:
+    at = output.at
+    window = None if at is None else RegionWindow(at.region, at.offset, at.nbytes)
+    return InferOutput(output.name, binary=True, region=window)

@@ -1,0 +1,107 @@
+"""An input of a batch in a GPU's memory, which each request's rows are brought to where they lie.
+
+So nothing is gathered on the host: one DMA for each request, from its frontend's slot or its
+client's region, all on the stream that runs ahead and in the order of the requests.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from shmserve.core.devices import device_name
+from shmserve.errors import Internal
+from shmserve.executor.devices import Devices
+from shmserve.executor.tensors.cuda_region import CudaInput
+from shmserve.executor.tensors.inputs import Array, Input, from_bytes
+from shmserve.protocol.control.data_messages import WireTensor
+from shmserve.tensor.dtypes import DATATYPES
+
+
+class DeviceRows:
+    """Numeric; implements `backend.InputTensor`. `copied` and `moved` are as an `Input`'s."""
+
+    lease = None
+    base = None
+
+    def __init__(self, like: WireTensor, rows: int, devices: Devices) -> None:
+        """Room for `rows` rows of the shape of `like`'s.
+
+        Raises:
+            ResourceExhausted: the device has no memory left.
+        """
+        self.name = like.name
+        self.datatype = like.datatype
+        self.shape = (rows, *like.shape[1:])
+        self.copied = 0
+        self.moved = 0
+        self._dtype = DATATYPES[like.datatype].numpy
+        self._device = devices.open()
+        self.device = device_name(self._device.ordinal)
+        self._near: Any = self._device.room(self.shape, self._dtype)
+        self._sources: list[Input | CudaInput] = []  # they stay until they have been read
+        self._arriving: Any = None
+        self._host: Array | None = None  # a copy, if the model wants one
+        self._over = False
+
+    def put(self, start: int, source: Input | CudaInput) -> None:
+        """Begin to bring the rows of a request, from row `start` on."""
+        target = self._near[start : start + source.shape[0]]
+        self._sources.append(source)
+        if isinstance(source, CudaInput):
+            self._device.move(source.on_device(), target)
+        else:
+            self._device.bring_to(from_bytes(source.buffer, self._dtype), target)
+        self.moved += prod(source.shape) * self._dtype.itemsize + source.moved
+        self.copied += source.copied
+
+    def arrive(self, rows: int) -> None:
+        """All that there are: `rows` rows."""
+        self._near = self._near[:rows]
+        self.shape = (rows, *self.shape[1:])
+        self._arriving = self._device.arrival()
+
+    def on_device(self) -> Any:
+        """The CuPy array of all rows."""
+        self._check_open()
+        if self._arriving is not None:
+            self._device.await_copy(self._arriving)
+            self._arriving = None
+        return self._near
+
+    private_on_device = on_device  # it is the batch's own
+
+    @property
+    def buffer(self) -> memoryview:
+        """A copy of its bytes in host memory."""
+        return self.numpy().reshape(-1).view("u1").data
+
+    def numpy(self) -> Array:
+        """A read-only array of a copy in host memory."""
+        if self._host is None:
+            self._host = self.private()
+            self._host.flags.writeable = False
+        return self._host
+
+    def private(self) -> Array:
+        """A writable copy in host memory."""
+        near = self.on_device()
+        copy = self._device.to_host(near)
+        self.moved += copy.nbytes
+        return copy
+
+    def is_held(self) -> bool:
+        """An array that a model keeps has memory of its own."""
+        return False
+
+    def close(self) -> None:
+        """The batch is over, and the device is done with it."""
+        self._over = True
+        self._near = self._arriving = self._host = None
+        for source in self._sources:
+            source.close()
+        self._sources.clear()
+
+    def _check_open(self) -> None:
+        if self._over:
+            raise Internal(f"input '{self.name}' was asked for after its request had ended")

@@ -1,0 +1,93 @@
+"""All connections of the engine: how many there may be, and which ends where others want room."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Protocol
+
+from shmserve.config import Settings
+
+
+class OpenConnection(Protocol):
+    """A connection as the engine sees it.
+
+    Attributes:
+        host: whose it is.
+        due: when `tick` has something to do, as far as was known when that was last looked at.
+        touched: something has happened since then.
+    """
+
+    host: str
+    due: float
+    touched: bool
+
+    @property
+    def idle_since(self) -> float:
+        """Since when it has had no call; infinite: it has one."""
+        ...
+
+    def look(self, now: float) -> None:
+        """See when `tick` is due."""
+        ...
+
+    def tick(self, now: float) -> None:
+        """See whether its client has been too slow, or it is too old."""
+        ...
+
+    def drain(self) -> None:
+        """Ask the client to go elsewhere."""
+        ...
+
+    def terminate(self) -> None:
+        """End it now."""
+        ...
+
+
+class OpenConnections:
+    """At most `max_connections`, and of one caller, an address, `max_caller_share` of these."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._most = settings.max_connections
+        self._most_of_one = math.ceil(self._most * settings.max_caller_share)
+        self._grace_s = settings.crowded_idle_s
+        self._open: dict[OpenConnection, None] = {}
+        self._hosts: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[OpenConnection]:
+        return iter(list(self._open))
+
+    def room_for(self, host: str, now: float) -> bool:
+        """Whether there is room for another of this caller, made by ending an idle one if need
+        be: its own, where it has its share."""
+        if self._hosts[host] >= self._most_of_one:
+            return self.end_idle(now, host)
+        return len(self._open) < self._most or self.end_idle(now)
+
+    def end_idle(self, now: float, host: str | None = None) -> bool:
+        """End the one that has been idle the longest (of `host`); False: none has for long."""
+        since, _, connection = min(
+            (
+                (one.idle_since, number, one)
+                for number, one in enumerate(self._open)
+                if host is None or one.host == host
+            ),
+            default=(math.inf, 0, None),
+        )
+        if connection is None or since > now - self._grace_s:
+            return False
+        connection.terminate()
+        return True
+
+    def add(self, connection: OpenConnection) -> None:
+        self._open[connection] = None
+        self._hosts[connection.host] += 1
+
+    def discard(self, connection: OpenConnection) -> None:
+        """It has ended."""
+        if connection in self._open:
+            del self._open[connection]
+            self._hosts[connection.host] -= 1
+            if not self._hosts[connection.host]:
+                del self._hosts[connection.host]

@@ -1,0 +1,90 @@
+"""What gRPC messages take of the process's heap, where their tensors have no slots."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+
+from shmserve.errors import ShmserveError, Unavailable
+from shmserve.frontends.grpc.error_statuses import details_of
+from shmserve.frontends.heap_budget import BUDGET, FREE
+from shmserve.frontends.http2.grpc_framing import FramingFailed, WholeMessage
+
+
+class MessageHeap:
+    """What one message has taken of the budget `max_heap_bytes`. `close` gives it back."""
+
+    __slots__ = ("_counted", "_most", "_used")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._used = 0
+        self._counted = 0
+
+    def take(self, nbytes: int) -> None:
+        """So many bytes more are kept.
+
+        Raises:
+            Unavailable: with all others' it is more than `max_heap_bytes`.
+        """
+        self._used += nbytes
+        more = self._used - FREE - self._counted
+        if more > 0:
+            BUDGET.take(more, self._most)
+            self._counted += more
+
+    def close(self) -> None:
+        """Idempotent."""
+        counted, self._counted, self._used = self._counted, 0, 0
+        if counted:
+            BUDGET.give_back(counted)
+
+
+class CountedMessage(WholeMessage):
+    """A message in one piece of memory, counted as it comes and for as long as anybody has it."""
+
+    __slots__ = ("_heap",)
+
+    def __init__(self, size: int, most: int) -> None:
+        super().__init__(size)
+        self._heap = MessageHeap(most)
+        weakref.finalize(self.space().obj, self._heap.close).atexit = False
+
+    def filled(self, count: int) -> None:
+        take(self._heap, count)
+        super().filled(count)
+
+    def feed(self, data: memoryview) -> None:
+        take(self._heap, len(data))
+        super().feed(data)
+
+
+def counted_memory(size: int, most: int) -> memoryview:
+    """Memory of so many bytes, counted for as long as anybody has it.
+
+    Raises:
+        Unavailable: as `MessageHeap.take`.
+    """
+    heap = MessageHeap(most)
+    heap.take(size)
+    place = np.empty(size, np.uint8)
+    weakref.finalize(place, heap.close).atexit = False
+    return place.data
+
+
+def take(heap: MessageHeap, nbytes: int) -> None:
+    """As `MessageHeap.take`, while a message is received.
+
+    Raises:
+        FramingFailed: there is not so much.
+    """
+    try:
+        heap.take(nbytes)
+    except Unavailable as ex:
+        raise failed(ex) from None
+
+
+def failed(error: ShmserveError) -> FramingFailed:
+    """An error as the end of a call whose message is being received."""
+    return FramingFailed(error.grpc_status, details_of(error))

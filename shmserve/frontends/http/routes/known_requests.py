@@ -1,0 +1,94 @@
+"""JSON parts of requests, remembered byte for byte with what reading and checking them gave.
+
+Clients send the same again and again, and only their tensors differ. What depends on more than
+the bytes and the model version is looked up each time: windows of regions, and whose they are.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from shmserve.config import Settings
+from shmserve.protocol.control.data_messages import OutputPlace
+from shmserve.protocol.oip.model_signature import ModelSignature
+from shmserve.protocol.oip.request import InferOutput, InferRequest, parse_request
+from shmserve.protocol.oip.validation import (
+    CheckedInput,
+    Find,
+    check_inputs,
+    check_outputs,
+    locate_inputs,
+    locate_outputs,
+)
+
+_MOST_KNOWN = 256
+_LONGEST = 4096  # bytes; what is longer costs its reader little in comparison
+
+
+class CheckedRequest(Struct, frozen=True):
+    """A request that fits its model.
+
+    Attributes:
+        wanted: the outputs the client wants, in its order.
+        names: of those it has named.
+        binary_bytes: how much follows the JSON part.
+        in_regions: whether anything of it lies in client memory.
+    """
+
+    signature: ModelSignature
+    request: InferRequest
+    inputs: list[CheckedInput]
+    wanted: tuple[InferOutput, ...]
+    names: tuple[str, ...]
+    places: tuple[OutputPlace, ...]
+    binary_bytes: int
+    in_regions: bool
+
+
+def checked(
+    signature: ModelSignature, request: InferRequest, limits: Settings, find: Find
+) -> CheckedRequest:
+    """A request, compared with its model; raises what `check_inputs` and `check_outputs` do."""
+    inputs = check_inputs(signature, request, limits, find)
+    wanted, places = check_outputs(signature, request, limits, find)
+    names = tuple([output.name for output in request.outputs])
+    sizes = sum(source.binary_size or 0 for source in request.inputs)
+    in_regions = bool(places) or any(item.at is not None for item in inputs)
+    return CheckedRequest(signature, request, inputs, wanted, names, places, sizes, in_regions)
+
+
+class KnownRequests:
+    """Of one process; for any thread. `limits` are always the same."""
+
+    def __init__(self, limits: Settings) -> None:
+        self._limits = limits
+        self._known: dict[tuple[str, bytes], CheckedRequest] = {}
+
+    def check(self, signature: ModelSignature, text: bytes, find: Find) -> CheckedRequest:
+        """As `parse_request` and `checked`, whose errors it raises."""
+        key = (signature.spec.name, text)
+        known = self._known.get(key)
+        if known is not None and known.signature is signature:
+            return _located(known, find) if known.in_regions else known
+        fresh = checked(signature, parse_request(text, self._limits), self._limits, find)
+        if len(text) <= _LONGEST and _is_repeatable(fresh.request):
+            if len(self._known) >= _MOST_KNOWN:
+                self._known = {}
+            self._known[key] = fresh
+        return fresh
+
+
+def _is_repeatable(request: InferRequest) -> bool:
+    """Whether the same bytes are likely to come again: without an id and with the tensors
+    elsewhere."""
+    return not request.id and all(source.data is None for source in request.inputs)
+
+
+def _located(known: CheckedRequest, find: Find) -> CheckedRequest:
+    spec = known.signature.spec
+    return msgspec.structs.replace(
+        known,
+        inputs=locate_inputs(spec, known.inputs, find),
+        places=locate_outputs(spec, known.wanted, find),
+    )

@@ -1,0 +1,105 @@
+"""A client's socket, whose calls give way to the loop where they would block.
+
+What receives a head waits first and then looks, since it is rarely there already. Bodies and
+answers are tried first. None takes so much in one go that others wait for it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from time import monotonic
+from typing import Any, Protocol
+
+from shmserve import waiting
+from shmserve.frontends.http.server.hub import READ, WRITE, Hub
+
+_NOW = int(socket.MSG_DONTWAIT)
+_WHOLE = int(socket.MSG_WAITALL)
+_AT_ONCE = 1 << 20
+
+# Of the class itself: what is found through an instance is looked up in two classes.
+_recv = socket.socket.recv
+_recv_into = socket.socket.recv_into
+_sendmsg = socket.socket.sendmsg
+
+
+class WatchedClient(Protocol):
+    """Who knows until when the client is waited for."""
+
+    watch: tuple[str, float] | None
+
+    def cut_if_overdue(self, now: float) -> None: ...
+
+
+class GreenletSocket(socket.socket):
+    """Takes over an accepted socket. One greenlet at a time."""
+
+    __slots__ = ("_hub", "_readiness", "_since_pause", "deadlines")
+
+    def __init__(self, hub: Hub, accepted: socket.socket) -> None:
+        family, kind, protocol = accepted.family, accepted.type, accepted.proto
+        super().__init__(family, kind, protocol, accepted.detach())
+        self._hub = hub
+        self._readiness = hub.watch(self.fileno())
+        self._since_pause = 0  # bytes that were there at once
+        self.deadlines: WatchedClient
+
+    def await_ready(self, events: int) -> None:
+        """Until there may be something to do: more has come, or the deadline has passed, which
+        shuts the socket down."""
+        watch = self.deadlines.watch
+        assert watch is not None  # nobody waits for a client without an end
+        if not self._hub.wait(self._readiness, watch[1], events):
+            self.deadlines.cut_if_overdue(monotonic())
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        if flags & _NOW:
+            return _recv(self, size, flags)
+        if flags & _WHOLE:
+            whole = bytearray(size)
+            del whole[self.recv_into(whole, size, flags) :]
+            return bytes(whole)
+        while True:
+            self.await_ready(READ)
+            try:
+                return _recv(self, size, flags | _NOW)
+            except BlockingIOError:
+                continue
+
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0) -> int:
+        if flags & _NOW:
+            return _recv_into(self, buffer, size, flags)
+        view = memoryview(buffer)[: size or None]
+        got = 0
+        while True:
+            try:
+                count = _recv_into(self, view[got : got + _AT_ONCE], 0, _NOW)
+            except BlockingIOError:
+                self.await_ready(READ)
+                continue
+            got += count
+            if not count or not flags & _WHOLE or got == len(view):
+                break
+            self.await_ready(READ)
+        self._since_pause += got
+        if self._since_pause >= _AT_ONCE:
+            self._since_pause = 0
+            waiting.pause()
+        return got
+
+    def sendmsg(self, buffers: Iterable[Any], *options: Any) -> int:
+        while True:
+            try:
+                return _sendmsg(self, buffers, (), _NOW)
+            except BlockingIOError:
+                self.await_ready(WRITE)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[self.sendmsg((left,)) :]
+
+    def close(self) -> None:
+        self._hub.forget(self._readiness)
+        super().close()

@@ -1,0 +1,311 @@
+"""One thread, many greenlets: each waits for a descriptor, a time or another thread.
+
+Level-triggered: an event that nobody waits for takes its descriptor out of the epoll set until
+somebody does, so whoever waits looks at the kernel's present state and nothing is missed. The
+usual wait (a client's next request, an executor's answer) costs no call but `epoll_wait`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import select
+from collections import deque
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from math import inf
+from time import monotonic
+from typing import Any, TypeVar
+
+from greenlet import getcurrent, greenlet
+
+from shmserve.frontends.http.server.side_threads import SideThreads
+from shmserve.waiting import Readable
+
+READ, WRITE = select.EPOLLIN, select.EPOLLOUT
+_MOST_EVENTS = 256  # taken at a time
+_FEW_TIMERS = 1024  # beyond them the dead are no more than the living
+
+_Result = TypeVar("_Result")
+
+_log = logging.getLogger("shmserve.http")
+
+
+class Readiness:
+    """What one greenlet waits for: a descriptor, with a deadline or without.
+
+    Attributes:
+        fd: -1: only for a time, or to be woken.
+        armed: what the epoll set has of it.
+        due: when the wait ends; inf: never.
+        filed: when the hub looks at it, which may be earlier; inf: not at all.
+    """
+
+    __slots__ = ("armed", "due", "fd", "filed", "waiter")
+
+    def __init__(self, fd: int = -1) -> None:
+        self.fd = fd
+        self.armed = 0
+        self.due = self.filed = inf
+        self.waiter: greenlet | None = None
+
+
+class Hub:
+    """The loop of one thread, which makes it and calls `run`; greenlets call what waits."""
+
+    def __init__(self, threads: int) -> None:
+        self._main = getcurrent()
+        self._epoll = select.epoll()
+        self._watched: dict[int, Readiness] = {}
+        self._timers: list[tuple[float, int, Readiness]] = []
+        self._timers_most = _FEW_TIMERS
+        self._numbers = itertools.count()
+        self._soon: deque[Callable[[], object]] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake_fd, READ)
+        self._threads = SideThreads(threads)
+        self._leaving = False
+
+    # ---------------------------------------------------------------- for the loop
+
+    def run(self, until: float) -> None:
+        """Let everybody go on whose wait is over, until then or until one calls `leave`."""
+        timers, soon, watched, poll = self._timers, self._soon, self._watched, self._epoll.poll
+        self._leaving = False
+        while not self._leaving and (now := monotonic()) < until:
+            if timers and timers[0][0] <= now:
+                self._expire(now)
+                continue
+            due = timers[0][0] if timers and timers[0][0] < until else until
+            for fd, _ in poll(0.0 if soon else due - now, _MOST_EVENTS):
+                readiness = watched.get(fd)
+                if readiness is None:
+                    if fd == self._wake_fd:
+                        os.eventfd_read(fd)
+                elif (waiter := readiness.waiter) is None:
+                    self._disarm(readiness)
+                else:
+                    readiness.waiter = None
+                    readiness.due = inf
+                    waiter.switch(True)
+            for _ in range(len(soon)):
+                soon.popleft()()
+
+    def _expire(self, now: float) -> None:
+        timers = self._timers
+        while timers and timers[0][0] <= now:
+            filed, _, readiness = heappop(timers)
+            if filed != readiness.filed:  # it was filed again, for earlier
+                continue
+            readiness.filed = inf
+            if readiness.due > now:
+                self._file(readiness)
+            else:
+                self._resume(readiness, False)
+
+    def _file(self, readiness: Readiness) -> None:
+        if readiness.due < readiness.filed:
+            readiness.filed = readiness.due
+            heappush(self._timers, (readiness.due, next(self._numbers), readiness))
+            if len(self._timers) > self._timers_most:
+                self._drop_timers()
+
+    def _drop_timers(self) -> None:
+        """Those that nobody waits for any more, as connections that were closed leave them."""
+        live = []
+        for timer in self._timers:
+            filed, _, readiness = timer
+            if filed == readiness.filed:
+                if readiness.due < inf:
+                    live.append(timer)
+                else:
+                    readiness.filed = inf
+        heapify(live)
+        self._timers[:] = live
+        self._timers_most = max(_FEW_TIMERS, 2 * len(live))
+
+    def _resume(self, readiness: Readiness, ready: bool) -> None:
+        waiter, readiness.waiter = readiness.waiter, None
+        readiness.due = inf
+        if waiter is not None:
+            waiter.switch(ready)
+
+    def _disarm(self, readiness: Readiness) -> None:
+        readiness.armed = 0
+        try:
+            self._epoll.unregister(readiness.fd)
+        except OSError:  # it was closed meanwhile
+            return
+
+    def _arm(self, readiness: Readiness, events: int) -> None:
+        change = self._epoll.modify if readiness.armed else self._epoll.register
+        change(readiness.fd, events)
+        readiness.armed = events
+
+    def leave(self) -> None:
+        """Have `run` return after this turn."""
+        self._leaving = True
+
+    def close(self) -> None:
+        """Nobody goes on any more."""
+        self._epoll.close()
+
+    def __del__(self) -> None:  # threads beside the loop may write to it until then
+        os.close(self._wake_fd)
+
+    # ------------------------------------------------------------------ for anybody
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Have the loop call it. From any thread."""
+        self._soon.append(call)
+        os.eventfd_write(self._wake_fd, 1)
+
+    # ----------------------------------------------------------------- for greenlets
+
+    def spawn(self, run: Callable[..., object], *args: Any) -> None:
+        """A greenlet that runs it, from the loop's next turn on. An error ends it alone."""
+        self._soon.append(lambda: greenlet(_guarded, self._main).switch(run, *args))
+
+    def watch(self, fd: int) -> Readiness:
+        """What waits for a descriptor that is new."""
+        readiness = self._watched[fd] = Readiness(fd)
+        return readiness
+
+    def forget(self, readiness: Readiness) -> None:
+        """Its descriptor is about to be closed."""
+        if self._watched.get(readiness.fd) is readiness:
+            del self._watched[readiness.fd]
+
+    def forget_shared(self, readiness: Readiness) -> None:
+        """As `forget`, of one that other processes have, too: closing it takes it out of no
+        epoll set."""
+        self._disarm(readiness)
+        self.forget(readiness)
+
+    def wait(self, readiness: Readiness, due: float, events: int = READ) -> bool:
+        """Give way until it is ready, or may be; False: that time has come."""
+        if readiness.armed != events and readiness.fd >= 0:
+            self._arm(readiness, events)
+        readiness.waiter = getcurrent()
+        readiness.due = due
+        if due < readiness.filed:
+            self._file(readiness)
+        return bool(self._main.switch())
+
+    def readable(self, source: Readable, timeout_s: float | None) -> bool:
+        """Give way until it has something to read; False: not within the timeout."""
+        due = inf if timeout_s is None else monotonic() + timeout_s
+        return self.wait(source.readiness or self._watch(source), due)
+
+    def either(self, one: Readable, other: Readable, timeout_s: float) -> bool:
+        """As `readable`, of two."""
+        first, second = (s.readiness or self._watch(s) for s in (one, other))
+        if second.armed != READ:
+            self._arm(second, READ)
+        second.waiter = getcurrent()
+        try:
+            return self.wait(first, monotonic() + timeout_s)
+        finally:
+            first.waiter = second.waiter = None
+            first.due = inf
+
+    def writable(self, source: Readable, timeout_s: float) -> bool:
+        """Give way until its peer takes something; False: not within the timeout."""
+        return self.wait(source.readiness or self._watch(source), monotonic() + timeout_s, WRITE)
+
+    def _watch(self, source: Readable) -> Readiness:
+        readiness = source.readiness = self.watch(source.fileno())
+        return readiness
+
+    def sleep(self, seconds: float) -> None:
+        """Give way for so long."""
+        self.wait(Readiness(), monotonic() + seconds)
+
+    def pause(self) -> None:
+        """Give way for one turn of the loop."""
+        self._soon.append(getcurrent().switch)
+        self._main.switch()
+
+    def event(self) -> HubEvent:
+        """As `waiting.event`."""
+        return HubEvent(self)
+
+    def start(self, work: Callable[[], None]) -> HubTask:
+        """As `waiting.start`."""
+        task = HubTask(self)
+        self.spawn(task.run, work)
+        return task
+
+    def beside(self, work: Callable[..., _Result], *args: Any) -> _Result:
+        """As `waiting.beside`: in a thread, for which the greenlet waits.
+
+        Raises:
+            Unavailable: too much waits for a thread already.
+        """
+        over = HubEvent(self)
+        results: list[Any] = []
+
+        def run() -> None:
+            try:
+                results.append((True, work(*args)))
+            except BaseException as ex:
+                results.append((False, ex))
+            over.set()
+
+        self._threads.submit(run)
+        over.wait()
+        done, result = results.pop()
+        if not done:
+            raise result
+        return result  # type: ignore[no-any-return]
+
+
+def _guarded(run: Callable[..., object], *args: Any) -> None:
+    try:
+        run(*args)
+    except Exception:
+        _log.exception("Error in what an HTTP worker does")
+
+
+class HubEvent:
+    """As `threading.Event`, for a greenlet to wait for."""
+
+    __slots__ = ("_hub", "_readiness", "_set")
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._readiness = Readiness()
+        self._set = False
+
+    def set(self) -> None:
+        """Wake whoever waits. From any thread."""
+        self._set = True
+        self._hub.soon(self._wake)
+
+    def _wake(self) -> None:
+        self._hub._resume(self._readiness, True)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether it was set, as soon as it is or when the time is over. For one greenlet."""
+        if not self._set:  # if it is set from now on, the loop hears of it after the switch
+            due = inf if timeout is None else monotonic() + timeout
+            self._hub.wait(self._readiness, due)
+        return self._set
+
+
+class HubTask:
+    """A greenlet that others can wait for."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._over = HubEvent(hub)
+
+    def run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            self._over.set()
+
+    def join(self) -> None:
+        """Wait for its end. For one greenlet."""
+        self._over.wait()

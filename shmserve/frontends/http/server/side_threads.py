@@ -1,0 +1,55 @@
+"""Threads for what would hold up an HTTP worker's loop."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from shmserve.errors import Unavailable
+
+_WAITING = 64  # for each thread
+
+
+class SideThreads:
+    """At most `limit`, started when first needed; what comes beyond them waits for one, in a
+    queue that has a bound, too."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._started = 0
+        self._open = 0  # items that are waiting or being worked on
+        self._items: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def submit(self, item: Callable[[], None]) -> None:
+        """Have it called, by a thread that has nothing to do or a new one. It must not raise.
+
+        Raises:
+            Unavailable: too many wait already.
+        """
+        with self._lock:
+            if self._open >= self._limit * _WAITING:
+                raise Unavailable("the server has too much to do (http_threads)")
+            self._open += 1
+            starting = self._started < min(self._open, self._limit)
+            self._started += starting
+        self._items.put(item)
+        if starting:
+            try:
+                threading.Thread(target=self._run, name="beside", daemon=True).start()
+            except RuntimeError:  # the system has none: those that are there will do it
+                with self._lock:
+                    self._started -= 1
+                    alone = not self._started
+                if alone:
+                    self._work()
+
+    def _run(self) -> None:
+        while True:
+            self._work()
+
+    def _work(self) -> None:
+        self._items.get()()
+        with self._lock:
+            self._open -= 1

@@ -1,0 +1,164 @@
+"""The flight recorder: what happened last, in files that survive every process.
+
+Each process that records writes a ring of its own (`core.stats.event_ring`) in the folder `events`
+of the run directory, from its first event on; one that has nothing to tell has none. A lock of the
+file says that its writer lives. Of rings whose writers have ended the latest are kept.
+`shmserve show events` reads them all, whether anybody lives or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+import time
+from datetime import UTC, datetime
+from math import inf
+from typing import Any
+
+import msgspec
+
+from shmserve.core.stats import event_ring
+from shmserve.core.stats.event_ring import EventRing, RecordedEvent
+
+_log = logging.getLogger(__name__)
+
+KEPT_RINGS = 24  # of processes that have ended
+BAD_END = "bad-end.json"  # the rows as they were when the service or a process of it had to go
+_FOLDER = "events"
+_RING = ".ring"
+_MAX_BYTES = 64 << 20  # of a ring that is read
+
+
+class _Recorder:
+    """This process's ring."""
+
+    def __init__(self, run_dir: str, process: str, records: int) -> None:
+        self._folder = os.path.join(run_dir, _FOLDER)
+        self._process = process
+        self._ring = EventRing(records)
+        self._fd = -1
+        self._broken = False
+        self._lock = threading.Lock()
+
+    def add(self, kind: str, subject: str, text: str) -> None:
+        with self._lock:
+            if self._broken:
+                return
+            try:
+                if self._fd < 0:
+                    self._fd = _create(self._folder, self._process)
+                offset, record = self._ring.add(time.time(), kind, subject, text)
+                os.pwrite(self._fd, record, offset)
+            except OSError as ex:  # the service is worth more than its history
+                self._broken = True
+                _log.error("no events are recorded from now on: %s", ex.strerror)
+
+
+_recorder: _Recorder | None = None
+
+
+def start(run_dir: str, process: str, records: int) -> None:
+    """From now on this process records its last `records` events; 0: none."""
+    global _recorder
+    _recorder = _Recorder(run_dir, process, records) if records else None
+
+
+def record(kind: str, subject: str, text: str = "") -> None:
+    """Something has happened. Never fails; does nothing where nobody has said `start`."""
+    if _recorder is not None:
+        _recorder.add(kind, subject, text)
+
+
+def rows(run_dir: str, most: int) -> list[dict[str, Any]]:
+    """The last events of all processes that have recorded some, the newest last."""
+    folder = os.path.join(run_dir, _FOLDER)
+    merged = [(event, name) for name in _rings(folder) for event in _read(folder, name)]
+    merged.sort(key=lambda pair: (pair[0].last, pair[0].number))
+    return [
+        _row(event, name.removesuffix(_RING))
+        for event, name in merged[max(0, len(merged) - most) :]
+    ]
+
+
+def keep(run_dir: str, most: int) -> None:
+    """Write what `rows` says to a file of its own: something has ended badly, and what is recorded
+    from now on must not push that out."""
+    if not most:
+        return
+    path = os.path.join(run_dir, _FOLDER, BAD_END)
+    try:
+        with open(path + ".new", "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(rows(run_dir, most))))
+        os.replace(path + ".new", path)
+    except OSError as ex:
+        _log.error("the last events were not written to a file: %s", ex.strerror)
+
+
+def _row(event: RecordedEvent, process: str) -> dict[str, Any]:
+    return {
+        "time": _moment(event.last),
+        "since": _moment(event.first) if event.count > 1 else "",
+        "count": event.count,
+        "process": process,
+        "event": event.kind,
+        "subject": event.subject,
+        "text": event.text,
+    }
+
+
+def _moment(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _create(folder: str, process: str) -> int:
+    """A new ring, its lock held for as long as this process lives."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    _sweep(folder)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(os.path.join(folder, process + _RING), flags, 0o600)
+    with contextlib.suppress(OSError):  # a file system without such locks, or just being looked at
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return fd
+
+
+def _sweep(folder: str) -> None:
+    """Remove rings of processes that have ended, but not the latest."""
+    dead = [name for name in _rings(folder) if not _is_written(os.path.join(folder, name))]
+    if len(dead) <= KEPT_RINGS:
+        return
+    # An empty one has just been made: its writer is about to lock it.
+    last = {name: max((e.last for e in _read(folder, name)), default=inf) for name in dead}
+    for name in sorted(dead, key=last.__getitem__)[:-KEPT_RINGS]:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name))
+
+
+def _is_written(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _rings(folder: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if name.endswith(_RING)]
+    except FileNotFoundError:
+        return []
+
+
+def _read(folder: str, name: str) -> list[RecordedEvent]:
+    try:
+        with open(os.path.join(folder, name), "rb") as file:
+            return event_ring.decode(file.read(_MAX_BYTES))
+    except OSError:  # it has just been swept
+        return []

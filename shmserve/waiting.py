@@ -1,0 +1,127 @@
+"""How this process waits, and where it does what takes long.
+
+By default whoever waits keeps its thread. A thread that serves many at once (an HTTP worker's
+loop) installs a `ThreadWaiter` for itself: what runs there gives way instead, and so the same
+synchronous code serves both. Whatever may wait for another process, a client or a lock that is
+held for long goes through here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+LARGE = 1 << 16  # bytes: what is made of less holds nobody up
+
+_Result = TypeVar("_Result")
+
+
+class WaitEvent(Protocol):
+    """As `threading.Event`; set by any thread, awaited where it was made."""
+
+    def set(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Task(Protocol):
+    """Work that goes on by itself."""
+
+    def join(self) -> None: ...
+
+
+class Readable(Protocol):
+    """Something with a descriptor. `readiness` is for the waiter, and None at first."""
+
+    readiness: Any
+
+    def fileno(self) -> int: ...
+
+
+class ThreadWaiter(Protocol):
+    """What a thread that serves many at once does instead of blocking."""
+
+    def readable(self, source: Readable, timeout_s: float | None) -> bool:
+        """Wait until it has something to read; False: not within the timeout."""
+        ...
+
+    def either(self, one: Readable, other: Readable, timeout_s: float) -> bool:
+        """The same of two."""
+        ...
+
+    def writable(self, source: Readable, timeout_s: float) -> bool:
+        """Wait until its peer takes something; False: not within the timeout."""
+        ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def event(self) -> WaitEvent: ...
+
+    def start(self, work: Callable[[], None]) -> Task: ...
+
+    def beside(self, work: Callable[..., _Result], *args: Any) -> _Result: ...
+
+
+class _Installed(threading.local):
+    """Of each thread; None: it may block."""
+
+    waiter: ThreadWaiter | None = None
+
+
+installed = _Installed()
+
+
+def install(waiter: ThreadWaiter | None) -> None:
+    """From now on this thread waits so; None: as any other."""
+    installed.waiter = waiter
+
+
+def sleep(seconds: float) -> None:
+    """Go on later."""
+    waiter = installed.waiter
+    (time.sleep if waiter is None else waiter.sleep)(seconds)
+
+
+def pause() -> None:
+    """Let everybody else go on first who can, for one who never has to wait."""
+    waiter = installed.waiter
+    if waiter is not None:
+        waiter.pause()
+
+
+def event() -> WaitEvent:
+    """One that whoever made it can wait for."""
+    waiter = installed.waiter
+    return threading.Event() if waiter is None else waiter.event()
+
+
+def start(work: Callable[[], None], name: str) -> Task:
+    """Have it done side by side with what goes on here.
+
+    Raises:
+        RuntimeError: the system has no thread for it.
+    """
+    waiter = installed.waiter
+    if waiter is not None:
+        return waiter.start(work)
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def beside(work: Callable[..., _Result], *args: Any) -> _Result:
+    """Do what keeps a processor, a file or a lock for long where nobody else waits for it."""
+    waiter = installed.waiter
+    return work(*args) if waiter is None else waiter.beside(work, *args)
+
+
+def beside_if_large(nbytes: int, work: Callable[..., _Result], *args: Any) -> _Result:
+    """As `beside`, if so many bytes take long."""
+    waiter = installed.waiter
+    if waiter is None or nbytes < LARGE:
+        return work(*args)
+    return waiter.beside(work, *args)

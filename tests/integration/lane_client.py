@@ -1,0 +1,127 @@
+"""A lane without manners: what is sent on it is what the test says."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import mmap
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shmserve.protocol.control import client_messages as control
+from shmserve.protocol.control import lane_messages as wire
+from shmserve.protocol.control.lane_messages import LaneRequest, LaneTensor, LaneWindow
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class Program:
+    """A program's connection to the client socket."""
+
+    def __init__(self, run_dir: str, socket_path: str = "") -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock.settimeout(30)
+        self.sock.connect(socket_path or os.path.join(run_dir, "client.sock"))
+        self.ask(control.ClientHello(control.VERSION))
+        self._names = 0
+
+    def ask(self, message: Any, fds: Sequence[int] = ()) -> tuple[Any, list[int]]:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+        self.sock.sendmsg([control.encode(message)], [rights] if fds else [])
+        data, received, _, _ = socket.recv_fds(self.sock, 1 << 17, 4)
+        return control.decode_from_server(data), received
+
+    def region(self, name: str, nbytes: int) -> np.ndarray:
+        """Sealed memory of this size, registered."""
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        reply, _ = self.ask(control.RegisterMemfd(name, 0, nbytes), [fd])
+        assert reply == control.Ok(), reply
+        view = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+        os.close(fd)
+        return view
+
+    def lane(self, model: str, version: str = "") -> RawLane:
+        reply, fds = self.ask(control.OpenLane(model, version))
+        assert isinstance(reply, control.LaneOpened), reply
+        (fd,) = fds
+        return RawLane(socket.socket(fileno=fd), reply)
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RawLane:
+    """One end of a lane."""
+
+    def __init__(self, sock: socket.socket, opened: control.LaneOpened) -> None:
+        self.sock = sock
+        self.sock.settimeout(30)
+        self.opened = opened
+
+    def send(self, message: wire.ToLane | bytes, fds: Sequence[int] = ()) -> None:
+        data = message if isinstance(message, bytes) else wire.encode(message)
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+        self.sock.sendmsg([data], [rights] if fds else [])
+
+    def receive(self) -> wire.LaneAnswer:
+        data = self.sock.recv(1 << 18)
+        assert data, "the lane has ended"
+        answer: wire.LaneAnswer = wire.decode_from_lane(data)
+        return answer
+
+    def ask(self, message: wire.ToLane) -> wire.LaneAnswer:
+        self.send(message)
+        return self.receive()
+
+    def ended(self) -> bool:
+        """Whether the other end closes it, whatever it says before."""
+        try:
+            while self.sock.recv(1 << 18):
+                continue
+        except ConnectionError:
+            pass
+        return True
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def __enter__(self) -> RawLane:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def floats(*values: float, name: str = "IN") -> LaneTensor:
+    """A small tensor that travels in the message."""
+    data = np.array(values, "<f4")
+    return LaneTensor(name, "FP32", data.shape, data.tobytes())
+
+
+def in_region(region: str, count: int, offset: int = 0, nbytes: int = -1) -> LaneTensor:
+    """FP32 elements that lie in a region."""
+    nbytes = count * 4 if nbytes < 0 else nbytes
+    return LaneTensor("IN", "FP32", (count,), LaneWindow(region, offset, nbytes))
+
+
+def request(number: int, *inputs: LaneTensor, **more: Any) -> LaneRequest:
+    return LaneRequest(number, inputs, **more)
+
+
+def command(text: str, number: int = 1, **more: Any) -> LaneRequest:
+    """For the model `misbehaving`."""
+    data = text.encode()
+    element = len(data).to_bytes(4, "little") + data
+    return LaneRequest(number, (LaneTensor("COMMAND", "BYTES", (1,), element),), **more)

@@ -1,0 +1,87 @@
+"""What has happened is told in its order, while those live who did or saw it, and afterwards."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+from shmserve.observe import flight_recorder
+from shmserve.testing.running_server import RunningServer, wait_until
+
+SMALL = {
+    "model_control": "explicit",
+    "load_models": "identity",
+    "http_workers": 1,
+    "grpc_processes": 0,
+}
+REFUSED = "request failed identity/1 bad_request"
+
+
+def shown(server):
+    """`shmserve show events`, as a program of its own."""
+    command = [sys.executable, "-m", "shmserve.cli", "show", "events", "--json"]
+    done = subprocess.run(
+        command, env=server.environ, stdout=subprocess.PIPE, timeout=120, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def lines(rows):
+    return [f"{row['event']} {row['subject']} {row['text']}" for row in rows]
+
+
+def wait_recorded(server, wanted, times):
+    def seen():
+        found = lines(flight_recorder.rows(server.run_dir, 1000))
+        return sum(line.startswith(wanted) for line in found) >= times
+
+    wait_until(seen, wanted)
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_refusals_and_deaths_are_shown_in_order_also_after_everything_was_killed():
+    with RunningServer(**SMALL) as server:
+        for _ in range(3):
+            assert server.infer("identity", {"inputs": []})[0] == 400
+        executor = kill(server.pids("executor id")[0])
+        wait_recorded(server, "process started identity", 2)
+        coordinator = kill(server.pids("coordinator")[0])
+        wait_recorded(server, "process started coordinator", 2)
+        alive = shown(server)
+        server.kill_all()
+        dead = shown(server)
+        files = list(Path(server.run_dir, "events").iterdir())
+        server.start()  # for a clean end; what was before is still told
+        assert {str(row) for row in dead} <= {str(row) for row in shown(server)}
+    expected = [
+        "process started coordinator",
+        "model ready identity/1",
+        "service ready",
+        REFUSED,
+        f"process ended identity/1/0 pid {executor}: signal SIGKILL",
+        "process started identity/1/0",
+        f"process ended coordinator pid {coordinator}: signal SIGKILL",
+        "process started coordinator",
+    ]
+    for rows in (alive, dead):
+        assert [row["time"] for row in rows] == sorted(row["time"] for row in rows)
+        left = iter(lines(rows))
+        for wanted in expected:
+            assert any(line.startswith(wanted) for line in left), (wanted, lines(rows))
+        assert sum(row["count"] for row in rows if lines([row]) == [REFUSED]) == 3
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert server.leaks() == []
+
+
+def test_without_events_nothing_is_written():
+    with RunningServer(**SMALL, max_events=0) as server:
+        server.infer("identity", {"inputs": []})
+        assert not Path(server.run_dir, "events").exists()
+        assert shown(server) == []

@@ -1,0 +1,97 @@
+"""Instances run on the cores, and take memory of the node, that their policy says."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from shmserve import config
+from shmserve.errors import ConfigError
+from shmserve.executor.host_policy import HostPolicy, parse
+from shmserve.testing.running_server import RunningServer, wait_until
+
+MODEL = """
+    import os
+    import threading
+
+    import numpy as np
+
+    class Model:
+        def infer(self, request):
+            cores = [sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")]
+            with open("/proc/self/numa_maps") as file:
+                bound = sum(" bind:0 " in line for line in file)
+            everywhere = sorted({core for some in cores for core in some})
+            return {"CORES": np.array(everywhere, np.int32), "BOUND": np.array([bound], np.int32)}
+"""
+CONFIG = """
+    backend: "python"
+    input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+    output [
+      { name: "CORES" data_type: TYPE_INT32 dims: [ -1 ] },
+      { name: "BOUND" data_type: TYPE_INT32 dims: [ 1 ] }
+    ]
+    instance_group [ { kind: KIND_CPU host_policy: "%s" } ]
+"""
+ASKED = {"inputs": [{"name": "IN", "shape": [1], "datatype": "INT32", "data": [1]}]}
+
+
+def test_rules_add_up() -> None:
+    assert parse(["cpu-cores=0-2", "cpu-cores=7"]) == HostPolicy(frozenset({0, 1, 2, 7}))
+    assert parse(["numa-node=1"]) == HostPolicy(node=1)
+
+
+@pytest.mark.parametrize("rule", ["cpu-cores=a", "cpu-cores=1,numa=2", "cores=1", ""])
+def test_rules_that_mean_nothing_are_refused(rule: str) -> None:
+    with pytest.raises(ConfigError, match="host_policies"):
+        config.load({"SHMSERVE_HOST_POLICIES": f"cpu={rule}"})
+
+
+def answers(server: RunningServer, model: str) -> bool:
+    return server.lives() and server.infer(model, ASKED)[0] == 200
+
+
+def reason(server: RunningServer, model: str) -> str:
+    """Why it is not served, as the index tells."""
+    _, _, body = server.request("POST", "/v2/repository/index", b"{}")
+    return "".join(row.get("reason", "") for row in json.loads(body) if row["name"] == model)
+
+
+def test_instances_keep_to_their_policies(tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    first, last = cores[0], cores[-1]
+    for name in ("plain", "named", "unknown", "gone"):
+        folder = tmp_path / name / "1"
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text(textwrap.dedent(MODEL))
+        policy = "" if name == "plain" else name
+        (tmp_path / name / "config.pbtxt").write_text(CONFIG % policy)
+    policies = {
+        "cpu": [f"cpu-cores={first}"],
+        "named": [f"cpu-cores={first}-{last}", "numa-node=0"],
+        "gone": ["cpu-cores=1000-1001"],
+    }
+    text = ";".join(f"{name}={','.join(rules)}" for name, rules in policies.items())
+    server = RunningServer(tmp_path, http_workers=1, grpc_processes=0, host_policies=text)
+    server.start(wait_ready=False)
+    try:
+        found = {}
+        for name in ("plain", "named", "unknown"):
+            wait_until(lambda name=name: answers(server, name), f"{name} is not loaded")
+            _, document = server.infer(name, ASKED)
+            found[name] = {o["name"]: o["data"] for o in document["outputs"]}
+        assert found["plain"] == {"CORES": [first], "BOUND": [0]}
+        assert found["named"]["CORES"] == sorted(os.sched_getaffinity(0))
+        assert found["named"]["BOUND"][0] > 0
+        assert found["unknown"]["CORES"] == sorted(os.sched_getaffinity(0))
+        wait_until(lambda: reason(server, "gone"), "it has not failed")
+        assert reason(server, "gone").endswith(
+            "host policy 'gone': none of the cores [1000, 1001] can be used here"
+        )
+    finally:
+        server.stop()
+    assert server.leaks() == []

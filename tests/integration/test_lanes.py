@@ -1,0 +1,466 @@
+"""Lanes: local programs talk to executors, and what comes of whatever they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shmserve.client
+from shmserve.client import Client, InferenceError
+from shmserve.protocol.control import client_messages as control
+from shmserve.protocol.control import lane_messages as wire
+from shmserve.protocol.control.lane_messages import LaneOutput, LaneTensor, LaneWindow
+from shmserve.testing.running_server import RunningServer, open_fds, wait_until
+from tests.integration.lane_client import (
+    Program,
+    RawLane,
+    command,
+    floats,
+    in_region,
+    request,
+)
+
+MODELS = Path("tests/repositories/basic")
+SETTINGS = {
+    "model_control": "explicit",
+    "load_models": "echo,pair,misbehaving",
+    "http_workers": 1,
+    "grpc_processes": 0,
+    "send_timeout_s": 1,
+    "max_lanes": 12,
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with RunningServer(MODELS, **SETTINGS) as server:
+        server.wait_instances()
+        before = server.pids("executor")
+        yield server
+        assert server.pids("executor") == before, "every executor survives all of this"
+    assert server.leaks() == []
+
+
+@pytest.fixture
+def program(server: RunningServer) -> Iterator[Program]:
+    with Program(server.run_dir) as program:
+        yield program
+        program.ask(control.Unregister())
+
+
+def connect(server: RunningServer) -> Client:
+    client = shmserve.client.connect(f"unix:{server.unix_path}")
+    assert client.shared_memory
+    return client
+
+
+def counts(server: RunningServer, model: str) -> tuple[int, int]:
+    """Requests that succeeded and failed, and how often the model ran is the former."""
+    (stats,) = server.get(f"/v2/models/{model}/stats")[1]["model_stats"]
+    inference = stats["inference_stats"]
+    return inference["success"]["count"], inference["fail"]["count"]
+
+
+# -------------------------------------------------------------------------- the client's way
+
+
+@pytest.mark.parametrize("count", [3, 5000, 1 << 18])
+def test_the_client_goes_over_a_lane_and_is_counted_once(server: RunningServer, count: int) -> None:
+    x = np.arange(count, dtype=np.float32)
+    before = counts(server, "echo")
+    with connect(server) as client:
+        first = client.infer("echo", {"IN": x}, request_id="a", receipt=True)
+        result = client.infer("echo", {"IN": x}, request_id="a", receipt=True)
+        assert first.transport == "http", "the output's size was not known"
+        assert result.transport == "lane"
+        assert (result.id, result.version, result.model) == (first.id, first.version, first.model)
+        assert np.array_equal(first["OUT"], x)
+        assert np.array_equal(result["OUT"], x)
+        assert result.receipt is not None
+        small = 2 * x.nbytes if x.nbytes < 4096 else 0
+        copied = result.receipt["copied_bytes"]
+        assert result.receipt["inline_bytes"] == small
+        assert copied["in"] + copied["out"] == small
+        with pytest.raises(InferenceError, match="unexpected shape") as caught:
+            client.infer("echo", {"IN": x.reshape(1, -1)})
+        assert caught.value.status == 400
+    after = counts(server, "echo")
+    assert after[0] - before[0] == 2
+
+
+def test_callers_at_a_time_have_lanes_to_all_instances(server: RunningServer) -> None:
+    with connect(server) as client:
+        x = np.zeros(10, np.float32)
+        client.infer("pair", {"IN": x})
+        seen: set[int] = set()
+        together = threading.Barrier(4)
+
+        def call() -> None:
+            together.wait(30)
+            for _ in range(50):
+                result = client.infer("pair", {"IN": x})
+                assert result.transport == "lane"
+                seen.add(int(result["PID"][0]))
+
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert seen == set(server.pids("executor pair"))
+
+
+def test_a_model_without_lanes_is_asked_over_http(server: RunningServer) -> None:
+    """While it is traced, for instance; and lanes that it had end."""
+    x = np.zeros(10, np.float32)
+    path = "/v2/models/echo/trace/setting"
+    with connect(server) as client:
+        client.infer("echo", {"IN": x})
+        assert client.infer("echo", {"IN": x}).transport == "lane"
+        level = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}
+        assert server.request("POST", path, json.dumps(level))[0] == 200
+
+        def way() -> str:
+            return client.infer("echo", {"IN": x}).transport
+
+        wait_until(lambda: way() == "http", "a traced model has a lane")
+        assert (
+            server.request("POST", path, json.dumps({"trace_level": None, "trace_rate": None}))[0]
+            == 200
+        )
+        wait_until(lambda: way() == "lane", "no lane when it is over")
+
+
+def test_lanes_are_limited_and_come_back(server: RunningServer, program: Program) -> None:
+    lanes = [program.lane("echo") for _ in range(9)]  # 3/4 of max_lanes are one user's
+    reply, fds = program.ask(control.OpenLane("echo"))
+    assert isinstance(reply, control.Failed)
+    assert reply.code == "RESOURCE_EXHAUSTED"
+    assert fds == []
+    with connect(server) as client:
+        client.infer("echo", {"IN": np.zeros(3, np.float32)})
+        assert client.infer("echo", {"IN": np.zeros(3, np.float32)}).transport == "http"
+    (pid,) = server.pids("executor echo")
+    many = open_fds(pid)
+    for lane in lanes:
+        lane.close()
+    wait_until(lambda: open_fds(pid) == many - 9, "the executor keeps lanes that have ended")
+    with program.lane("echo") as lane:
+        assert lane.ask(request(1, floats(1))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (control.OpenLane("nope"), "NOT_FOUND"),
+        (control.OpenLane("echo", "7"), "NOT_FOUND"),
+        (control.OpenLane("echo\0"), "NOT_FOUND"),
+    ],
+)
+def test_there_is_no_lane_to_what_is_not_there(
+    program: Program, message: control.OpenLane, code: str
+) -> None:
+    reply, fds = program.ask(message)
+    assert isinstance(reply, control.Failed)
+    assert (reply.code, fds) == (code, [])
+
+
+# ------------------------------------------------------------------- what strangers may say
+
+BIG = LaneTensor("IN", "FP32", (1024,), bytes(4096))
+NOT_OURS = "Unable to find shared memory region: 'nobody-s'"
+REFUSED: dict[str, tuple[tuple[LaneTensor, ...], dict[str, Any], int, str]] = {
+    "no input": ((), {}, 400, "missing required input(s) ['IN']"),
+    "unknown input": ((floats(1, name="X"),), {}, 400, "unexpected inference input 'X'"),
+    "twice": ((floats(1), floats(1)), {}, 400, "input 'IN' already exists"),
+    "datatype": ((LaneTensor("IN", "INT8", (4,), b"abcd"),), {}, 400, "data-type is 'INT8'"),
+    "no datatype": ((LaneTensor("IN", "X", (4,), b"abcd"),), {}, 400, "invalid datatype 'X'"),
+    "rank": ((LaneTensor("IN", "FP32", (1, 1), b"abcd"),), {}, 400, "unexpected shape"),
+    "size": ((LaneTensor("IN", "FP32", (2,), b"abcd"),), {}, 400, "Expected 8, got 4"),
+    "negative": ((LaneTensor("IN", "FP32", (-1,), b""),), {}, 400, "negative"),
+    "endless": ((LaneTensor("IN", "FP32", (1 << 63,), b""),), {}, 400, "max_elements"),
+    "nowhere": ((LaneTensor("IN", "FP32", (1,), None),), {}, 400, "has no bytes"),
+    "too large": ((BIG,), {}, 400, "must lie in a registered region"),
+    "no region": ((in_region("nobody-s", 1),), {}, 404, NOT_OURS),
+    "behind": ((in_region("mine", 1, 4096),), {}, 400, "Invalid offset"),
+    "before": ((in_region("mine", 1, -4),), {}, 400, "Invalid offset"),
+    "across": ((in_region("mine", 2, 4092),), {}, 400, "Invalid offset + byte size"),
+    "window": ((in_region("mine", 2, 0, 4),), {}, 400, "Expected 8, got 4"),
+    "output": ((floats(1),), {"outputs": (LaneOutput("X"),)}, 400, "unexpected inference output"),
+    "outputs": ((floats(1),), {"outputs": (LaneOutput("OUT"),) * 2}, 400, "Duplicate output"),
+    "place": (
+        *((floats(1),), {"outputs": (LaneOutput("OUT", LaneWindow("nobody-s", 0, 4)),)}),
+        *(404, NOT_OURS),
+    ),
+    "small place": (
+        *((floats(1, 2),), {"outputs": (LaneOutput("OUT", LaneWindow("mine", 0, 4)),)}),
+        *(400, "should be at least"),
+    ),
+    "parameter": ((floats(1),), {"parameters": {"triton_x": 1}}, 400, "triton_"),
+    "time": ((floats(1),), {"timeout_ns": -1}, 400, "negative"),
+}
+
+
+def test_every_check_of_a_frontend_is_made(server: RunningServer, program: Program) -> None:
+    program.region("mine", 4096)
+    before = counts(server, "echo")
+    with program.lane("echo") as lane:
+        for number, (what, (inputs, more, status, words)) in enumerate(REFUSED.items()):
+            answer = lane.ask(request(number, *inputs, **more))
+            assert (answer.number, answer.status, answer.outputs) == (number, status, ()), what
+            assert words in answer.error, what
+        assert lane.ask(request(99, floats(7))).outputs[0].at == np.float32(7).tobytes()
+    assert counts(server, "echo")[0] == before[0] + 1
+
+
+def test_bytes_are_parsed_like_a_frontend_s(program: Program) -> None:
+    with program.lane("misbehaving") as lane:
+        for number, data in enumerate((b"\xff\xff\xff\xff", b"\4\0\0\0ab", b"", b"\0")):
+            tensor = LaneTensor("COMMAND", "BYTES", (1,), data)
+            answer = lane.ask(request(number, tensor))
+            assert answer.status == 400, data
+            assert "COMMAND" in answer.error
+        assert lane.ask(command("throw")).status == 500
+        big = lane.ask(command("ok:1024"))
+        assert (big.status, big.outputs) == (400, ())
+        assert "no window of shared memory" in big.error
+        assert lane.ask(command("ok:1000")).status == 200
+
+
+MALFORMED: dict[str, bytes] = {
+    "no message": b"\xc1",
+    "nested": b"\x91" * 5000,
+    "another message": control.encode(control.ClientHello(1)),
+    "an answer": wire.encode(wire.LaneAnswer(1)),
+    "cut": wire.encode(request(1, floats(1)))[:-3],
+    "too long": wire.encode(request(1, LaneTensor("IN", "FP32", (1,), bytes(140_000)))),
+    "descriptors": b"",
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_nonsense_ends_its_lane_alone(server: RunningServer, program: Program, what: str) -> None:
+    (pid,) = server.pids("executor misbehaving")
+    with program.lane("misbehaving") as other, program.lane("misbehaving") as lane:
+        assert other.ask(command("ok")).status == lane.ask(command("ok")).status == 200
+        many = open_fds(pid)
+        if what == "descriptors":
+            lane.send(wire.encode(command("ok")), [0])
+        else:
+            lane.send(MALFORMED[what])
+        assert lane.ended()
+        assert other.ask(command("ok")).status == 200
+        wait_until(lambda: open_fds(pid) < many, "its descriptor is left")
+
+
+def test_regions_that_go_meanwhile(program: Program) -> None:
+    memory = program.region("mine", 8192)
+    memory[:4096].view("<f4")[:] = 7
+    place = (LaneOutput("OUT", LaneWindow("mine", 4096, 4096)),)
+    with program.lane("echo") as lane:
+        answer = lane.ask(request(1, in_region("mine", 1024), outputs=place))
+        assert (answer.status, answer.outputs[0].at) == (200, None)
+        assert memory[4096:].view("<f4").tolist() == [7] * 1024
+        program.ask(control.Unregister(("mine",)))
+        answer = lane.ask(request(2, in_region("mine", 1024), outputs=place))
+        assert (answer.status, answer.code) == (404, "NOT_FOUND")
+
+
+def test_a_file_that_is_cut_costs_its_own_request(server: RunningServer, program: Program) -> None:
+    name = f"lane-cut-{os.getpid()}"
+    path = f"/dev/shm/{name}"
+    try:
+        with open(path, "wb") as file:
+            file.truncate(1 << 20)
+        body = {"key": f"/{name}", "offset": 0, "byte_size": 1 << 20}
+        url = f"/v2/systemsharedmemory/region/{name}"
+        assert server.request("POST", f"{url}/register", json.dumps(body))[0] == 200
+        count = (1 << 19) // 4
+        place = (LaneOutput("OUT", LaneWindow(name, 1 << 19, 1 << 19)),)
+        with program.lane("echo") as lane:
+            assert lane.ask(request(1, in_region(name, count), outputs=place)).status == 200
+            os.truncate(path, 4096)
+            answer = lane.ask(request(2, in_region(name, count), outputs=place))
+            assert answer.status == 400
+            assert "shared memory" in answer.error
+            assert lane.ask(request(3, floats(1))).status == 200
+    finally:
+        os.unlink(path)
+        server.request("POST", f"/v2/systemsharedmemory/region/{name}/unregister")
+
+
+def test_a_client_in_c(server: RunningServer, tmp_path: Path) -> None:
+    program = tmp_path / "lane"
+    source = "examples/lane_client/lane.c"
+    subprocess.run(["cc", "-Wall", "-Werror", "-o", program, source], check=True, timeout=120)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        path = os.path.join(server.run_dir, "client.sock")
+        return subprocess.run(
+            [program, path, *arguments], capture_output=True, text=True, timeout=120, check=False
+        )
+
+    done = run("echo", "IN", "OUT", "262144", "20")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1048576 bytes: ")
+    assert run("nope", "IN", "OUT", "1", "1").stderr.startswith("Request for unknown model: 'nope'")
+    assert run("echo", "X", "OUT", "1", "1").stderr.startswith("400: ")
+
+
+# ------------------------------------------------------------------------ floods and deaths
+
+
+def test_a_flood_is_read_no_faster_than_it_is_answered(
+    server: RunningServer, program: Program
+) -> None:
+    """Whoever reads no answers is not read from, others are served meanwhile, and then it ends."""
+    lane = program.lane("echo")
+    data = wire.encode(request(0, floats(*range(1000))))
+    lane.sock.settimeout(0.2)
+    sent = _send_until_full(lane)
+    assert sent * len(data) < 2 << 20, "what is not read is bounded by the sockets"
+    with program.lane("echo") as other:
+        assert other.ask(request(1, floats(5))).status == 200
+    poll = select.poll()
+    poll.register(lane.sock, 0)
+    wait_until(lambda: bool(poll.poll(0)), "a reader that stalls longer than send_timeout_s")
+    lane.close()
+
+
+def _send_until_full(lane: RawLane) -> int:
+    for number in range(100_000):
+        try:
+            lane.send(request(number, floats(*range(1000))))
+        except TimeoutError:
+            return number
+    raise AssertionError("it takes everything")
+
+
+def test_programs_that_die_with_every_message(server: RunningServer, program: Program) -> None:
+    (pid,) = server.pids("executor misbehaving")
+    with program.lane("misbehaving") as lane:
+        assert lane.ask(command("ok")).status == 200
+        many = open_fds(pid)
+        for words in ("ok", "sleep:0.05", "throw", "ok:900"):
+            for count in range(3):
+                with program.lane("misbehaving") as dying:
+                    for number in range(count):
+                        dying.send(command(words, number))
+                wait_until(lambda: open_fds(pid) == many, "a lane is left")
+        assert lane.ask(command("ok")).status == 200
+
+
+# --------------------------------------------------------------- executors that come and go
+
+
+@pytest.fixture
+def own() -> Iterator[RunningServer]:
+    with RunningServer(MODELS, **SETTINGS) as server:
+        server.wait_instances()
+        yield server
+    assert server.leaks() == []
+
+
+def test_executors_die_move_and_end(own: RunningServer) -> None:
+    x = np.arange(5, dtype=np.float32)
+    with connect(own) as client, Program(own.run_dir) as program:
+        client.infer("pair", {"IN": x})
+        _killed(own, client, x)
+        _reloaded(own, client, x)
+        _without_coordinator(own, client, program)
+    with Program(own.run_dir) as program:
+        lane = program.lane("misbehaving")
+        lane.send(command("sleep:0.5"))
+        own.stop()
+        assert lane.receive().status == 200, "what was accepted is answered"
+        assert lane.ended()
+        lane.close()
+
+
+def _killed(own: RunningServer, client: Client, x: Any) -> None:
+    """A model that may run again does so elsewhere; what names memory does not."""
+    for _ in range(4):
+        assert client.infer("pair", {"IN": x}).transport == "lane"
+    victim = int(client.infer("pair", {"IN": x})["PID"][0])
+    os.kill(victim, signal.SIGSTOP)
+    told: list[Any] = []
+
+    def call(array: Any) -> None:
+        try:
+            told.append(client.infer("pair", {"IN": array}))
+        except InferenceError as ex:
+            told.append(ex)
+
+    thread = threading.Thread(target=call, args=(x,))
+    thread.start()
+    thread.join(0.3)
+    os.kill(victim, signal.SIGKILL)
+    thread.join()
+    (result,) = told
+    assert not isinstance(result, InferenceError)
+    assert result["PID"][0] != victim
+    own.wait_instances()
+
+
+def _reloaded(own: RunningServer, client: Client, x: Any) -> None:
+    """No request fails while a model is loaded anew, and its lanes go to the new executors."""
+    before = set(own.pids("executor pair"))
+    over, failed = threading.Event(), list[InferenceError]()
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                client.infer("pair", {"IN": x})
+            except InferenceError as ex:
+                failed.append(ex)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    config = own.get("/v2/models/pair/config")[1]
+    assert own.request("POST", "/v2/repository/models/pair/load", _again(config))[0] == 200
+    wait_until(lambda: not before & set(own.pids("executor pair")), "the old ones are still there")
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    result = client.infer("pair", {"IN": x})
+    assert result.transport == "lane"
+    assert int(result["PID"][0]) not in before
+
+
+def _again(document: dict[str, Any]) -> str:
+    """A configuration that differs, so that it is loaded anew."""
+    document["parameters"] = {**document.get("parameters", {}), "x": {"string_value": "1"}}
+    return json.dumps({"parameters": {"config": json.dumps(document)}})
+
+
+def _without_coordinator(own: RunningServer, client: Client, program: Program) -> None:
+    """Lanes go on without one, and the next one knows of them and of what they have counted."""
+    lanes: list[RawLane] = [program.lane("echo") for _ in range(8)]
+    assert lanes[0].ask(request(1, floats(1))).status == 200
+    (pid,) = own.pids("coordinator")
+    os.kill(pid, signal.SIGKILL)
+    assert lanes[0].ask(request(1, floats(1))).status == 200
+    wait_until(lambda: own.pids("coordinator") not in ([], [pid]), "no coordinator")
+    own.wait_linked()
+    with Program(own.run_dir) as again:
+        replies = [again.ask(control.OpenLane("echo")) for _ in range(2)]
+        assert isinstance(replies[0][0], control.LaneOpened)
+        assert isinstance(replies[1][0], control.Failed), "nine of them are all for one user"
+        for _, fds in replies:
+            for fd in fds:
+                os.close(fd)
+    wait_until(lambda: counts(own, "echo")[0] == 2, f"{counts(own, 'echo')}")
+    for lane in lanes:
+        lane.close()

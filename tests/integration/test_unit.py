@@ -1,0 +1,68 @@
+"""The service as the systemd unit confines it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shmserve.testing.running_server import ROOT, RunningServer
+
+UNIT = ROOT / "deploy/systemd/shmserve.service"
+
+
+def start_confined(server):
+    with server.log_path.open("ab") as log:
+        server.master = subprocess.Popen(
+            [
+                *(sys.executable, str(ROOT / "tests/integration/filtered.py"), str(UNIT)),
+                *(sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py", "shmserve.app"),
+            ],
+            cwd=ROOT,
+            env=server.environ,
+            stdout=log,
+            stderr=log,
+        )
+
+
+@pytest.mark.needs("seccomp")
+@pytest.mark.parametrize("engine", ["grpcio", "http2"])
+def test_it_serves_over_every_socket_with_the_units_system_calls(tmp_path, engine):
+    """The layout is the unit's: sockets where clients reach them, the run directory below."""
+    os.chmod(tmp_path, 0o755)
+    server = RunningServer(
+        model_control="explicit",
+        load_models="identity",
+        http_workers=1,
+        grpc_server=engine,
+    )
+    server.unix_path = f"{tmp_path}/http.sock"
+    server.environ["SHMSERVE_HTTP_BIND"] = f"127.0.0.1:{server.http_port},unix:{server.unix_path}"
+    server.environ["SHMSERVE_GRPC_BIND"] = f"{server.grpc_address},unix:{tmp_path}/grpc.sock"
+    server.environ["SHMSERVE_RUN_DIR"] = server.run_dir = f"{tmp_path}/private"
+    try:
+        start_confined(server)
+        server.wait_ready()
+        server.wait_linked()
+        (executor,) = server.pids("executor")
+        confined = Path(f"/proc/{executor}/status").read_text()
+        assert "Seccomp:\t2\n" in confined
+        assert server.pids("grpc"), server.log()
+        for name in ("http.sock", "grpc.sock"):
+            assert (tmp_path / name).is_socket(), server.log()
+        server.stop()
+    finally:
+        server.kill_all()
+    assert server.leaks() == []
+
+
+def test_executors_go_first_where_memory_runs_out():
+    settings = {"model_control": "explicit", "load_models": "identity", "http_workers": 1}
+    with RunningServer(**settings, executor_oom_score_adj=321) as server:
+        found = {
+            title: int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+            for pid, title in server.processes().items()
+        }
+        assert found.pop("shmserve: executor identity/1/0") == 321
+        assert max(found.values()) < 321

@@ -1,0 +1,80 @@
+"""Processes that are stopped are replaced; those that were stopped with everybody are not."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from shmserve.testing.running_server import RunningServer, wait_until
+
+LIMIT_S = 4
+SETTINGS = {
+    "model_control": "explicit",
+    "load_models": "identity",
+    "watchdog_s": LIMIT_S,
+    "http_workers": 2,
+}
+
+
+def steady(server):
+    """Until every role is there, with links."""
+    roles = {"master": 1, "supervisor": 1, "coordinator": 1, "http": 2, "grpc": 1, "executor id": 1}
+    wait_until(lambda: all(len(server.pids(r)) == n for r, n in roles.items()), "all processes")
+    server.wait_linked()
+
+
+@pytest.mark.parametrize("engine", ["grpcio", "http2"])
+def test_a_stopped_process_is_killed_and_replaced_whichever_it_is(engine):
+    with RunningServer(**SETTINGS, grpc_server=engine) as server:
+        for title in ("grpc", "http worker", "supervisor", "coordinator"):
+            steady(server)
+            stopped = server.pids(title)[0]
+            os.kill(stopped, signal.SIGSTOP)
+            wait_until(lambda pid=stopped: pid not in server.processes(), f"the end of {title}")
+        steady(server)
+        wait_until(server.ready, "readiness")
+    assert server.leaks() == []
+
+
+def test_nobody_is_killed_for_having_been_stopped_with_the_whole_machine():
+    """Watchers go on first, which is when they would take others for dead."""
+    with RunningServer(**SETTINGS) as server:
+        steady(server)
+        time.sleep(1.5)  # for everybody's first signs of life
+        before = server.processes()
+        watchers = {*server.pids("master"), *server.pids("supervisor"), *server.pids("http")}
+        for pid in before:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(LIMIT_S + 2)
+        for group in (watchers, before.keys() - watchers):
+            for pid in sorted(group):
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(0.5)
+        time.sleep(LIMIT_S)
+        assert server.processes().keys() == before.keys(), server.log()
+    assert server.leaks() == []
+
+
+def test_a_service_whose_run_directory_was_emptied_ends_and_another_can_begin():
+    """As cleaners of /tmp do it. Two supervisors would fight over everything."""
+    with RunningServer(**{**SETTINGS, "http_workers": 1, "grpc_processes": 0}) as server:
+        supervisors = set(server.pids("supervisor"))
+        for path in Path(server.run_dir).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != "log":
+                path.unlink()
+        seen = set()
+
+        def ended():
+            seen.update(server.pids("supervisor"))
+            return server.master.poll() is not None and not server.processes()
+
+        wait_until(ended, "the service's end")
+        assert "run_dir: its files have been removed" in server.log()
+        assert seen <= supervisors
+        server.start()
+    assert server.leaks() == []

@@ -1,0 +1,26 @@
+"""Certificates for tests, made with openssl: an authority, and what it has signed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+
+def make_certificates(folder: Path, *names: str) -> Path:
+    """In `folder`: ca.pem, and for each name NAME.pem and NAME.key. Returns the folder."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
+    (folder / "ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    for name in names:
+        openssl(
+            "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}"
+        )
+        openssl(
+            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
+            *("-CAcreateserial", "-extfile", "ext", "-out", f"{name}.pem"),
+        )
+    return folder

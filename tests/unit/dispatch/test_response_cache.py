@@ -1,0 +1,236 @@
+"""Answers that are kept: who gets them, what they cost in memory, and when they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from shmserve.core.registry import ModelEntry, ModelState, Snapshot
+from shmserve.core.stats import request_counters
+from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions
+from shmserve.dispatch.response_cache import ResponseCache
+from shmserve.errors import ArenaExhausted, ModelFailure, ShmserveError
+from shmserve.executor.backend import Output, Request, Response
+from shmserve.protocol.control.data_messages import RegionRef
+from shmserve.tensor.config_document import ConfigDocument
+from shmserve.tensor.spec import EnsembleStep, ModelSpec
+from tests.unit.dispatch.test_dispatch import until
+from tests.unit.rig import SPEC, Rig
+
+Array = np.ndarray[Any, Any]
+CACHED = replace(SPEC, config=ConfigDocument("m", response_cache={"enable": True}))
+SMALL, LARGE = np.arange(100, dtype=np.float32), np.arange(1 << 19, dtype=np.float32)  # 2 MiB
+
+
+class Counting:
+    """Adds one, counts how often, and fails if told so."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def __call__(self, request: Request) -> Response:
+        self.runs += 1
+        array = request.inputs["IN"].numpy()
+        if array[0] < 0:
+            return Response(error=ModelFailure("as it was told"))
+        return Response((Output("OUT", "FP32", array + 1),), parameters={"run": self.runs})
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Any]:
+    rigs: list[Rig] = []
+
+    def made(**settings: Any) -> Rig:
+        rigs.append(Rig(tmp_path, **settings))
+        return rigs[-1]
+
+    yield made
+    for rig in rigs:
+        rig.close()
+
+
+def ask(rig: Rig, name: str, array: Array, **options: Any) -> tuple[Array, Any]:
+    dispatcher = rig.dispatcher
+    with dispatcher.call(dispatcher.ready_model(name), RunOptions(**options)) as call:
+        slot = call.reserve(array.nbytes)
+        slot.view[:] = memoryview(array).cast("B")
+        call.add_input("IN", "FP32", array.shape, slot)
+        outcome = call.execute()
+        found = np.frombuffer(bytes(outcome.outputs[0].view), np.float32)
+        return found, outcome.parameters.get("run")
+
+
+def counts(rig: Rig, name: str = "m") -> tuple[int, int, int]:
+    """Answered, found, not found."""
+    rows = request_counters.read(rig.dispatcher.counting.page.words) or {}
+    row = rows[name, "1"]
+    return row.succeeded, row.cache[0], row.cache[2]
+
+
+def used_slots(rig: Rig) -> int:
+    stats = rig.dispatcher.memory.stats()
+    return stats.slots - stats.free
+
+
+def test_memory_that_was_denied_is_not_asked_for_by_every_request(make: Any) -> None:
+    rig = make(response_cache_bytes=32 << 20)
+    rig.serve(Counting(), spec=CACHED)
+    memory, cache, asked = rig.dispatcher.memory, rig.dispatcher._cache, []
+    assert cache is not None
+
+    def deny(nbytes: int) -> Any:
+        asked.append(nbytes)
+        raise ArenaExhausted("as it was told")
+
+    output = OutputTensor("OUT", "FP32", LARGE.shape, memoryview(LARGE).cast("B"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "reserve", deny)
+        patch.setattr(cache, "grow_again", lambda: None)
+        assert [cache.put(b"key", Outcome((output,), {})) for _ in range(3)] == [0, 0, 0]
+    assert asked == [LARGE.nbytes]
+    until(lambda: cache.put(b"key", Outcome((output,), {})) > 0, "it is never asked for again")
+
+
+def test_an_answer_beyond_the_limit_is_not_copied(make: Any) -> None:
+    rig = make()
+    rig.serve(Counting(), spec=CACHED)
+    cache = ResponseCache(rig.dispatcher.memory, LARGE.nbytes + 512)  # it is not its bytes alone
+    output = OutputTensor("OUT", "FP32", LARGE.shape, memoryview(LARGE).cast("B"))
+    assert cache.put(b"key", Outcome((output,), {})) == 0
+    small = OutputTensor("OUT", "FP32", SMALL.shape, memoryview(SMALL).cast("B"))
+    for number in range(4):
+        cache.put(b"%d" % number, Outcome((small,), {}))
+    assert cache.nbytes > 4 * (SMALL.nbytes + 1024)
+    cache.evict(1 << 30)
+    assert used_slots(rig) == 0
+
+
+def test_what_ran_while_its_model_was_loaded_anew_is_not_kept(make: Any) -> None:
+    rig = make(response_cache_bytes=1 << 20)
+    cache = rig.dispatcher._cache
+    assert cache is not None
+
+    def reload(request: Request) -> Response:
+        again = tuple(replace(e, name=e.name + "@2") for e in entry.instances)
+        models = {"m": {"1": replace(entry, instances=again)}}
+        rig.writer.publish(Snapshot("cafe0123", 0, models=models, complete=True))
+        return Response((Output("OUT", "FP32", request.inputs["IN"].numpy()),))
+
+    entry = rig.serve(reload, spec=CACHED)
+    ask(rig, "m", SMALL)
+    assert cache.nbytes == 0
+    ask(rig, "m", SMALL)
+    assert cache.nbytes > 0
+
+
+@pytest.mark.parametrize("array", [SMALL, LARGE], ids=["small", "large"])
+def test_an_answer_is_given_again_without_its_executor(make: Any, array: Array) -> None:
+    rig, model = make(response_cache_bytes=32 << 20), Counting()
+    entry = rig.serve(model, spec=CACHED)
+    for _ in range(3):
+        found, run = ask(rig, "m", array)
+        assert np.array_equal(found, array + 1)
+        assert run == 1
+    assert ask(rig, "m", array + 1)[1] == 2
+    assert ask(rig, "m", array, parameters={"x": 1})[1] == 3
+    assert ask(rig, "m", array, parameters={"priority": 1}, request_id="7")[1] == 1
+    assert counts(rig) == (6, 3, 3)
+    again = [replace(e, name=e.name + "@2") for e in entry.instances]  # loaded anew
+    models = {"m": {"1": replace(entry, instances=tuple(again))}}
+    rig.writer.publish(Snapshot("cafe0123", 0, models=models, complete=True))
+    assert ask(rig, "m", array)[1] == 4
+    until(lambda: used_slots(rig) == 4, "more is held than what is kept")
+
+
+def test_nothing_is_kept_that_was_not_asked_for(make: Any) -> None:
+    rig, model = make(), Counting()
+    rig.serve(model, spec=CACHED)  # the server keeps none
+    assert [ask(rig, "m", SMALL)[1] for _ in range(2)] == [1, 2]
+    assert counts(rig) == (2, 0, 0)
+
+
+def test_errors_are_not_kept_and_neither_is_what_nobody_can_know(make: Any) -> None:
+    rig, model = make(response_cache_bytes=1 << 20), Counting()
+    rig.serve(model, spec=CACHED)
+    for _ in range(2):
+        with pytest.raises(ModelFailure):
+            ask(rig, "m", -SMALL - 1)
+    assert model.runs == 2
+    with rig.dispatcher.call(rig.dispatcher.ready_model("m")) as call:
+        call.add_region_input("IN", "FP32", (1,), RegionRef(7, 0, 4))
+        with pytest.raises(ShmserveError):
+            call.execute()
+    assert counts(rig) == (0, 0, 2)
+    assert used_slots(rig) == 0
+
+
+def test_memory_is_bounded_and_given_up_for_requests(make: Any) -> None:
+    rig, model = make(response_cache_bytes=9 << 20, budget=1 << 20), Counting()
+    rig.serve(model, spec=CACHED)
+    rig.coordinator.budget = 14 << 20
+    cache = rig.dispatcher._cache
+    assert cache is not None
+    for number in range(8):  # each takes an input and an answer of 2 MiB
+        assert ask(rig, "m", LARGE + number)[1] == number + 1
+    assert 0 < cache.nbytes <= 9 << 20
+    assert ask(rig, "m", LARGE + 7)[1] == 8
+    with rig.dispatcher.call(rig.dispatcher.ready_model("m")) as call:
+        for _ in range(5):  # more than is left beside the answers
+            call.reserve(2 << 20)
+    held = rig.dispatcher.memory.held_bytes
+    rig.dispatcher._trim(64 << 20)
+    assert cache.nbytes == 0
+    assert rig.dispatcher.memory.held_bytes < held
+
+
+def test_an_answer_that_is_being_sent_outlives_its_eviction(make: Any) -> None:
+    rig, model = make(response_cache_bytes=1 << 20), Counting()
+    rig.serve(model, spec=CACHED)
+    ask(rig, "m", SMALL)
+    dispatcher = rig.dispatcher
+    with dispatcher.call(dispatcher.ready_model("m")) as call:
+        slot = call.reserve(SMALL.nbytes)
+        slot.view[:] = memoryview(SMALL).cast("B")
+        call.add_input("IN", "FP32", SMALL.shape, slot)
+        (out,) = call.execute().outputs
+        give_back = call.lend()
+    dispatcher._trim(1 << 20)
+    for number in range(1, 20):
+        ask(rig, "m", SMALL + number)
+    assert np.array_equal(np.frombuffer(out.view, np.float32), SMALL + 1)
+    give_back()
+    dispatcher._trim(1 << 20)
+    assert used_slots(rig) == 0
+
+
+def step(model: str, takes: str, gives: str) -> EnsembleStep:
+    return EnsembleStep(model, "1", {"IN": takes}, {"OUT": gives})
+
+
+@pytest.mark.parametrize("cached", ["a", "b", "e"])
+def test_ensembles_and_their_steps_keep_what_they_are_told_to(make: Any, cached: str) -> None:
+    rig = make(response_cache_bytes=1 << 20)
+
+    def spec(name: str, **changes: Any) -> ModelSpec:
+        cache = {"response_cache": {"enable": True}} if name == cached else {}
+        return replace(SPEC, name=name, config=ConfigDocument(name, **cache), **changes)
+
+    a, b = Counting(), Counting()
+    rig.serve(a, spec=spec("a"))
+    rig.serve(b, spec=spec("b"))
+    steps = (step("a", "IN", "mid"), step("b", "mid", "OUT"))
+    whole = spec("e", platform="ensemble", steps=steps)
+    rig.models["e"] = {"1": ModelEntry(whole, ModelState.READY)}
+    rig.writer.publish(Snapshot("cafe0123", 0, models=rig.models, complete=True))
+    for _ in range(3):
+        assert np.array_equal(ask(rig, "e", SMALL)[0], SMALL + 2)
+    assert (a.runs, b.runs) == {"a": (1, 3), "b": (3, 1), "e": (1, 1)}[cached]
+    assert counts(rig, cached) == (3, 2, 1)
+    assert counts(rig, "e")[0] == 3
+    until(lambda: not rig.dispatcher.memory.forwarded, "outputs are still passed on")
+    until(lambda: used_slots(rig) == 1, "more is held than what is kept")

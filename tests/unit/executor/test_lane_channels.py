@@ -1,0 +1,147 @@
+"""An executor's side of lanes, beside the channels of frontends."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmserve.config import Settings
+from shmserve.core.regions.region_book import Caller
+from shmserve.core.registry import Region, Snapshot
+from shmserve.errors import NotFound
+from shmserve.executor.backend import Output, Request, Response
+from shmserve.executor.lanes.lane_gate import LaneGate
+from shmserve.protocol.control.client_messages import LaneOpened
+from shmserve.protocol.control.data_messages import RegionRef
+from shmserve.protocol.control.lane_messages import LaneCancel
+from shmserve.protocol.control.link_messages import LaneOffered
+from shmserve.shm.counter_page import OwnCounterPage
+from tests.integration.lane_client import RawLane, floats, in_region, request
+from tests.unit.rig import SPEC, Rig
+
+
+class Model:
+    """Doubles its input; the first request waits to be let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.seen: list[float] = []
+
+    def __call__(self, request: Request) -> Response:
+        x = request.inputs["IN"].numpy()
+        self.seen.append(float(x[0]))
+        self.begun.set()
+        assert self.go.wait(30)
+        return Response((Output("OUT", "FP32", x * 2),))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+def lane_to(rig: Rig, uid: int = 7) -> RawLane:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    rig.executors[0].lanes.offer(LaneOffered(uid, 1, 1), theirs.detach())
+    return RawLane(ours, LaneOpened("1", "m/1/0", False, 0))
+
+
+def test_requests_wait_within_bounds_and_end_each_in_its_way(rig: Rig) -> None:
+    model = Model()
+    rig.serve(model)
+    with lane_to(rig) as lane, lane_to(rig) as gone:
+        lane.send(request(1, floats(1)))
+        assert model.begun.wait(30)
+        for number in range(2, 60):
+            lane.send(request(number, floats(number)))
+        gone.send(request(1, floats(1000)))
+        gone.close()
+        model.go.set()
+        answers = [lane.receive() for _ in range(59)]
+        assert [a.number for a in answers] == list(range(1, 60))
+        assert [a.outputs[0].at for a in answers] == [
+            np.float32(2 * n).tobytes() for n in range(1, 60)
+        ]
+        model.go.clear()
+        model.begun.clear()
+        lane.send(request(1, floats(1)))
+        assert model.begun.wait(30)
+        lane.send(request(2, floats(2), timeout_ns=1))
+        lane.send(LaneCancel(1))
+        lane.send(LaneCancel(1000))
+        model.go.set()
+        codes = {a.number: a.code for a in (lane.receive(), lane.receive())}
+        assert codes == {1: "", 2: "DEADLINE_EXCEEDED"}
+
+
+def test_two_requests_of_one_number_end_a_lane_alone(rig: Rig) -> None:
+    model = Model()
+    rig.serve(model)
+    with lane_to(rig) as lane, lane_to(rig) as other, lane_to(rig) as third:
+        other.send(request(1, floats(1)))
+        assert model.begun.wait(30)
+        third.send(request(1, floats(3)))
+        for _ in range(2):
+            lane.send(request(1, floats(2)))
+        model.go.set()
+        assert lane.ended()
+        assert other.receive().status == third.receive().status == 200
+
+
+def test_an_executor_that_ends_answers_what_it_was_sent(rig: Rig) -> None:
+    model = Model()
+    rig.serve(model)
+    (executor,) = rig.executors
+    with lane_to(rig) as lane, lane_to(rig) as idle:
+        lane.send(request(1, floats(1)))
+        assert model.begun.wait(30)
+        for number in range(2, 30):
+            lane.send(request(number, floats(number)))
+        executor.lanes.move()
+        model.go.set()
+        assert [lane.receive().number for _ in range(29)] == list(range(1, 30))
+        assert lane.ended()
+        assert idle.ended()
+        with lane_to(rig) as later:
+            later.send(request(1, floats(1)))
+            assert later.receive().status == 200, "it has been told to move, not to end"
+
+
+def test_a_lane_that_finds_no_descriptor_is_refused_alone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model()
+    model.go.set()
+    rig.serve(model)
+
+    def full(_: OwnCounterPage) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnCounterPage, "reader_fd", full)
+        with lane_to(rig) as lane:
+            assert lane.ended()
+    with lane_to(rig) as lane:
+        lane.send(request(1, floats(1)))
+        assert lane.receive().status == 200
+
+
+def test_users_have_their_own_regions_only() -> None:
+    settings = Settings()
+    mine = Region("mine", 5, "", 0, 4096, uid=1, sealed=True)
+    snapshot = Snapshot("cafe0123", 1, regions={"1/mine": mine})
+    gate = LaneGate(SPEC, settings, lambda: snapshot, server_uid=0)
+    asked = request(1, in_region("mine", 1024))
+    execute, _ = gate.admit(Caller(1), asked, 0)
+    assert execute.inputs[0].at == RegionRef(5, 0, 4096)
+    for uid in (0, 2, -1):
+        with pytest.raises(NotFound, match="'mine'"):
+            gate.admit(Caller(uid), asked, 0)

@@ -1,0 +1,334 @@
+"""The loop of an HTTP worker, and what waits on it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from shmserve import waiting
+from shmserve.errors import DeadlineExceeded, PeerDied, Unavailable
+from shmserve.frontends.http.server.hub import Hub
+from shmserve.frontends.http.server.side_threads import SideThreads
+from shmserve.transport.channel import Channel
+
+WATCHDOG_S = 30.0
+
+
+class Loop:
+    """Runs functions as greenlets of one hub until all are over."""
+
+    def __init__(self) -> None:
+        self.hub = Hub(threads=2)
+        self.open = 0
+        self.errors: list[BaseException] = []
+
+    def start(self, run: Callable[..., object], *args: Any) -> None:
+        def guarded() -> None:
+            try:
+                run(*args)
+            except BaseException as ex:
+                self.errors.append(ex)
+            self.open -= 1
+            self.hub.leave()
+
+        self.open += 1
+        self.hub.spawn(guarded)
+
+    def run(self) -> None:
+        give_up = time.monotonic() + WATCHDOG_S
+        while self.open:
+            self.hub.run(give_up)
+            assert time.monotonic() < give_up, "a greenlet waits for ever"
+        if self.errors:
+            raise self.errors[0]
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    waiting.install(loop.hub)
+    try:
+        yield loop
+    finally:
+        waiting.install(None)
+        loop.hub.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channels = Channel(one), Channel(other)
+    yield channels
+    for channel in channels:
+        channel.close()
+
+
+def test_who_waits_gives_way(loop: Loop, ends: tuple[Channel, Channel]) -> None:
+    told: list[str] = []
+
+    def ask() -> None:
+        told.append("asked")
+        told.append(bytes(ends[0].receive(WATCHDOG_S)[0]).decode())
+        told.append(bytes(ends[0].receive(WATCHDOG_S)[0]).decode())
+
+    def answer() -> None:
+        told.append("sends")
+        ends[1].send(b"one")  # both before anybody looks
+        ends[1].send(b"two")
+
+    loop.start(ask)
+    loop.start(answer)
+    loop.run()
+    assert told == ["asked", "sends", "one", "two"]
+
+
+def test_what_came_when_nobody_waited_is_found_later(
+    loop: Loop, ends: tuple[Channel, Channel]
+) -> None:
+    def ask() -> None:
+        ends[1].send(b"one")
+        assert ends[0].receive(WATCHDOG_S)[0] == b"one"
+        ends[1].send(b"two")
+        waiting.sleep(0.02)  # the loop hears of it meanwhile
+        waiting.sleep(0.02)
+        assert ends[0].receive(WATCHDOG_S)[0] == b"two"
+        ends[1].close()
+        waiting.sleep(0.02)
+        with pytest.raises(PeerDied):
+            ends[0].receive(WATCHDOG_S)
+
+    loop.start(ask)
+    loop.run()
+
+
+def test_waits_end_in_the_order_of_their_deadlines(
+    loop: Loop, ends: tuple[Channel, Channel]
+) -> None:
+    over: list[float] = []
+
+    def wait(seconds: float) -> None:
+        began = time.monotonic()
+        waiting.sleep(seconds)
+        assert time.monotonic() - began >= seconds
+        over.append(seconds)
+
+    def receive() -> None:
+        for seconds in (0.3, 0.1, 0.2):  # filed late, earlier than that, and once more
+            began = time.monotonic()
+            with pytest.raises(DeadlineExceeded):
+                ends[0].receive(seconds)
+            assert time.monotonic() - began >= seconds
+
+    for seconds in (0.2, 0.05, 0.1):
+        loop.start(wait, seconds)
+    loop.start(receive)
+    loop.run()
+    assert over == [0.05, 0.1, 0.2]
+
+
+def test_a_send_waits_for_room_and_for_no_longer_than_its_limit(
+    loop: Loop, ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shmserve.transport.channel._SEND_TIMEOUT_S", 0.3)
+    got: list[int] = []
+
+    def send() -> None:
+        for _ in range(64):
+            ends[0].send(b"x" * 65536)
+        with pytest.raises(PeerDied):
+            fill()
+
+    def fill() -> None:
+        while True:
+            ends[0].send(b"x" * 65536)
+
+    def take() -> None:
+        while len(got) < 64:
+            got.append(len(ends[1].receive(WATCHDOG_S)[0]))
+
+    loop.start(send)
+    loop.start(take)
+    loop.run()
+    assert len(got) == 64
+
+
+def test_either_of_two_wakes(loop: Loop, ends: tuple[Channel, Channel]) -> None:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    second, its_end = Channel(one), Channel(other)
+
+    def wait() -> None:
+        assert not loop.hub.either(ends[0], second, 0.02)
+        for sender, receiver in ((ends[1], ends[0]), (its_end, second), (ends[1], ends[0])):
+            sender.send(b"x")
+            assert loop.hub.either(ends[0], second, WATCHDOG_S)
+            assert receiver.receive_within() is not None
+        assert not loop.hub.either(ends[0], second, 0.02)
+
+    loop.start(wait)
+    loop.run()
+    second.close()
+    its_end.close()
+
+
+def test_work_beside_lets_others_go_on_and_has_its_result_and_its_error(loop: Loop) -> None:
+    gate = threading.Event()
+    told: list[object] = []
+
+    def heavy() -> None:
+        told.append(waiting.beside(gate.wait, WATCHDOG_S))
+        with pytest.raises(ZeroDivisionError):
+            waiting.beside(lambda: 1 // 0)
+        assert waiting.beside(threading.get_ident) != threading.get_ident()
+
+    def light() -> None:
+        told.append("light")
+        gate.set()
+
+    loop.start(heavy)
+    loop.start(light)
+    loop.run()
+    assert told == ["light", True]
+
+
+def test_a_lock_that_is_held_beside_keeps_no_greenlet_from_it(loop: Loop) -> None:
+    """As an arena that grows: all of its waiters are beside, whoever has the lock."""
+    lock, count = threading.Lock(), [0]
+
+    def grow() -> None:
+        with lock:
+            seen = count[0]
+            time.sleep(0.01)
+            count[0] = seen + 1
+
+    for _ in range(10):
+        loop.start(waiting.beside, grow)
+    loop.run()
+    assert count == [10]
+
+
+def test_events_are_set_by_any_thread_and_tasks_are_joined(loop: Loop) -> None:
+    def wait() -> None:
+        event = waiting.event()
+        assert not event.wait(0.01)
+        threading.Timer(0.02, event.set).start()
+        assert event.wait(WATCHDOG_S)
+        assert event.wait(0)
+        done: list[int] = []
+        tasks = [waiting.start(lambda: done.append(waiting.sleep(0.01) or 1), "") for _ in "ab"]
+        for task in tasks:
+            task.join()
+        assert done == [1, 1]
+
+    loop.start(wait)
+    loop.run()
+
+
+def test_a_descriptor_that_was_closed_and_is_another_now(loop: Loop) -> None:
+    def use(rounds: int) -> None:
+        for _ in range(rounds):
+            one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            channel, peer = Channel(one), Channel(other)
+            assert channel.receive_within(0.001) is None
+            peer.send(b"x")
+            assert channel.receive(WATCHDOG_S)[0] == b"x"
+            peer.send(b"left there")
+            channel.close()
+            peer.close()
+
+    loop.start(use, 20)
+    loop.start(use, 20)
+    loop.run()
+
+
+def test_threads_beside_are_no_more_than_allowed() -> None:
+    threads, running, most = SideThreads(3), [0], [0]
+    lock, over = threading.Lock(), threading.Semaphore(0)
+
+    def item() -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.01)
+        with lock:
+            running[0] -= 1
+        over.release()
+
+    for _ in range(20):
+        threads.submit(item)
+    for _ in range(20):
+        assert over.acquire(timeout=WATCHDOG_S)
+    assert most[0] == 3
+
+
+def test_what_waits_for_a_thread_has_a_bound() -> None:
+    threads, gate = SideThreads(1), threading.Event()
+    over = threading.Semaphore(0)
+
+    def item() -> None:
+        gate.wait(WATCHDOG_S)
+        over.release()
+
+    taken: list[int] = []
+
+    def fill() -> None:
+        while True:
+            threads.submit(item)
+            taken.append(1)
+
+    with pytest.raises(Unavailable, match="http_threads"):
+        fill()
+    gate.set()
+    for _ in taken:
+        assert over.acquire(timeout=WATCHDOG_S)
+    while True:  # there is room again as soon as the last item has been put away
+        try:
+            threads.submit(item)
+            break
+        except Unavailable:
+            time.sleep(0.01)
+    assert over.acquire(timeout=WATCHDOG_S)
+
+
+def test_an_error_ends_its_greenlet_alone(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    loop.hub.spawn(lambda: 1 // 0)
+    loop.start(waiting.sleep, 0.01)
+    loop.run()
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_timers_of_what_is_over_are_dropped(loop: Loop) -> None:
+    """As each connection leaves one, which would be due in a minute only."""
+    over: list[int] = []
+
+    def use() -> None:
+        for _ in range(5000):
+            event = waiting.event()
+            loop.hub.soon(event.set)
+            assert event.wait(1000.0)
+        over.append(1)
+
+    loop.start(waiting.sleep, 0.3)
+    loop.start(use)
+    loop.run()
+    assert over
+    assert len(loop.hub._timers) < 2500
+
+
+def test_nothing_is_left_open() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        hub = Hub(1)
+        hub.spawn(hub.sleep, 1000.0)
+        hub.run(0.0)
+        hub.close()
+        del hub
+        gc.collect()  # it and what waits on it know each other
+    assert len(os.listdir("/proc/self/fd")) == before

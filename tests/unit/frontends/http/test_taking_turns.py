@@ -1,0 +1,174 @@
+"""A client that is always faster than its connection: others have their turns all the same."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from math import inf
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from gunicorn.config import Config
+
+from shmserve import waiting
+from shmserve.config import Settings
+from shmserve.frontends.http.server.client_socket import GreenletSocket
+from shmserve.frontends.http.server.head import Heads
+from shmserve.frontends.http.server.hub import Hub
+from shmserve.frontends.http.server.tls_socket import TlsSocket, secure
+from shmserve.testing.running_server import WATCHDOG_S
+from tests.tls_files import make_certificates
+
+ROUNDS = 20
+PEEK, WHOLE = socket.MSG_PEEK, socket.MSG_WAITALL
+
+
+class Client:
+    """Who is waited for without an end."""
+
+    settings = Settings()
+    watch: tuple[str, float] | None = ("test", inf)
+    sock: socket.socket
+
+    def cut_if_overdue(self, now: float) -> None:
+        raise AssertionError
+
+    def wait(self, phase: str, seconds: float) -> None:
+        return
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub(threads=1)
+    waiting.install(hub)
+    try:
+        yield hub
+    finally:
+        waiting.install(None)
+        hub.close()
+
+
+def greenlet_socket(hub: Hub, accepted: socket.socket) -> GreenletSocket:
+    sock = GreenletSocket(hub, accepted)
+    sock.deadlines = Client()
+    return sock
+
+
+def turns_of_others(hub: Hub, run: Callable[[], object]) -> int:
+    """How often another greenlet had its turn while one ran."""
+    turns, over = [0], [False]
+
+    def watch() -> None:
+        while not over[0]:
+            turns[0] += 1
+            waiting.pause()
+
+    def guarded() -> None:
+        run()
+        over[0] = True
+        hub.leave()
+
+    hub.spawn(watch)
+    hub.spawn(guarded)
+    hub.run(monotonic() + WATCHDOG_S)
+    assert over[0], "it has failed"
+    return turns[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificates(tmp_path_factory.mktemp("tls"), "server")
+
+
+def server_context(folder: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    return context
+
+
+@pytest.mark.needs("openssl")
+@pytest.mark.parametrize("large", [False, True])
+def test_tls_whose_bytes_are_there_already(hub: Hub, folder: Path, large: bool) -> None:
+    """Small requests that were sent ahead, and a body that comes faster than it is read."""
+    ours, theirs = socket.socketpair()
+    sock = greenlet_socket(hub, ours)
+    size, count = (ROUNDS << 20, 1) if large else (100, ROUNDS)
+
+    def send() -> None:
+        context = ssl.create_default_context(cafile=folder / "ca.pem")
+        with context.wrap_socket(theirs, server_hostname="localhost") as tls:
+            for _ in range(count):
+                tls.sendall(bytes(size))
+            sent.set()
+            tls.recv(1)
+
+    def begin() -> None:
+        made.append(secure(sock, server_context(folder)))
+        made[0].handshake()
+
+    def read() -> None:
+        if large:
+            assert made[0].recv_into(bytearray(size), 0, WHOLE) == size
+        for _ in range(0 if large else count):
+            assert len(made[0].recv(8192, PEEK)) == size
+            made[0].recv_into(bytearray(size), 0, WHOLE)
+
+    made: list[TlsSocket] = []
+    sent = threading.Event()
+    sender = threading.Thread(target=send)
+    sender.start()
+    turns_of_others(hub, begin)
+    assert large or sent.wait(WATCHDOG_S)
+    assert turns_of_others(hub, read) >= ROUNDS
+    hub.spawn(made[0].close)
+    hub.run(monotonic() + 0.01)
+    sender.join()
+
+
+def test_requests_that_were_read_ahead(hub: Hub) -> None:
+    """As those after a chunked body: the socket has no part in them any more."""
+    ours, theirs = socket.socketpair()
+    client = Client()
+    client.sock = greenlet_socket(hub, ours)
+    heads = Heads(client, Config(), "", {})
+    heads.unreader.unread(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n" * ROUNDS)
+    with theirs, client.sock:
+        assert turns_of_others(hub, lambda: [heads.next() for _ in range(ROUNDS)]) >= ROUNDS
+
+
+def test_small_parts_of_a_large_body(hub: Hub) -> None:
+    ours, theirs = socket.socketpair()
+    sock = greenlet_socket(hub, ours)
+    part = bytearray(1 << 16)
+
+    def read() -> None:
+        for _ in range(ROUNDS * 16):
+            theirs.sendall(part)
+            assert sock.recv_into(part, 0, WHOLE) == len(part)
+
+    with theirs, sock:
+        assert turns_of_others(hub, read) >= ROUNDS
+
+
+@pytest.mark.needs("openssl")
+def test_tls_with_who_has_gone(hub: Hub, folder: Path) -> None:
+    """With a reset, before there is anything of TLS: an error like any other's end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        sock = greenlet_socket(hub, listener.accept()[0])
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()
+
+    def begin() -> None:
+        tls = secure(sock, server_context(folder))
+        with pytest.raises(OSError, match="not connected"):
+            tls.handshake()
+        tls.close()
+        assert tls.fileno() == -1
+
+    turns_of_others(hub, begin)
+    assert not hub._watched

@@ -1,0 +1,20 @@
+"""The loop of the http2 engine: what goes wrong in one call's doing is not the others'."""
+
+from __future__ import annotations
+
+from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
+
+
+def test_a_defect_at_a_turns_end_does_not_end_the_loop() -> None:
+    done: list[str] = []
+
+    def defect() -> None:
+        done.append("defect")
+        raise RuntimeError("a defect")
+
+    loop = EventLoop()
+    for action in (defect, lambda: done.append("other"), loop.stop):
+        loop.at_turns_end(action)
+    loop.post(lambda: None)  # so that it does not wait
+    loop.run()
+    assert done == ["defect", "other"]

@@ -1,0 +1,33 @@
+"""Children's ends: whose number a pid is by then."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from shmserve.supervisor.children import Child
+
+
+def test_the_group_of_a_number_that_is_anothers_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    adopted = Child("m/1/0", process.pid, os.pidfd_open(process.pid), None, 0.0)
+    process.wait(30)  # whoever inherited it has reaped it, so its number may be given again
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _: killed.append(pid))
+    monkeypatch.setattr(os.path, "exists", lambda _: True)
+    assert adopted.reap() is None
+    assert killed == []
+
+
+def test_what_a_child_has_forked_is_killed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
+    child = Child.of("m/1/0", process, 0.0)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _: killed.append(pid))
+    assert child.reap() == 0
+    assert killed == [process.pid]

@@ -1,0 +1,43 @@
+"""Whose process a pid is, also where /proc does not show it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shmserve.transport import process_identity
+from shmserve.transport.process_identity import is_of, started_at
+
+
+@pytest.mark.needs("mounts")
+def test_owners_that_proc_hides_are_watched_too():
+    # It becomes a user who may not write where this process's coverage goes
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")}
+    hide = 'mount -t proc -o hidepid=invisible proc /proc && exec "$@"'
+    done = subprocess.run(
+        [
+            *("unshare", "--mount", "sh", "-c", hide, "sh"),
+            *(sys.executable, str(Path(__file__).with_name("hidden_owner.py"))),
+        ],
+        env={**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_process_is_told_by_its_start_and_by_its_inode(monkeypatch):
+    own, parent = os.pidfd_open(os.getpid()), os.pidfd_open(os.getppid())
+    try:
+        assert is_of(own, os.getpid(), started_at(os.getpid()))
+        assert not is_of(parent, os.getppid(), started_at(os.getppid()) + 1)
+        monkeypatch.setattr(process_identity, "started_at", lambda pid: 0)
+        assert not is_of(own, os.getpid(), 7), "it has ended: its start could be seen before"
+        assert is_of(own, os.getpid(), -os.fstat(own).st_ino)
+        assert not is_of(parent, os.getppid(), -os.fstat(own).st_ino)
+    finally:
+        os.close(own)
+        os.close(parent)
