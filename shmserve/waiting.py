@@ -1,7 +1,7 @@
 """How this process waits, and where it does what takes long.
 
 By default whoever waits keeps its thread. A thread that serves many at once (an HTTP worker's
-loop) installs a `ThreadWaiter` for itself: what runs there gives way instead, and so the same
+loop, a gRPC engine's) installs a `ThreadWaiter` for itself: what runs there gives way instead, and so the same
 synchronous code serves both. Whatever may wait for another process, a client or a lock that is
 held for long goes through here.
 """
@@ -20,6 +20,8 @@ _Result = TypeVar("_Result")
 
 class WaitEvent(Protocol):
     """As `threading.Event`; set by any thread, awaited where it was made."""
+
+    def is_set(self) -> bool: ...
 
     def set(self) -> None: ...
 
@@ -47,8 +49,8 @@ class ThreadWaiter(Protocol):
         """Wait until it has something to read; False: not within the timeout."""
         ...
 
-    def either(self, one: Readable, other: Readable, timeout_s: float) -> bool:
-        """The same of two."""
+    def readable_unless(self, source: Readable, event: Any, timeout_s: float) -> None:
+        """The same, and not once an event of its own making has been set."""
         ...
 
     def writable(self, source: Readable, timeout_s: float) -> bool:

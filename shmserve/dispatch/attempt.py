@@ -7,7 +7,6 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from shmserve import waiting
 from shmserve.core.registry import ModelEntry
@@ -41,26 +40,29 @@ _RUNS = 2  # of one request; a request that kills executors must not go round
 
 
 class Cancellation:
-    """How another thread makes a waiting call give up at once: an eventfd, which is waited for
-    together with a connection. `cancel` is for any thread."""
+    """How somebody makes a waiting call give up at once, from any thread: an event on a loop, else
+    an eventfd, which is waited for together with a connection."""
 
     def __init__(self) -> None:
+        self.requested = False
+        self._lock = threading.Lock()  # so that nobody writes to an fd that was closed
+        self._fd = -1
+        self._event: waiting.WaitEvent | None = None
+        if installed.waiter is not None:
+            self._event = installed.waiter.event()
+            return
         try:
             self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError as ex:
             raise Unavailable("too many open files") from ex
-        self._lock = threading.Lock()  # so that nobody writes to an fd that was closed
-        self.requested = False
-        self.readiness: Any = None
-
-    def fileno(self) -> int:
-        return self._fd
 
     def cancel(self) -> None:
         """Wake whoever waits. Idempotent, and harmless when everything is over."""
         with self._lock:
             self.requested = True
-            if self._fd >= 0:
+            if self._event is not None:
+                self._event.set()
+            elif self._fd >= 0:
                 os.eventfd_write(self._fd, 1)
 
     def wait(self, connection: ExecutorConnection, timeout_s: float) -> None:
@@ -71,7 +73,7 @@ class Cancellation:
         """
         waiter = installed.waiter
         if waiter is not None:
-            waiter.either(connection.channel, self, timeout_s)
+            waiter.readable_unless(connection.channel, self._event, timeout_s)
         else:
             poll = select.poll()
             poll.register(self._fd, select.POLLIN)
@@ -81,6 +83,8 @@ class Cancellation:
             raise Cancelled("the request was cancelled")
 
     def close(self) -> None:
+        if self._event is not None:
+            return
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 from msgspec import Struct
 
-from shmserve import config
+from shmserve import config, waiting
 from shmserve.core.control.runtime_settings import LogChange, RuntimeSettings, TraceChange
 from shmserve.core.memory.slots import Slot
 from shmserve.core.regions.cuda_allocation import cuda_region
@@ -138,7 +138,8 @@ class FakeCall:
         self.request = FakeRequest(
             options.request_id, self._inputs, options.outputs, options.parameters
         )
-        return self._dispatcher.functions[self.entry.spec.name](self.request)
+        function = self._dispatcher.functions[self.entry.spec.name]
+        return waiting.beside(function, self.request)  # as in an executor
 
     def answered(self) -> None:
         self.outcomes.append("answered")

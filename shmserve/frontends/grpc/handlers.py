@@ -91,8 +91,8 @@ class Methods:
             abort(context, error)
             raise AssertionError("unreachable: abort raises")
 
-        views = tensors is not None
-        return RpcMethod(behave, pool, False, limit_s, most, views, admit, tensors)
+        views = gives_way = tensors is not None
+        return RpcMethod(behave, pool, False, limit_s, most, views, admit, tensors, gives_way)
 
     def stream(
         self,

@@ -44,6 +44,7 @@ from shmserve.protocol.protobuf.infer_wire import (
     response_parts,
 )
 from shmserve.tensor import bytes_codec
+from shmserve.waiting import beside_if_large
 
 RECEIPT = "shmserve-receipt"
 _FINAL = "triton_final_response"
@@ -114,10 +115,11 @@ class InferMessage:
                 wire.contents.write(reservation.view, source.datatype)
             elif wire.place is None:
                 assert wire.raw is not None
-                reservation.view[:] = wire.raw
+                beside_if_large(checked.nbytes, _copy, reservation.view, wire.raw)
             if wire.contents is None and not checked.signature.datatype.itemsize:
                 model = self._signature.spec.name
-                bytes_codec.check(reservation.view, checked.count, source.name, model)
+                view, size = reservation.view, checked.nbytes
+                beside_if_large(size, bytes_codec.check, view, checked.count, source.name, model)
             call.add_input(source.name, source.datatype, source.shape, reservation)
 
 
@@ -154,7 +156,10 @@ class Inferences:
             held = self._views and size >= LARGE_BYTES
             if not held:
                 receipt.copied_out += sum([len(part) for part in raw])
-            answer = HeldAnswer(parts, size, inference.close) if held else b"".join(parts)
+            if held:
+                answer: HeldAnswer | bytes = HeldAnswer(parts, size, inference.close)
+            else:
+                answer = beside_if_large(size, b"".join, parts)
             if isinstance(data, TensorMessage):
                 receipt.copied_in += data.copied
             receipt.send_ns = monotonic_ns() - answered
@@ -257,6 +262,10 @@ def encode_error(
     )
 
 
+def _copy(place: memoryview, data: Part) -> None:
+    place[:] = data
+
+
 _Rows = list[tuple[str, str, tuple[int, ...]]]
 
 
@@ -274,7 +283,8 @@ def _outputs(inference: Inference[InferMessage], outcome: Outcome) -> tuple[_Row
         if want.region is not None:
             data = b""
         elif want.classification:
-            datatype, shape, data = classify(inference.signature, want, tensor)
+            signature, size = inference.signature, tensor.view.nbytes
+            datatype, shape, data = beside_if_large(size, classify, signature, want, tensor)
         rows.append((tensor.name, datatype, shape))
         raw.append(data)
     return rows, raw

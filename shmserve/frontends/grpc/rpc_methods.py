@@ -76,7 +76,7 @@ class RpcMethod(Struct, frozen=True, eq=False):
     Attributes:
         behave: takes the iterator of the call's messages and its context. The iterator raises
             `grpc.RpcError` once the call has ended early.
-        pool: where it runs, one thread a call.
+        pool: where it runs, one thread a call, or what bounds how many run.
         streams: it gives an iterator of answers instead of one.
         message_timeout_s: how long the client of a unary call may take to send its message.
         max_bytes: the largest message.
@@ -84,6 +84,8 @@ class RpcMethod(Struct, frozen=True, eq=False):
         admit: refuses a unary call whose caller may not make it; an engine that calls it before a
             large message is received sets the context's `admitted`.
         tensors: how an engine that can receives its message's tensors: it is a `TensorMessage`.
+        gives_way: it waits by `shmserve.waiting`, so a loop may run it, if its message is small or
+            is such a one.
     """
 
     behave: Callable[[Iterator[RpcMessage], RpcContext], Any]
@@ -94,6 +96,7 @@ class RpcMethod(Struct, frozen=True, eq=False):
     views: bool = False
     admit: Callable[[RpcContext], None] | None = None
     tensors: TensorIntake | None = None
+    gives_way: bool = False
 
 
 RpcServices = Mapping[str, Mapping[str, RpcMethod]]  # by the services' full and the rpcs' names

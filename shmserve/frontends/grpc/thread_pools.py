@@ -14,6 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -89,14 +90,20 @@ class PoolPlace(Struct, eq=False):
     uses: int = 1
 
 
-class ThreadTurn(Struct, eq=False):
-    """One call that waits for a thread, or has it. `line`: its connection."""
+class Turn(Struct, eq=False):
+    """One call that waits to be run, or is.
+
+    Attributes:
+        line: its connection.
+        post: has an engine's loop run it; None: it is for a thread.
+    """
 
     line: Hashable
     place: PoolPlace
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     future: Future[Any] | None = None
+    post: Callable[[Callable[[], object]], object] | None = None
 
 
 class BoundedPool(ThreadPoolExecutor):
@@ -124,11 +131,12 @@ class BoundedPool(ThreadPoolExecutor):
         self.silent = SilentCalls(size.grace_s)
         self._lock = threading.Lock()
         self.count = 0
-        self._waiting: dict[Hashable, deque[ThreadTurn]] = {}  # by line, whose turn is next first
+        self._waiting: dict[Hashable, deque[Turn]] = {}  # by line, whose turn is next first
         self._running: Counter[str] = Counter()  # by address
+        self._active = 0  # of all addresses
         self._held: Counter[str] = Counter()  # places by address
         self._threads_started: list[threading.Thread] = []
-        self._idle: list[SimpleQueue[ThreadTurn | None]] = []  # of threads, the latest last
+        self._idle: list[SimpleQueue[Turn | None]] = []  # of threads, the latest last
         self._closed = False
 
     def place(self, address: str) -> PoolPlace:
@@ -149,23 +157,23 @@ class BoundedPool(ThreadPoolExecutor):
             self._held[address] += 1
         return PoolPlace(address)
 
-    def leave(self, place: PoolPlace, turn: ThreadTurn | None = None) -> bool:
+    def leave(self, place: PoolPlace, turn: Turn | None = None) -> bool:
         """One party does not need it any more. `turn`: what need not run, then; whether it had not
         begun, and never will."""
         with self._lock:
             self._leave(place)
-            if turn is None or turn not in (line := self._waiting.get(turn.line, ())):
+            line = self._waiting.get(turn.line) if turn is not None else None
+            if turn is None or line is None or turn not in line:
                 return False
-            assert isinstance(line, deque), "the turn is in it"
             line.remove(turn)
             if not line:
                 del self._waiting[turn.line]
             self._leave(place)
         return True
 
-    def queue(self, turn: ThreadTurn) -> None:
+    def queue(self, turn: Turn) -> bool:
         """Run it in its turn, which leaves its place afterwards; connections take turns, and no
-        address has more than its share.
+        address has more than its share. True: it is the loop's, which is to `run` it now.
 
         Raises:
             RuntimeError: the pool is closed.
@@ -175,21 +183,41 @@ class BoundedPool(ThreadPoolExecutor):
             if self._closed:
                 raise RuntimeError("the pool is closed")
             running = self._running.get(address, 0)
-            if running < self._caller_threads:
-                if self._idle:
-                    self._running[address] = running + 1
-                    self._idle.pop().put(turn)
-                    return
-                if len(self._threads_started) < self._size.threads:
-                    self._start_thread(turn)
-                    self._running[address] = running + 1
-                    return
+            if running < self._caller_threads and self._active < self._size.threads:
+                if turn.post is None:
+                    self._give_thread(turn)
+                self._active += 1
+                self._running[address] = running + 1
+                return turn.post is not None
             line = self._waiting.get(turn.line)
             if line is None:
                 line = self._waiting[turn.line] = deque()
             line.append(turn)
+        return False
 
-    def _start_thread(self, first: ThreadTurn) -> None:
+    def run(self, turn: Turn) -> None:
+        """Run a turn of the loop's, and have whoever waits for its place run, too."""
+        _run(turn)
+        with self._lock:
+            following = self._next(turn)
+            if following is not None and following.post is None:
+                self._give_thread(following)
+                following = None
+        if following is not None:
+            self._post(following)
+
+    def _post(self, turn: Turn) -> None:
+        assert turn.post is not None, "it is the loop's"
+        turn.post(partial(self.run, turn))
+
+    def _give_thread(self, turn: Turn) -> None:
+        """One that has nothing to do, or a new one: there are as many as may run."""
+        if self._idle:
+            self._idle.pop().put(turn)
+        else:
+            self._start_thread(turn)
+
+    def _start_thread(self, first: Turn) -> None:
         name = f"{self._name}_{len(self._threads_started)}"
         thread = threading.Thread(target=self._take_turns, args=(first,), name=name, daemon=True)
         thread.start()
@@ -203,7 +231,7 @@ class BoundedPool(ThreadPoolExecutor):
         except ResourceExhausted as ex:
             return self._refusals.refuse(ex.message, fn, *args)
         future: Future[T] = Future()
-        self.queue(ThreadTurn(peer, place, fn, args, future))
+        self.queue(Turn(peer, place, fn, args, future))
         return future
 
     @property
@@ -220,7 +248,7 @@ class BoundedPool(ThreadPoolExecutor):
             waiting: Counter[str] = Counter()
             for line in self._waiting.values():
                 waiting[line[0].place.address] += len(line)
-            wanted = self._running.total() - self._size.threads  # less what is idle
+            wanted = self._active - self._size.threads  # less what is idle
             for address, count in waiting.items():
                 room = self._caller_threads - self._running[address]
                 wanted += min(count, room)
@@ -246,31 +274,38 @@ class BoundedPool(ThreadPoolExecutor):
     def _end_silent(self, wanted: int, address: str | None = None) -> bool:
         return self.silent.end_overdue(time.monotonic(), wanted, address) > 0
 
-    def _take_turns(self, turn: ThreadTurn | None) -> None:
+    def _take_turns(self, turn: Turn | None) -> None:
         """A thread's work: it goes on for as long as somebody waits who may have it."""
-        mine: SimpleQueue[ThreadTurn | None] = SimpleQueue()
+        mine: SimpleQueue[Turn | None] = SimpleQueue()
         while turn is not None:
             _run(turn)
-            turn = self._next(turn, mine) or mine.get()
+            with self._lock:
+                following = self._next(turn)
+                if following is None or following.post is not None:
+                    if self._closed:
+                        mine.put(None)
+                    else:
+                        self._idle.append(mine)
+            if following is not None and following.post is not None:
+                self._post(following)
+                following = None
+            turn = following or mine.get()
 
-    def _next(self, done: ThreadTurn, mine: SimpleQueue[ThreadTurn | None]) -> ThreadTurn | None:
-        """Who has waited; None: it comes, or the end does, in the thread's own queue."""
-        with self._lock:
-            _drop(self._running, done.place.address)
-            self._leave(done.place)
-            for name, line in self._waiting.items():
-                address = line[0].place.address
-                if self._running.get(address, 0) < self._caller_threads:
-                    turn = line.popleft()
-                    del self._waiting[name]
-                    if line:
-                        self._waiting[name] = line  # behind the others
-                    self._running[address] += 1
-                    return turn
-            if self._closed:
-                mine.put(None)
-            else:
-                self._idle.append(mine)
+    def _next(self, done: Turn) -> Turn | None:
+        """Who has waited for this one's end, and runs now."""
+        self._active -= 1
+        _drop(self._running, done.place.address)
+        self._leave(done.place)
+        for name, line in self._waiting.items():
+            address = line[0].place.address
+            if self._running.get(address, 0) < self._caller_threads:
+                turn = line.popleft()
+                del self._waiting[name]
+                if line:
+                    self._waiting[name] = line  # behind the others
+                self._active += 1
+                self._running[address] += 1
+                return turn
         return None
 
     def _leave(self, place: PoolPlace) -> None:
@@ -280,7 +315,7 @@ class BoundedPool(ThreadPoolExecutor):
             _drop(self._held, place.address)
 
 
-def _run(turn: ThreadTurn) -> None:
+def _run(turn: Turn) -> None:
     future = turn.future
     if future is None:
         try:

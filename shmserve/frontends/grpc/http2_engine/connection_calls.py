@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic
 
 import grpc
 
@@ -24,7 +25,7 @@ from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.message_deadlines import MessageDeadlines
 from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer
-from shmserve.frontends.grpc.thread_pools import ThreadTurn
+from shmserve.frontends.grpc.thread_pools import Turn
 from shmserve.frontends.http2 import (
     Buffer,
     Connection,
@@ -36,6 +37,7 @@ from shmserve.frontends.http2 import (
     encode_fields,
 )
 from shmserve.frontends.http2.grpc_framing import FramingFailed, GrpcMessage
+from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES
 
 _log = logging.getLogger("shmserve.grpc")
 
@@ -90,7 +92,10 @@ class ConnectionCalls:
         trailers: Fields | None,
         held: HeldAnswer | None = None,
     ) -> None:
-        self._loop.do(partial(self._send, call, data, trailers, held))
+        if call.on_loop:
+            self._send(call, data, trailers, held)
+        else:
+            self._loop.post(partial(self._send, call, data, trailers, held))
 
     def cancel_soon(self, call: Http2Call) -> None:
         self._loop.post(partial(self._cancel, call))
@@ -105,7 +110,7 @@ class ConnectionCalls:
         if self._last_head is None or self._last_head[0] is not event.head:
             hosts = None if self.client.unix else self._serving.hosts
             self._last_head = (event.head, call_head(event.head, self._serving.methods, hosts))
-        head, stream_id, now = self._last_head[1], event.stream_id, self._loop.now
+        head, stream_id, now = self._last_head[1], event.stream_id, monotonic()
         if isinstance(head, bytes):
             self._core.send(stream_id, now, trailers=head)
             return None
@@ -119,7 +124,7 @@ class ConnectionCalls:
         call.place = place
         self._calls[stream_id] = call
         if head.timeout_s != float("inf"):
-            self._loop.deadlines.add(now + head.timeout_s, call)
+            self._loop.deadline(now + head.timeout_s, call)
         if head.method.streams:
             self._run(call, self._serving.runs.stream, call)
         if event.end_stream:
@@ -172,7 +177,7 @@ class ConnectionCalls:
         self.tensors.look(call)
         receiving = call.reader.receiving if call.reader is not None else None
         left = receiving.left if receiving is not None else None
-        self.deadlines.look(call.stream_id, left, self._loop.now)
+        self.deadlines.look(call.stream_id, left, monotonic())
         method = call.head.method
         if left is not None and call.waits and method.tensors is not None:  # it is not silent
             method.pool.silent.wait(call, method.message_timeout_s)
@@ -196,16 +201,26 @@ class ConnectionCalls:
     def _begin(self, call: Http2Call, message: GrpcMessage | None) -> None:
         call.waits = False
         call.stop_reading()  # what comes after the one message does not matter
-        call.tensors = message.parts if message is not None else None
+        if message is not None:
+            call.tensors = message.parts
+            small = len(message.data) < LARGE_BYTES and not message.compressed
+            call.on_loop = small and call.head.method.gives_way
         call.head.method.pool.silent.heard(call)
         self._run(call, self._serving.runs.unary, call, message)
 
     def _run(self, call: Http2Call, fn: Callable[..., None], *args: object) -> None:
-        """In a thread of its pool, in this connection's turn. The place is its, too, until then."""
+        """In a thread of its pool or as a greenlet, in this connection's turn. The place is its,
+        too, until then."""
         assert call.place is not None, "it has been given one"
         call.place.uses += 1
-        call.turn = ThreadTurn(self, call.place, fn, args)
-        call.head.method.pool.queue(call.turn)
+        post = self._enter_soon if call.on_loop else None
+        call.turn = turn = Turn(self, call.place, fn, args, None, post)
+        pool = call.head.method.pool
+        if pool.queue(turn):
+            self._loop.enter(pool.run, turn)
+
+    def _enter_soon(self, run: Callable[[], object]) -> None:
+        self._loop.post(partial(self._loop.enter, run))
 
     def ended(self, stream_id: int) -> None:
         """The client has sent all."""
@@ -259,7 +274,7 @@ class ConnectionCalls:
                 block = _OK_TRAILERS if trailers is OK else encode_fields(trailers)
         call.head_sent = True
         self._core.send(
-            call.stream_id, self._loop.now, head=head, data=data, trailers=block, token=call
+            call.stream_id, monotonic(), head=head, data=data, trailers=block, token=call
         )
         self._settle()
 
@@ -321,4 +336,4 @@ class ConnectionCalls:
             call.drop_message()
         call.end()
         if call.head.timeout_s != float("inf"):
-            self._loop.deadlines.ended()
+            self._loop.deadline_over()

@@ -8,6 +8,7 @@ import random
 import socket
 import threading
 from functools import partial
+from time import monotonic
 
 from shmserve.config import Settings
 from shmserve.core.regions.region_book import Caller
@@ -66,7 +67,7 @@ class Http2Engine:
 
     def start(self) -> None:
         for sock, certificates in self._listeners:
-            self._loop.add(sock.fileno(), partial(self._accept, sock, certificates))
+            self._loop.hub.handle(sock.fileno(), partial(self._accept, sock, certificates))
         self._thread.start()
 
     def stop(self, grace: float | None) -> threading.Event:
@@ -141,7 +142,7 @@ class Http2Engine:
                 return
             except OSError as ex:
                 if ex.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    if not self._serving.connections.end_idle(self._loop.now):
+                    if not self._serving.connections.end_idle(monotonic()):
                         _log.warning("cannot accept connections now: %s", ex.strerror)
                         self._pause(listener, certificates)
                     return
@@ -156,17 +157,17 @@ class Http2Engine:
 
     def _pause(self, listener: socket.socket, certificates: Certificates | None) -> None:
         """The listener would be ready all the time."""
-        self._loop.remove(listener.fileno())
+        self._loop.hub.unhandle(listener.fileno())
 
         def again() -> None:
             if not self._stopping:
-                self._loop.add(listener.fileno(), partial(self._accept, listener, certificates))
+                self._loop.hub.handle(listener.fileno(), partial(self._accept, listener, certificates))
 
-        self._loop.at(self._loop.now + _PAUSE_S, again)
+        self._loop.at(monotonic() + _PAUSE_S, again)
 
     def _connected(self, sock: socket.socket, certificates: Certificates | None) -> None:
         connections = self._serving.connections
-        if not connections.room_for(ConnectedClient(sock).host, self._loop.now):
+        if not connections.room_for(ConnectedClient(sock).host, monotonic()):
             _log.info("refused a connection: too many (max_connections)")
             flight_recorder.record("limit reached", "gRPC connections", "max_connections")
             sock.close()
@@ -180,7 +181,7 @@ class Http2Engine:
         else:
             transport = PlainTransport(sock)
         age_s = self._age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
-        connections.add(ServerConnection(transport, self._serving, self._loop.now + age_s))
+        connections.add(ServerConnection(transport, self._serving, monotonic() + age_s))
 
     # --- time
 
@@ -204,13 +205,13 @@ class Http2Engine:
             return
         for connection in self._serving.connections:
             connection.drain()
-        self._loop.at(self._loop.now + grace, self._finish)
+        self._loop.at(monotonic() + grace, self._finish)
 
     def _close_listeners(self) -> None:
         self._stopping = True
         listeners, self._listeners = self._listeners, []
         for sock, _ in listeners:
-            self._loop.forget(sock.fileno())
+            self._loop.hub.unhandle(sock.fileno())
             sock.close()
 
     def _finish(self) -> None:

@@ -1,183 +1,123 @@
-"""One thread that waits for descriptors, for the time, and for what other threads post.
+"""The engine's thread: sockets call back, inferences wait as greenlets, and time passes.
 
-Only who has the turn may touch what belongs to the loop. While the loop waits nobody has it, and
-what another thread would have it do for a finished call that thread does itself: it is awake.
+It is the hub of `frontends.hub`, with what connections need of the time. Only this thread touches
+what belongs to them; another one posts what it wants of them.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import select
-import threading
-from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
+from typing import Any
 
-from shmserve.frontends.grpc.http2_engine.timers import Deadlines
+from shmserve import waiting
+from shmserve.frontends.grpc.http2_engine.timers import Deadlines, Expiring
+from shmserve.frontends.hub import READ, WRITE, Hub
 
 _log = logging.getLogger("shmserve.grpc")
 
-READABLE = select.EPOLLIN
-WRITABLE = select.EPOLLOUT
-_MOST_EVENTS = 256
+READABLE = READ
+WRITABLE = WRITE
 _LONGEST_S = 3600.0
 _SWEEP_S = 0.5
+_LAST_S = 2.0  # for greenlets whose calls have ended
 
-Ready = Callable[[int], None]  # of the events of a descriptor
-Action = Callable[[], None]
+Action = Callable[[], object]
 
 
 class EventLoop:
-    """Everything but `post` and `do` belongs to whoever has the turn, or comes before `run`.
+    """Everything but `post` belongs to the loop's thread, or comes before `run`.
+
+    Args:
+        threads: how many there may be for what would hold it up.
 
     Attributes:
-        now: the time of `time.monotonic` when this turn, or a part of it, began.
-        deadlines: of calls.
+        hub: for what waits, or is called.
         sweep: called with the time, soon after a `touch` and whenever it said it wants to.
     """
 
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wake, READABLE)
-        self._ready: dict[int, Ready] = {self._wake: self._woken}
-        self._posts: deque[Action] = deque()
-        self._signalled = False
+    def __init__(self, threads: int) -> None:
+        self.hub = Hub(threads, "grpc_threads")
+        self.at_turns_end = self.hub.at_turns_end
+        self.post: Callable[[Action], None] = self.hub.soon
         self._timers: list[tuple[float, int, Action]] = []
         self._order = count()
-        self._turn_ends: list[Action] = []
-        self._turn = threading.Lock()
-        self._sleeps_until = 0.0
-        self._stopped = False
-        self.now = monotonic()
-        self.deadlines = Deadlines()
+        self._deadlines = Deadlines()
+        self.deadline_over = self._deadlines.ended
         self.sweep: Callable[[float], float] = lambda now: float("inf")
         self._sweep_at = float("inf")
+        self._looks_at = 0.0  # at the time
+        self._greenlets = 0
+        self._stopped = False
 
-    def post(self, action: Action) -> None:
-        """Have this called in the loop's thread, or by who is in `do`; from any thread, whatever
-        locks it has. Lost if the loop has ended."""
-        self._posts.append(action)
-        self._wake_up()
+    def enter(self, run: Callable[..., object], *args: Any) -> None:
+        """Have it run as a greenlet, from now on. It must not raise."""
+        self._greenlets += 1
+        self.hub.enter(self._count, run, *args)
 
-    def do(self, action: Action) -> None:
-        """Call this here, after what was posted before, or have it called if another thread has the
-        turn. From any thread that has no lock that actions take."""
-        self._posts.append(action)
-        if not self._turn.acquire(blocking=False):
-            return  # who has it looks at what was posted after giving it back
+    def _count(self, run: Callable[..., object], *args: Any) -> None:
         try:
-            self.now = monotonic()
-            self._do_posted()
-            self._end_turn()
-            early = self._due() < self._sleeps_until
+            run(*args)
         finally:
-            self._turn.release()
-        if early or self._posts:
-            self._wake_up()
-
-    def _wake_up(self) -> None:
-        if not self._signalled:
-            self._signalled = True
-            try:
-                os.eventfd_write(self._wake, 1)
-            except OSError:
-                pass  # the loop has ended
-
-    def add(self, fd: int, ready: Ready, events: int = READABLE) -> None:
-        self._ready[fd] = ready
-        self._epoll.register(fd, events)
-
-    def change(self, fd: int, events: int) -> None:
-        self._epoll.modify(fd, events)
-
-    def remove(self, fd: int) -> None:
-        del self._ready[fd]
-        self._epoll.unregister(fd)
-
-    def forget(self, fd: int) -> None:
-        """As `remove`, if it was added."""
-        if fd in self._ready:
-            self.remove(fd)
+            self._greenlets -= 1
 
     def at(self, when: float, action: Action) -> None:
         """Call this at a time, or a little later."""
         heappush(self._timers, (when, next(self._order), action))
+        self._look_at(when)
 
-    def touch(self) -> None:
+    def deadline(self, when: float, call: Expiring) -> None:
+        """Have it expire then, unless it is over before: `deadline_over`."""
+        self._deadlines.add(when, call)
+        if when < self._looks_at:
+            self.hub.leave()
+
+    def touch(self, now: float) -> None:
         """Something has happened that the sweep is to look at."""
-        if self._sweep_at > self.now + _SWEEP_S:
-            self._sweep_at = self.now + _SWEEP_S
+        if self._sweep_at > now + _SWEEP_S:
+            self._sweep_at = now + _SWEEP_S
+            self._look_at(self._sweep_at)
 
-    def at_turns_end(self, action: Action) -> None:
-        """Call this when everything that is ready now has been looked at."""
-        self._turn_ends.append(action)
+    def _look_at(self, when: float) -> None:
+        if when < self._looks_at:
+            self.hub.leave()
 
     def stop(self) -> None:
         self._stopped = True
+        self.hub.leave()
 
     def run(self) -> None:
         """Until `stop`."""
+        waiting.install(self.hub)
         try:
             while not self._stopped:
-                patience = (
-                    0.0
-                    if self._posts
-                    else min(max(self._sleeps_until - monotonic(), 0.0), _LONGEST_S)
-                )
-                ready = self._epoll.poll(patience, _MOST_EVENTS)
-                with self._turn:
-                    self._take_turn(ready)
+                self._looks_at = self._due()
+                self.hub.run(self._looks_at)
+                self._take_time()
+            give_up = monotonic() + _LAST_S
+            while self._greenlets and monotonic() < give_up:
+                self.hub.run(min(give_up, monotonic() + 0.01))
         finally:
-            with self._turn:
-                self._stopped = True
-                self._epoll.close()
-                # Its number may be another's soon, so nobody is to write to it any more
-                self._signalled = True
-                os.close(self._wake)
-
-    def _take_turn(self, found: list[tuple[int, int]]) -> None:
-        for fd, events in found:
-            ready = self._ready.get(fd)
-            if ready is not None:
-                self.now = monotonic()
-                ready(events)
-        self.now = now = monotonic()
-        if self._posts:
-            self._do_posted()
-        while self._timers and self._timers[0][0] <= now:
-            guarded(heappop(self._timers)[2])
-        if self.deadlines.next_due <= now:
-            for overdue in self.deadlines.passed(now):
-                guarded(overdue)
-        if self._sweep_at <= now:
-            self._sweep_at = max(self.sweep(now), now + _SWEEP_S)
-        self._end_turn()
-        self._sleeps_until = self._due()
-
-    def _end_turn(self) -> None:
-        while self._turn_ends:
-            actions, self._turn_ends = self._turn_ends, []
-            for action in actions:
-                guarded(action)
+            waiting.install(None)
+            self.hub.close()
 
     def _due(self) -> float:
         """When there is something to do."""
-        due = min(self.deadlines.next_due, self._sweep_at)
+        due = min(self._deadlines.next_due, self._sweep_at, monotonic() + _LONGEST_S)
         return min(due, self._timers[0][0]) if self._timers else due
 
-    def _woken(self, _: int) -> None:
-        os.eventfd_read(self._wake)
-        self._signalled = False  # before looking: what is posted from now on wakes again
-
-    def _do_posted(self) -> None:
-        """What was posted until now; what these post comes after what is ready."""
-        posts = self._posts
-        for _ in range(len(posts)):
-            guarded(posts.popleft())
+    def _take_time(self) -> None:
+        now = monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            guarded(heappop(self._timers)[2])
+        if self._deadlines.next_due <= now:
+            for overdue in self._deadlines.passed(now):
+                guarded(overdue)
+        if self._sweep_at <= now:
+            self._sweep_at = max(self.sweep(now), now + _SWEEP_S)
 
 
 def guarded(action: Action) -> None:

@@ -1,4 +1,4 @@
-"""One call: what its rpc sees of it, and how the loop and the rpc's thread talk to each other."""
+"""One call: what its rpc sees of it, and how the loop and a rpc in a thread talk to each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shmserve.frontends.grpc.http2_engine.message_compression import inflate
 from shmserve.frontends.grpc.message_heap import CountedMessage, MessageHeap, failed
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcMessage
 from shmserve.frontends.grpc.tensor_message import TensorMessage
-from shmserve.frontends.grpc.thread_pools import PoolPlace, ThreadTurn
+from shmserve.frontends.grpc.thread_pools import PoolPlace, Turn
 from shmserve.frontends.http2 import Buffer, Fields
 from shmserve.frontends.http2.grpc_framing import (
     GrpcMessage,
@@ -82,7 +82,8 @@ class Http2Call:
     Attributes:
         reader: of the loop's turn; None once no message is wanted any more.
         place: its, in the rpc's pool.
-        turn: its rpc, for a thread of the pool.
+        turn: its rpc, for the pool.
+        on_loop: that runs as a greenlet.
         withheld: bytes that the client has sent and may not send again yet.
         waits: its one message has not come entirely.
         sparing: tensors that begin are not to be taken from what is fed, see `IncomingRequest`.
@@ -95,8 +96,8 @@ class Http2Call:
 
     __slots__ = (
         "_active", "_callbacks", "_copied", "_deadline", "_lock", "_max_bytes", "_messages",
-        "_settings", "_taken", "admitted", "ended_by_us", "head", "head_sent", "held", "owner",
-        "place", "reader", "sparing", "status", "stream_id", "tensors", "trailing", "turn", "waits",
+        "_settings", "_taken", "admitted", "ended_by_us", "head", "head_sent", "held", "on_loop",
+        "owner", "place", "reader", "sparing", "status", "stream_id", "tensors", "trailing", "turn", "waits",
         "withheld",
     )  # fmt: skip
 
@@ -113,7 +114,8 @@ class Http2Call:
         self.tensors: TensorMessage | None = None
         self.held: HeldAnswer | None = None
         self.place: PoolPlace | None = None
-        self.turn: ThreadTurn | None = None
+        self.turn: Turn | None = None
+        self.on_loop = False
         self.withheld = 0
         self.waits = not head.method.streams
         self.sparing = False

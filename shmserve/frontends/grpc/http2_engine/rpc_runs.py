@@ -1,4 +1,4 @@
-"""Rpcs of HTTP/2 calls, each in a thread of its pool."""
+"""Rpcs of HTTP/2 calls, each in a thread of its pool or as a greenlet of the loop."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from shmserve.frontends.grpc.http2_engine.message_compression import deflate
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcMessage
 from shmserve.frontends.http2 import Buffer, Fields
 from shmserve.frontends.http2.grpc_framing import GrpcMessage, prefix
+from shmserve.waiting import beside_if_large
 
 _log = logging.getLogger("shmserve.grpc")
 
@@ -92,7 +93,7 @@ class RpcRuns:
         size = len(answer)
         self._check_size(size)
         if self._compresses(call):
-            made = deflate(answer, self._compression)
+            made = beside_if_large(size, deflate, answer, self._compression)
             if made is not answer:
                 return (prefix(len(made), compressed=True), made)
         if size <= _JOINED_BYTES:

@@ -6,6 +6,7 @@ import logging
 import select
 import socket
 from functools import partial
+from time import monotonic
 
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
 from shmserve.frontends.grpc.http2_engine.connection_calls import ConnectionCalls
@@ -52,13 +53,13 @@ class ServerConnection:
         self._loop = serving.loop
         self._drains_at = drains_at
         self._ends_at = float("inf")
-        self._core = Connection(serving.limits, self._loop.now)
+        self._core = Connection(serving.limits, monotonic())
         client = ConnectedClient(self._sock)
         self._calls = ConnectionCalls(
             self._core, serving, client, self._settle_later, self._receive_again
         )
         self.host = client.host
-        self._active_at = self._loop.now
+        self._active_at = monotonic()
         self._busy = False  # it had calls when it was settled last
         self._next_head = memoryview(bytearray(HEAD_BYTES))
         self._events = READABLE
@@ -66,7 +67,7 @@ class ServerConnection:
         self._closed = False
         self.due = 0.0
         self.touched = True
-        self._loop.add(self._fd, self._ready)
+        self._loop.hub.handle(self._fd, self._ready)
         self._settle_later()
 
     @property
@@ -90,7 +91,7 @@ class ServerConnection:
         self._settle_later()
 
     def _receive(self) -> None:
-        transport, now = self._transport, self._loop.now
+        transport, now = self._transport, monotonic()
         for _ in range(_RECEIVES):
             try:
                 if self._calls.tensors.waiting or not self._receive_once(now):
@@ -180,7 +181,7 @@ class ServerConnection:
                 calls.reset(event.stream_id)
             elif type(event) is ConnectionTerminated:
                 _log.info("connection of %s ended: %s", calls.client.address, event.reason)
-                self._ends_at = self._loop.now + _LAST_WORDS_S
+                self._ends_at = monotonic() + _LAST_WORDS_S
                 calls.all_over()
         for call in opened or ():
             calls.expect(call)
@@ -198,11 +199,12 @@ class ServerConnection:
         if self._closed:
             return
         self.touched = True
+        now = monotonic()
         if self._busy or self._core.open_streams:  # pings alone are no use of it
-            self._active_at = self._loop.now
-        self._loop.touch()
+            self._active_at = now
+        self._loop.touch(now)
         try:
-            blocked = self._flush()
+            blocked = self._flush(now)
         except OSError:
             self.lose()
             return
@@ -215,11 +217,11 @@ class ServerConnection:
             events |= WRITABLE
         if events != self._events:
             self._events = events
-            self._loop.change(self._fd, events)
+            self._loop.hub.change(self._fd, events)
 
-    def _flush(self) -> bool:
+    def _flush(self, now: float) -> bool:
         """Whether something is left."""
-        core, now = self._core, self._loop.now
+        core = self._core
         blocked = False
         for _ in range(_SENDS if self._transport.ready else 0):
             buffers = core.outgoing(now)
@@ -258,7 +260,7 @@ class ServerConnection:
     def drain(self) -> None:
         """Ask the client to go elsewhere."""
         self._drains_at = float("inf")
-        self._core.drain(self._loop.now)
+        self._core.drain(monotonic())
         self._settle_later()
 
     def terminate(self) -> None:
@@ -287,6 +289,6 @@ class ServerConnection:
         self._core.lost()
         self._calls.release()
         self._calls.all_over()
-        self._loop.remove(self._fd)
+        self._loop.hub.unhandle(self._fd)
         self._sock.close()
         self._serving.connections.discard(self)

@@ -39,7 +39,7 @@ class Serving(Struct, eq=False):
 def serving_of(services: RpcServices, settings: Settings, overdue: ClientDeadlines) -> Serving:
     """For these services."""
     return Serving(
-        EventLoop(),
+        EventLoop(settings.grpc_threads),
         {
             f"/{service}/{name}": method
             for service, methods in services.items()

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from shmserve import waiting
-from shmserve.frontends.http.server.hub import READ, WRITE, Hub
+from shmserve.frontends.hub import READ, WRITE, Hub
 
 _NOW = int(socket.MSG_DONTWAIT)
 _WHOLE = int(socket.MSG_WAITALL)

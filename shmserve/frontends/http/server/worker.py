@@ -23,7 +23,7 @@ from shmserve.frontends.http.server.client_socket import GreenletSocket
 from shmserve.frontends.http.server.connection import HttpConnection
 from shmserve.frontends.http.server.context import Hooks, ServingContext
 from shmserve.frontends.http.server.error_responses import refusal
-from shmserve.frontends.http.server.hub import Hub, Readiness
+from shmserve.frontends.hub import Hub, Readiness
 from shmserve.frontends.http.server.sign_of_life import SignOfLife
 from shmserve.observe import flight_recorder, gauges
 from shmserve.transport.processes import raise_fd_limit
@@ -80,7 +80,7 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
 
     def run(self) -> None:
         self.service = self._make_service()
-        self.hub = Hub(self.settings.http_threads)
+        self.hub = Hub(self.settings.http_threads, "http_threads")
         waiting.install(self.hub)
         try:
             self.hub.spawn(self._drain_pipe)

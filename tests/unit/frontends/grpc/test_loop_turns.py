@@ -1,21 +1,21 @@
-"""Who does what is posted to the HTTP/2 engine's loop: the thread that asks, if nobody else can."""
+"""The thread of the HTTP/2 engine: what is posted to it, what waits on it, and time."""
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
-from queue import SimpleQueue
+from time import monotonic
 
 import pytest
 
+from shmserve import waiting
 from shmserve.frontends.grpc.http2_engine.event_loop import EventLoop
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
 
 
 @pytest.fixture
 def loop() -> Iterator[EventLoop]:
-    loop = EventLoop()
+    loop = EventLoop(2)
     thread = threading.Thread(target=loop.run)
     thread.start()
     yield loop
@@ -24,99 +24,69 @@ def loop() -> Iterator[EventLoop]:
     assert not thread.is_alive()
 
 
-def asleep(loop: EventLoop) -> None:
-    """The loop has seen what was posted, and waits."""
+def test_what_is_posted_is_done_in_order_by_the_loop(loop: EventLoop) -> None:
+    got: list[tuple[int, int]] = []
+    for n in range(2000):
+        loop.post(lambda n=n: got.append((n, threading.get_ident())))  # type: ignore[misc]
+    wait_until(lambda: len(got) == 2000, "all are done")
+    assert [n for n, _ in got] == list(range(2000))
+    assert len({thread for _, thread in got}) == 1
+    assert got[0][1] != threading.get_ident()
+
+
+def test_others_go_on_while_one_waits(loop: EventLoop) -> None:
+    over, gate = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waiting.beside(gate.wait, WATCHDOG_S)
+        over.set()
+
+    loop.post(lambda: loop.enter(wait))
     seen = threading.Event()
     loop.post(seen.set)
     assert seen.wait(WATCHDOG_S)
-    done: list[bool] = []
-
-    def here() -> bool:
-        mine = threading.get_ident()
-        loop.do(lambda: done.append(threading.get_ident() == mine))
-        return done[-1:] == [True]
-
-    wait_until(here, "nobody has the turn")
+    assert not over.is_set()
+    gate.set()
+    assert over.wait(WATCHDOG_S)
 
 
-def test_a_thread_does_its_own_while_the_loop_waits(loop: EventLoop) -> None:
-    asleep(loop)
-    who: SimpleQueue[int] = SimpleQueue()
-
-    def action() -> None:
-        who.put(threading.get_ident())
-        loop.at_turns_end(lambda: who.put(threading.get_ident()))
-
-    loop.do(action)
-    assert {who.get_nowait(), who.get_nowait()} == {threading.get_ident()}
-
-
-def test_what_is_done_comes_after_what_was_posted(loop: EventLoop) -> None:
-    """The order of a call's answers, of which some find the loop in its turn."""
-    got: list[int] = []
-    for n in range(2000):
-        (loop.post if n % 3 else loop.do)(lambda n=n: got.append(n))  # type: ignore[misc]
-    wait_until(lambda: len(got) == 2000, "all are done")
-    assert got == list(range(2000))
+def test_an_error_ends_neither_the_loop_nor_what_comes_after(
+    loop: EventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    over = threading.Event()
+    loop.post(lambda: 1 // 0)
+    loop.post(lambda: loop.enter(lambda: 1 // 0))
+    loop.post(over.set)
+    assert over.wait(WATCHDOG_S)
+    assert len(caplog.records) == 2
 
 
-def test_who_has_the_turn_does_what_comes_meanwhile(loop: EventLoop) -> None:
-    entered, go, done = threading.Event(), threading.Event(), threading.Event()
-    where: list[int] = []
+def test_what_is_to_be_done_earlier_shortens_the_loops_sleep(loop: EventLoop) -> None:
+    passed, expired = threading.Event(), threading.Event()
 
-    def busy() -> None:
-        entered.set()
-        assert go.wait(WATCHDOG_S)
+    class Call:
+        def is_active(self) -> bool:
+            return True
 
-    asleep(loop)
-    holder = threading.Thread(target=loop.do, args=(busy,))
-    holder.start()
-    assert entered.wait(WATCHDOG_S)
-    loop.do(lambda: (where.append(threading.get_ident()), done.set()))  # type: ignore[arg-type]
-    assert not where
-    go.set()
-    assert done.wait(WATCHDOG_S)
-    holder.join(WATCHDOG_S)
-    assert where != [threading.get_ident()]
+        def expire(self) -> None:
+            expired.set()
 
-
-def test_a_timer_of_another_thread_shortens_the_loops_sleep(loop: EventLoop) -> None:
-    asleep(loop)
-    passed = threading.Event()
-    loop.do(lambda: loop.at(loop.now + 0.05, passed.set))
+    threading.Event().wait(0.02)  # it sleeps
+    loop.post(lambda: loop.at(monotonic() + 0.05, passed.set))
     assert passed.wait(WATCHDOG_S)
+    loop.post(lambda: loop.deadline(monotonic() + 1000, Call()))
+    loop.post(lambda: loop.deadline(monotonic() + 0.05, Call()))
+    assert expired.wait(WATCHDOG_S)
 
 
-def test_actions_never_overlap(loop: EventLoop) -> None:
-    inside: list[int] = []
-    most: list[int] = []
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+def test_the_end_waits_for_what_still_waits() -> None:
+    loop, over = EventLoop(2), threading.Event()
 
-        def action() -> None:
-            inside.append(1)
-            most.append(len(inside))
-            threading.Event().wait(0)  # another thread may go on here
-            inside.pop()
+    def wait() -> None:
+        waiting.sleep(0.1)
+        over.set()
 
-        def readable(_: int) -> None:
-            ours.recv(1)
-            action()
-
-        loop.do(lambda: loop.add(ours.fileno(), readable))
-
-        def worker() -> None:
-            for _ in range(300):
-                loop.do(action)
-                theirs.send(b"x")
-
-        threads = [threading.Thread(target=worker) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WATCHDOG_S)
-        wait_until(lambda: len(most) == 2400, "all are done")
-        removed = threading.Event()
-        loop.post(lambda: (loop.remove(ours.fileno()), removed.set()))  # type: ignore[arg-type]
-        assert removed.wait(WATCHDOG_S)
-    assert set(most) == {1}
+    loop.post(lambda: loop.enter(wait))
+    loop.post(loop.stop)
+    loop.run()
+    assert over.is_set()

@@ -18,7 +18,7 @@ from shmserve import waiting
 from shmserve.config import Settings
 from shmserve.frontends.http.server.client_socket import GreenletSocket
 from shmserve.frontends.http.server.head import Heads
-from shmserve.frontends.http.server.hub import Hub
+from shmserve.frontends.hub import Hub
 from shmserve.frontends.http.server.tls_socket import TlsSocket, secure
 from shmserve.testing.running_server import WATCHDOG_S
 from tests.tls_files import make_certificates
@@ -43,7 +43,7 @@ class Client:
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    hub = Hub(threads=1)
+    hub = Hub(1, "some_threads")
     waiting.install(hub)
     try:
         yield hub

@@ -12,7 +12,7 @@ def test_a_defect_at_a_turns_end_does_not_end_the_loop() -> None:
         done.append("defect")
         raise RuntimeError("a defect")
 
-    loop = EventLoop()
+    loop = EventLoop(1)
     for action in (defect, lambda: done.append("other"), loop.stop):
         loop.at_turns_end(action)
     loop.post(lambda: None)  # so that it does not wait

@@ -14,8 +14,8 @@ import pytest
 
 from shmserve import waiting
 from shmserve.errors import DeadlineExceeded, PeerDied, Unavailable
-from shmserve.frontends.http.server.hub import Hub
-from shmserve.frontends.http.server.side_threads import SideThreads
+from shmserve.frontends.hub import Hub
+from shmserve.frontends.side_threads import SideThreads
 from shmserve.transport.channel import Channel
 
 WATCHDOG_S = 30.0
@@ -25,7 +25,7 @@ class Loop:
     """Runs functions as greenlets of one hub until all are over."""
 
     def __init__(self) -> None:
-        self.hub = Hub(threads=2)
+        self.hub = Hub(2, "some_threads")
         self.open = 0
         self.errors: list[BaseException] = []
 
@@ -159,22 +159,25 @@ def test_a_send_waits_for_room_and_for_no_longer_than_its_limit(
     assert len(got) == 64
 
 
-def test_either_of_two_wakes(loop: Loop, ends: tuple[Channel, Channel]) -> None:
-    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    second, its_end = Channel(one), Channel(other)
-
+def test_an_event_ends_a_wait_for_a_channel(loop: Loop, ends: tuple[Channel, Channel]) -> None:
     def wait() -> None:
-        assert not loop.hub.either(ends[0], second, 0.02)
-        for sender, receiver in ((ends[1], ends[0]), (its_end, second), (ends[1], ends[0])):
-            sender.send(b"x")
-            assert loop.hub.either(ends[0], second, WATCHDOG_S)
-            assert receiver.receive_within() is not None
-        assert not loop.hub.either(ends[0], second, 0.02)
+        event = loop.hub.event()
+        loop.hub.readable_unless(ends[0], event, 0.02)
+        ends[1].send(b"x")
+        loop.hub.readable_unless(ends[0], event, WATCHDOG_S)
+        assert ends[0].receive_within() is not None
+        threading.Timer(0.02, event.set).start()
+        loop.hub.readable_unless(ends[0], event, WATCHDOG_S)
+        assert event.is_set()
+        loop.hub.readable_unless(ends[0], event, WATCHDOG_S)
+        # Whoever waits for the channel next has nothing to do with it
+        late = loop.hub.event()
+        loop.hub.readable_unless(ends[0], late, 0.01)
+        late.set()
+        assert not loop.hub.readable(ends[0], 0.02)
 
     loop.start(wait)
     loop.run()
-    second.close()
-    its_end.close()
 
 
 def test_work_beside_lets_others_go_on_and_has_its_result_and_its_error(loop: Loop) -> None:
@@ -248,7 +251,7 @@ def test_a_descriptor_that_was_closed_and_is_another_now(loop: Loop) -> None:
 
 
 def test_threads_beside_are_no_more_than_allowed() -> None:
-    threads, running, most = SideThreads(3), [0], [0]
+    threads, running, most = SideThreads(3, "some_threads"), [0], [0]
     lock, over = threading.Lock(), threading.Semaphore(0)
 
     def item() -> None:
@@ -268,7 +271,7 @@ def test_threads_beside_are_no_more_than_allowed() -> None:
 
 
 def test_what_waits_for_a_thread_has_a_bound() -> None:
-    threads, gate = SideThreads(1), threading.Event()
+    threads, gate = SideThreads(1, "some_threads"), threading.Event()
     over = threading.Semaphore(0)
 
     def item() -> None:
@@ -282,7 +285,7 @@ def test_what_waits_for_a_thread_has_a_bound() -> None:
             threads.submit(item)
             taken.append(1)
 
-    with pytest.raises(Unavailable, match="http_threads"):
+    with pytest.raises(Unavailable, match="some_threads"):
         fill()
     gate.set()
     for _ in taken:
@@ -325,7 +328,7 @@ def test_nothing_is_left_open() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        hub = Hub(1)
+        hub = Hub(1, "some_threads")
         hub.spawn(hub.sleep, 1000.0)
         hub.run(0.0)
         hub.close()

@@ -1,4 +1,4 @@
-"""Threads for what would hold up an HTTP worker's loop."""
+"""Threads for what would hold up a loop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _WAITING = 64  # for each thread
 
 class SideThreads:
     """At most `limit`, started when first needed; what comes beyond them waits for one, in a
-    queue that has a bound, too."""
+    queue that has a bound, too. `setting`: what `limit` is called."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, setting: str) -> None:
         self._limit = limit
+        self._setting = setting
         self._lock = threading.Lock()
         self._started = 0
         self._open = 0  # items that are waiting or being worked on
-        self._items: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def submit(self, item: Callable[[], None]) -> None:
         """Have it called, by a thread that has nothing to do or a new one. It must not raise.
@@ -30,7 +31,7 @@ class SideThreads:
         """
         with self._lock:
             if self._open >= self._limit * _WAITING:
-                raise Unavailable("the server has too much to do (http_threads)")
+                raise Unavailable(f"the server has too much to do ({self._setting})")
             self._open += 1
             starting = self._started < min(self._open, self._limit)
             self._started += starting
@@ -45,11 +46,23 @@ class SideThreads:
                 if alone:
                     self._work()
 
-    def _run(self) -> None:
-        while True:
-            self._work()
+    def close(self) -> None:
+        """Its threads end once they have done what waits."""
+        with self._lock:
+            started, self._started = self._started, 0
+        for _ in range(started):
+            self._items.put(None)
 
-    def _work(self) -> None:
-        self._items.get()()
+    def _run(self) -> None:
+        while self._work():
+            pass
+
+    def _work(self) -> bool:
+        """Do what comes next; False: there is nothing more."""
+        item = self._items.get()
+        if item is None:
+            return False
+        item()
         with self._lock:
             self._open -= 1
+        return True

@@ -1,5 +1,7 @@
 """One thread, many greenlets: each waits for a descriptor, a time or another thread.
 
+The loop of an HTTP worker, and of the gRPC process's own engine, whose sockets call back instead.
+
 Level-triggered: an event that nobody waits for takes its descriptor out of the epoll set until
 somebody does, so whoever waits looks at the kernel's present state and nothing is missed. The
 usual wait (a client's next request, an executor's answer) costs no call but `epoll_wait`.
@@ -13,6 +15,7 @@ import os
 import select
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
 from time import monotonic
@@ -20,7 +23,7 @@ from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
 
-from shmserve.frontends.http.server.side_threads import SideThreads
+from shmserve.frontends.side_threads import SideThreads
 from shmserve.waiting import Readable
 
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
@@ -29,7 +32,7 @@ _FEW_TIMERS = 1024  # beyond them the dead are no more than the living
 
 _Result = TypeVar("_Result")
 
-_log = logging.getLogger("shmserve.http")
+_log = logging.getLogger("shmserve.loop")
 
 
 class Readiness:
@@ -52,9 +55,14 @@ class Readiness:
 
 
 class Hub:
-    """The loop of one thread, which makes it and calls `run`; greenlets call what waits."""
+    """The loop of one thread, which calls `run`; greenlets call what waits.
 
-    def __init__(self, threads: int) -> None:
+    Args:
+        threads: how many there may be beside it.
+        setting: what their number is called.
+    """
+
+    def __init__(self, threads: int, setting: str) -> None:
         self._main = getcurrent()
         self._epoll = select.epoll()
         self._watched: dict[int, Readiness] = {}
@@ -62,9 +70,11 @@ class Hub:
         self._timers_most = _FEW_TIMERS
         self._numbers = itertools.count()
         self._soon: deque[Callable[[], object]] = deque()
+        self._signalled = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(self._wake_fd, READ)
-        self._threads = SideThreads(threads)
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self.handle(self._wake_fd, self._woken)
+        self._threads = SideThreads(threads, setting)
         self._leaving = False
 
     # ---------------------------------------------------------------- for the loop
@@ -72,17 +82,19 @@ class Hub:
     def run(self, until: float) -> None:
         """Let everybody go on whose wait is over, until then or until one calls `leave`."""
         timers, soon, watched, poll = self._timers, self._soon, self._watched, self._epoll.poll
+        handlers = self._handlers
+        self._main = getcurrent()
         self._leaving = False
         while not self._leaving and (now := monotonic()) < until:
             if timers and timers[0][0] <= now:
                 self._expire(now)
                 continue
             due = timers[0][0] if timers and timers[0][0] < until else until
-            for fd, _ in poll(0.0 if soon else due - now, _MOST_EVENTS):
+            for fd, events in poll(0.0 if soon else due - now, _MOST_EVENTS):
                 readiness = watched.get(fd)
                 if readiness is None:
-                    if fd == self._wake_fd:
-                        os.eventfd_read(fd)
+                    if (handler := handlers.get(fd)) is not None:
+                        handler(events)
                 elif (waiter := readiness.waiter) is None:
                     self._disarm(readiness)
                 else:
@@ -90,7 +102,14 @@ class Hub:
                     readiness.due = inf
                     waiter.switch(True)
             for _ in range(len(soon)):
-                soon.popleft()()
+                try:
+                    soon.popleft()()
+                except Exception:  # a defect in one's doing, and the loop is everybody's
+                    _log.exception("unexpected error in the loop")
+
+    def _woken(self, _: int) -> None:
+        os.eventfd_read(self._wake_fd)
+        self._signalled = False  # before looking: what comes from now on wakes again
 
     def _expire(self, now: float) -> None:
         timers = self._timers
@@ -150,6 +169,7 @@ class Hub:
     def close(self) -> None:
         """Nobody goes on any more."""
         self._epoll.close()
+        self._threads.close()
 
     def __del__(self) -> None:  # threads beside the loop may write to it until then
         os.close(self._wake_fd)
@@ -159,13 +179,40 @@ class Hub:
     def soon(self, call: Callable[[], object]) -> None:
         """Have the loop call it. From any thread."""
         self._soon.append(call)
-        os.eventfd_write(self._wake_fd, 1)
+        if not self._signalled:
+            self._signalled = True
+            os.eventfd_write(self._wake_fd, 1)
+
+    # ------------------------------------------------- for who is called by the loop
+
+    def handle(self, fd: int, handler: Callable[[int], None], events: int = READ) -> None:
+        """Call it, which never waits, with the events of a descriptor, until `unhandle`. It must
+        not raise."""
+        self._handlers[fd] = handler
+        self._epoll.register(fd, events)
+
+    def change(self, fd: int, events: int) -> None:
+        """What such a descriptor is watched for."""
+        self._epoll.modify(fd, events)
+
+    def unhandle(self, fd: int) -> None:
+        """Before it is closed. Idempotent."""
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def at_turns_end(self, call: Callable[[], object]) -> None:
+        """Call it when what is ready now has been looked at."""
+        self._soon.append(call)
+
+    def enter(self, run: Callable[..., object], *args: Any) -> None:
+        """As `spawn`, at once: until it waits for something."""
+        greenlet(_guarded, self._main).switch(run, *args)
 
     # ----------------------------------------------------------------- for greenlets
 
     def spawn(self, run: Callable[..., object], *args: Any) -> None:
         """A greenlet that runs it, from the loop's next turn on. An error ends it alone."""
-        self._soon.append(lambda: greenlet(_guarded, self._main).switch(run, *args))
+        self._soon.append(partial(self.enter, run, *args))
 
     def watch(self, fd: int) -> Readiness:
         """What waits for a descriptor that is new."""
@@ -198,17 +245,16 @@ class Hub:
         due = inf if timeout_s is None else monotonic() + timeout_s
         return self.wait(source.readiness or self._watch(source), due)
 
-    def either(self, one: Readable, other: Readable, timeout_s: float) -> bool:
-        """As `readable`, of two."""
-        first, second = (s.readiness or self._watch(s) for s in (one, other))
-        if second.armed != READ:
-            self._arm(second, READ)
-        second.waiter = getcurrent()
+    def readable_unless(self, source: Readable, event: HubEvent, timeout_s: float) -> None:
+        """As `readable`, and not once the event has been set."""
+        if event.is_set():
+            return
+        readiness = source.readiness or self._watch(source)
+        event.wakes(readiness)
         try:
-            return self.wait(first, monotonic() + timeout_s)
+            self.wait(readiness, monotonic() + timeout_s)
         finally:
-            first.waiter = second.waiter = None
-            first.due = inf
+            event.wakes(Readiness())
 
     def writable(self, source: Readable, timeout_s: float) -> bool:
         """Give way until its peer takes something; False: not within the timeout."""
@@ -265,7 +311,7 @@ def _guarded(run: Callable[..., object], *args: Any) -> None:
     try:
         run(*args)
     except Exception:
-        _log.exception("Error in what an HTTP worker does")
+        _log.exception("unexpected error in a greenlet")
 
 
 class HubEvent:
@@ -277,6 +323,13 @@ class HubEvent:
         self._hub = hub
         self._readiness = Readiness()
         self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wakes(self, readiness: Readiness) -> None:
+        """Whose wait ends when it is set."""
+        self._readiness = readiness
 
     def set(self) -> None:
         """Wake whoever waits. From any thread."""
