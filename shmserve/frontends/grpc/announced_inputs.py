@@ -23,17 +23,25 @@ from shmserve.tensor.dtypes import DATATYPES
 
 
 class AnnouncedInputs:
-    """Of one request, which fits its model as far as it is known."""
+    """Of one request, which fits its model as far as it is known; `known_nbytes`: and with so many
+    bytes for its only tensor."""
 
     def __init__(
-        self, dispatcher: DispatchApi, entry: ModelEntry, request: InferRequest, limits: Settings
+        self,
+        dispatcher: DispatchApi,
+        entry: ModelEntry,
+        request: InferRequest,
+        limits: Settings,
+        known_nbytes: int = -1,
     ) -> None:
         self._dispatcher = dispatcher
         self._entry = entry
         self._request = request
         self._limits = limits
         self._raw = [i for i, source in enumerate(request.inputs) if source.region is None]
-        self._check(request)
+        self._known_nbytes = known_nbytes
+        if known_nbytes < 0:
+            self._check(request)
 
     def fits(self, index: int, nbytes: int) -> bool:
         """Whether the raw_input_contents of this index may have so many bytes; False: the head
@@ -44,6 +52,8 @@ class AnnouncedInputs:
         """
         if index >= len(self._raw):
             return False
+        if nbytes == self._known_nbytes:
+            return True
         place = self._raw[index]
         source = self._request.inputs[place]
         if source.binary_size != nbytes and DATATYPES[source.datatype].itemsize:

@@ -21,10 +21,11 @@ from shmserve.frontends.grpc.announced_inputs import (
 )
 from shmserve.frontends.grpc.call_context import CallContext
 from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.known_messages import KnownMessage, KnownMessages
 from shmserve.frontends.grpc.request_mapping import to_request
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMessage
 from shmserve.frontends.grpc.tensor_message import TensorMessage
-from shmserve.frontends.inference import Inference
+from shmserve.frontends.inference import Inference, signature_of
 from shmserve.frontends.oip.results import classify
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.protocol.oip.model_signature import ModelSignature
@@ -37,6 +38,7 @@ from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES
 from shmserve.protocol.protobuf.infer_wire import (
     Part,
     WireInferRequest,
+    WireInput,
     check_size,
     encode_response,
     encode_stream_response,
@@ -61,10 +63,13 @@ class InferMessage:
     """
 
     __slots__ = (
+        "_data",
         "_inputs",
+        "_known",
         "_one_answer",
         "_serving",
         "_signature",
+        "_tensors",
         "asker",
         "empty_final",
         "started_ns",
@@ -79,8 +84,14 @@ class InferMessage:
         asker: CallContext,
         started_ns: int,
         one_answer: bool,
+        data: RpcMessage | None = None,
+        known: KnownMessage | None = None,
+        tensors: tuple[WireInput, ...] = (),
     ) -> None:
         self.wire = wire
+        self._tensors = tensors or wire.inputs
+        self._data = data
+        self._known = known
         self.asker = asker
         self.started_ns = started_ns
         self._serving = serving
@@ -89,19 +100,30 @@ class InferMessage:
     def check(self, signature: ModelSignature) -> RunOptions:
         if self._one_answer and signature.spec.decoupled:
             refuse_decoupled(signature, "ModelInfer RPC")
+        known = self._known
+        if known is not None:
+            self.empty_final, self._inputs = known.empty_final, known.inputs
+            self.wanted, self._signature = known.wanted, signature
+            parameters, timeout_s = known.request.parameters, self.asker.timeout()
+            return RunOptions("", known.names, parameters, (), None, timeout_s)
         settings = self._serving.settings
         request, self.empty_final = to_request(self.wire, settings)
         find = partial(self._serving.regions.find, self.asker.caller)
         self._inputs = check_inputs(signature, request, settings, find)
         self.wanted, places = check_outputs(signature, request, settings, find)
         self._signature = signature
+        if self._data is not None:
+            self._serving.known.keep(
+                *(self._data, self.wire, signature, request),
+                *(self.empty_final, self._inputs, self.wanted),
+            )
         names = tuple([output.name for output in request.outputs])
         timeout_s = self.asker.timeout()
         return RunOptions(request.id, names, request.parameters, places, None, timeout_s)
 
     def fill(self, call: InferenceCall) -> None:
         """One copy of what the message holds, and none of what was received into slots."""
-        for checked, wire in zip(self._inputs, self.wire.inputs, strict=True):
+        for checked, wire in zip(self._inputs, self._tensors, strict=True):
             source = checked.source
             if checked.at is not None:
                 call.add_region_input(source.name, source.datatype, source.shape, checked.at)
@@ -133,15 +155,15 @@ class Inferences:
         # Only our own engine can send what is elsewhere, and nothing can be compressed there
         self._views = settings.grpc_server == "http2" and settings.grpc_compression == "none"
         self.regions = regions
+        self.known = KnownMessages()
         self._dispatcher = dispatcher
         self._callers = callers
 
     def infer(self, data: RpcMessage, context: RpcContext) -> bytes | HeldAnswer:
         """ModelInfer: a ModelInferRequest to a ModelInferResponse."""
         started = monotonic_ns()
-        wire = self.parse(data)
-        asker = self.asker(context)
-        inference = self.open(wire, self.entry_of(wire), asker, started, one_answer=True)
+        inference = self._open_one(data, self.asker(context), started)
+        asker, wire = inference.source.asker, inference.source.wire
         try:
             outcome = inference.run()
             answered = monotonic_ns()
@@ -175,6 +197,21 @@ class Inferences:
             inference.close()
         return answer
 
+    def _open_one(
+        self, data: RpcMessage, asker: CallContext, started_ns: int
+    ) -> Inference[InferMessage]:
+        """As `open`, of a message whose like may be known."""
+        found = self.known.find(data)
+        if found is not None:
+            known, tensors = found
+            wire, entry = known.wire, ready_entry(known.wire, self._dispatcher)
+            if known.signature is signature_of(entry.spec):
+                message = InferMessage(self, wire, asker, started_ns, True, None, known, tensors)
+                return Inference(self._dispatcher, entry, message, asker)
+        wire = self.parse(data)
+        message = InferMessage(self, wire, asker, started_ns, True, data)
+        return Inference(self._dispatcher, self.entry_of(wire), message, asker)
+
     def asker(self, context: RpcContext) -> CallContext:
         """The client of a call."""
         return CallContext(context, self._callers, self.settings.request_timeout_s)
@@ -203,6 +240,12 @@ class Inferences:
         Raises:
             ShmserveError: they are not wanted.
         """
+        known = self.known.announced(bytes(head))
+        if known is not None:
+            entry, nbytes = ready_entry(known.wire, self._dispatcher), known.inputs[0].nbytes
+            if known.signature is signature_of(entry.spec):
+                settings = self.settings
+                return AnnouncedInputs(self._dispatcher, entry, known.request, settings, nbytes)
         return announced_inputs(head, self._dispatcher, self.settings)
 
     def open(
@@ -211,14 +254,13 @@ class Inferences:
         entry: ModelEntry,
         asker: CallContext,
         started_ns: int,
-        one_answer: bool = False,
     ) -> Inference[InferMessage]:
-        """Check a request; nothing is reserved yet. `one_answer`: more cannot be sent.
+        """Check a request; nothing is reserved yet.
 
         Raises:
             ShmserveError: what does not fit.
         """
-        message = InferMessage(self, wire, asker, started_ns, one_answer)
+        message = InferMessage(self, wire, asker, started_ns, one_answer=False)
         return Inference(self._dispatcher, entry, message, asker)
 
 
