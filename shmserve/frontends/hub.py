@@ -247,14 +247,12 @@ class Hub:
 
     def readable_unless(self, source: Readable, event: HubEvent, timeout_s: float) -> None:
         """As `readable`, and not once the event has been set."""
-        if event.is_set():
-            return
-        readiness = source.readiness or self._watch(source)
-        event.wakes(readiness)
-        try:
-            self.wait(readiness, monotonic() + timeout_s)
-        finally:
-            event.wakes(Readiness())
+        if not event._set:
+            event._readiness = source.readiness or self._watch(source)
+            try:
+                self.wait(event._readiness, monotonic() + timeout_s)
+            finally:
+                event._readiness = None
 
     def writable(self, source: Readable, timeout_s: float) -> bool:
         """Give way until its peer takes something; False: not within the timeout."""
@@ -321,15 +319,11 @@ class HubEvent:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._readiness = Readiness()
+        self._readiness: Readiness | None = None  # whose wait ends when it is set
         self._set = False
 
     def is_set(self) -> bool:
         return self._set
-
-    def wakes(self, readiness: Readiness) -> None:
-        """Whose wait ends when it is set."""
-        self._readiness = readiness
 
     def set(self) -> None:
         """Wake whoever waits. From any thread."""
@@ -337,12 +331,14 @@ class HubEvent:
         self._hub.soon(self._wake)
 
     def _wake(self) -> None:
-        self._hub._resume(self._readiness, True)
+        if self._readiness is not None:
+            self._hub._resume(self._readiness, True)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Whether it was set, as soon as it is or when the time is over. For one greenlet."""
         if not self._set:  # if it is set from now on, the loop hears of it after the switch
             due = inf if timeout is None else monotonic() + timeout
+            self._readiness = Readiness()
             self._hub.wait(self._readiness, due)
         return self._set
 

@@ -172,7 +172,7 @@ class Methods:
 def _only(requests: Iterator[Any], context: RpcContext, pool: BoundedPool, limit_s: float) -> Any:
     """The message of a unary call."""
     if not pool.silent_hold_threads:
-        data = next(requests, None)  # a thread is only for calls whose message has come
+        data = next(requests, None)  # it runs only once its message has come
     else:
         pool.silent.wait(context, limit_s)
         try:

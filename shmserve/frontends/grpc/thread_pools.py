@@ -197,7 +197,10 @@ class BoundedPool(ThreadPoolExecutor):
 
     def run(self, turn: Turn) -> None:
         """Run a turn of the loop's, and have whoever waits for its place run, too."""
-        _run(turn)
+        try:
+            turn.fn(*turn.args)
+        except Exception:
+            _log.exception("unexpected error in a call")
         with self._lock:
             following = self._next(turn)
             if following is not None and following.post is None:
@@ -294,8 +297,15 @@ class BoundedPool(ThreadPoolExecutor):
     def _next(self, done: Turn) -> Turn | None:
         """Who has waited for this one's end, and runs now."""
         self._active -= 1
-        _drop(self._running, done.place.address)
-        self._leave(done.place)
+        place, running = done.place, self._running
+        address = place.address
+        running[address] -= 1
+        if not running[address]:
+            del running[address]
+        if place.uses > 1:
+            place.uses -= 1
+        else:
+            self._leave(place)
         for name, line in self._waiting.items():
             address = line[0].place.address
             if self._running.get(address, 0) < self._caller_threads:

@@ -83,7 +83,21 @@ class Connection:
                 raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "answers are not read")
         except ConnectionFailed as failed:
             self._fail(failed)
-        return self._take_events()
+        events = self._events[:]
+        self._events.clear()
+        return events
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to send or to release, or all has been said."""
+        output = self._output
+        return bool(
+            output.pending
+            or output.released
+            or self._streams.sending
+            or self._failed
+            or self._shutdown.began
+        )
 
     @property
     def payload_due(self) -> tuple[int, int] | None:

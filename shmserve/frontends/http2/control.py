@@ -80,7 +80,11 @@ class ControlFrames:
             StreamFailed: its stream is to be reset.
             ConnectionFailed: the connection is to end.
         """
-        self.spend()
+        control = self._control
+        if 0 < control.left <= control.burst:
+            control.left -= 1
+        else:
+            self.spend()
         if kind == frames.WINDOW_UPDATE and len(payload) == 4:  # the most common by far
             self._on_window_update(stream_id, int.from_bytes(payload, "big"))
             return

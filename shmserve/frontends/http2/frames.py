@@ -75,14 +75,14 @@ class StreamFailed(Exception):
 # length (its upper 16 and its lower 8 bits), type, flags, stream
 _head = Struct(">HBBBL")
 unpack_head = _head.unpack_from
-_pack_head = _head.pack
+pack_head = _head.pack
 _with_word = Struct(">HBBBLL").pack
 _goaway_body = Struct(">LL")
 _setting = Struct(">HL")
 
 
 def frame_head(length: int, kind: int, flags: int, stream_id: int) -> bytes:
-    return _pack_head(length >> 8, length & 0xFF, kind, flags, stream_id)
+    return pack_head(length >> 8, length & 0xFF, kind, flags, stream_id)
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: Buffer) -> bytes:

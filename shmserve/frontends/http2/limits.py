@@ -75,21 +75,21 @@ class FloodBudget:
         now: the time in seconds.
     """
 
-    __slots__ = ("_at", "_burst", "_per_s", "left")
+    __slots__ = ("_at", "burst", "_per_s", "left")
 
     def __init__(self, burst: int, per_s: float, now: float) -> None:
-        self._burst = burst
+        self.burst = burst
         self._per_s = per_s
         self._at = now
         self.left: float = burst  # others add to it what they find was earned
 
     def spend(self, now: float, cost: int = 1) -> bool:
         """False if there is not so much left."""
-        if self.left > self._burst:
-            self.left = self._burst
+        if self.left > self.burst:
+            self.left = self.burst
         self.left -= cost
         if self.left >= 0:
             return True
-        self.left = min(self.left + (now - self._at) * self._per_s, self._burst)
+        self.left = min(self.left + (now - self._at) * self._per_s, self.burst)
         self._at = now
         return self.left >= 0

@@ -18,6 +18,7 @@ from shmserve.frontends.http2.frames import (
     StreamFailed,
     frame_head,
     long_field_block,
+    pack_head,
 )
 from shmserve.frontends.http2.limits import FloodBudget, Limits
 from shmserve.frontends.http2.output import OutgoingBytes
@@ -97,7 +98,7 @@ class Sender:
         stream.head_sent = True
         lead = b"" if head is None else self._field_block(stream.id, head, 0)
         if size:
-            lead += frame_head(size, DATA, 0, stream.id)
+            lead += pack_head(size >> 8, size & 0xFF, DATA, 0, stream.id)
             stream.send_window -= size
             self.window -= size
             self._control.left += size >> 10
@@ -211,7 +212,7 @@ class Sender:
         size = len(block)
         if size > self.max_frame:
             return long_field_block(stream_id, block, flags, self.max_frame)
-        return frame_head(size, HEADERS, flags | END_HEADERS, stream_id) + block
+        return pack_head(size >> 8, size & 0xFF, HEADERS, flags | END_HEADERS, stream_id) + block
 
     def open_window(self, increment: int) -> None:
         """The client's WINDOW_UPDATE for the connection."""

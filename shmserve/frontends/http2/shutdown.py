@@ -33,6 +33,10 @@ class Shutdown:
             self._output.add(frames.goaway(frames.LARGEST_STREAM_ID, ErrorCode.NO_ERROR))
             self._output.add(frames.ping(_PROBE))
 
+    @property
+    def began(self) -> bool:
+        return self._began_at is not None
+
     def serves(self, stream_id: int) -> bool:
         return self._last_served is None or stream_id <= self._last_served
 

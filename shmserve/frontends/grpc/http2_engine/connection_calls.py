@@ -147,14 +147,20 @@ class ConnectionCalls:
         try:
             for message in call.reader.feed(event.data):
                 self.message(call, message)
-            if event.end_stream and call.reader is not None:
-                call.reader.finish()
-            self.look(call)
+            if call.reader is not None:
+                if event.end_stream:
+                    call.reader.finish()
+                self.look(call)
+            elif self.tensors.receiving or self.deadlines.open:
+                self.look(call)
         except FramingFailed as failed:
             self.refuse(call, failed)
         spared = call.spared() if sparing else 0
-        self._consumed(call, size - spared)
-        if event.end_stream:
+        if call.head.method.streams:
+            self._consumed(call, size - spared)
+        else:
+            self._core.consumed(event.stream_id, size - spared)
+        if event.end_stream and (call.waits or call.head.method.streams):
             self.ended(event.stream_id)
         return spared
 

@@ -55,10 +55,10 @@ class EventLoop:
 
     def enter(self, run: Callable[..., object], *args: Any) -> None:
         """Have it run as a greenlet, from now on. It must not raise."""
-        self._greenlets += 1
-        self.hub.enter(self._count, run, *args)
+        self.hub.enter(self._run, run, *args)
 
-    def _count(self, run: Callable[..., object], *args: Any) -> None:
+    def _run(self, run: Callable[..., object], *args: Any) -> None:
+        self._greenlets += 1
         try:
             run(*args)
         finally:

@@ -280,7 +280,8 @@ class Http2Call:
                 return False
             self._active = False
             callbacks, self._callbacks = self._callbacks, []
-        self.stop_reading()
+        if self.reader is not None:
+            self.stop_reading()
         if self._messages is not None:
             self._messages.put(None)
         if self._taken is not None:

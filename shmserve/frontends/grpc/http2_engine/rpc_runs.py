@@ -37,6 +37,8 @@ class RpcRuns:
 
     def head(self, call: Http2Call) -> bytes:
         """The headers of a call's answer."""
+        if self._compression == "none":
+            return self._plain
         return self._compressed if self._compresses(call) else self._plain
 
     def unary(self, call: Http2Call, message: GrpcMessage | None) -> None:
@@ -44,7 +46,11 @@ class RpcRuns:
         try:
             if not call.is_active():
                 return
-            answer: bytes | HeldAnswer = call.head.method.behave(_only(call, message), call)
+            if message is not None and call.on_loop and message.parts is None:
+                only = iter((bytes(message.data),))  # small, and not compressed
+            else:
+                only = _only(call, message)
+            answer: bytes | HeldAnswer = call.head.method.behave(only, call)
             if isinstance(answer, HeldAnswer):
                 data, held = self._encode_held(answer), answer
             else:
@@ -52,9 +58,11 @@ class RpcRuns:
         except BaseException as ex:
             call.owner.send_soon(call, (), _failed(call, ex))
         else:
-            call.owner.send_soon(call, data, _succeeded(call), held)
+            trailers = _succeeded(call) if call.trailing else OK
+            call.owner.send_soon(call, data, trailers, held)
         finally:
-            call.drop_message()
+            if call.tensors is not None or not call.on_loop:
+                call.drop_message()
 
     def stream(self, call: Http2Call) -> None:
         """Run an rpc of any number of messages and answers."""
@@ -91,8 +99,9 @@ class RpcRuns:
 
     def _encode(self, call: Http2Call, answer: bytes) -> Sequence[Buffer]:
         size = len(answer)
-        self._check_size(size)
-        if self._compresses(call):
+        if size > self._most:
+            self._check_size(size)
+        if self._compression != "none" and self._compresses(call):
             made = beside_if_large(size, deflate, answer, self._compression)
             if made is not answer:
                 return (prefix(len(made), compressed=True), made)

@@ -88,7 +88,12 @@ class ServerConnection:
         except Exception:
             _log.exception("unexpected error with a connection")
             self.lose()
-        self._settle_later()
+        # Most often there is nothing to say until a call has its answer
+        if self._core.has_news or self._events != READABLE or self._calls.tensors.waiting:
+            self._settle_later()
+        else:
+            self.touched = True
+            self._loop.touch(monotonic())
 
     def _receive(self) -> None:
         transport, now = self._transport, monotonic()
@@ -172,6 +177,7 @@ class ServerConnection:
             if type(event) is DataReceived:
                 calls.data(event)
             elif type(event) is RequestReceived:
+                self._busy = True
                 call = calls.open(event)
                 if call is not None and call.waits:
                     opened = [*opened, call] if opened else [call]
