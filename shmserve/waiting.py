@@ -1,9 +1,9 @@
 """How this process waits, and where it does what takes long.
 
 By default whoever waits keeps its thread. A thread that serves many at once (an HTTP worker's
-loop, a gRPC engine's) installs a `ThreadWaiter` for itself: what runs there gives way instead, and so the same
-synchronous code serves both. Whatever may wait for another process, a client or a lock that is
-held for long goes through here.
+loop, a gRPC engine's) installs a `ThreadWaiter` for itself: what runs there gives way instead, and
+so the same synchronous code serves both. Whatever may wait for another process, a client or a lock
+that is held for long goes through here.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class KnownMessage(Struct, frozen=True, eq=False):
     """A message that fits its model, but for its tensor's bytes.
 
     Attributes:
-        before: all its bytes before the tensor's.
+        before: all its bytes before the tensor's; empty if that had a slot, and so was apart.
         wire: as it was read, without the tensor.
         names: of the outputs it names.
     """
@@ -52,19 +52,18 @@ class KnownMessages:
         self, data: bytes | memoryview | TensorMessage
     ) -> tuple[KnownMessage, tuple[WireInput, ...]] | None:
         """What is known of a message, and its inputs."""
+        place: PlacedTensor | None = None
         if type(data) is bytes:
             known = self._known.get((len(data), data[:_BEGINNING]))
             if known is None or not data.startswith(known.before):
                 return None
-            raw, place = memoryview(data)[len(known.before) :], None
-        elif isinstance(data, TensorMessage) and len(data.raw) == 1:
-            place = data.raw[0]
-            known = self._known.get(bytes(data.rest())) if type(place) is PlacedTensor else None
-            if known is None or known.inputs[0].nbytes != len(place.view):
+            raw = memoryview(data)[len(known.before) :]
+        else:
+            place = _only_place(data)
+            known = self._known.get(_head(data)) if place is not None else None
+            if place is None or known is None or known.inputs[0].nbytes != len(place.view):
                 return None
             raw = place.view
-        else:
-            return None
         (old,) = known.wire.inputs
         new = WireInput(old.name, old.datatype, old.shape, old.parameters, None, raw, place)
         return known, (new,)
@@ -88,14 +87,14 @@ class KnownMessages:
             return
         if wire.inputs[0].contents is not None or any(o.region is not None for o in wanted):
             return
-        before = key = b""
-        if isinstance(data, TensorMessage):
-            if len(data.raw) != 1 or type(data.raw[0]) is not PlacedTensor:
-                return
-            key = bytes(data.rest())
-        elif type(data) is bytes:
-            before = _before_tensor(data)
-        if not 0 < len(before or key) <= _LONGEST:
+        key: Key
+        if type(data) is bytes:
+            before = kept = _before_tensor(data)
+            key = len(data), data[:_BEGINNING]
+        else:
+            before, kept = b"", _head(data) if _only_place(data) is not None else b""
+            key = kept
+        if not 0 < len(kept) <= _LONGEST:
             return
         names = tuple([output.name for output in request.outputs])
         # Not the tensor itself, nor what it lies in
@@ -106,9 +105,21 @@ class KnownMessages:
         )
         if len(self._known) >= _MOST_KNOWN:
             self._known = {}
-        self._known[(len(data), data[:_BEGINNING]) if type(data) is bytes else key] = KnownMessage(
+        self._known[key] = KnownMessage(
             before, wire, signature, request, empty_final, inputs, wanted, names
         )
+
+
+def _only_place(data: object) -> PlacedTensor | None:
+    """Where the tensor of a message is that has one only, if it has a slot."""
+    if isinstance(data, TensorMessage) and len(data.raw) == 1:
+        (place,) = data.raw
+        return place if isinstance(place, PlacedTensor) else None
+    return None
+
+
+def _head(data: object) -> bytes:
+    return bytes(data.rest()) if isinstance(data, TensorMessage) else b""
 
 
 def _before_tensor(data: bytes) -> bytes:

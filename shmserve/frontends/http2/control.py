@@ -81,8 +81,9 @@ class ControlFrames:
             ConnectionFailed: the connection is to end.
         """
         control = self._control
-        if 0 < control.left <= control.burst:
-            control.left -= 1
+        left = min(control.left, control.burst) - 1
+        if left >= 0:
+            control.left = left
         else:
             self.spend()
         if kind == frames.WINDOW_UPDATE and len(payload) == 4:  # the most common by far

@@ -75,7 +75,7 @@ class FloodBudget:
         now: the time in seconds.
     """
 
-    __slots__ = ("_at", "burst", "_per_s", "left")
+    __slots__ = ("_at", "_per_s", "burst", "left")
 
     def __init__(self, burst: int, per_s: float, now: float) -> None:
         self.burst = burst

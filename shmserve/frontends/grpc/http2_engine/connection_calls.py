@@ -174,7 +174,10 @@ class ConnectionCalls:
             self.look(call)
         except FramingFailed as failed:
             self.refuse(call, failed)
-        self._consumed(call, count)
+        if call.head.method.streams:
+            self._consumed(call, count)
+        else:
+            self._core.consumed(call.stream_id, count)
 
     def look(self, call: Http2Call) -> None:
         """After something of a call's messages has come: see to memory and time for the rest."""

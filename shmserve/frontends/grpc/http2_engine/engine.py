@@ -161,7 +161,9 @@ class Http2Engine:
 
         def again() -> None:
             if not self._stopping:
-                self._loop.hub.handle(listener.fileno(), partial(self._accept, listener, certificates))
+                self._loop.hub.handle(
+                    listener.fileno(), partial(self._accept, listener, certificates)
+                )
 
         self._loop.at(monotonic() + _PAUSE_S, again)
 

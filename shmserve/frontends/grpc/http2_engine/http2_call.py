@@ -97,8 +97,8 @@ class Http2Call:
     __slots__ = (
         "_active", "_callbacks", "_copied", "_deadline", "_lock", "_max_bytes", "_messages",
         "_settings", "_taken", "admitted", "ended_by_us", "head", "head_sent", "held", "on_loop",
-        "owner", "place", "reader", "sparing", "status", "stream_id", "tensors", "trailing", "turn", "waits",
-        "withheld",
+        "owner", "place", "reader", "sparing", "status", "stream_id", "tensors", "trailing", "turn",
+        "waits", "withheld",
     )  # fmt: skip
 
     def __init__(

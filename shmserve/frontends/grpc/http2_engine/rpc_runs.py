@@ -47,7 +47,8 @@ class RpcRuns:
             if not call.is_active():
                 return
             if message is not None and call.on_loop and message.parts is None:
-                only = iter((bytes(message.data),))  # small, and not compressed
+                small: RpcMessage = bytes(message.data)
+                only = iter((small,))
             else:
                 only = _only(call, message)
             answer: bytes | HeldAnswer = call.head.method.behave(only, call)
@@ -58,8 +59,7 @@ class RpcRuns:
         except BaseException as ex:
             call.owner.send_soon(call, (), _failed(call, ex))
         else:
-            trailers = _succeeded(call) if call.trailing else OK
-            call.owner.send_soon(call, data, trailers, held)
+            call.owner.send_soon(call, data, _succeeded(call), held)
         finally:
             if call.tensors is not None or not call.on_loop:
                 call.drop_message()

@@ -18,8 +18,8 @@ from shmserve import waiting
 from shmserve.config import Settings
 from shmserve.frontends.http.server.client_socket import GreenletSocket
 from shmserve.frontends.http.server.head import Heads
-from shmserve.frontends.hub import Hub
 from shmserve.frontends.http.server.tls_socket import TlsSocket, secure
+from shmserve.frontends.hub import Hub
 from shmserve.testing.running_server import WATCHDOG_S
 from tests.tls_files import make_certificates
 
