@@ -23,35 +23,16 @@ from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
 
+from shmserve.frontends.readiness import READ, WRITE, Readiness
 from shmserve.frontends.side_threads import SideThreads
 from shmserve.waiting import Readable
 
-READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 _MOST_EVENTS = 256  # taken at a time
 _FEW_TIMERS = 1024  # beyond them the dead are no more than the living
 
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger("shmserve.loop")
-
-
-class Readiness:
-    """What one greenlet waits for: a descriptor, with a deadline or without.
-
-    Attributes:
-        fd: -1: only for a time, or to be woken.
-        armed: what the epoll set has of it.
-        due: when the wait ends; inf: never.
-        filed: when the hub looks at it, which may be earlier; inf: not at all.
-    """
-
-    __slots__ = ("armed", "due", "fd", "filed", "waiter")
-
-    def __init__(self, fd: int = -1) -> None:
-        self.fd = fd
-        self.armed = 0
-        self.due = self.filed = inf
-        self.waiter: greenlet | None = None
 
 
 class Hub:

@@ -21,7 +21,7 @@ from shmserve.frontends.grpc.announced_inputs import (
 )
 from shmserve.frontends.grpc.call_context import CallContext
 from shmserve.frontends.grpc.callers import Callers
-from shmserve.frontends.grpc.known_messages import KnownMessage, KnownMessages
+from shmserve.frontends.grpc.known_messages import KnownMessages, RecalledMessage
 from shmserve.frontends.grpc.request_mapping import to_request
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMessage
 from shmserve.frontends.grpc.tensor_message import TensorMessage
@@ -38,7 +38,6 @@ from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES
 from shmserve.protocol.protobuf.infer_wire import (
     Part,
     WireInferRequest,
-    WireInput,
     check_size,
     encode_response,
     encode_stream_response,
@@ -56,6 +55,9 @@ _encode_receipt = msgspec.json.Encoder().encode
 class InferMessage:
     """An inference request over gRPC.
 
+    Args:
+        origin: what it was read from or is known by, if its like may come again.
+
     Attributes:
         wire: the message.
         wanted: the outputs it asks for, once it was checked.
@@ -63,10 +65,9 @@ class InferMessage:
     """
 
     __slots__ = (
-        "_data",
         "_inputs",
-        "_known",
         "_one_answer",
+        "_origin",
         "_serving",
         "_signature",
         "_tensors",
@@ -84,14 +85,10 @@ class InferMessage:
         asker: CallContext,
         started_ns: int,
         one_answer: bool,
-        data: RpcMessage | None = None,
-        known: KnownMessage | None = None,
-        tensors: tuple[WireInput, ...] = (),
+        origin: RecalledMessage | RpcMessage | None = None,
     ) -> None:
         self.wire = wire
-        self._tensors = tensors or wire.inputs
-        self._data = data
-        self._known = known
+        self._origin = origin
         self.asker = asker
         self.started_ns = started_ns
         self._serving = serving
@@ -100,21 +97,22 @@ class InferMessage:
     def check(self, signature: ModelSignature) -> RunOptions:
         if self._one_answer and signature.spec.decoupled:
             refuse_decoupled(signature, "ModelInfer RPC")
-        known = self._known
-        if known is not None:
+        origin = self._origin
+        if isinstance(origin, RecalledMessage):
+            known, self._tensors = origin.known, origin.inputs
             self.empty_final, self._inputs = known.empty_final, known.inputs
             self.wanted, self._signature = known.wanted, signature
             parameters, timeout_s = known.request.parameters, self.asker.timeout()
             return RunOptions("", known.names, parameters, (), None, timeout_s)
-        settings = self._serving.settings
+        settings, self._tensors = self._serving.settings, self.wire.inputs
         request, self.empty_final = to_request(self.wire, settings)
         find = partial(self._serving.regions.find, self.asker.caller)
         self._inputs = check_inputs(signature, request, settings, find)
         self.wanted, places = check_outputs(signature, request, settings, find)
         self._signature = signature
-        if self._data is not None:
+        if origin is not None:
             self._serving.known.keep(
-                *(self._data, self.wire, signature, request),
+                *(origin, self.wire, signature, request),
                 *(self.empty_final, self._inputs, self.wanted),
             )
         names = tuple([output.name for output in request.outputs])
@@ -203,10 +201,10 @@ class Inferences:
         """As `open`, of a message whose like may be known."""
         found = self.known.find(data)
         if found is not None:
-            known, tensors = found
-            wire, entry = known.wire, ready_entry(known.wire, self._dispatcher)
-            if known.signature is signature_of(entry.spec):
-                message = InferMessage(self, wire, asker, started_ns, True, None, known, tensors)
+            wire = found.known.wire
+            entry = ready_entry(wire, self._dispatcher)
+            if found.known.signature is signature_of(entry.spec):
+                message = InferMessage(self, wire, asker, started_ns, True, found)
                 return Inference(self._dispatcher, entry, message, asker)
         wire = self.parse(data)
         message = InferMessage(self, wire, asker, started_ns, True, data)

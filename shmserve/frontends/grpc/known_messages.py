@@ -42,16 +42,21 @@ class KnownMessage(Struct, frozen=True, eq=False):
     names: tuple[str, ...]
 
 
+class RecalledMessage(Struct, frozen=True, eq=False):
+    """What is known of a message, and its own tensor."""
+
+    known: KnownMessage
+    inputs: tuple[WireInput, ...]
+
+
 class KnownMessages:
     """Of one process; for any thread."""
 
     def __init__(self) -> None:
         self._known: dict[Key, KnownMessage] = {}
 
-    def find(
-        self, data: bytes | memoryview | TensorMessage
-    ) -> tuple[KnownMessage, tuple[WireInput, ...]] | None:
-        """What is known of a message, and its inputs."""
+    def find(self, data: bytes | memoryview | TensorMessage) -> RecalledMessage | None:
+        """What is known of a message."""
         place: PlacedTensor | None = None
         if type(data) is bytes:
             known = self._known.get((len(data), data[:_BEGINNING]))
@@ -66,7 +71,7 @@ class KnownMessages:
             raw = place.view
         (old,) = known.wire.inputs
         new = WireInput(old.name, old.datatype, old.shape, old.parameters, None, raw, place)
-        return known, (new,)
+        return RecalledMessage(known, (new,))
 
     def announced(self, head: bytes) -> KnownMessage | None:
         """What is known of a message that begins so, before its tensor."""

@@ -18,6 +18,7 @@ from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.core.access import Access
 from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.grpc.call_turns import PoolSize
 from shmserve.frontends.grpc.callers import CallAccess, Callers
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.control_rpcs import RepositoryResources, ServerResources
@@ -38,7 +39,7 @@ from shmserve.frontends.grpc.services import Services, add_extensions
 from shmserve.frontends.grpc.stream import METHOD as STREAM
 from shmserve.frontends.grpc.stream import Streams
 from shmserve.frontends.grpc.tensor_message import TensorIntake
-from shmserve.frontends.grpc.thread_pools import BoundedPool, PoolSize, Refusals
+from shmserve.frontends.grpc.thread_pools import BoundedPool, Refusals
 from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.frontends.presented_keys import PresentedKeys
 

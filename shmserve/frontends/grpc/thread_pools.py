@@ -18,9 +18,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from msgspec import Struct
-
 from shmserve.errors import ResourceExhausted
+from shmserve.frontends.grpc.call_turns import CallTurn, PoolPlace, PoolSize
 from shmserve.frontends.grpc.silent_calls import SilentCalls
 from shmserve.observe import flight_recorder
 
@@ -65,47 +64,6 @@ def _exhausted(why: str) -> ResourceExhausted:
     return ResourceExhausted(why)
 
 
-class PoolSize(Struct, frozen=True):
-    """What a pool may hold.
-
-    Attributes:
-        threads: calls that run at a time.
-        limit: calls that run or wait.
-        share: the part of either that one caller, an address, may have.
-        grace_s: how long a call may be silent while others want what it has.
-        silent_hold_threads: what silent calls have is a thread, not only a place.
-    """
-
-    threads: int
-    limit: int
-    share: float = 1.0
-    grace_s: float = math.inf
-    silent_hold_threads: bool = True
-
-
-class PoolPlace(Struct, eq=False):
-    """A call's place in its pool. `uses`: the parties that have not left it yet."""
-
-    address: str
-    uses: int = 1
-
-
-class Turn(Struct, eq=False):
-    """One call that waits to be run, or is.
-
-    Attributes:
-        line: its connection.
-        post: has an engine's loop run it; None: it is for a thread.
-    """
-
-    line: Hashable
-    place: PoolPlace
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    future: Future[Any] | None = None
-    post: Callable[[Callable[[], object]], object] | None = None
-
-
 class BoundedPool(ThreadPoolExecutor):
     """At most `size.threads` calls run and `size.limit` have a place; `why` tells the others.
 
@@ -131,12 +89,12 @@ class BoundedPool(ThreadPoolExecutor):
         self.silent = SilentCalls(size.grace_s)
         self._lock = threading.Lock()
         self.count = 0
-        self._waiting: dict[Hashable, deque[Turn]] = {}  # by line, whose turn is next first
+        self._waiting: dict[Hashable, deque[CallTurn]] = {}  # by line, whose turn is next first
         self._running: Counter[str] = Counter()  # by address
         self._active = 0  # of all addresses
         self._held: Counter[str] = Counter()  # places by address
         self._threads_started: list[threading.Thread] = []
-        self._idle: list[SimpleQueue[Turn | None]] = []  # of threads, the latest last
+        self._idle: list[SimpleQueue[CallTurn | None]] = []  # of threads, the latest last
         self._closed = False
 
     def place(self, address: str) -> PoolPlace:
@@ -157,7 +115,7 @@ class BoundedPool(ThreadPoolExecutor):
             self._held[address] += 1
         return PoolPlace(address)
 
-    def leave(self, place: PoolPlace, turn: Turn | None = None) -> bool:
+    def leave(self, place: PoolPlace, turn: CallTurn | None = None) -> bool:
         """One party does not need it any more. `turn`: what need not run, then; whether it had not
         begun, and never will."""
         with self._lock:
@@ -171,7 +129,7 @@ class BoundedPool(ThreadPoolExecutor):
             self._leave(place)
         return True
 
-    def queue(self, turn: Turn) -> bool:
+    def queue(self, turn: CallTurn) -> bool:
         """Run it in its turn, which leaves its place afterwards; connections take turns, and no
         address has more than its share. True: it is the loop's, which is to `run` it now.
 
@@ -195,7 +153,7 @@ class BoundedPool(ThreadPoolExecutor):
             line.append(turn)
         return False
 
-    def run(self, turn: Turn) -> None:
+    def run(self, turn: CallTurn) -> None:
         """Run a turn of the loop's, and have whoever waits for its place run, too."""
         try:
             turn.fn(*turn.args)
@@ -209,18 +167,18 @@ class BoundedPool(ThreadPoolExecutor):
         if following is not None:
             self._post(following)
 
-    def _post(self, turn: Turn) -> None:
+    def _post(self, turn: CallTurn) -> None:
         assert turn.post is not None, "it is the loop's"
         turn.post(partial(self.run, turn))
 
-    def _give_thread(self, turn: Turn) -> None:
+    def _give_thread(self, turn: CallTurn) -> None:
         """One that has nothing to do, or a new one: there are as many as may run."""
         if self._idle:
             self._idle.pop().put(turn)
         else:
             self._start_thread(turn)
 
-    def _start_thread(self, first: Turn) -> None:
+    def _start_thread(self, first: CallTurn) -> None:
         name = f"{self._name}_{len(self._threads_started)}"
         thread = threading.Thread(target=self._take_turns, args=(first,), name=name, daemon=True)
         thread.start()
@@ -234,7 +192,7 @@ class BoundedPool(ThreadPoolExecutor):
         except ResourceExhausted as ex:
             return self._refusals.refuse(ex.message, fn, *args)
         future: Future[T] = Future()
-        self.queue(Turn(peer, place, fn, args, future))
+        self.queue(CallTurn(peer, place, fn, args, future))
         return future
 
     @property
@@ -277,9 +235,9 @@ class BoundedPool(ThreadPoolExecutor):
     def _end_silent(self, wanted: int, address: str | None = None) -> bool:
         return self.silent.end_overdue(time.monotonic(), wanted, address) > 0
 
-    def _take_turns(self, turn: Turn | None) -> None:
+    def _take_turns(self, turn: CallTurn | None) -> None:
         """A thread's work: it goes on for as long as somebody waits who may have it."""
-        mine: SimpleQueue[Turn | None] = SimpleQueue()
+        mine: SimpleQueue[CallTurn | None] = SimpleQueue()
         while turn is not None:
             _run(turn)
             with self._lock:
@@ -294,7 +252,7 @@ class BoundedPool(ThreadPoolExecutor):
                 following = None
             turn = following or mine.get()
 
-    def _next(self, done: Turn) -> Turn | None:
+    def _next(self, done: CallTurn) -> CallTurn | None:
         """Who has waited for this one's end, and runs now."""
         self._active -= 1
         place, running = done.place, self._running
@@ -325,7 +283,7 @@ class BoundedPool(ThreadPoolExecutor):
             _drop(self._held, place.address)
 
 
-def _run(turn: Turn) -> None:
+def _run(turn: CallTurn) -> None:
     future = turn.future
     if future is None:
         try:

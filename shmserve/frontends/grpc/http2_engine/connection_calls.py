@@ -10,6 +10,7 @@ from time import monotonic
 import grpc
 
 from shmserve.errors import ResourceExhausted
+from shmserve.frontends.grpc.call_turns import CallTurn
 from shmserve.frontends.grpc.http2_engine.call_head import (
     OK,
     CallHead,
@@ -25,7 +26,6 @@ from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.message_deadlines import MessageDeadlines
 from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer
-from shmserve.frontends.grpc.thread_pools import Turn
 from shmserve.frontends.http2 import (
     Buffer,
     Connection,
@@ -223,7 +223,7 @@ class ConnectionCalls:
         assert call.place is not None, "it has been given one"
         call.place.uses += 1
         post = self._enter_soon if call.on_loop else None
-        call.turn = turn = Turn(self, call.place, fn, args, None, post)
+        call.turn = turn = CallTurn(self, call.place, fn, args, None, post)
         pool = call.head.method.pool
         if pool.queue(turn):
             self._loop.enter(pool.run, turn)

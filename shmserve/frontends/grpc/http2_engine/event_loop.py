@@ -15,7 +15,8 @@ from typing import Any
 
 from shmserve import waiting
 from shmserve.frontends.grpc.http2_engine.timers import Deadlines, Expiring
-from shmserve.frontends.hub import READ, WRITE, Hub
+from shmserve.frontends.hub import Hub
+from shmserve.frontends.readiness import READ, WRITE
 
 _log = logging.getLogger("shmserve.grpc")
 

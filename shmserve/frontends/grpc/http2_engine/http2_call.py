@@ -14,13 +14,13 @@ import numpy as np
 
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
+from shmserve.frontends.grpc.call_turns import CallTurn, PoolPlace
 from shmserve.frontends.grpc.http2_engine.call_head import CallHead, Metadata
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
 from shmserve.frontends.grpc.http2_engine.message_compression import inflate
 from shmserve.frontends.grpc.message_heap import CountedMessage, MessageHeap, failed
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcMessage
 from shmserve.frontends.grpc.tensor_message import TensorMessage
-from shmserve.frontends.grpc.thread_pools import PoolPlace, Turn
 from shmserve.frontends.http2 import Buffer, Fields
 from shmserve.frontends.http2.grpc_framing import (
     GrpcMessage,
@@ -114,7 +114,7 @@ class Http2Call:
         self.tensors: TensorMessage | None = None
         self.held: HeldAnswer | None = None
         self.place: PoolPlace | None = None
-        self.turn: Turn | None = None
+        self.turn: CallTurn | None = None
         self.on_loop = False
         self.withheld = 0
         self.waits = not head.method.streams

@@ -12,7 +12,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from shmserve import waiting
-from shmserve.frontends.hub import READ, WRITE, Hub
+from shmserve.frontends.hub import Hub
+from shmserve.frontends.readiness import READ, WRITE
 
 _NOW = int(socket.MSG_DONTWAIT)
 _WHOLE = int(socket.MSG_WAITALL)

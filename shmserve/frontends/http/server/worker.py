@@ -24,7 +24,8 @@ from shmserve.frontends.http.server.connection import HttpConnection
 from shmserve.frontends.http.server.context import Hooks, ServingContext
 from shmserve.frontends.http.server.error_responses import refusal
 from shmserve.frontends.http.server.sign_of_life import SignOfLife
-from shmserve.frontends.hub import Hub, Readiness
+from shmserve.frontends.hub import Hub
+from shmserve.frontends.readiness import Readiness
 from shmserve.observe import flight_recorder, gauges
 from shmserve.transport.processes import raise_fd_limit
 

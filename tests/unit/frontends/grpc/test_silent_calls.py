@@ -13,9 +13,10 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 
 from shmserve.errors import ResourceExhausted
+from shmserve.frontends.grpc.call_turns import PoolSize
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.silent_calls import AwaitedRequests, SilentCalls
-from shmserve.frontends.grpc.thread_pools import BoundedPool, PoolSize, Refusals, check_admitted
+from shmserve.frontends.grpc.thread_pools import BoundedPool, Refusals, check_admitted
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
 from tests.grpc_client import Client, Rig, Sender, request
 
