@@ -116,7 +116,7 @@ class CoordinatorLoop:
             shortage = pool_sizing.shortage(pool_bytes, pool_sizing.shm_space()[1], processes)
         arena_bytes = _advised(*pool_sizing.arena_size(pool_bytes, processes, settings.arena_bytes))
         self._selector = selectors.DefaultSelector()
-        welcome = Welcome(messages.VERSION, launch.epoch, arena_bytes)
+        welcome = Welcome(messages.VERSION, launch.epoch, arena_bytes, pool_bytes)
         self._links = Links(self._selector, welcome)
         self._background = Background(wake)
         self._gpus = GpuUse()
