@@ -36,6 +36,7 @@ from shmserve.dispatch.step_threads import StepThreads
 from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
     ArenaExhausted,
+    NotFound,
     Unavailable,
 )
 from shmserve.observe import flight_recorder, gauges
@@ -148,7 +149,13 @@ class Dispatcher:
         """
         snapshot = self._registry.current()
         entry = snapshot.ready_entries.get((name, version))
-        return entry or require_ready(snapshot.model(name, version), version)
+        if entry is not None:
+            return entry
+        try:
+            return require_ready(snapshot.model(name, version), version)
+        except NotFound:  # its name is the client's, and not for the recorder
+            flight_recorder.record("request refused", "unknown model")
+            raise
 
     # ------------------------------------------------------------- requests
 
