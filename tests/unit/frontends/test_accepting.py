@@ -1,8 +1,10 @@
-"""What goes wrong with one new connection costs the others nothing."""
+"""A connection's beginning and end: what goes wrong with one costs the others nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from shmserve.executor.__main__ import Executor
 from shmserve.frontends.grpc.http2_engine.engine import Http2Engine
+from shmserve.frontends.http.server.connection import HttpConnection
 from shmserve.frontends.http.server.worker import ConnectionWorker
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen
 from tests.grpc_client import Rig
@@ -68,3 +71,28 @@ def test_a_lane_that_comes_without_its_descriptor_is_none(lanes: object) -> None
     executor: Any = SimpleNamespace(lanes=lanes, link=SimpleNamespace(send=sent.append))
     Executor._on_lane(executor, LaneOffered(7, 1, 1), [])
     assert sent == [LanesOpen((7,), ended=True)], "the coordinator has counted it"
+
+
+@pytest.mark.parametrize("lingers", [True, False])
+def test_who_is_refused_while_it_still_sends_reads_why(lingers: bool) -> None:
+    """Without lingering what it sends meets a closed socket: the connection is reset."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname(), 30)
+        accepted, _ = listener.accept()
+
+    def refuse() -> None:
+        accepted.sendall(b"why")
+        if lingers:
+            HttpConnection._linger(SimpleNamespace(sock=accepted))  # type: ignore[arg-type]
+        accepted.close()
+
+    client.sendall(bytes(64 << 10))
+    worker = threading.Thread(target=refuse)
+    worker.start()
+    if not lingers:
+        worker.join()
+    with client, pytest.raises(ConnectionError) if not lingers else contextlib.nullcontext():
+        client.sendall(bytes(8 << 10))
+        client.shutdown(socket.SHUT_WR)
+        assert client.makefile("rb").read() == b"why"
+    worker.join()
