@@ -43,14 +43,15 @@ def test_what_fits_is_served_and_what_does_not_is_refused(pool: int) -> None:
     try:
         start(server, 16 * MIB)
         server.wait_ready()
-        before = server.processes()
+        server.wait_linked()
+        before = server.pids("executor"), server.pids("http worker")
         assert ("enlarge /dev/shm" in server.log()) == (pool > 0)
         for _ in range(2):
             assert echo(server, MIB) == (200, "")
             status, why = echo(server, 15 * MIB)
             assert status == 503
             assert ("pool_bytes" if not pool else "shared memory is full") in why
-        assert server.processes() == before
+        assert (server.pids("executor"), server.pids("http worker")) == before
         server.stop()
     finally:
         server.kill_all()

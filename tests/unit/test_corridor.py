@@ -22,7 +22,7 @@ CEILINGS = {
     "http": {"files": 35, "moves": 106, "calls": 143},
     # 34, 112, 161 with the `grpcio` library, whose own work is not counted. The default engine is
     # ours: HTTP/2's frames and windows are, the loop's turns, and what is received into slots
-    "grpc": {"files": 63, "moves": 310, "calls": 429},
+    "grpc": {"files": 63, "moves": 312, "calls": 430},
 }
 
 
