@@ -113,7 +113,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_connections: Positive = 16384  # per frontend
     http_threads: Positive = 32  # per HTTP worker, for what would hold up its connections
     max_queue: Positive = 256  # requests waiting for or running on one instance, per frontend
-    max_caller_share: Share = 0.75  # of places for calls that one caller may have
+    max_caller_share: Share = 0.75  # of places for calls, and of the pool, that one caller may have
     grpc_threads: Positive = 64  # inferences that run at a time, per gRPC process
     grpc_max_calls: Positive = 512  # inferences that run, wait for a thread, or are being sent
     grpc_max_streams: Positive = 64  # streams of inferences, per gRPC process

@@ -237,7 +237,9 @@ class ClientSocket:
                 self._access.check("use", connection.caller)
             reply, connection.lane = self._lanes.open(connection.caller, message)
         except ShmserveError as ex:
+            flight_recorder.record("lane refused", _user(connection), ex.code)
             return wire.Failed(ex.code, ex.message)
+        flight_recorder.record("lane opened", _user(connection), reply.instance)
         return reply
 
     def _unregister(self, caller: Caller, message: wire.Unregister) -> wire.FromServer:
@@ -288,6 +290,10 @@ class ClientSocket:
         connection.channel.close()
         if connection.lane is not None:
             connection.lane.close()
+
+
+def _user(connection: ClientConnection) -> str:
+    return f"uid {connection.caller.uid}"
 
 
 def _listen(path: str, for_everybody: bool) -> socket.socket:

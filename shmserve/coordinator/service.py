@@ -114,9 +114,11 @@ class CoordinatorLoop:
             shortage = writer.previous.shortage
         else:
             shortage = pool_sizing.shortage(pool_bytes, pool_sizing.shm_space()[1], processes)
-        arena_bytes = _advised(*pool_sizing.arena_size(pool_bytes, processes, settings.arena_bytes))
+        # A pool beyond what there can be is advised against: the first to come must not have it all
+        there = min(pool_bytes, pool_sizing.shm_space()[0])
+        arena_bytes = _advised(*pool_sizing.arena_size(there, processes, settings.arena_bytes))
         self._selector = selectors.DefaultSelector()
-        welcome = Welcome(messages.VERSION, launch.epoch, arena_bytes)
+        welcome = Welcome(messages.VERSION, launch.epoch, arena_bytes, pool_bytes)
         self._links = Links(self._selector, welcome)
         self._background = Background(wake)
         self._gpus = GpuUse()

@@ -258,7 +258,7 @@ class Call:
             view = own[at.offset : at.offset + at.nbytes]
             if len(view) != at.nbytes:
                 raise ProtocolViolation("an output reaches outside of the input it aliases")
-        return OutputTensor(tensor.name, tensor.datatype, tensor.shape, view)
+        return OutputTensor(tensor.name, tensor.datatype, tensor.shape, view, tensor.alias >= 0)
 
     def lend(self) -> Callable[[], None]:
         """Keep the outputs of the latest answer readable when the call goes on or is closed.

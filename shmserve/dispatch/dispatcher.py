@@ -21,6 +21,7 @@ from shmserve.core.registry import (
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.core.stats.failure_reasons import reason_of
 from shmserve.dispatch.call import Call, DataPlane
+from shmserve.dispatch.caller_shares import CallerShares
 from shmserve.dispatch.coordinator_client import CoordinatorClient
 from shmserve.dispatch.ensemble_call import EnsembleCall, EnsemblePlane
 from shmserve.dispatch.executor_pool import ExecutorPool
@@ -35,6 +36,7 @@ from shmserve.dispatch.step_threads import StepThreads
 from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
     ArenaExhausted,
+    NotFound,
     Unavailable,
 )
 from shmserve.observe import flight_recorder, gauges
@@ -79,6 +81,7 @@ class Dispatcher:
         self.counting = RequestCounting(rundir.read_epoch(run_dir), settings.max_counted_models)
         self.tracer = Tracer(self.process, role)
         self.memory = ForwardingMemory(self._link, self._epoch, self._link.arena_bytes)
+        self.shares = CallerShares(settings, lambda: self._link.pool_bytes)
         self.coordinator = CoordinatorClient(self._link, self.process, settings)
         self.orphans = OrphanedRequests(self.memory)
         self.executors = LoadBalancer(run_dir, self._registry, self.orphans, self._pool)
@@ -146,7 +149,13 @@ class Dispatcher:
         """
         snapshot = self._registry.current()
         entry = snapshot.ready_entries.get((name, version))
-        return entry or require_ready(snapshot.model(name, version), version)
+        if entry is not None:
+            return entry
+        try:
+            return require_ready(snapshot.model(name, version), version)
+        except NotFound:  # its name is the client's, and not for the recorder
+            flight_recorder.record("request refused", "unknown model")
+            raise
 
     # ------------------------------------------------------------- requests
 

@@ -48,13 +48,14 @@ NO_OPTIONS = RunOptions()
 class OutputTensor(Struct, frozen=True):
     """One output; `view` are its bytes in shared memory, valid until `Call.close`.
 
-    An output that went into client memory has an empty view.
+    An output that went into client memory has an empty view. `aliased`: it lies in an input.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     view: memoryview
+    aliased: bool = False
 
 
 class Outcome(Struct, frozen=True):

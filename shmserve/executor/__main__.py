@@ -43,7 +43,7 @@ from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.sequences.sequence_backend import SequenceBackend
 from shmserve.executor.tensors.mapped_regions import ClientRegions
 from shmserve.executor.tensors.workspace import Workspace
-from shmserve.observe import logs, model_output
+from shmserve.observe import flight_recorder, logs, model_output
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import ExecutorHello
 from shmserve.protocol.control.link_messages import (
@@ -314,6 +314,7 @@ def run_instance(process: str, master_fd: int) -> int:
     setproctitle(f"shmserve: executor {instance.name}")
     logs.setup(f"executor {instance.name}", settings.log_level)
     model_output.limit(settings.model_log_lines_per_s)
+    flight_recorder.start(config.run_dir(settings), process, settings.max_events)
     executor = Executor(instance, process, settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: executor.stop("SIGTERM"))

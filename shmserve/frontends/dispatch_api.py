@@ -13,6 +13,7 @@ from shmserve.core.control.runtime_settings import LogChange, TraceChange
 from shmserve.core.memory.slots import Slot
 from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import SYSTEM, ModelEntry, Snapshot
+from shmserve.dispatch.caller_shares import CallerShares
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import NO_OPTIONS, RunOptions
 from shmserve.protocol.control.history_messages import HistoryReport
@@ -67,6 +68,11 @@ class DispatchApi(Protocol):
 
     @property
     def memory(self) -> TensorMemory: ...
+
+    @property
+    def shares(self) -> CallerShares:
+        """What callers have of the pool."""
+        ...
 
     @property
     def coordinator(self) -> CoordinatorApi: ...

@@ -11,6 +11,7 @@ from time import monotonic_ns
 from typing import Generic, Protocol, TypeVar
 
 from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.caller_shares import FREE, CallerShare
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.receipt import Receipt
@@ -37,7 +38,19 @@ def signature_of(spec: ModelSpec) -> ModelSignature:
 
 
 class RequestSource(Protocol):
-    """A request as its transport has it."""
+    """A request as its transport has it.
+
+    Attributes:
+        nbytes: what its inputs will take of the pool, once it was checked, as far as is known.
+        share: what its caller has of the pool for it; None: nothing that counts.
+    """
+
+    nbytes: int
+    share: CallerShare | None
+
+    def account(self) -> str:
+        """Whose share of the pool its tensors take of. Costs something: asked where they count."""
+        ...
 
     @property
     def started_ns(self) -> int:
@@ -104,13 +117,22 @@ class Inference(Generic[Source]):
         Raises:
             ShmserveError: the model's error, or why it could not be run.
         """
-        return self._begin().execute()
+        outcome = self._begin().execute()
+        nbytes = self.source.nbytes
+        for tensor in outcome.outputs:
+            if not tensor.aliased:
+                nbytes += len(tensor.view)
+        if nbytes > FREE:
+            self._hold(nbytes)
+        return outcome
 
     def stream(self) -> Iterator[Outcome]:
         """Every answer, as `InferenceCall.stream` has them."""
         return self._begin().stream()
 
     def _begin(self) -> InferenceCall:
+        if self.source.nbytes > FREE:
+            self._hold(self.source.nbytes)
         client = self._client
         call = self._dispatcher.call(self.entry, self._options, client is not None)
         self._call = call
@@ -119,6 +141,13 @@ class Inference(Generic[Source]):
         self.source.fill(call)
         call.receipt.receive_ns = monotonic_ns() - self.source.started_ns
         return call
+
+    def _hold(self, nbytes: int) -> None:
+        """Count what it has of the pool, and refuse it if that is too much for one caller."""
+        source = self.source
+        if source.share is None:
+            source.share = self._dispatcher.shares.of(source.account())
+        source.share.hold(nbytes)
 
     @property
     def receipt(self) -> Receipt:
@@ -146,6 +175,9 @@ class Inference(Generic[Source]):
             if self._client is not None:
                 self._client.detach(call)
             call.close()
+        share = self.source.share
+        if share is not None:
+            share.close()
 
     def __enter__(self) -> Inference[Source]:
         return self

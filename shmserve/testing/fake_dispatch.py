@@ -18,6 +18,7 @@ from shmserve.core.memory.slots import Slot
 from shmserve.core.regions.cuda_allocation import cuda_region
 from shmserve.core.regions.region_book import Caller, ObjectFacts, RegionBook
 from shmserve.core.registry import SYSTEM, LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.dispatch.caller_shares import CallerShares
 from shmserve.dispatch.outcome import NO_OPTIONS, Outcome, OutputTensor, RunOptions
 from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import ArenaExhausted, ShmserveError, Unavailable
@@ -244,6 +245,8 @@ class FakeDispatcher:
         self.budget = budget
         self.coordinator = FakeCoordinator()
         self.memory = FakeMemory()
+        self.pool_bytes = 0  # for the shares of callers; 0: these have no bounds
+        self.shares = CallerShares(config.Settings(), lambda: self.pool_bytes)
         self.refusals: list[tuple[str, str]] = []
         self.keys: Counter[str] = Counter()  # requests by their keys' names
         self.refused_models: dict[str, str] = {}

@@ -100,6 +100,7 @@ class Link:
         self._counting = False  # give-backs count from the moment a hello told what is held
         self.connected = False
         self.epoch = ""
+        self.pool_bytes = 0  # as the coordinator says; 0: it has not yet
         self._arena_bytes = 0
         self._welcomed = threading.Event()
 
@@ -258,6 +259,7 @@ class Link:
             raise ProtocolViolation("the coordinator speaks another version")
         with self._lock:
             self.epoch, self._arena_bytes = welcome.epoch, welcome.arena_bytes
+            self.pool_bytes = welcome.pool_bytes
             self._welcomed.set()
             self.connected = True
             for question in self._pending.again():

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import os
 import resource
 import select
@@ -21,6 +22,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import BinaryIO
+
+_log = logging.getLogger(__name__)
 
 _MAX_FDS = 1 << 16
 _PR_SET_CHILD_SUBREAPER = 36
@@ -202,7 +205,12 @@ class FileLock:
                 return False
             raise
         # An earlier holder's sign of life. Not cut off: its page is ours even where space runs out.
-        self._write_beat(_NO_BEAT)
+        if not self._write_beat(_NO_BEAT):
+            _log.error(
+                "no space for eight bytes in the run directory: without a sign of life %s may be"
+                " taken for dead and replaced",
+                os.path.basename(self._path).removesuffix(".lock"),
+            )
         self._held = True
         return True
 
@@ -262,11 +270,12 @@ class FileLock:
             return None
         return pid, pidfd
 
-    def _write_beat(self, beat: int) -> None:
+    def _write_beat(self, beat: int) -> bool:
         try:
             os.pwrite(self._fd, _BEAT.pack(beat), 0)
         except OSError:  # no space for eight bytes: whoever watches will see no sign
-            pass
+            return False
+        return True
 
     @contextlib.contextmanager
     def _looked_at(self) -> Iterator[int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import http.client
 import json
 import os
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ import grpc
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.observe import flight_recorder
+from shmserve.protocol.control import client_messages as control
 from shmserve.testing.running_server import ROOT, RunningServer
 from tests.crash.reload import changed
+from tests.integration.lane_client import Program, floats, in_region, request
 
 MODELS = ROOT / "tests/repositories/basic"
 SERVICE = "/inference.GRPCInferenceService"
@@ -136,6 +140,7 @@ def doors() -> Iterator[RunningServer]:
         server.environ["SHMSERVE_GRPC_BIND"] = f"{server.grpc_address},unix:{folder}/grpc"
         server.environ["SHMSERVE_GRPC_SOCKET_MODE"] = "0666"
         server.environ["SHMSERVE_HTTP_WORKERS"] = "1"
+        server.environ["SHMSERVE_CLIENT_SOCKET"] = f"{folder}/client"
         with server:
             yield server
         assert server.leaks() == []
@@ -213,6 +218,88 @@ def test_another_user_of_the_host(doors: RunningServer, tmp_path: Path, door: st
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected(door, send="403", config="403")
     assert not mark.exists()
+
+
+def at_the_client_socket(path: str) -> dict[str, str]:
+    """What each action there, and on a lane, is answered with: codes."""
+    with Program("", path) as program:
+        found = {"list": answer_to(program, control.ListRegions())}
+        fd = os.memfd_create("mine", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, 4)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        found["register"] = answer_to(program, control.RegisterMemfd("mine", 0, 4), [fd])
+        os.close(fd)
+        found["lane"] = answer_to(program, control.OpenLane("echo"))
+        if found["lane"] == "OK":
+            with program.lane("echo") as lane:
+                inputs = {
+                    "use": floats(1.0),
+                    "own region": in_region("mine", 1),
+                    "the owner's region": in_region("owners", 1),
+                }
+                for number, (action, tensor) in enumerate(inputs.items()):
+                    found[action] = lane.ask(request(number, tensor)).code or "OK"
+    return found
+
+
+def answer_to(program: Program, message: Any, fds: Sequence[int] = ()) -> str:
+    reply, received = program.ask(message, fds)
+    for fd in received:
+        os.close(fd)
+    return reply.code if isinstance(reply, control.Failed) else "OK"
+
+
+_STRANGER_AT_THE_CLIENT_SOCKET = """
+import json, os, sys
+from tests.integration.test_access import at_the_client_socket
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+print(json.dumps(at_the_client_socket(sys.argv[1])))
+"""
+
+
+def stranger_at_the_client_socket(path: str) -> dict[str, str]:
+    """As another user of the host."""
+    done = subprocess.run(
+        [sys.executable, "-c", _STRANGER_AT_THE_CLIENT_SOCKET, path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+EVERYTHING_THERE = ("list", "register", "lane", "use", "own region", "the owner's region")
+
+
+@pytest.mark.needs("root")
+def test_the_client_socket_and_lanes(doors: RunningServer) -> None:
+    path = doors.environ["SHMSERVE_CLIENT_SOCKET"]
+    with Program("", path) as owner:
+        owner.region("owners", 4)
+        assert at_the_client_socket(path) == dict.fromkeys(EVERYTHING_THERE, "OK")
+        found = stranger_at_the_client_socket(path)
+    assert found == dict.fromkeys(EVERYTHING_THERE, "OK") | {"the owner's region": "NOT_FOUND"}
+    with Program("", path) as owner, owner.lane("echo") as lane:
+        assert answer_to(owner, control.OpenLane("nobody's")) == "NOT_FOUND"
+        lane.send(b"nonsense")
+        assert lane.ended()
+    doors.get("/v2/models/nobody%27s")
+    doors.infer("nobody's", {"inputs": []})
+    seen = {
+        tuple(row[k] for k in ("event", "subject", "text"))
+        for row in flight_recorder.rows(doors.run_dir, 1000)
+    }
+    assert seen >= {
+        ("lane opened", "uid 0", "echo/1/0"),
+        ("lane opened", "uid 65534", "echo/1/0"),
+        ("lane refused", "uid 0", "NOT_FOUND"),
+        ("lane violated", "uid 0", "echo"),
+        ("request refused", "unknown model", ""),
+    }
+    assert not [row for row in seen if "nobody" in "".join(row)], "nothing that clients have sent"
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -25,6 +25,7 @@ from shmserve.protocol.control.client_messages import (
     Failed,
     ListRegions,
     Ok,
+    OpenLane,
     RegisterMemfd,
     ServerHello,
     Unregister,
@@ -121,6 +122,7 @@ def test_no_key_comes_in_here(tmp_path: Path) -> None:
             (RegisterMemfd("region", 0, SIZE), [memfd()]),
             (ListRegions(), []),
             (Unregister(("region",)), []),
+            (OpenLane("echo"), []),
         ):
             with Raw(path) as client:
                 reply = client.ask(message, fds)

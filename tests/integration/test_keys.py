@@ -22,8 +22,16 @@ from shmserve.cli import key as command
 from shmserve.config import Settings
 from shmserve.testing.running_server import RunningServer, wait_until
 from tests.grpc_client import Client
+from tests.integration.lane_client import Program
 from tests.integration.region_client import Memory
-from tests.integration.test_access import MODELS, address_of, ask_at
+from tests.integration.test_access import (
+    EVERYTHING_THERE,
+    MODELS,
+    address_of,
+    ask_at,
+    at_the_client_socket,
+    stranger_at_the_client_socket,
+)
 from tests.integration.test_grpc import echo, out
 
 ACTIONS = ("read", "load", "send", "config", "log", "offline")
@@ -63,6 +71,8 @@ class Keyed(RunningServer):
             model_control="explicit",
             load_models="echo",
             keys_file=self.keys_file,
+            keys_required_from="local" if engine == "http2" else "remote",
+            client_socket=f"{folder}/client",
             grpc_server=engine,
             http_workers=1,
             grpc_socket_mode="0600",
@@ -164,6 +174,19 @@ def test_memory_of_a_holder(server: Keyed) -> None:
         assert server.request("GET", f"{path}/status", None)[0] == 200  # it is the server user's
         fields["shmserve-key"] = server.keys["admin"]
         assert server.request("POST", f"{path}/unregister", b"", fields)[0] == 200
+
+
+@pytest.mark.needs("root")
+def test_lanes_are_for_those_of_whom_no_key_is_required(server: Keyed) -> None:
+    path = server.environ["SHMSERVE_CLIENT_SOCKET"]
+    with Program("", path) as owner:
+        owner.region("owners", 4)
+        assert at_the_client_socket(path) == dict.fromkeys(EVERYTHING_THERE, "OK")
+        found = stranger_at_the_client_socket(path)
+    if server.environ["SHMSERVE_KEYS_REQUIRED_FROM"] == "local":
+        assert found == dict.fromkeys(("list", "register", "lane"), "UNAUTHENTICATED")
+    else:
+        assert found["lane"] == found["use"] == "OK"
 
 
 def test_keys_come_and_go_while_it_serves(server: Keyed) -> None:

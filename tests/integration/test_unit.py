@@ -12,11 +12,12 @@ from shmserve.testing.running_server import ROOT, RunningServer
 UNIT = ROOT / "deploy/systemd/shmserve.service"
 
 
-def start_confined(server):
+def start_confined(server, folder, *options):
     with server.log_path.open("ab") as log:
         server.master = subprocess.Popen(
             [
-                *(sys.executable, str(ROOT / "tests/integration/filtered.py"), str(UNIT)),
+                *(sys.executable, str(ROOT / "tests/integration/confined.py"), str(UNIT)),
+                *(str(folder), *options),
                 *(sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py", "shmserve.app"),
             ],
             cwd=ROOT,
@@ -27,8 +28,11 @@ def start_confined(server):
 
 
 @pytest.mark.needs("seccomp")
-@pytest.mark.parametrize("engine", ["grpcio", "http2"])
-def test_it_serves_over_every_socket_with_the_units_system_calls(tmp_path, engine):
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [("grpcio", ()), pytest.param("http2", ("--mounts",), marks=pytest.mark.needs("mounts"))],
+)
+def test_it_serves_over_every_socket_as_the_unit_confines_it(tmp_path, engine, options):
     """The layout is the unit's: sockets where clients reach them, the run directory below."""
     os.chmod(tmp_path, 0o755)
     server = RunningServer(
@@ -42,12 +46,15 @@ def test_it_serves_over_every_socket_with_the_units_system_calls(tmp_path, engin
     server.environ["SHMSERVE_GRPC_BIND"] = f"{server.grpc_address},unix:{tmp_path}/grpc.sock"
     server.environ["SHMSERVE_RUN_DIR"] = server.run_dir = f"{tmp_path}/private"
     try:
-        start_confined(server)
+        start_confined(server, tmp_path, *options)
         server.wait_ready()
         server.wait_linked()
         (executor,) = server.pids("executor")
         confined = Path(f"/proc/{executor}/status").read_text()
         assert "Seccomp:\t2\n" in confined
+        if options:
+            assert "CapEff:\t0000000000000000\n" in confined
+            check_mounts(executor, tmp_path)
         assert server.pids("grpc"), server.log()
         for name in ("http.sock", "grpc.sock"):
             assert (tmp_path / name).is_socket(), server.log()
@@ -55,6 +62,16 @@ def test_it_serves_over_every_socket_with_the_units_system_calls(tmp_path, engin
     finally:
         server.kill_all()
     assert server.leaks() == []
+
+
+def check_mounts(pid, folder):
+    """A process of the server sees nothing to write to but its folder, and no other's files."""
+    seen = Path(f"/proc/{pid}/root")
+    assert os.statvfs(seen).f_flag & os.ST_RDONLY
+    assert not os.statvfs(f"{seen}{folder}").f_flag & os.ST_RDONLY
+    assert not os.statvfs(seen / "dev/shm").f_flag & os.ST_RDONLY
+    assert os.listdir(seen / "tmp") == [folder.parts[2]]
+    assert not [*(seen / "home").iterdir()]
 
 
 def test_executors_go_first_where_memory_runs_out():

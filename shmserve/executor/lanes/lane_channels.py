@@ -27,6 +27,7 @@ from shmserve.executor.lanes.lane import Lane
 from shmserve.executor.lanes.lane_counting import LaneCounting
 from shmserve.executor.lanes.lane_gate import LaneGate
 from shmserve.executor.loop.connections import FrontendConnection
+from shmserve.observe import flight_recorder
 from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, Execute, leases
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen
@@ -124,8 +125,10 @@ class LaneChannels:
         elif mask & ~select.EPOLLOUT and not lane.closed:
             try:
                 self._read(lane)
-            except (PeerDied, ProtocolViolation):  # also what is no message
+            except PeerDied:
                 self.close_lane(lane)
+            except ProtocolViolation:
+                self._violated(lane)
         return True
 
     def send(self, lane: Lane, answer: Answer) -> None:
@@ -157,7 +160,12 @@ class LaneChannels:
             except PeerDied:  # all has been read
                 self._end_refused(lane)
             except ProtocolViolation:
-                self.close_lane(lane)
+                self._violated(lane)
+
+    def _violated(self, lane: Lane) -> None:
+        """Something came on it that is no message, or not now."""
+        flight_recorder.record("lane violated", f"uid {lane.caller.uid}", self._gate.spec.name)
+        self.close_lane(lane)
 
     def close_lane(self, lane: Lane) -> None:
         """It is over: what it asked for is not wanted any more."""

@@ -6,12 +6,14 @@ that a request is checked for is known before its first tensor, and before there
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from msgspec.structs import replace
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.caller_shares import FREE, CallerShare
 from shmserve.errors import ShmserveError
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.request_mapping import announced_request, checked_version
@@ -23,8 +25,16 @@ from shmserve.tensor.dtypes import DATATYPES
 
 
 class AnnouncedInputs:
-    """Of one request, which fits its model as far as it is known; `known_nbytes`: and with so many
-    bytes for its only tensor."""
+    """Of one request, which fits its model as far as it is known.
+
+    Args:
+        account: whose share of the pool they take of, asked where they count.
+        known_nbytes: they fit, and with so many bytes for the only tensor.
+
+    Attributes:
+        share: what the caller has of the pool for them; None: nothing that counts, or somebody
+            else has taken that over.
+    """
 
     def __init__(
         self,
@@ -32,8 +42,12 @@ class AnnouncedInputs:
         entry: ModelEntry,
         request: InferRequest,
         limits: Settings,
+        account: Callable[[], str],
         known_nbytes: int = -1,
     ) -> None:
+        self._account = account
+        self._nbytes = 0
+        self.share: CallerShare | None = None
         self._dispatcher = dispatcher
         self._entry = entry
         self._request = request
@@ -52,15 +66,33 @@ class AnnouncedInputs:
         """
         if index >= len(self._raw):
             return False
-        if nbytes == self._known_nbytes:
-            return True
-        place = self._raw[index]
+        if nbytes != self._known_nbytes:
+            self._check_one(self._raw[index], nbytes)
+        self._nbytes += nbytes
+        if self._nbytes > FREE:
+            self._hold()
+        return True
+
+    def _check_one(self, place: int, nbytes: int) -> None:
         source = self._request.inputs[place]
         if source.binary_size != nbytes and DATATYPES[source.datatype].itemsize:
             inputs = list(self._request.inputs)
             inputs[place] = replace(source, binary_size=nbytes)
             self._check(replace(self._request, inputs=tuple(inputs)))
-        return True
+
+    def _hold(self) -> None:
+        if self.share is None:
+            self.share = self._dispatcher.shares.of(self._account())
+        try:
+            self.share.hold(self._nbytes)
+        except ShmserveError as ex:
+            self._dispatcher.refused(self._entry, ex)
+            raise
+
+    def close(self) -> None:
+        """Nobody wants them, or their share is somebody else's. Idempotent."""
+        if self.share is not None:
+            self.share.close()
 
     def _check(self, request: InferRequest) -> None:
         try:
@@ -73,9 +105,10 @@ class AnnouncedInputs:
 
 
 def announced_inputs(
-    head: memoryview, dispatcher: DispatchApi, limits: Settings
+    head: memoryview, dispatcher: DispatchApi, limits: Settings, account: Callable[[], str]
 ) -> AnnouncedInputs | None:
-    """What comes after these first bytes of a message; None: they do not tell.
+    """What comes after these first bytes of a message; None: they do not tell. `account`: as
+    `AnnouncedInputs` has it.
 
     Raises:
         ShmserveError: the model is not there or not ready, or the request does not fit it.
@@ -86,7 +119,7 @@ def announced_inputs(
     entry = ready_entry(wire, dispatcher)
     if not wire.inputs or any(source.contents is not None for source in wire.inputs):
         return None
-    return AnnouncedInputs(dispatcher, entry, announced_request(wire, _nbytes), limits)
+    return AnnouncedInputs(dispatcher, entry, announced_request(wire, _nbytes), limits, account)
 
 
 def ready_entry(wire: WireInferRequest, dispatcher: DispatchApi) -> ModelEntry:

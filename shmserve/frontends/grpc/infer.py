@@ -10,6 +10,7 @@ import msgspec
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.caller_shares import CallerShare
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.errors import ShmserveError
@@ -20,7 +21,7 @@ from shmserve.frontends.grpc.announced_inputs import (
     ready_entry,
 )
 from shmserve.frontends.grpc.call_context import CallContext
-from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.callers import Callers, account_of
 from shmserve.frontends.grpc.known_messages import KnownMessages, RecalledMessage
 from shmserve.frontends.grpc.request_mapping import to_request
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMessage
@@ -33,6 +34,7 @@ from shmserve.protocol.oip.validation import (
     check_inputs,
     check_outputs,
     refuse_decoupled,
+    slot_bytes,
 )
 from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES
 from shmserve.protocol.protobuf.infer_wire import (
@@ -61,6 +63,7 @@ class InferMessage:
     Attributes:
         wire: the message.
         wanted: the outputs it asks for, once it was checked.
+        nbytes, share: as `RequestSource` has them.
         empty_final: it asks for a final answer, too, when that has no outputs.
     """
 
@@ -73,6 +76,8 @@ class InferMessage:
         "_tensors",
         "asker",
         "empty_final",
+        "nbytes",
+        "share",
         "started_ns",
         "wanted",
         "wire",
@@ -91,6 +96,8 @@ class InferMessage:
         self._origin = origin
         self.asker = asker
         self.started_ns = started_ns
+        self.nbytes = 0
+        self.share: CallerShare | None = None
         self._serving = serving
         self._one_answer = one_answer
 
@@ -101,6 +108,7 @@ class InferMessage:
         if isinstance(origin, RecalledMessage):
             known, self._tensors = origin.known, origin.inputs
             self.empty_final, self._inputs = known.empty_final, known.inputs
+            self.nbytes = slot_bytes(known.inputs)
             self.wanted, self._signature = known.wanted, signature
             parameters, timeout_s = known.request.parameters, self.asker.timeout()
             return RunOptions("", known.names, parameters, (), None, timeout_s)
@@ -108,6 +116,7 @@ class InferMessage:
         request, self.empty_final = to_request(self.wire, settings)
         find = partial(self._serving.regions.find, self.asker.caller)
         self._inputs = check_inputs(signature, request, settings, find)
+        self.nbytes = slot_bytes(self._inputs)
         self.wanted, places = check_outputs(signature, request, settings, find)
         self._signature = signature
         if origin is not None:
@@ -118,6 +127,9 @@ class InferMessage:
         names = tuple([output.name for output in request.outputs])
         timeout_s = self.asker.timeout()
         return RunOptions(request.id, names, request.parameters, places, None, timeout_s)
+
+    def account(self) -> str:
+        return self.asker.account()
 
     def fill(self, call: InferenceCall) -> None:
         """One copy of what the message holds, and none of what was received into slots."""
@@ -162,6 +174,9 @@ class Inferences:
         started = monotonic_ns()
         inference = self._open_one(data, self.asker(context), started)
         asker, wire = inference.source.asker, inference.source.wire
+        if isinstance(data, TensorMessage) and data.announced is not None:
+            source, announced = inference.source, data.announced
+            source.share, announced.share = announced.share, None
         try:
             outcome = inference.run()
             answered = monotonic_ns()
@@ -232,19 +247,21 @@ class Inferences:
         """
         return ready_entry(wire, self._dispatcher)
 
-    def announced(self, head: memoryview) -> AnnouncedInputs | None:
+    def announced(self, head: memoryview, context: RpcContext) -> AnnouncedInputs | None:
         """What the first bytes of a ModelInferRequest say of its tensors; None: nothing.
 
         Raises:
             ShmserveError: they are not wanted.
         """
+        account = partial(account_of, context, self._callers)
         known = self.known.announced(bytes(head))
         if known is not None:
             entry, nbytes = ready_entry(known.wire, self._dispatcher), known.inputs[0].nbytes
             if known.signature is signature_of(entry.spec):
-                settings = self.settings
-                return AnnouncedInputs(self._dispatcher, entry, known.request, settings, nbytes)
-        return announced_inputs(head, self._dispatcher, self.settings)
+                return AnnouncedInputs(
+                    *(self._dispatcher, entry, known.request, self.settings, account, nbytes)
+                )
+        return announced_inputs(head, self._dispatcher, self.settings, account)
 
     def open(
         self,

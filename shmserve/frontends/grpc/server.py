@@ -77,7 +77,7 @@ class GrpcServer:
         asking = ServerResources(dispatcher, settings, access).rpcs()
         loading = RepositoryResources(dispatcher, settings, access).rpcs()
         methods = self._methods
-        intake = TensorIntake(dispatcher.memory, lambda head, _: inferences.announced(head))
+        intake = TensorIntake(dispatcher.memory, inferences.announced)
         handlers = {
             INFER: methods.unary(
                 INFER, "inference", inferences.infer, self._calls, True, tensors=intake

@@ -63,6 +63,7 @@ class TensorMessage(IncomingRequest):
         context: its call.
 
     Attributes:
+        announced: what its head says, once that was looked at.
         asked: somebody sees to the place that is wanted.
 
     Raises:
@@ -70,8 +71,8 @@ class TensorMessage(IncomingRequest):
     """
 
     __slots__ = (
-        "_announced", "_closed", "_context", "_heap", "_intake", "_looked", "_memory",
-        "_placed_tensors", "asked",
+        "_closed", "_context", "_heap", "_intake", "_looked", "_memory", "_placed_tensors",
+        "announced", "asked",
     )  # fmt: skip
 
     def __init__(self, size: int, limits: Settings, intake: TensorIntake, context: Any) -> None:
@@ -79,7 +80,7 @@ class TensorMessage(IncomingRequest):
         self._intake = intake
         self._memory = intake.memory
         self._context = context
-        self._announced: AnnouncedInputs | None = None
+        self.announced: AnnouncedInputs | None = None
         self._looked = False
         self._heap = MessageHeap(limits.max_heap_bytes)
         self._placed_tensors: list[PlacedTensor] = []
@@ -90,8 +91,8 @@ class TensorMessage(IncomingRequest):
         try:
             if not self._looked:
                 self._looked = True
-                self._announced = self._intake.announced(self.head, self._context)
-            announced = self._announced
+                self.announced = self._intake.announced(self.head, self._context)
+            announced = self.announced
             return announced is not None and announced.fits(len(self.raw), size)
         except ShmserveError as ex:
             raise failed(ex) from None
@@ -132,5 +133,7 @@ class TensorMessage(IncomingRequest):
         """Give back what nobody has taken. Idempotent."""
         self._closed = True
         self._heap.close()
+        if self.announced is not None:
+            self.announced.close()
         for placed in self._placed_tensors:
             placed.close()

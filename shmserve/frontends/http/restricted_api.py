@@ -13,7 +13,7 @@ from shmserve.core.access import ACTIONS, Access, Action
 from shmserve.core.keys import HEADER, Key
 from shmserve.errors import PermissionDenied
 from shmserve.frontends.access import ACTION_OF
-from shmserve.frontends.http.routes.callers import SCOPES, caller_of
+from shmserve.frontends.http.routes.callers import KEY, caller_of
 from shmserve.frontends.oip.restricted_apis import Category, Restricted
 from shmserve.frontends.presented_keys import PresentedKeys
 
@@ -70,7 +70,7 @@ class Guard:
         """Whose key it came with. No model is to see that, nor what else is made of headers."""
         field, key = self._keys.holder(_Headers(req).get)
         if key is not None:
-            req.env[SCOPES] = key.scopes
+            req.env[KEY] = key
         if key is not None or field == HEADER:
             del req.env[f"HTTP_{field.upper().replace('-', '_')}"]
         return key

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.caller_shares import CallerShare
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.errors import InvalidArgument, ModelFailure
@@ -26,11 +27,31 @@ T = TypeVar("T")
 OnWait = Callable[[], bool] | None
 
 
-class PayloadSource:
+class _Source:
+    """What all GRPS requests have as `RequestSource` says."""
+
+    def __init__(self, nbytes: int, account: Callable[[], str]) -> None:
+        self.started_ns = monotonic_ns()
+        self.nbytes = nbytes
+        self.share: CallerShare | None = None
+        self._account = account
+
+    def account(self) -> str:
+        return self._account()
+
+
+class PayloadSource(_Source):
     """A GRPS request, as messages or tensors of its payload."""
 
-    def __init__(self, payload: Payload, settings: Settings, options: RunOptions) -> None:
-        self.started_ns = monotonic_ns()
+    def __init__(
+        self,
+        payload: Payload,
+        settings: Settings,
+        options: RunOptions,
+        account: Callable[[], str],
+    ) -> None:
+        body = payload.body.remaining if payload.body is not None else None
+        super().__init__(body or len(payload.wire or b""), account)
         self._payload = payload
         self._settings = settings
         self._options = options
@@ -43,11 +64,13 @@ class PayloadSource:
         payloads.fill(call, self._signature, self._payload, self._settings)
 
 
-class HttpSource:
+class HttpSource(_Source):
     """An HTTP request that its model takes as it is."""
 
-    def __init__(self, head: RequestHead, body: Body, options: RunOptions) -> None:
-        self.started_ns = monotonic_ns()
+    def __init__(
+        self, head: RequestHead, body: Body, options: RunOptions, account: Callable[[], str]
+    ) -> None:
+        super().__init__(body.remaining or 0, account)
         self._head = head
         self._body = body
         self._options = options

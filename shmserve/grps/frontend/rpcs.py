@@ -106,7 +106,7 @@ class GrpsRpcs:
             raise DeadlineExceeded("the call's deadline has passed")
         timeout_s = min(remaining, self._settings.request_timeout_s)
         options = options_of(entry.spec, model, streaming, context.is_active, timeout_s)
-        return self._grps.begin(payload, entry, options)
+        return self._grps.begin(payload, entry, options, lambda: context.peer().rpartition(":")[0])
 
 
 def _wire(exchange: Exchange, outcome: Outcome) -> bytes:

@@ -111,11 +111,13 @@ class Drain(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Reply to `Hello`. `arena_bytes`: what the first segment of an arena should have."""
+    """Reply to `Hello`. `arena_bytes`: what the first segment of an arena should have;
+    `pool_bytes`: what all arenas together may have, 0 from a coordinator that does not say."""
 
     version: int
     epoch: str
     arena_bytes: int = 0
+    pool_bytes: int = 0
 
 
 class Granted(Message, frozen=True):

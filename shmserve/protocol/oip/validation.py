@@ -5,7 +5,7 @@ The wording follows Triton's where clients or their tests look at it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 
 from msgspec import Struct
@@ -40,6 +40,11 @@ class CheckedInput(Struct, frozen=True):
     count: int
     nbytes: int
     at: RegionRef | None = None
+
+
+def slot_bytes(inputs: Iterable[CheckedInput]) -> int:
+    """How many bytes inputs take that lie in no client memory, as far as that is known."""
+    return sum([item.nbytes for item in inputs if item.at is None and item.nbytes > 0])
 
 
 def refuse_decoupled(signature: ModelSignature, where: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shmserve.dispatch.caller_shares import CallerShare
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import DeadlineExceeded, InvalidArgument, ModelFailure
@@ -22,6 +23,8 @@ class Source:
 
     def __init__(self, check: Exception | None = None, fill: Exception | None = None) -> None:
         self.started_ns = 0
+        self.nbytes = 0
+        self.share: CallerShare | None = None
         self._check = check
         self._fill = fill
 
@@ -29,6 +32,9 @@ class Source:
         if self._check is not None:
             raise self._check
         return RunOptions("mine", timeout_s=3)
+
+    def account(self) -> str:
+        return "uid 7"
 
     def fill(self, call: InferenceCall) -> None:
         reservation = call.reserve(ONES.nbytes)

@@ -1,5 +1,6 @@
 """Locks that name their holder, pidfds, the run directory, sd_notify."""
 
+import errno
 import os
 import signal
 import socket
@@ -88,6 +89,18 @@ def test_whoever_has_pinned_a_lock_asks_about_its_file_whatever_has_the_name(tmp
     assert pinned.intact() is False  # still pinned
     assert pinned.holder() == other.pid
     pinned.release()
+
+
+def test_a_lock_without_space_for_a_beat_is_held_and_says_so(tmp_path, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    lock = FileLock(str(tmp_path / "grpc.lock"))
+    monkeypatch.setattr(os, "pwrite", full)
+    assert lock.acquire()
+    assert lock.beat(), "it lives on"
+    assert caplog.text.count("without a sign of life grpc may be taken for dead") == 1
+    lock.release()
 
 
 def test_a_beat_is_never_the_same_and_does_not_outlive_its_holder(tmp_path):

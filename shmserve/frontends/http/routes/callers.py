@@ -6,11 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from shmserve.core.access import account
+from shmserve.core.keys import Key
 from shmserve.core.regions.region_book import Caller
 from shmserve.transport import peer_credentials
 from shmserve.transport.peer_credentials import REMOTE
 
-SCOPES = "shmserve.scopes"  # in the environ: what the request's key allows
+KEY = "shmserve.key"  # in the environ: the request's key
 
 
 def caller_of(environ: dict[str, Any]) -> Caller:
@@ -18,8 +20,14 @@ def caller_of(environ: dict[str, Any]) -> Caller:
     servers hand over at most the socket, which is then looked at each time. Whoever relays it
     for others is none that it could come from (`access.RELAYED`). It has the scopes of the key
     that came along."""
-    caller, scopes = _connected(environ), environ.get(SCOPES)
-    return replace(caller, scopes=scopes) if scopes else caller
+    caller = _connected(environ)
+    key: Key | None = environ.get(KEY)
+    return caller if key is None else replace(caller, scopes=key.scopes, key=key.name)
+
+
+def account_of(environ: dict[str, Any]) -> str:
+    """On whose account a request is."""
+    return account(caller_of(environ), environ.get("REMOTE_ADDR", ""))
 
 
 def _connected(environ: dict[str, Any]) -> Caller:

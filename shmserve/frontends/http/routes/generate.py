@@ -25,7 +25,7 @@ from shmserve.frontends.oip.generate import (
 from shmserve.protocol.control.data_messages import RegionRef
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.request import RegionWindow
-from shmserve.protocol.oip.validation import check_inputs
+from shmserve.protocol.oip.validation import check_inputs, slot_bytes
 from shmserve.tensor.spec import ModelSpec
 from shmserve.waiting import beside_if_large
 
@@ -42,6 +42,7 @@ class GenerateBody(InferBody):
             len(text), parse_generate, signature, text, settings
         )
         self._inputs = check_inputs(signature, request, settings, self._find)
+        self.nbytes = slot_bytes(self._inputs)
         self._signature, self._reader = signature, held(b"")
         return RunOptions(request.id, (), request.parameters, on_wait=watch(self.environ))
 

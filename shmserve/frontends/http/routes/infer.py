@@ -12,6 +12,7 @@ import falcon
 import msgspec
 
 from shmserve.config import Settings
+from shmserve.dispatch.caller_shares import CallerShare
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.receipt import Receipt
@@ -19,7 +20,7 @@ from shmserve.errors import InvalidArgument
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import compression
 from shmserve.frontends.http.routes.body_reader import BodyReader, header_length, held, open_body
-from shmserve.frontends.http.routes.callers import caller_of
+from shmserve.frontends.http.routes.callers import account_of, caller_of
 from shmserve.frontends.http.routes.header_parameters import compiled, forwarded
 from shmserve.frontends.http.routes.heap_budget import RAW_COST
 from shmserve.frontends.http.routes.known_requests import KnownRequests, checked
@@ -71,6 +72,7 @@ class InferBody:
 
     Attributes:
         environ: of WSGI.
+        nbytes, share: as `RequestSource` has them.
         request, wanted: what the client asks for, once it was checked.
     """
 
@@ -83,7 +85,9 @@ class InferBody:
         "_settings",
         "_signature",
         "environ",
+        "nbytes",
         "request",
+        "share",
         "started_ns",
         "wanted",
     )
@@ -98,6 +102,8 @@ class InferBody:
     ) -> None:
         self.started_ns = monotonic_ns()
         self.environ = environ
+        self.nbytes = 0
+        self.share: CallerShare | None = None
         self._settings = settings
         self._find = find
         self._known = known
@@ -126,6 +132,7 @@ class InferBody:
             else:
                 found = beside(check, signature, text, self._find)
         self._inputs, self.wanted, request = found.inputs, found.wanted, found.request
+        self.nbytes = found.slot_bytes
         if reader.remaining != found.binary_bytes:
             _check_sizes(signature, self._inputs, reader)
         parameters = request.parameters
@@ -133,6 +140,9 @@ class InferBody:
             parameters = {**parameters, **forwarded(self._forward, environ)}
         self._signature, self._reader, self.request = signature, reader, request
         return RunOptions(request.id, found.names, parameters, found.places, watch(environ))
+
+    def account(self) -> str:
+        return account_of(self.environ)
 
     def fill(self, call: InferenceCall) -> None:
         reader, receipt = self._reader, call.receipt

@@ -20,6 +20,7 @@ from shmserve.protocol.oip.validation import (
     check_outputs,
     locate_inputs,
     locate_outputs,
+    slot_bytes,
 )
 
 _MOST_KNOWN = 256
@@ -33,6 +34,7 @@ class CheckedRequest(Struct, frozen=True):
         wanted: the outputs the client wants, in its order.
         names: of those it has named.
         binary_bytes: how much follows the JSON part.
+        slot_bytes: what its inputs take of the pool, see `validation.slot_bytes`.
         in_regions: whether anything of it lies in client memory.
     """
 
@@ -43,6 +45,7 @@ class CheckedRequest(Struct, frozen=True):
     names: tuple[str, ...]
     places: tuple[OutputPlace, ...]
     binary_bytes: int
+    slot_bytes: int
     in_regions: bool
 
 
@@ -55,7 +58,10 @@ def checked(
     names = tuple([output.name for output in request.outputs])
     sizes = sum(source.binary_size or 0 for source in request.inputs)
     in_regions = bool(places) or any(item.at is not None for item in inputs)
-    return CheckedRequest(signature, request, inputs, wanted, names, places, sizes, in_regions)
+    return CheckedRequest(
+        *(signature, request, inputs, wanted, names, places),
+        *(sizes, slot_bytes(inputs), in_regions),
+    )
 
 
 class KnownRequests:

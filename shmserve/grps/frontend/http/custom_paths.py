@@ -28,6 +28,7 @@ from shmserve.errors import (
 )
 from shmserve.frontends.http.route_table import Responder
 from shmserve.frontends.http.routes.body_reader import BodyReader, held, open_body
+from shmserve.frontends.http.routes.callers import account_of
 from shmserve.frontends.http.routes.chunks import send_chunks
 from shmserve.frontends.http.routes.heap_budget import RAW_COST
 from shmserve.frontends.http.routes.infer import watch
@@ -114,7 +115,9 @@ class RawRequests:
             )
         streaming = wants_stream(entry.spec, req, body)
         options = options_of(entry.spec, "", streaming, watch(req.env))
-        exchange = self._grps.begin_http(entry, _head(req), reader, options)
+        exchange = self._grps.begin_http(
+            entry, _head(req), reader, options, partial(account_of, req.env)
+        )
         try:
             if streaming:
                 _answer_stream(req, resp, exchange)

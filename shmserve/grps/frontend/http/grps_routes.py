@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from falcon import Request, Response
@@ -13,6 +14,7 @@ from shmserve.errors import InvalidArgument, ShmserveError, Unavailable, Unreada
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.route_table import Routes
 from shmserve.frontends.http.routes.body_reader import open_body
+from shmserve.frontends.http.routes.callers import account_of
 from shmserve.frontends.http.routes.dashboard import page, query_parameter
 from shmserve.frontends.http.routes.heap_budget import RAW_COST
 from shmserve.frontends.http.routes.infer import watch
@@ -149,7 +151,7 @@ class PredictResource:
         if streaming and as_ndarray:
             raise InvalidArgument("Streaming and ret ndarray are not supported at the same time.")
         options = options_of(entry.spec, model, streaming, watch(req.env))
-        exchange = self._grps.begin(payload, entry, options)
+        exchange = self._grps.begin(payload, entry, options, partial(account_of, req.env))
         try:
             if streaming:
                 respond_stream(

@@ -269,11 +269,13 @@ def test_slots_come_back_however_a_message_ends(end: str, ready: bool) -> None:
         raw.call(None, **({"grpc-timeout": "500m"} if end == "deadline" else {}))
         raw.send(0, 0, 1, data[:1000])
         wait_until(lambda: len(memory.held) == 1, "it has its slot")
+        assert dict(rig.dispatcher.shares.held) == {"uid 1000": array.nbytes}
         if end == "reset":
             raw.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
         elif end == "close":
             raw.close()
         wait_until(lambda: memory.held == [], "the slot is left")
+        wait_until(lambda: not rig.dispatcher.shares.held, "the caller's share is")
         wait_until(lambda: rig.served.busy == 0, "its place is left")
         assert rig.dispatcher.calls == []
         raw.close()

@@ -1,0 +1,92 @@
+"""What callers have of the pool through this process, and how much one of them may.
+
+A request that has come is not asked who it is from while it is small: `FREE` bytes are nobody's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from shmserve.config import Settings
+from shmserve.errors import ResourceExhausted
+from shmserve.observe import flight_recorder
+
+FREE = 128 << 10  # of each request; the limits of connections and calls bound these
+
+
+class CallerShares:
+    """One per frontend process, for any thread.
+
+    Of the pool one caller may have `max_caller_share`, and through each frontend process an equal
+    part of that, so that no process has to ask another. One request alone may have all of it: else
+    many processes would mean small tensors.
+
+    Args:
+        settings: `max_caller_share`, and how many frontend processes there are.
+        pool_bytes: how large the pool is; 0: that is not known yet, and nobody is refused.
+    """
+
+    def __init__(self, settings: Settings, pool_bytes: Callable[[], int]) -> None:
+        self._share = settings.max_caller_share
+        self._processes = settings.http_workers + settings.grpc_processes
+        self._pool_bytes = pool_bytes
+        self._lock = threading.Lock()
+        self.held: Counter[str] = Counter()  # by caller; none of them is 0
+
+    def of(self, who: str) -> CallerShare:
+        """What a new request of this caller has: nothing yet. Close it on every path."""
+        return CallerShare(self, who)
+
+    def change(self, who: str, before: int, after: int) -> None:
+        """One request of a caller has other bytes than before.
+
+        Raises:
+            ResourceExhausted: it is more than the caller may have.
+        """
+        with self._lock:
+            others = self.held[who] - before
+            if after > before:
+                self._check(others, after)
+            self.held[who] = others + after
+            if not self.held[who]:
+                del self.held[who]
+
+    def _check(self, others: int, wanted: int) -> None:
+        alone = int(self._pool_bytes() * self._share)
+        if not alone or self._share == 1:
+            return
+        most = alone // self._processes if others else alone
+        if others + wanted > most:
+            flight_recorder.record("limit reached", "tensors of one caller", "max_caller_share")
+            raise ResourceExhausted(
+                f"this request's tensors have {wanted} bytes, those of its caller's other requests"
+                f" {others}: one caller may have {most} of the pool here (settings pool_bytes,"
+                " max_caller_share)"
+            )
+
+
+class CallerShare:
+    """What one request has of the pool, on its caller's account. Not for two threads at a time."""
+
+    __slots__ = ("_nbytes", "_shares", "_who")
+
+    def __init__(self, shares: CallerShares, who: str) -> None:
+        self._shares = shares
+        self._who = who
+        self._nbytes = 0
+
+    def hold(self, nbytes: int) -> None:
+        """From now on it has so many bytes in all.
+
+        Raises:
+            ResourceExhausted: as `CallerShares.change`; it has what it had.
+        """
+        self._shares.change(self._who, self._nbytes, nbytes)
+        self._nbytes = nbytes
+
+    def close(self) -> None:
+        """It has nothing any more. Idempotent."""
+        if self._nbytes:
+            self.hold(0)

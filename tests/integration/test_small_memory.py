@@ -1,0 +1,58 @@
+"""A /dev/shm that is really small, as containers have it: in a mount namespace of the server's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from shmserve.testing.running_server import ROOT, RunningServer
+
+MODELS = ROOT / "tests/repositories/basic"
+SMALL = {"http_workers": 1, "grpc_processes": 0, "model_control": "explicit", "load_models": "echo"}
+MIB = 1 << 20
+
+
+def start(server: RunningServer, shm_bytes: int) -> None:
+    mount = f"mount -t tmpfs -o size={shm_bytes} shm /dev/shm"
+    gunicorn = f"exec {sys.executable} -m gunicorn -c gunicorn.conf.py shmserve.app"
+    with server.log_path.open("ab") as log:
+        server.master = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", f"{mount} && {gunicorn}"],
+            cwd=ROOT,
+            env=server.environ,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def echo(server: RunningServer, nbytes: int) -> tuple[int, str]:
+    """Status, and the error if there is one."""
+    header = {"Inference-Header-Content-Length": "0"}
+    status, _, body = server.request("POST", "/v2/models/echo/infer", bytes(nbytes), header)
+    return status, "" if status == 200 else json.loads(body)["error"]
+
+
+@pytest.mark.needs("mounts")
+@pytest.mark.parametrize("pool", [0, 64 * MIB])
+def test_what_fits_is_served_and_what_does_not_is_refused(pool: int) -> None:
+    """Also where the pool is said to be larger than what there is: nobody gets a SIGBUS."""
+    server = RunningServer(MODELS, **SMALL, pool_bytes=pool)
+    try:
+        start(server, 16 * MIB)
+        server.wait_ready()
+        server.wait_linked()
+        before = server.pids("executor"), server.pids("http worker")
+        assert ("enlarge /dev/shm" in server.log()) == (pool > 0)
+        for _ in range(2):
+            assert echo(server, MIB) == (200, "")
+            status, why = echo(server, 15 * MIB)
+            assert status == 503
+            assert ("pool_bytes" if not pool else "shared memory is full") in why
+        assert (server.pids("executor"), server.pids("http worker")) == before
+        server.stop()
+    finally:
+        server.kill_all()
+    assert server.leaks() == []
