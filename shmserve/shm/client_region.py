@@ -58,7 +58,7 @@ class ClientRegion:
         Raises:
             InvalidArgument: for the request at hand; the region is of no use any more.
         """
-        # Of nobody else but us who counts the file's position: a seek tells the size for less
+        # A seek costs less than fstat; the position is used by nobody: we read and write at offsets
         if not self.region.sealed and os.lseek(self._fd, 0, os.SEEK_END) < self.region.end:
             raise Shrunk(self.region)
 
