@@ -106,6 +106,20 @@ class Attempt:
         unfinished: further answers may come, see `leave`.
     """
 
+    __slots__ = (
+        "_cancellation",
+        "_entry",
+        "_executors",
+        "_message",
+        "_on_wait",
+        "_timeout_s",
+        "abandoned",
+        "deadline_ns",
+        "overdue",
+        "pool",
+        "unfinished",
+    )
+
     def __init__(
         self,
         executors: LoadBalancer,
@@ -135,7 +149,7 @@ class Attempt:
             DeadlineExceeded, Cancelled: it was abandoned.
         """
         executors, message, entry = self._executors, self._message, self._entry
-        tried = _blocked(entry, message) if message.callers else set[str]()
+        tried: set[str] = _blocked(entry, message) if message.callers else set()
         runs = 0
         while True:
             pool, connection, entry = executors.connect(entry, tried, message)

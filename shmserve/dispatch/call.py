@@ -43,6 +43,7 @@ from shmserve.protocol.control.data_messages import (
 _EMPTY = memoryview(b"")
 _ACKNOWLEDGE_BYTES = 64 * 1024  # of a stream's outputs, that are given back at the latest
 _NO_ANSWER = Answer(0)
+_LEASED = SlotState.LEASED
 
 
 class DataPlane(Struct, frozen=True):
@@ -58,6 +59,25 @@ class DataPlane(Struct, frozen=True):
 
 class Call:
     """One request. A context manager; not for use by two threads, but for `cancel`."""
+
+    __slots__ = (
+        "_answer",
+        "_attempt",
+        "_cancellation",
+        "_deadline_ns",
+        "_held",
+        "_held_bytes",
+        "_inputs",
+        "_memory",
+        "_options",
+        "_plane",
+        "_pool",
+        "_slots",
+        "_timeout_s",
+        "account",
+        "entry",
+        "receipt",
+    )
 
     def __init__(
         self, plane: DataPlane, entry: ModelEntry, options: RunOptions, cancellable: bool = False
@@ -127,7 +147,7 @@ class Call:
             if answer.error_code:
                 self.account.refused(answer.error_code)
                 raise from_code(Code(answer.error_code), answer.error)
-            outputs = tuple([self._output(tensor) for tensor in answer.outputs])
+            outputs = tuple(map(self._output, answer.outputs))
         except BaseException as ex:
             self.account.failed(ex)
             raise
@@ -226,7 +246,7 @@ class Call:
         self._pool = self._attempt.pool
         for tensor in answer.outputs:
             at = tensor.at
-            if tensor.alias < 0 and isinstance(at, Descriptor):
+            if tensor.alias < 0 and type(at) is Descriptor:
                 self._held.append((at.slot, at.generation))
                 self._held_bytes += at.nbytes
         receipt, timing, copied = self.receipt, answer.timing, answer.copied
@@ -241,12 +261,12 @@ class Call:
 
     def _outcome(self, answer: Answer) -> Outcome:
         error = from_code(Code(answer.error_code), answer.error) if answer.error_code else None
-        outputs = tuple([self._output(tensor) for tensor in answer.outputs])
+        outputs = tuple(map(self._output, answer.outputs))
         return Outcome(outputs, answer.parameters, answer.final, error)
 
     def _output(self, tensor: WireTensor) -> OutputTensor:
         at = tensor.at
-        if isinstance(at, RegionRef):
+        if type(at) is RegionRef:
             return OutputTensor(tensor.name, tensor.datatype, tensor.shape, _EMPTY)
         if tensor.alias < 0:
             assert self._pool is not None
@@ -297,7 +317,7 @@ class Call:
             self._cancellation.close()
         kept: list[tuple[int, int]] = []
         for index, slot in enumerate(slots):
-            if slot.state is not SlotState.LEASED:
+            if slot.state is not _LEASED:
                 self._memory.reclaim(slot)
             elif index in retained:
                 kept.append((slot.number, slot.generation))

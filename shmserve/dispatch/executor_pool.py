@@ -28,6 +28,7 @@ from shmserve.protocol.control.data_messages import (
     ExecutorHello,
     FrontendHello,
     Release,
+    SegmentOffer,
 )
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.peer_segments import PeerSegments
@@ -152,8 +153,12 @@ class ExecutorPool:
             TooLarge: its names and parameters are too long to pass on; nothing was sent.
         """
         memory, known = self._memory, connection.known
-        needed = {t.at.segment for t in request.inputs if isinstance(t.at, Descriptor)}
-        offers, fds = memory.offers(needed, known) if not needed <= known else ([], [])
+        offers: list[SegmentOffer] = []
+        fds: list[int] = []
+        for tensor in request.inputs:
+            if type(at := tensor.at) is Descriptor and at.segment not in known:
+                offers, fds = memory.offers(_segments_of(request), known)
+                break
         release: list[tuple[int, int]] = []
         if self._pending:
             with self._lock:
@@ -188,7 +193,7 @@ class ExecutorPool:
         except UnreadableMessage:
             close_all(fds)
             raise
-        if isinstance(message, ExecutorHello):
+        if type(message) is not Answer:
             self._welcome(message, fds)
             return None
         if message.offers or fds:
@@ -341,3 +346,8 @@ class ExecutorPool:
             for connection in connections:
                 poll.register(connection.channel.fileno(), 0)
             return not connections or any(events & select.POLLHUP for _, events in poll.poll(0))
+
+
+def _segments_of(request: Execute) -> set[int]:
+    """Where its inputs lie in our arena."""
+    return {t.at.segment for t in request.inputs if isinstance(t.at, Descriptor)}

@@ -86,7 +86,7 @@ class ArenaMemory:
         """
         with self._lock:
             slot = self._arena.reserve(nbytes)
-        if isinstance(slot, NeedSegment):
+        if type(slot) is NeedSegment:
             return waiting.beside(self._reserve_more, nbytes)
         return slot
 

@@ -8,10 +8,12 @@ which is kept for reuse when freed until `idle` hands it out for giving back.
 
 from __future__ import annotations
 
+from typing import final
+
 from msgspec import Struct
 
 from shmserve.core.memory.buddy import MIN_BLOCK, Buddy
-from shmserve.core.memory.slots import NO_BYTES, TRANSITIONS, Slot, SlotEvent, SlotState
+from shmserve.core.memory.slots import NO_BYTES, Slot, SlotEvent, SlotState, step_of
 from shmserve.errors import StaleDescriptor
 
 MAX_SHARED = 1 << 20
@@ -19,7 +21,11 @@ _MIN_BITS = (MIN_BLOCK - 1).bit_length()
 _MAX_ORDER = (MAX_SHARED - 1).bit_length() - _MIN_BITS  # blocks are MIN_BLOCK << order bytes
 _MAX_WASTE = 2  # a cached segment may be this many times larger than the tensor
 
+_LEASED = SlotState.LEASED
+_reserved, _sealed, _leased, _released, _released_last, _reclaimed = map(step_of, SlotEvent)
 
+
+@final
 class NeedSegment(Struct, frozen=True):
     """No room: add a segment of at least `size` bytes (`shared` or for one tensor), ask again."""
 
@@ -98,7 +104,7 @@ class Arena:
         if slot is None:
             shared = nbytes <= MAX_SHARED
             return NeedSegment(MAX_SHARED if shared else own_segment_size(nbytes), shared)
-        slot.state = TRANSITIONS[slot.state, SlotEvent.RESERVE]
+        slot.state = _reserved(slot.state)
         slot.nbytes = nbytes
         segment = self._segments[slot.segment]
         segment.slots += 1
@@ -107,17 +113,16 @@ class Arena:
 
     def seal(self, slot: Slot) -> None:
         """Writing is over (I2)."""
-        slot.state = TRANSITIONS[slot.state, SlotEvent.SEAL]
+        slot.state = _sealed(slot.state)
 
     def lease(self, slot: Slot) -> None:
         """One more reader has the right to the slot."""
-        slot.state = TRANSITIONS[slot.state, SlotEvent.LEASE]
+        slot.state = _leased(slot.state)
         slot.leases += 1
 
     def seal_and_lease(self, slot: Slot) -> None:
         """Writing is over (I2), and the first reader is about to be told."""
-        sealed = TRANSITIONS[slot.state, SlotEvent.SEAL]
-        slot.state = TRANSITIONS[sealed, SlotEvent.LEASE]
+        slot.state = _leased(_sealed(slot.state))
         slot.leases = 1
 
     def release(self, number: int, generation: int, now: float) -> bool:
@@ -129,11 +134,10 @@ class Arena:
         if not 0 <= number < len(self._slots):
             raise StaleDescriptor(f"release of unknown slot {number}")
         slot = self._slots[number]
-        if generation != slot.generation or slot.state is not SlotState.LEASED:
+        if generation != slot.generation or slot.state is not _LEASED:
             raise StaleDescriptor(f"release of generation {generation} of {slot!r}")
         last = slot.leases == 1
-        event = SlotEvent.RELEASE_LAST if last else SlotEvent.RELEASE
-        slot.state = TRANSITIONS[slot.state, event]
+        slot.state = (_released_last if last else _released)(slot.state)
         slot.leases -= 1
         if last:
             self._vacate(slot, now)
@@ -141,7 +145,7 @@ class Arena:
 
     def reclaim(self, slot: Slot, now: float) -> None:
         """The owner takes back a slot that no reader has (RESERVED or SEALED)."""
-        slot.state = TRANSITIONS[slot.state, SlotEvent.RECLAIM]
+        slot.state = _reclaimed(slot.state)
         self._vacate(slot, now)
 
     def _vacate(self, slot: Slot, now: float) -> None:

@@ -7,6 +7,7 @@ Every change of state is a look-up in `TRANSITIONS`, in the steps of `core.memor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
 from shmserve.errors import ProtocolViolation
@@ -32,26 +33,33 @@ class SlotEvent(IntEnum):
     RECLAIM = 5  # the owner takes back what nobody reads
 
 
-class _Transitions(dict[tuple[SlotState, SlotEvent], SlotState]):
-    """What is not in the table is refused."""
+TRANSITIONS = {
+    (SlotState.FREE, SlotEvent.RESERVE): SlotState.RESERVED,
+    (SlotState.RESERVED, SlotEvent.SEAL): SlotState.SEALED,
+    (SlotState.RESERVED, SlotEvent.RECLAIM): SlotState.FREE,
+    (SlotState.SEALED, SlotEvent.LEASE): SlotState.LEASED,
+    (SlotState.SEALED, SlotEvent.RECLAIM): SlotState.FREE,
+    (SlotState.LEASED, SlotEvent.LEASE): SlotState.LEASED,
+    (SlotState.LEASED, SlotEvent.RELEASE): SlotState.LEASED,
+    (SlotState.LEASED, SlotEvent.RELEASE_LAST): SlotState.FREE,
+}
 
-    def __missing__(self, step: tuple[SlotState, SlotEvent]) -> SlotState:
-        state, event = step
-        raise ProtocolViolation(f"{event.name} of a slot that is {state.name}")
+
+class _Steps(dict[SlotState, SlotState]):
+    """The part of the table that is one event's; what is not in it is refused."""
+
+    def __init__(self, event: SlotEvent) -> None:
+        super().__init__({s: after for (s, e), after in TRANSITIONS.items() if e is event})
+        self._event = event
+
+    def __missing__(self, state: SlotState) -> SlotState:
+        raise ProtocolViolation(f"{self._event.name} of a slot that is {state.name}")
 
 
-TRANSITIONS = _Transitions(
-    {
-        (SlotState.FREE, SlotEvent.RESERVE): SlotState.RESERVED,
-        (SlotState.RESERVED, SlotEvent.SEAL): SlotState.SEALED,
-        (SlotState.RESERVED, SlotEvent.RECLAIM): SlotState.FREE,
-        (SlotState.SEALED, SlotEvent.LEASE): SlotState.LEASED,
-        (SlotState.SEALED, SlotEvent.RECLAIM): SlotState.FREE,
-        (SlotState.LEASED, SlotEvent.LEASE): SlotState.LEASED,
-        (SlotState.LEASED, SlotEvent.RELEASE): SlotState.LEASED,
-        (SlotState.LEASED, SlotEvent.RELEASE_LAST): SlotState.FREE,
-    }
-)
+def step_of(event: SlotEvent) -> Callable[[SlotState], SlotState]:
+    """Where an event leads from a state: a look-up in the table, made once for each event since
+    every tensor takes several. It raises ProtocolViolation where it leads nowhere."""
+    return _Steps(event).__getitem__
 
 
 class Slot:

@@ -242,7 +242,7 @@ class Channels:
                 data, fds = received
                 message = messages.decode_to_executor(data)
                 behind = connection.refusing
-                if isinstance(message, Execute):
+                if type(message) is Execute:
                     if message.offers or fds:
                         frontend.segments.accept(message.offers, fds)
                     if message.dropped:
@@ -347,7 +347,8 @@ class Channels:
             connection.known.difference_update(segments)
             self.send(connection, _failed(answer, ex), [])
         finally:
-            close_all(fds)
+            if fds:
+                close_all(fds)
 
     def _await_room(self, connection: FrontendConnection) -> None:
         if connection.refusing:

@@ -18,7 +18,7 @@ from shmserve.executor.loop.serving_loop import WAKE_S, Key, Requested, ServingL
 from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.runner import Runner, cancelled, late
 from shmserve.executor.tensors.workspace import Workspace
-from shmserve.protocol.control.data_messages import Cancel, Execute
+from shmserve.protocol.control.data_messages import Answer, Cancel, Execute
 from shmserve.shm.status_page import BUSY_SINCE, DEPTH, RUNNING
 
 
@@ -76,7 +76,7 @@ class RequestLoop(ServingLoop):
     def _take_in(self, wait_s: float) -> None:
         """Queue what comes within a time, and take out what is not wanted any more."""
         for connection, message in self._channels.receive(wait_s):
-            if isinstance(message, Execute):
+            if type(message) is Execute:
                 key = (connection, message.request)
                 self._queue.push(key, (connection, message), message.deadline_ns)
             elif isinstance(message, Cancel):
@@ -115,7 +115,8 @@ class RequestLoop(ServingLoop):
         now = self._running_since = time.monotonic_ns()
         self._running, self._unwanted = (connection, message.request), False
         self._publish()
-        answer, segments = None, list[int]()
+        answer: Answer | None = None
+        segments: list[int] = []
         try:
             answer, segments = self._runner.run(connection.frontend, message, now)
         except ProtocolViolation as ex:

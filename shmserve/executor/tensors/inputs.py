@@ -71,7 +71,7 @@ class Input:
         moved: int = 0,
     ) -> None:
         at = tensor.at
-        self.lease = (at.slot, at.generation) if isinstance(at, Descriptor) else None
+        self.lease = (at.slot, at.generation) if type(at) is Descriptor else None
         self.name = tensor.name
         self.datatype = tensor.datatype
         self.shape = tensor.shape

@@ -168,7 +168,10 @@ class Outputs:
             self.await_device(response)
         places = request.places
         # Sizes first: where one output does not fit, no client's memory is written at all.
-        sizes = {name: places[name].size_of(by_name[name]) for name in places if name in by_name}
+        sizes: dict[str, int | list[bytes]] = {}
+        for name in places:
+            if name in by_name:
+                sizes[name] = places[name].size_of(by_name[name])
         for name in request.requested:
             if name not in by_name:
                 continue
@@ -261,12 +264,14 @@ class Outputs:
 
     def lease(self) -> list[tuple[int, int]]:
         """Seal the slots and lease them to a frontend; (slot, generation) of each."""
+        leases: list[tuple[int, int]] = []
         for slot in self.slots:
             self._memory.seal_and_lease(slot)
+            leases.append((slot.number, slot.generation))
         for offer in self._offers:
             if offer.is_held():
                 self._request.workspace.hold(offer)
-        return [(slot.number, slot.generation) for slot in self.slots]
+        return leases
 
     def undo(self) -> None:
         """Take back what a failed response had placed."""

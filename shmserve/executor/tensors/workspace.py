@@ -80,10 +80,11 @@ class Workspace:
 
     def open(self, frontend: FrontendProcess, tensor: WireTensor) -> Input | CudaInput:
         """One input; raises as `read`."""
-        if isinstance(tensor.at, Descriptor):
-            view = frontend.segments.view(tensor.at)
+        at = tensor.at
+        if type(at) is Descriptor:
+            view = frontend.segments.view(at)
             return Input(tensor, view, self.spec.name, self.devices)
-        return self._from_region(tensor, tensor.at)
+        return self._from_region(tensor, at)
 
     def _from_region(self, tensor: WireTensor, at: RegionRef) -> Input | CudaInput:
         kind = DATATYPES[tensor.datatype]

@@ -108,7 +108,7 @@ class InferMessage:
         if isinstance(origin, RecalledMessage):
             known, self._tensors = origin.known, origin.inputs
             self.empty_final, self._inputs = known.empty_final, known.inputs
-            self.nbytes = slot_bytes(known.inputs)
+            self.nbytes = known.inputs[0].nbytes
             self.wanted, self._signature = known.wanted, signature
             parameters, timeout_s = known.request.parameters, self.asker.timeout()
             return RunOptions("", known.names, parameters, (), None, timeout_s)

@@ -133,6 +133,12 @@ class SharedMemory:
         caller = rules.acting(caller, self._server_uid)
         self._dispatcher.coordinator.unregister_regions(caller, name, kind)
 
+    def as_of(self, caller: Caller) -> object:
+        """While this is equal, `find` finds the same for the same window and model version."""
+        snapshot, uid = self._dispatcher.snapshot(), self._server_uid
+        owner = rules.region_key(rules.acting(caller, uid), "", self._settings, uid)
+        return snapshot.epoch, snapshot.generation, owner
+
     def find(
         self, caller: Callable[[], Caller], spec: ModelSpec, window: RegionWindow
     ) -> RegionRef:

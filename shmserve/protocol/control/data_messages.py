@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import final
 
 from msgspec import Struct
 
@@ -12,6 +13,7 @@ from shmserve.protocol.control.message import Message
 Parameter = bool | int | float | str
 
 
+@final
 class Descriptor(Struct, frozen=True, array_like=True, gc=False, tag=0):
     """A tensor's bytes in an arena: `segment` is an id of the arena's owner.
 
@@ -26,6 +28,7 @@ class Descriptor(Struct, frozen=True, array_like=True, gc=False, tag=0):
     nbytes: int
 
 
+@final
 class RegionRef(Struct, frozen=True, array_like=True, gc=False, tag=1):
     """A tensor's bytes in client memory: `offset` from the start of region number `region`."""
 
@@ -79,6 +82,7 @@ class CallingModel(Struct, frozen=True, array_like=True, gc=False):
     blocked: bool
 
 
+@final
 class Execute(Message, frozen=True):
     """Run one request. Times are CLOCK_MONOTONIC nanoseconds (0: no deadline)."""
 
@@ -145,6 +149,7 @@ class Copied(Struct, frozen=True, array_like=True, gc=False):
     inputs: int = 0
 
 
+@final
 class Answer(Message, frozen=True):
     """Result of one `Execute`: outputs, or `error_code` and `error`.
 

@@ -192,7 +192,7 @@ class NativeRequest:
             ArenaExhausted: there is no room for it now.
             ResourceExhausted: the GPU has no memory left for it.
         """
-        wanted = tuple([int(dim) for dim in shape])
+        wanted = tuple(map(int, shape))
         spec = self._check.expect(name, wanted)
         array = self._offered.get(name)
         if array is not None:
@@ -259,7 +259,7 @@ class NativeDialect:
         return NativeRequest if form is None else form.request
 
     def execute(self, requests: Sequence[Request]) -> Sequence[Response]:
-        return [self._answer(request) for request in requests]
+        return list(map(self._answer, requests))
 
     def close(self) -> None:
         model, self._model, self._infer = self._model, None, None

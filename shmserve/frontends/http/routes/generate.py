@@ -35,13 +35,16 @@ class GenerateBody(InferBody):
 
     __slots__ = ()
 
+    def find(self, spec: ModelSpec, window: RegionWindow) -> RegionRef:
+        raise NotFound("generate has no shared-memory regions")
+
     def check(self, signature: ModelSignature) -> RunOptions:
         settings = self._settings
         text = open_body(self.environ, settings).read_rest(settings.max_json_bytes)
         self.request = request = beside_if_large(
             len(text), parse_generate, signature, text, settings
         )
-        self._inputs = check_inputs(signature, request, settings, self._find)
+        self._inputs = check_inputs(signature, request, settings, self.find)
         self.nbytes = slot_bytes(self._inputs)
         self._signature, self._reader = signature, held(b"")
         return RunOptions(request.id, (), request.parameters, on_wait=watch(self.environ))
@@ -55,7 +58,7 @@ class GenerateRoutes:
         self._settings = settings
 
     def _open(self, req: Request, name: str, version: str) -> Inference[GenerateBody]:
-        body = GenerateBody(req.env, self._settings, _no_regions)
+        body = GenerateBody(req.env, self._settings)
         entry = self._dispatcher.ready_model(name, checked_version(version))
         return Inference(self._dispatcher, entry, body)
 
@@ -133,7 +136,3 @@ def _exactly_one(got: str) -> str:
         f"generate expects model to produce exactly 1 response, this one gave {got}:"
         " use generate_stream"
     )
-
-
-def _no_regions(spec: ModelSpec, window: RegionWindow) -> RegionRef:
-    raise NotFound("generate has no shared-memory regions")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from time import monotonic_ns
 from typing import Any
 
@@ -29,12 +28,14 @@ from shmserve.frontends.http.server.response import BufferBody
 from shmserve.frontends.inference import Inference
 from shmserve.frontends.oip.results import make_result
 from shmserve.frontends.oip.shared_memory import SharedMemory
+from shmserve.protocol.control.data_messages import RegionRef
 from shmserve.protocol.oip import tensor_json
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.raw_requests import deduce
-from shmserve.protocol.oip.request import InferRequest, check_json_size
-from shmserve.protocol.oip.validation import CheckedInput, Find, refuse_decoupled
+from shmserve.protocol.oip.request import InferRequest, RegionWindow, check_json_size
+from shmserve.protocol.oip.validation import CheckedInput, refuse_decoupled
 from shmserve.tensor import bytes_codec
+from shmserve.tensor.spec import ModelSpec
 from shmserve.waiting import LARGE, beside, beside_if_large
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -55,8 +56,7 @@ class InferResource:
     def on_post(
         self, req: falcon.Request, resp: falcon.Response, name: str, version: str = ""
     ) -> None:
-        find = partial(self._regions.find, partial(caller_of, req.env))
-        source = InferBody(req.env, self._settings, find, self._forward, self._known)
+        source = InferBody(req.env, self._settings, self._regions, self._forward, self._known)
         entry = self._dispatcher.ready_model(name, checked_version(version) if version else "")
         inference = Inference(self._dispatcher, entry, source)
         try:
@@ -77,11 +77,11 @@ class InferBody:
     """
 
     __slots__ = (
-        "_find",
         "_forward",
         "_inputs",
         "_known",
         "_reader",
+        "_regions",
         "_settings",
         "_signature",
         "environ",
@@ -96,7 +96,7 @@ class InferBody:
         self,
         environ: dict[str, Any],
         settings: Settings,
-        find: Find,
+        regions: SharedMemory | None = None,
         forward: re.Pattern[str] | None = None,
         known: KnownRequests | None = None,
     ) -> None:
@@ -105,7 +105,7 @@ class InferBody:
         self.nbytes = 0
         self.share: CallerShare | None = None
         self._settings = settings
-        self._find = find
+        self._regions = regions
         self._known = known
         self._forward = forward
 
@@ -117,7 +117,7 @@ class InferBody:
         length = header_length(environ, reader)
         if length == 0:
             raw, reader = _raw_request(signature, reader, settings)
-            found = checked(signature, raw, settings, self._find)
+            found = checked(signature, raw, settings, self.find)
         else:
             if length is None:
                 text = reader.read_rest(settings.max_json_bytes)
@@ -128,9 +128,9 @@ class InferBody:
             assert self._known is not None
             check = self._known.check
             if len(text) < LARGE:
-                found = check(signature, text, self._find)
+                found = check(signature, text, self)
             else:
-                found = beside(check, signature, text, self._find)
+                found = beside(check, signature, text, self)
         self._inputs, self.wanted, request = found.inputs, found.wanted, found.request
         self.nbytes = found.slot_bytes
         if reader.remaining != found.binary_bytes:
@@ -143,6 +143,16 @@ class InferBody:
 
     def account(self) -> str:
         return account_of(self.environ)
+
+    def find(self, spec: ModelSpec, window: RegionWindow) -> RegionRef:
+        """A window of a region of the caller's; raises as `SharedMemory.find`."""
+        assert self._regions is not None
+        return self._regions.find(lambda: caller_of(self.environ), spec, window)
+
+    def as_of(self) -> object:
+        """While this is equal, `find` finds the same."""
+        assert self._regions is not None
+        return self._regions.as_of(caller_of(self.environ))
 
     def fill(self, call: InferenceCall) -> None:
         reader, receipt = self._reader, call.receipt

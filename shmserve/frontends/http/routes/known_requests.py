@@ -1,18 +1,21 @@
 """JSON parts of requests, remembered byte for byte with what reading and checking them gave.
 
 Clients send the same again and again, and only their tensors differ. What depends on more than
-the bytes and the model version is looked up each time: windows of regions, and whose they are.
+the bytes and the model version, windows of regions and whose they are, is looked up again
+whenever the registry, or who asks, is another than the last time.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
 from shmserve.config import Settings
-from shmserve.protocol.control.data_messages import OutputPlace
+from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
 from shmserve.protocol.oip.model_signature import ModelSignature
-from shmserve.protocol.oip.request import InferOutput, InferRequest, parse_request
+from shmserve.protocol.oip.request import InferOutput, InferRequest, RegionWindow, parse_request
 from shmserve.protocol.oip.validation import (
     CheckedInput,
     Find,
@@ -22,6 +25,7 @@ from shmserve.protocol.oip.validation import (
     locate_outputs,
     slot_bytes,
 )
+from shmserve.tensor.spec import ModelSpec
 
 _MOST_KNOWN = 256
 _LONGEST = 4096  # bytes; what is longer costs its reader little in comparison
@@ -64,24 +68,39 @@ def checked(
     )
 
 
+class Regions(Protocol):
+    """The caller's regions. `as_of`: while it is equal, `find` finds the same."""
+
+    def find(self, spec: ModelSpec, window: RegionWindow) -> RegionRef: ...
+
+    def as_of(self) -> object: ...
+
+
+class _Known(Struct):
+    """`located`: with the windows of regions, and as of when they were that."""
+
+    request: CheckedRequest
+    located: tuple[object, CheckedRequest] | None = None
+
+
 class KnownRequests:
     """Of one process; for any thread. `limits` are always the same."""
 
     def __init__(self, limits: Settings) -> None:
         self._limits = limits
-        self._known: dict[tuple[str, bytes], CheckedRequest] = {}
+        self._known: dict[tuple[str, bytes], _Known] = {}
 
-    def check(self, signature: ModelSignature, text: bytes, find: Find) -> CheckedRequest:
+    def check(self, signature: ModelSignature, text: bytes, regions: Regions) -> CheckedRequest:
         """As `parse_request` and `checked`, whose errors it raises."""
         key = (signature.spec.name, text)
         known = self._known.get(key)
-        if known is not None and known.signature is signature:
-            return _located(known, find) if known.in_regions else known
-        fresh = checked(signature, parse_request(text, self._limits), self._limits, find)
+        if known is not None and known.request.signature is signature:
+            return _located(known, regions) if known.request.in_regions else known.request
+        fresh = checked(signature, parse_request(text, self._limits), self._limits, regions.find)
         if len(text) <= _LONGEST and _is_repeatable(fresh.request):
             if len(self._known) >= _MOST_KNOWN:
                 self._known = {}
-            self._known[key] = fresh
+            self._known[key] = _Known(fresh)
         return fresh
 
 
@@ -91,10 +110,16 @@ def _is_repeatable(request: InferRequest) -> bool:
     return not request.id and all(source.data is None for source in request.inputs)
 
 
-def _located(known: CheckedRequest, find: Find) -> CheckedRequest:
-    spec = known.signature.spec
-    return msgspec.structs.replace(
-        known,
-        inputs=locate_inputs(spec, known.inputs, find),
-        places=locate_outputs(spec, known.wanted, find),
+def _located(known: _Known, regions: Regions) -> CheckedRequest:
+    as_of, located = regions.as_of(), known.located  # what changes meanwhile counts the next time
+    if located is not None and located[0] == as_of:
+        return located[1]
+    request = known.request
+    spec = request.signature.spec
+    found = msgspec.structs.replace(
+        request,
+        inputs=locate_inputs(spec, request.inputs, regions.find),
+        places=locate_outputs(spec, request.wanted, regions.find),
     )
+    known.located = (as_of, found)
+    return found
