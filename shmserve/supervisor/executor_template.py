@@ -10,6 +10,7 @@ import logging
 import os
 import select
 import socket
+from math import inf
 
 from msgspec import Struct
 
@@ -67,6 +68,10 @@ class ExecutorTemplate:
         self._child = Child.of("executor template", popen, now)
         self._restarts.started(now)
         return self._child
+
+    def next_due(self) -> float:
+        """When `start` has something to do."""
+        return self._due if self._child is None and self._command else inf
 
     def ended(self, child: Child, now: float) -> bool:
         """It has ended, to be started again when due; False: it is another that has."""
