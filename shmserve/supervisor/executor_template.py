@@ -20,7 +20,7 @@ from shmserve.transport.processes import spawn
 
 _log = logging.getLogger(__name__)
 
-_READY_S = 10.0  # for it to have imported everything; then it is killed, executors are exec'ed
+_READY_S = 30.0  # for it to have imported everything; then it is killed, executors are exec'ed
 _ANSWER_S = 5.0  # for the number of an executor
 
 
