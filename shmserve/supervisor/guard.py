@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import select
 import signal
 import threading
@@ -64,9 +65,12 @@ def _has_ended(settings: Settings, master_fd: int, look_s: float) -> bool:
     poll.register(pidfd, select.POLLIN)
     poll.register(master_fd, select.POLLIN)
     try:
-        return any(fd == master_fd for fd, _ in poll.poll(look_s * 1000))
+        ended = [fd for fd, _ in poll.poll(look_s * 1000)]
     finally:
         os.close(pidfd)
+    # All guards see the supervisor's end: one of them comes first, the others find its successor
+    wait_s = random.uniform(0.0, _LAUNCHED_S) if ended else 0.0
+    return master_fd in ended or has_ended(master_fd, wait_s)
 
 
 def _end_if_silent(settings: Settings, silence: Silence) -> None:
