@@ -24,11 +24,13 @@ def seconds(run_dir):
             if mark in (process / "environ").read_bytes().split(b"\0"):
                 title = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 fields = (process / "stat").read_text().rpartition(")")[2].split()
-                taken[int(entry), _role(title)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+                taken[int(entry), role_of(title)] = (
+                    int(fields[11]) + int(fields[12])
+                ) / TICKS_PER_S
     return taken
 
 
-def _role(title):
+def role_of(title):
     """`http worker`, `grpc`, `executor`, …; `server` for what is none of ours."""
     if not title.startswith(_OURS):
         return "server"

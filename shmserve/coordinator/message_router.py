@@ -22,8 +22,6 @@ from shmserve.transport.channel import close_all
 
 _log = logging.getLogger(__name__)
 
-_WATCHDOG_S = 1.0
-
 
 class MessageRouter:
     """Hands each message to the part that it is for, and time to all of them."""
@@ -136,7 +134,7 @@ class MessageRouter:
         self._regions.settle(self._publication.publish, self._sync.supervisor)
         self._lanes.settle()
         self._control.turn(now)
-        if now - self._asked_at >= _WATCHDOG_S:
+        if now - self._asked_at >= self._watchdog.period_s:
             self._asked_at = now
             for record in list(self._reconciler.processes.values()):
                 if record.role == "executor":

@@ -75,7 +75,7 @@ class Publication(Struct):
         self._writer.publish(self.latest)
         self._record(self.latest)
         for process in self._reconciler.processes.values():
-            if process.role in ("http", "grpc", "model"):
+            if process.role in ("http", "grpc", "model", "supervisor"):
                 self._send(process.name, RegistryChanged())
 
     def _record(self, snapshot: Snapshot) -> None:

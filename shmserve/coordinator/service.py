@@ -28,6 +28,7 @@ from shmserve.coordinator.models import desired_models
 from shmserve.coordinator.models.desired_models import DesiredModels, Library
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
 from shmserve.coordinator.regions.owners import Owners
+from shmserve.core.control.silence import period_s
 from shmserve.errors import ConfigError
 from shmserve.observe import flight_recorder
 from shmserve.observe.gpu_use import GpuUse
@@ -97,6 +98,7 @@ class CoordinatorLoop:
         settings, run_dir = launch.settings, launch.run_dir
         self._wake = wake
         self._master_fd = launch.master_fd
+        self._beat_s = period_s(settings.watchdog_s)
         self._stop_at = math.inf
         again = writer.previous is not None
         if not again:
@@ -158,13 +160,13 @@ class CoordinatorLoop:
     def run(self, beat: Callable[[], bool]) -> None:
         """Until the supervisor or the master's end stops it.
 
-        `beat`: called about once a second while it runs; False: the run directory is not ours.
+        `beat`: the sign of life; False: the run directory is not ours.
         """
         beat_at = 0.0
         try:
             while not self._wake.stopping and (now := time.monotonic()) < self._stop_at:
                 if now >= beat_at:
-                    beat_at = now + _TICK_S
+                    beat_at = now + self._beat_s
                     if not beat():
                         _log.error("run_dir: files have been removed, ending for a successor")
                         return

@@ -51,11 +51,13 @@ from shmserve.transport.link import Link, LinkHandlers
 log = logging.getLogger(__name__)
 
 _MAINTENANCE_S = 1.0
+_RESTING_S = 5.0  # where there was no request since, and nothing is held
 _STARTING_S = 0.05  # until the first segment is there
 
 
 class Dispatcher:
-    """Start it after fork; one per process. `settle` is called about once a second."""
+    """Start it after fork; one per process. `settle` is called about once a second while there are
+    requests."""
 
     def __init__(
         self,
@@ -101,6 +103,7 @@ class Dispatcher:
         threads = StepThreads(settings.ensemble_threads)
         self._ensembles = EnsemblePlane(self._plane, threads, self._cache)
         self._stopping = threading.Event()
+        self._called = self._resting = False
         self._thread = threading.Thread(target=self._maintain, name="maintenance", daemon=True)
 
     def start(self) -> None:
@@ -163,6 +166,10 @@ class Dispatcher:
         self, entry: ModelEntry, options: RunOptions = NO_OPTIONS, cancellable: bool = False
     ) -> InferenceCall:
         """A new request for a model version; close it on every path."""
+        self._called = True
+        if self._resting:
+            self._resting = False
+            self.orphans.wake()
         if self._cache is not None and entry.spec.caches_answers:
             return self._ensembles.call(entry, options, cancellable)
         if entry.spec.steps:
@@ -190,18 +197,20 @@ class Dispatcher:
         return self.snapshot().epoch
 
     def _maintain(self) -> None:
-        prepared = False
+        prepared, pause_s = False, _MAINTENANCE_S
         while not self._stopping.is_set():
             try:
                 prepared = prepared or self._prepare()
-                self.orphans.poll(_MAINTENANCE_S if prepared else _STARTING_S)
+                self.orphans.poll(pause_s if prepared else _STARTING_S)
+                called, self._called, self._resting = self._called, False, False
                 self._settle()
                 if self._cache is not None:
                     self._cache.grow_again()
                 self.executors.flush()
                 self.executors.prune()
                 self.memory.trim(self.settings.segment_idle_s)
-                self._measure()
+                held = self._measure()
+                pause_s = _MAINTENANCE_S if called or held else self._rest()
                 self.tracer.flush(self.coordinator.take_traces)
             except Exception:
                 log.exception("maintenance failed; it goes on")
@@ -215,7 +224,13 @@ class Dispatcher:
             return False
         return True
 
-    def _measure(self) -> None:
+    def _rest(self) -> float:
+        """For how long nothing needs to be looked at; `call` ends it."""
+        self._resting = True
+        return _MAINTENANCE_S if self._called else _RESTING_S
+
+    def _measure(self) -> bool:
+        """Publish what is held; whether anything is, or may become less."""
         stats = self.memory.stats()
         self.counting.measure(
             Gauges(
@@ -228,6 +243,7 @@ class Dispatcher:
             ),
             self.executors.in_flight(),
         )
+        return stats.slots > stats.free or stats.segments > 1 or len(self.orphans) > 0
 
     def _on_message(self, message: FromCoordinator) -> None:
         if isinstance(message, RegistryChanged):

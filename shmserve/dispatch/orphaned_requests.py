@@ -63,6 +63,9 @@ class OrphanedRequests:
     def poll(self, timeout_s: float) -> None:
         """Take in late answers for at most `timeout_s` seconds."""
         for key, _ in self._selector.select(timeout_s):
+            if key.fd == self._wake_fd:
+                os.eventfd_read(key.fd)
+                continue
             with self._lock:
                 orphan = self._waiting.get(key.fd)
             if orphan is not None:

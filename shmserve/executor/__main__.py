@@ -64,7 +64,7 @@ from shmserve.repository import folder_reader
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.registry_page import RegistryReader
-from shmserve.shm.status_page import SIZE, StatusPage
+from shmserve.shm.status_page import SIZE, VALUES, StatusPage
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import channel as transport
 from shmserve.transport.link import Link, LinkHandlers
@@ -93,7 +93,7 @@ class Executor:
             "executor",
             process,
             LinkHandlers(
-                on_trim=lambda nbytes: self.memory.trim(0.0, nbytes),
+                on_trim=self._trim,
                 on_stats=self.stats,
                 on_stop=self.stop,
                 held_bytes=lambda: self.memory.held_bytes,
@@ -119,6 +119,7 @@ class Executor:
             first_size=_FIRST_SEGMENT if self.devices.ordinal is None else 0,
         )
         self.status = StatusPage(epoch)
+        app_monitor.publish(self.status.words, VALUES)
         self.calls = ModelCalls(settings, instance.spec.name, process)
 
     def run(self) -> int:
@@ -220,6 +221,11 @@ class Executor:
         self.stopping = True
         if self.loop is not None:
             self.loop.stop()
+
+    def _trim(self, nbytes: int) -> None:
+        self.memory.trim(0.0, nbytes)
+        if self.loop is not None:
+            self.loop.wake()
 
     def _on_message(self, message: FromCoordinator) -> None:
         if isinstance(message, RegionsGone):

@@ -14,6 +14,7 @@ from functools import partialmethod
 from typing import Any
 
 from shmserve.core.stats.aggregation import PERCENTS
+from shmserve.core.stats.counter_pages import Words
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,12 @@ class Monitor:
         self._series: dict[str, _Series] = {}
         self._lock = threading.Lock()
         self._refused = False
+        self._words: Words | None = None
+        self._word = 0
+
+    def publish(self, words: Words, word: int) -> None:
+        """Count there how many values were reported, for others to see."""
+        self._words, self._word = words, word
 
     def _add(self, kind: str, name: str, value: float) -> None:
         name, value = str(name)[:MAX_NAME], float(value)
@@ -105,6 +112,8 @@ class Monitor:
             series.roll(number)
             series.now.add(series.kind, value)
             series.total += value
+            if self._words is not None:
+                self._words[self._word] += 1
 
     # Report a value: the mean, the largest, the smallest, the sum or the distribution of a second
     # counts.

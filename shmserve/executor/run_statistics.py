@@ -78,12 +78,9 @@ class RunStatistics:
         shape = message.inputs[0].shape if self.batching and message.inputs else ()
         return shape[0] if shape else 1
 
-    def measure(self, memory: ArenaMemory) -> None:
-        """Publish what is held right now."""
-        write_gauges(self._words, gauges(memory))
-
-
-def gauges(memory: ArenaMemory) -> Gauges:
-    """What an arena holds."""
-    stats = memory.stats()
-    return Gauges(stats.slots - stats.free, stats.used_bytes, stats.segment_bytes)
+    def measure(self, memory: ArenaMemory) -> bool:
+        """Publish what is held right now; whether it may become less by itself."""
+        stats = memory.stats()
+        held = stats.slots - stats.free
+        write_gauges(self._words, Gauges(held, stats.used_bytes, stats.segment_bytes))
+        return held > 0 or stats.segments > 1

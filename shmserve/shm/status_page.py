@@ -18,6 +18,7 @@ _PAGE = 4096
 DEPTH = 0  # requests waiting or running
 BUSY_SINCE = 8  # when the model began, CLOCK_MONOTONIC ns, 0: idle; a cache line of its own
 RUNNING = 9  # how many of DEPTH the model works on
+VALUES = 10  # how many values the model has reported of itself
 COUNTERS = 16  # from here on: a page of counters
 _SEQUENCES = COUNTERS + executor_counters.NWORDS  # how many words of digests are in use
 _FREE_SLOTS = _SEQUENCES + 1  # for sequences

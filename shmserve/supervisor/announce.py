@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import Unavailable
 from shmserve.shm.registry_page import RegistryReader
@@ -31,6 +33,14 @@ class Announcer:
         self._ready = False
         self._alive_at = 0.0
         self._extended_at = 0.0
+
+    @property
+    def due(self) -> float:
+        """When `turn` has something to tell although nothing is published."""
+        due = inf if self._ready else self._extended_at + _EXTEND_EVERY_S
+        if self.healthy and self._watchdog_s:
+            due = min(due, self._alive_at + self._watchdog_s)
+        return due
 
     def turn(self, now: float) -> None:
         if self.healthy and self._watchdog_s and now - self._alive_at >= self._watchdog_s:

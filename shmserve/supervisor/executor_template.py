@@ -10,6 +10,7 @@ import logging
 import os
 import select
 import socket
+from math import inf
 
 from msgspec import Struct
 
@@ -19,7 +20,7 @@ from shmserve.transport.processes import spawn
 
 _log = logging.getLogger(__name__)
 
-_READY_S = 10.0  # for it to have imported everything; then it is killed, executors are exec'ed
+_READY_S = 30.0  # for it to have imported everything; then it is killed, executors are exec'ed
 _ANSWER_S = 5.0  # for the number of an executor
 
 
@@ -67,6 +68,10 @@ class ExecutorTemplate:
         self._child = Child.of("executor template", popen, now)
         self._restarts.started(now)
         return self._child
+
+    def next_due(self) -> float:
+        """When `start` has something to do."""
+        return self._due if self._child is None and self._command else inf
 
     def ended(self, child: Child, now: float) -> bool:
         """It has ended, to be started again when due; False: it is another that has."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
+from math import inf
 
 from msgspec import Struct
 
@@ -120,9 +121,9 @@ class Executors(Struct):
             del self._due[name]
             self._start(self._desired[name], now)
 
-    def next_due(self) -> float | None:
+    def next_due(self) -> float:
         kills = [c.kill_at for c in self.children.values() if c.kill_at is not None]
-        return min([*self._due.values(), *kills], default=None)
+        return min([*self._due.values(), *kills], default=inf)
 
     def halt(self) -> None:
         self.halted = True

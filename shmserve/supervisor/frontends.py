@@ -7,6 +7,7 @@ supervisor finds those that an earlier one started, and two of one number cannot
 from __future__ import annotations
 
 import logging
+from math import inf
 
 from shmserve.core.control.lifecycle import Restarts
 from shmserve.supervisor.children import Child
@@ -82,10 +83,10 @@ class Frontends:
     def halt(self) -> None:
         self._missing.clear()
 
-    def next_due(self) -> float | None:
-        """When `turn` has something to do next; None: not before an event."""
+    def next_due(self) -> float:
+        """When `turn` has something to do next; inf: not before an event."""
         kills = [child.kill_at for child in self._numbers if child.kill_at is not None]
-        return min([*self._missing.values(), *kills], default=None)
+        return min([*self._missing.values(), *kills], default=inf)
 
     def _adopt(self, number: int, now: float) -> Child | None:
         holder = rundir.lock(self._run_dir, f"{self._role}-{number}").holder_pidfd()

@@ -5,21 +5,23 @@ from __future__ import annotations
 
 import logging
 import os
+import random
+import select
 import signal
 import threading
 import time
 
 from shmserve import config
 from shmserve.config import Settings
-from shmserve.core.control.silence import Silence
+from shmserve.core.control.silence import Silence, period_s
 from shmserve.observe import flight_recorder
 from shmserve.supervisor import launch
 from shmserve.transport.processes import has_ended, send_signal
 
 _log = logging.getLogger(__name__)
 
-_PERIOD_S = 0.5
 _AFTER_LAUNCH_S = 3.0  # a supervisor needs a moment until it holds its lock
+_LAUNCHED_S = 0.5  # until it is looked again whether it does
 _AFTER_MASTER_S = 4.0  # for requests to end once the master is gone
 
 
@@ -32,8 +34,9 @@ def start_guard(settings: Settings) -> None:
 
 def _watch(settings: Settings, master_fd: int) -> None:
     launched_at = time.monotonic()  # the master has just launched one
-    silence = Silence()
-    while not has_ended(master_fd, _PERIOD_S):
+    look_s = period_s(settings.watchdog_s)
+    silence = Silence(look_s)
+    while not _has_ended(settings, master_fd, look_s):
         if time.monotonic() - launched_at < _AFTER_LAUNCH_S:
             continue
         try:
@@ -49,6 +52,25 @@ def _watch(settings: Settings, master_fd: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)  # gunicorn's way to finish what was accepted
     time.sleep(_AFTER_MASTER_S)
     os._exit(1)
+
+
+def _has_ended(settings: Settings, master_fd: int, look_s: float) -> bool:
+    """Whether the master has; waits for that, for the supervisor's end, or until it is time to
+    look for its sign of life."""
+    holder = launch.supervisor_lock(settings).holder_pidfd()
+    if holder is None:
+        return has_ended(master_fd, _LAUNCHED_S)
+    _, pidfd = holder
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.register(master_fd, select.POLLIN)
+    try:
+        ended = [fd for fd, _ in poll.poll(look_s * 1000)]
+    finally:
+        os.close(pidfd)
+    # All guards see the supervisor's end: one of them comes first, the others find its successor
+    wait_s = random.uniform(0.0, _LAUNCHED_S) if ended else 0.0
+    return master_fd in ended or has_ended(master_fd, wait_s)
 
 
 def _end_if_silent(settings: Settings, silence: Silence) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from msgspec import Struct
-
-from shmserve.core.control.silence import Silence
+from shmserve.core.control.silence import Silence, period_s
 from shmserve.observe import flight_recorder
 from shmserve.supervisor.children import Child
 from shmserve.transport import rundir
@@ -16,26 +14,33 @@ _log = logging.getLogger(__name__)
 _REPLACED = 4  # times the limit: silent processes have been replaced by then
 
 
-class LifeWatch(Struct):
-    """Looks at each role's beats in its lock file (`FileLock.beat`), once a second.
+class LifeWatch:
+    """Looks at each role's beats in its lock file (`FileLock.beat`), every `look_s`.
 
     Its own master it cannot replace: whether that and the coordinator live is for the service
     manager, which can.
+
+    Args:
+        limit_s: for how long nobody is silent who lives.
+        master_s: the same of the master, which is silent while it stops.
+        max_events: that are written to a file when something is killed.
     """
 
-    _run_dir: str
-    _limit_s: float
-    _master_s: float  # the same of the master, which is silent while it stops
-    _max_events: int  # that are written to a file when something is killed
-    _silences: dict[str, tuple[int, Silence]] = {}
-    _master: Silence = Silence()
-    _coordinator: Silence = Silence()
+    def __init__(self, run_dir: str, limit_s: float, master_s: float, max_events: int) -> None:
+        self._run_dir = run_dir
+        self._limit_s = limit_s
+        self._master_s = master_s
+        self._max_events = max_events
+        self.look_s = period_s(limit_s)
+        self._silences: dict[str, tuple[int, Silence]] = {}
+        self._master = Silence(self.look_s)
+        self._coordinator = Silence(self.look_s)
 
     def look(self, role: str, child: Child, now: float) -> None:
         """Kill it if it is silent, unless it has been told to end, which has a limit of its own."""
         pid, silence = self._silences.get(role, (0, None))
         if silence is None or pid != child.pid:
-            silence = Silence()
+            silence = Silence(self.look_s)
             self._silences[role] = child.pid, silence
         if silence.seconds(self._beat(role), now) > self._limit_s and not child.stopping:
             _log.error("%s gives no sign of life, killing it pid=%d", child.name, child.pid)

@@ -17,6 +17,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
+from math import inf
 
 from msgspec import Struct
 
@@ -56,13 +57,11 @@ from shmserve.transport.processes import (
 
 _log = logging.getLogger(__name__)
 
-_TURN_S = 0.25
 _BEYOND_S = 2.0  # after the longest request: until an executor that should have ended is killed
 _TELL_S = 0.2  # between "draining" and SIGTERM
 _WITHOUT_MASTER_S = 3.0  # the drain's limit once the master is gone
 _COORDINATOR_STOP_S = 2.0
 _TOUCH_S = 3600.0  # cleaners take what is some days old
-_LOOK_S = 1.0  # how often it gives a sign of life, and looks for those of others
 
 
 class Commands(Struct, frozen=True):
@@ -204,10 +203,16 @@ class Supervisor:
 
     # ------------------------------------------------------------------- the loop
 
-    def _turn(self, limit_s: float = _TURN_S) -> None:
-        now = time.monotonic()
-        dues = (self._executors.next_due(), self._frontends.next_due())
-        wait = max(0.0, min([limit_s, *(due - now for due in dues if due is not None)]))
+    def _due(self) -> float:
+        """When there is something to do although nothing comes."""
+        dues = [self._looked_at + self._life.look_s, self._announcer.due]
+        if self._coordinator is None and not self._drain_reason:
+            dues.append(self._coordinator_due)
+        dues += (self._executors.next_due(), self._frontends.next_due(), self._template.next_due())
+        return min(dues)
+
+    def _turn(self, limit_s: float = inf) -> None:
+        wait = max(0.0, min(limit_s, self._due() - time.monotonic()))
         for key, _ in self._selector.select(wait):
             if isinstance(key.data, Child):
                 self._ended(key.data)
@@ -229,7 +234,7 @@ class Supervisor:
             self._watch(child)
         reap_orphans({key.data.pid for key in self._selector.get_map().values() if key.data})
         self._keep_coordinator(now)
-        if now - self._looked_at >= _LOOK_S:
+        if now >= self._looked_at + self._life.look_s:
             self._looked_at = now
             self._look(now)
         self._announcer.turn(now)
@@ -345,7 +350,7 @@ class Supervisor:
                     child.stop(now, max(0.0, left))
                 if left <= 0:  # the limit may have become shorter since it was told to stop
                     child.kill()
-            self._turn(min(_TURN_S, _TELL_S))
+            self._turn(_TELL_S)
             if left < -5.0:  # killed, and still there: in the kernel, nothing helps
                 pids = [child.pid for child in children]
                 _log.error("processes do not end pids=%s", pids)

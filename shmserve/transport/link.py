@@ -46,6 +46,7 @@ _WELCOME_S = 5.0
 _SEND_S = 5.0
 _RETRY_FIRST_S, _RETRY_CAP_S = 0.02, 0.5
 _CLOSE_S = 2.0
+_QUIET_S = 3600.0  # a message, ours or the coordinator's, and its end are seen at once
 ARENA_WAIT_S = 2.0
 
 
@@ -231,7 +232,7 @@ class Link:
             self._flush(channel)
             if self._closing.is_set():
                 return
-            for fd, _ in poll.poll(1000):
+            for fd, _ in poll.poll(_QUIET_S * 1000):
                 if fd == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
                 else:

@@ -79,6 +79,7 @@ def test_what_idle_executors_have_pinned_is_let_go(
     """Its owner, a frontend, may have freed it long ago."""
     devices = Devices(0, Mappings())
     monkeypatch.setattr(rig, "Devices", lambda *_: devices)
+    monkeypatch.setattr("shmserve.executor.loop.serving_loop.WAKE_S", 0.02)
     monkeypatch.setattr(
         f"shmserve.executor.loop.{'stream' if decoupled else 'request'}_loop.WAKE_S", 0.02
     )
@@ -114,7 +115,8 @@ def test_an_idle_executor_ends_with_its_device(
     devices = Devices(0, Mappings())
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(rig, "Devices", lambda *_: devices)
-    monkeypatch.setattr("shmserve.executor.loop.request_loop.WAKE_S", 0.02)
+    for module in ("serving_loop", "request_loop"):
+        monkeypatch.setattr(f"shmserve.executor.loop.{module}.WAKE_S", 0.02)
     monkeypatch.setattr("os.kill", lambda *arguments: killed.append(arguments))
     plane = rig.Rig(tmp_path)
     try:

@@ -10,6 +10,7 @@ ONCE_A_SECOND = (
     "shmserve.dispatch.dispatcher._MAINTENANCE_S",
     "shmserve.dispatch.attempt._TICK_S",
     "shmserve.grps.executor.project_backend._LOOK_S",
+    "shmserve.executor.loop.serving_loop.WAKE_S",
     "shmserve.executor.loop.request_loop.WAKE_S",
     "shmserve.executor.loop.stream_loop.WAKE_S",
     "shmserve.frontends.grpc.client_deadlines._TICK_S",

@@ -20,13 +20,20 @@ class CounterDeltas:
 
     def __init__(self) -> None:
         self._last: dict[str, dict[Model, list[int]]] = {}
+        self._readings: dict[str, CounterReading] = {}
         self._ended: dict[Model, list[int]] = {}
 
     def ended(self, reading: CounterReading) -> None:
         """A process is over; this is all it has counted."""
+        self._readings.pop(reading.owner.process, None)
         last = self._last.pop(reading.owner.process, None)
         if last is not None:
             _compare(_rows(reading), last, self._ended)
+
+    def unchanged(self, readings: Sequence[CounterReading]) -> bool:
+        """Whether nobody has counted anything since the last call of `since`."""
+        known = self._readings
+        return all(known.get(reading.owner.process) is reading for reading in readings)
 
     def since(
         self, readings: Sequence[CounterReading], is_new: Callable[[int], bool]
@@ -37,8 +44,11 @@ class CounterDeltas:
         """
         grown_by_model, self._ended = self._ended, {}
         for reading in readings:
-            rows = _rows(reading)
             process = reading.owner.process
+            if self._readings.get(process) is reading:  # nothing has changed
+                continue
+            self._readings[process] = reading
+            rows = _rows(reading)
             last = self._last.get(process)
             if last is None:
                 last = {} if is_new(reading.owner.pid) else rows

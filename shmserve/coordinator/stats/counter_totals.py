@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.stats import executor_counters, request_counters
-from shmserve.core.stats.counter_pages import Gauges, read_gauges
+from shmserve.core.stats.counter_pages import Gauges, Words, read_gauges
 from shmserve.core.stats.request_counters import OTHER_KEYS
 from shmserve.errors import UnreadableMessage
 from shmserve.observe.gpu_use import GpuUse
@@ -38,7 +38,7 @@ from shmserve.protocol.control.stats_messages import (
 )
 from shmserve.protocol.decoding import msgpack_decoder
 from shmserve.shm import counter_page
-from shmserve.shm.status_page import BUSY_SINCE, COUNTERS, DEPTH, RUNNING
+from shmserve.shm.status_page import BUSY_SINCE, COUNTERS, DEPTH, RUNNING, VALUES
 from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.processes import has_ended, pidfd_open
@@ -70,7 +70,8 @@ _decode = msgpack_decoder(Totals)
 
 
 class CounterReading(Struct):
-    """What one page says: rows of a frontend, or the runs of an executor."""
+    """What one page says: rows of a frontend, or the runs of an executor and how many values its
+    model has reported of itself. The same object as before where nothing has changed."""
 
     owner: PageOwner
     gauges: Gauges
@@ -79,6 +80,7 @@ class CounterReading(Struct):
     depth: int = 0
     busy_ns: int = 0
     running: int = 0
+    values: int = 0
     keys: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -93,6 +95,8 @@ class _Page(Struct):
     fd: int
     nbytes: int
     linked: bool
+    data: object = None  # the bytes of the last look
+    reading: CounterReading | None = None
 
 
 class _Sum:
@@ -320,22 +324,31 @@ class StatsSources(Struct, frozen=True):
 
 def _read(page: _Page) -> CounterReading | None:
     """None: it is not there as announced."""
-    words = counter_page.read(page.fd, page.nbytes)
+    nbytes = page.nbytes
+    if page.owner.role == "executor":  # sequences, which come behind, are not for us
+        nbytes = min(nbytes, (COUNTERS + executor_counters.NWORDS) * 8)
+    words = counter_page.read(page.fd, nbytes)
     if words is None:
         return None
-    if page.owner.role == "executor":
+    if page.reading is None or words.obj != page.data:
+        page.data, page.reading = words.obj, _parse(page.owner, words)
+    return page.reading
+
+
+def _parse(owner: PageOwner, words: Words) -> CounterReading | None:
+    if owner.role == "executor":
         counters = words[COUNTERS:]
         runs = executor_counters.read(counters)
         if runs is None:
             return None
         gauges = read_gauges(counters)
-        busy = words[DEPTH], words[BUSY_SINCE], words[RUNNING]
-        return CounterReading(page.owner, gauges, {}, runs, *busy)
+        busy = words[DEPTH], words[BUSY_SINCE], words[RUNNING], words[VALUES]
+        return CounterReading(owner, gauges, {}, runs, *busy)
     rows = request_counters.read(words)
     if rows is None:
         return None
     keys = request_counters.read_keys(words)
-    return CounterReading(page.owner, read_gauges(words), rows, keys=keys)
+    return CounterReading(owner, read_gauges(words), rows, keys=keys)
 
 
 def _has_ended(pid: int) -> bool:

@@ -1,8 +1,8 @@
 """Once a second: what all processes have counted, hold and use becomes history.
 
-Everything is read off pages of counters, /proc and the coordinator's own books; executors are
-asked for the values that models report about themselves. No process waits for any of it, and
-requests never come near. The history ends with this process.
+Everything is read off pages of counters, /proc and the coordinator's own books; executors whose
+models have reported values about themselves are asked for these. No process waits for any of
+it, and requests never come near. The history ends with this process.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class Monitoring:
         self._usage = ProcessUsage(now)
         self._detector = IncidentDetector(sources.counters.ends)
         self._metrics: dict[str, dict[str, model_metrics.ModelMetrics]] = {}
+        self._reported: dict[str, tuple[int, int]] = {}  # how many values, since which second
         self._latest: list[float] = []
         self._distributions: dict[Hashable, Sequence[float]] = {}
 
@@ -94,11 +95,26 @@ class Monitoring:
             return
         elapsed = int(now - self._start)
         self.due = self._start + elapsed + 1.0
-        self._sample(elapsed - 1, now)
-        self._metrics.clear()
-        for record in self._sources.reconciler.processes.values():
-            if record.role == "executor":
-                self._send(record.name, AskStats(0, "values"))
+        self._ask(self._sample(elapsed - 1, now), elapsed)
+
+    def _ask(self, readings: Readings, second: int) -> None:
+        """For values, whoever may have some: reported in this second or the last one, or told as
+        the latest. What others have told stays true: nothing."""
+        reported, metrics = self._reported, self._metrics
+        self._reported, self._metrics = {}, {}
+        for reading in readings:
+            if reading.runs is None:
+                continue
+            process = reading.owner.process
+            count, since = reported.get(process, (0, -2))
+            if reading.values != count:
+                since = second
+            self._reported[process] = reading.values, since
+            known = metrics.get(process, {})
+            if second - since <= 1 or any(metric.count for metric in known.values()):
+                self._send(process, AskStats(0, "values"))
+            elif known:
+                self._metrics[process] = known
 
     def answered(self, process: str, stats: Mapping[str, Any]) -> None:
         """An executor's answer to our question, if it is one."""
@@ -154,10 +170,10 @@ class Monitoring:
         """An executor has ended that should have gone on."""
         self._detector.incidents.add(time.time(), instance, why)
 
-    def _sample(self, second: int, now: float) -> None:
+    def _sample(self, second: int, now: float) -> Readings:
         seconds, self._sampled_at = now - self._sampled_at, now
         readings = self._sources.counters.readings()
-        self._usage.look(self._sources.reconciler, now)
+        self._usage.look(self._sources.reconciler, now, self._deltas.unchanged(readings))
         again = self._again  # else all that any process has counted came about in our time
         counts = self._deltas.since(readings, lambda pid: not again or self._usage.is_new(pid))
         wall = time.time()
@@ -174,6 +190,7 @@ class Monitoring:
             samples[key] = _GPU_KIND, Sample(gauges=_gauges(gpu))
         self._values(samples, readings)
         self._history.add(second, seconds, samples)
+        return readings
 
     def _models(self, samples: Samples, readings: Readings, counts: Counts) -> None:
         gauges: dict[Model, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])

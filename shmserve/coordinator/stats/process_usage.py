@@ -1,4 +1,5 @@
-"""Processor and memory that the service's processes use, looked at once a second."""
+"""Processor and memory that the service's processes use: looked at once a second, or seldom where
+nothing happens."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class UsageSample(NamedTuple):
 
 
 _NONE = UsageSample("", 0.0, 0)
-
+_IDLE_S = 5.0  # between two looks at processes that have nothing to do
 
 _OTHERS = ("cli", "model")  # that only look in, and that are a part of an executor
 
@@ -35,11 +36,16 @@ class ProcessUsage:
         self._since = self._looked_at = now
         self._last: dict[int, Usage] = {}
         self._uses: dict[int, UsageSample] = {}
+        self._roles: dict[int, str] = {}  # by pid, at the last look
 
-    def look(self, reconciler: Reconciler, now: float) -> None:
+    def look(self, reconciler: Reconciler, now: float, idle: bool = False) -> None:
+        """Read them. `idle`: there was nothing to do since the last look, which may stay true."""
         records = reconciler.processes.values()
         roles = {record.pid: record.role for record in records if record.role not in _OTHERS}
         roles[os.getpid()] = "coordinator"
+        if idle and now - self._looked_at < _IDLE_S and roles.keys() == self._roles.keys():
+            return
+        self._roles = roles
         read = {pid: usage.of_process(pid) for pid in roles}
         used_by_pid = {pid: used for pid, used in read.items() if used is not None}
         seconds, self._looked_at = max(now - self._looked_at, 1e-3), now

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-_MOST_S = 2.0  # between two looks; watchers look about once a second
+_SIGNS = 4  # within the time after which silence is too long
 _STARTING = 1 / 3  # what a second counts before the first sign: the process still starts
+
+
+def period_s(limit_s: float) -> float:
+    """How often a process gives a sign of life, and its watcher looks for one, in seconds.
+
+    Args:
+        limit_s: for how long nobody is silent who lives.
+    """
+    return limit_s / _SIGNS
 
 
 class Silence:
@@ -11,10 +20,11 @@ class Silence:
 
     Counted in the time that the watcher itself ran: where it was stopped as well, with the whole
     machine perhaps, it saw nothing meanwhile and so can hold nothing against anybody. However long
-    that was, one look adds no more than `_MOST_S`. Pure; looks come about once a second.
+    that was, one look adds no more than twice `look_s`, which is how often looks come. Pure.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, look_s: float = 1.0) -> None:
+        self._most_s = 2 * look_s
         self._value: object = None
         self._looked_at: float | None = None
         self._s = 0.0
@@ -27,7 +37,7 @@ class Silence:
         elif value != self._value:
             self._value, self._s, self._starts = value, 0.0, False
         else:
-            step = min(now - self._looked_at, _MOST_S)
+            step = min(now - self._looked_at, self._most_s)
             self._s += step * _STARTING if self._starts else step
         self._looked_at = now
         return self._s

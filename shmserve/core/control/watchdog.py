@@ -8,14 +8,19 @@ was itself stopped has asked nothing meanwhile.
 
 from __future__ import annotations
 
-_MOST = 20
+_MOST_S = 20.0
+_QUESTIONS = 4  # within that time
 
 
 class Watchdog:
-    """Questions are asked once a second. Pure; `execute_timeout_s` shortens its patience."""
+    """Pure. `execute_timeout_s` shortens its patience.
+
+    Attributes:
+        period_s: how often to ask.
+    """
 
     def __init__(self, execute_timeout_s: float) -> None:
-        self._most = max(2, min(_MOST, round(execute_timeout_s)))
+        self.period_s = max(2.0, min(_MOST_S, execute_timeout_s)) / _QUESTIONS
         self._unanswered: dict[str, int] = {}
 
     def asked(self, process: str, idle: bool) -> bool:
@@ -27,7 +32,7 @@ class Watchdog:
         """
         count = self._unanswered.get(process, 0)
         self._unanswered[process] = count + 1 if idle else 0
-        return idle and count >= self._most
+        return idle and count >= _QUESTIONS
 
     def answered(self, process: str) -> None:
         """It lives."""

@@ -19,7 +19,7 @@ from shmserve.executor.backend import Backend, BatchForm
 from shmserve.executor.batch_runner import BatchMember, BatchRunner
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
-from shmserve.executor.loop.serving_loop import WAKE_S, Key, Requested, ServingLoop
+from shmserve.executor.loop.serving_loop import REST_S, WAKE_S, Key, Requested, ServingLoop
 from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.runner import cancelled, late
 from shmserve.executor.tensors.workspace import Workspace
@@ -72,7 +72,7 @@ class BatchLoop(ServingLoop):
         self._model_runs.set()
 
     def _serve_all(self) -> None:
-        wait_s, tick_at, resources = WAKE_S, time.monotonic() + WAKE_S, self._resources
+        wait_s, resources = WAKE_S, self._resources
         while True:
             self._take_in(wait_s)
             if self._stopping and not self._channels.closed:
@@ -94,10 +94,8 @@ class BatchLoop(ServingLoop):
             elif resources is not None:
                 resources.may_run(turn.is_due)
             self._workspace.settle()
-            now = time.monotonic()
-            if now >= tick_at:
-                self._tick()
-                tick_at = now + WAKE_S
+            if time.monotonic() >= self._tick_at and self._tick() and turn.wait_ns is None:
+                wait_s = wait_s and REST_S
 
     # ------------------------------------------------------------------ intake
 

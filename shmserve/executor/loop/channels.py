@@ -51,6 +51,7 @@ class Channels:
 
     Attributes:
         closed: nothing new is let in.
+        quiet: the last `receive` found that nothing at all had come.
         status: what frontends read of this executor.
     """
 
@@ -64,6 +65,7 @@ class Channels:
         lanes: LaneChannels,
     ) -> None:
         self.closed = False
+        self.quiet = True
         self._listener = listener
         self._hello = messages.encode(hello)
         self._memory = memory
@@ -156,7 +158,9 @@ class Channels:
     def receive(self, timeout_s: float) -> list[Event]:
         """What has come; waits for it at most so long. One message of a channel is read: of
         those behind it epoll tells the next time."""
-        for fd, mask in self._epoll.poll(0 if self._events else timeout_s):
+        found = self._epoll.poll(0 if self._events else timeout_s)
+        self.quiet = not found
+        for fd, mask in found:
             connection = self._connections.get(fd)
             if connection is None:
                 if not self._lanes.ready(fd, mask):

@@ -14,7 +14,7 @@ from shmserve.errors import ProtocolViolation
 from shmserve.executor.backend import Backend
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection, FrontendProcess
-from shmserve.executor.loop.serving_loop import WAKE_S, Key, Requested, ServingLoop
+from shmserve.executor.loop.serving_loop import REST_S, WAKE_S, Key, Requested, ServingLoop
 from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.runner import Runner, cancelled, late
 from shmserve.executor.tensors.workspace import Workspace
@@ -48,7 +48,7 @@ class RequestLoop(ServingLoop):
     def run(self) -> None:
         """Serve until stopped and everything accepted is answered."""
         self._thread, resources = threading.get_ident(), self._resources
-        wait_s, tick_at = WAKE_S, time.monotonic() + WAKE_S
+        wait_s = WAKE_S
         while True:
             self._take_in(wait_s)
             if self._stopping and not self._channels.closed:
@@ -68,10 +68,8 @@ class RequestLoop(ServingLoop):
                 if self._runner.ahead is not None:
                     self._runner.let_go()
             self._workspace.settle()
-            now = time.monotonic()
-            if now >= tick_at:
-                self._tick()
-                tick_at = now + WAKE_S
+            if time.monotonic() >= self._tick_at and self._tick() and wait_s:
+                wait_s = REST_S
 
     def _take_in(self, wait_s: float) -> None:
         """Queue what comes within a time, and take out what is not wanted any more."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from shmserve.executor.backend import Backend
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
@@ -10,7 +12,8 @@ from shmserve.executor.run_statistics import RunStatistics
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Execute
 
-WAKE_S = 1.0  # idle work: trimming segments, noticing a stop
+WAKE_S = 1.0  # idle work: trimming segments, publishing what is held
+REST_S = 3600.0  # where there is none: until something comes
 
 Requested = tuple[FrontendConnection, Execute]
 Key = tuple[FrontendConnection, int]  # of a request
@@ -42,6 +45,7 @@ class ServingLoop:
         self._resources = resources
         self._statistics = RunStatistics(status.counters, workspace.spec)
         self._stopping = False
+        self._tick_at = time.monotonic() + WAKE_S
 
     def run(self) -> None:
         """Serve until stopped and everything accepted is answered."""
@@ -57,7 +61,16 @@ class ServingLoop:
         """How many requests wait."""
         raise NotImplementedError
 
-    def _tick(self) -> None:
-        """What is done once in `WAKE_S`."""
+    def wake(self) -> None:
+        """What is held has changed. Safe from any thread."""
+        self._channels.wake()
+
+    def _tick(self) -> bool:
+        """What is done once in `WAKE_S`, when `_tick_at` has come; whether it need not be done
+        again before something comes."""
+        self._tick_at = time.monotonic() + WAKE_S
         self._workspace.trim(self._idle_s)
-        self._statistics.measure(self._workspace.memory)
+        is_held = self._statistics.measure(self._workspace.memory)
+        if is_held or self._resources is not None or self._workspace.devices.ordinal is not None:
+            return False
+        return self._channels.quiet and self._channels.settled

@@ -22,7 +22,7 @@ from shmserve.errors import Code, Internal, ProtocolViolation, ShmserveError
 from shmserve.executor.backend import Backend
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
-from shmserve.executor.loop.serving_loop import WAKE_S, Key, Requested, ServingLoop
+from shmserve.executor.loop.serving_loop import REST_S, WAKE_S, Key, Requested, ServingLoop
 from shmserve.executor.loop.stream import Posted, Stream, StreamAbandoned
 from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.runner import cancelled, late, what_failed
@@ -113,12 +113,12 @@ class StreamLoop(ServingLoop):
             self._work.put(None)
 
     def _serve(self) -> None:
-        tick_at = time.monotonic() + WAKE_S
+        wait_s = WAKE_S
         while True:
             busy = self._queue or self._streams or self._executing or self._outbox
             if self._channels.closed and self._channels.settled and not busy:
                 return
-            self._take_in(0 if self._outbox else WAKE_S)
+            self._take_in(0 if self._outbox else wait_s)
             if self._stopping and not self._channels.closed:
                 self._channels.refuse(
                     {connection for connection, _ in (*self._queue, *self._streams)}
@@ -127,13 +127,12 @@ class StreamLoop(ServingLoop):
                 self._handle(self._outbox.popleft())
             self._workspace.settle()
             self._start_next()
-            now = time.monotonic()
-            if now >= tick_at:
-                self._tick()
-                tick_at = now + WAKE_S
+            wait_s = WAKE_S
+            if time.monotonic() >= self._tick_at and self._tick():
+                wait_s = REST_S
 
-    def _tick(self) -> None:
-        super()._tick()
+    def _tick(self) -> bool:
+        may_rest = super()._tick()
         now = time.monotonic_ns()
         quiet = [s.progress_ns for s in self._streams.values() if not s.waiting]
         if self._executing is not None and not self._executing.waiting:
@@ -143,6 +142,7 @@ class StreamLoop(ServingLoop):
         if since and now - since > _SILENT_NS and now - self._collected_ns > _COLLECT_NS:
             self._collected_ns = now
             gc.collect()  # a sender in a reference cycle is not let go of by itself
+        return may_rest and not (self._streams or self._executing or self._queue)
 
     def _publish(self) -> None:
         self._status.words[RUNNING] = running = len(self._streams)

@@ -15,6 +15,7 @@ import time
 from setproctitle import setproctitle
 
 from shmserve import config
+from shmserve.core.control.silence import period_s
 from shmserve.dispatch import Dispatcher
 from shmserve.errors import ConfigError
 from shmserve.frontends.grpc import malloc_trim
@@ -27,8 +28,6 @@ from shmserve.transport.peer_credentials import take_as_remote
 from shmserve.transport.processes import follow, raise_fd_limit
 
 _log = logging.getLogger("shmserve.grpc")
-
-_BEAT_S = 1.0
 
 
 def main() -> int:
@@ -70,8 +69,8 @@ def _serve(
         server.start()
         gc.collect()
         gc.freeze()  # modules and handlers live for ever
-        beating = threading.Thread(target=_beat, args=(server, listening, stop), daemon=True)
-        beating.start()
+        beating = (server, listening, stop, period_s(settings.watchdog_s))
+        threading.Thread(target=_beat, args=beating, daemon=True).start()
         _log.info("listening on %s", " ".join(bound))
         malloc_trim.trim_until(stop, settings.segment_idle_s)
         _log.info("draining")
@@ -82,10 +81,10 @@ def _serve(
     return 0
 
 
-def _beat(server: GrpcServer, listening: Listening, stop: threading.Event) -> None:
+def _beat(server: GrpcServer, listening: Listening, stop: threading.Event, every_s: float) -> None:
     """Signs of life for as long as there is something to serve with, while it drains as well."""
     while True:
-        time.sleep(_BEAT_S)
+        time.sleep(every_s)
         if server.lives() and not listening.beat() and not stop.is_set():
             _log.error("run_dir: files have been removed, ending for a successor")
             stop.set()

@@ -19,6 +19,7 @@ from shmserve.frontends.grpc.thread_pools import BoundedPool
 _log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
+_RESTING_S = 3600.0  # while nobody is waited for
 _PRESSED_TICK_S = 0.1  # while calls wait for the threads of silent ones
 
 
@@ -28,7 +29,9 @@ class ClientDeadlines:
     def __init__(self) -> None:
         self._pools: tuple[BoundedPool, ...] = ()
         self._due: dict[RpcContext, float] = {}
-        self._closing = threading.Event()
+        self._closing = False
+        self._resting = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="overdue", daemon=True)
 
     def start(self, pools: Iterable[BoundedPool]) -> None:
@@ -37,7 +40,8 @@ class ClientDeadlines:
         self._thread.start()
 
     def close(self) -> None:
-        self._closing.set()
+        self._closing = True
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -47,6 +51,8 @@ class ClientDeadlines:
     def expect(self, context: RpcContext, seconds: float) -> None:
         """The client of this call has so long to do its part."""
         self._due[context] = time.monotonic() + seconds
+        if self._resting:
+            self._wake.set()
 
     def met(self, context: RpcContext) -> None:
         """It has done it, or the call has ended."""
@@ -55,18 +61,41 @@ class ClientDeadlines:
     def expect_taken(self, context: RpcContext, seconds: float) -> None:
         """As `expect`, until the call has ended: its answer was taken."""
         self._due[context] = time.monotonic() + seconds
+        if self._resting:
+            self._wake.set()
         if not context.add_callback(partial(self.met, context)):
             self.met(context)
 
     def _run(self) -> None:
         pause_s = _TICK_S
-        while not self._closing.wait(pause_s):
+        while True:
+            self._wake.wait(pause_s)
+            self._stir()
+            if self._closing:
+                return
             try:
                 self._end_overdue()
+                pressed = any(pool.pressed for pool in self._pools)
+                pause_s = _PRESSED_TICK_S if pressed else self._rest()
             except Exception:  # nobody else would look
                 _log.exception("looking for calls that are overdue failed")
-            pressed = any(pool.pressed for pool in self._pools)
-            pause_s = _PRESSED_TICK_S if pressed else _TICK_S
+                pause_s = _TICK_S
+
+    def _rest(self) -> float:
+        """How long nothing needs to be looked at; whoever has to wait from now on ends it."""
+        self._resting = True
+        for pool in self._pools:
+            pool.silent.began = self._wake.set
+        if not self._due and not any(len(pool.silent) for pool in self._pools):
+            return _RESTING_S
+        self._stir()
+        return _TICK_S
+
+    def _stir(self) -> None:
+        self._resting = False
+        for pool in self._pools:
+            pool.silent.began = None
+        self._wake.clear()
 
     def _end_overdue(self) -> None:
         for pool in self._pools:

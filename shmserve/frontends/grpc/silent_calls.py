@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -25,11 +25,16 @@ class EndableCall(Protocol):
 
 
 class SilentCalls:
-    """The book. `grace_s`: how long a call may be silent although others want its thread."""
+    """The book. `grace_s`: how long a call may be silent although others want its thread.
+
+    Attributes:
+        began: called with the next call that is silent, by whom that is to wake; None: nobody.
+    """
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._calls: dict[EndableCall, tuple[float, float]] = {}  # since when, until; oldest first
+        self.began: Callable[[], None] | None = None
         self._ending: set[EndableCall] = set()  # cancelled, and still in their threads
 
     def __len__(self) -> int:
@@ -40,6 +45,8 @@ class SilentCalls:
         now = time.monotonic()
         self._calls.pop(call, None)  # the latest are last
         self._calls[call] = (now, now + limit_s)
+        if self.began is not None:
+            self.began()
 
     def heard(self, call: EndableCall) -> None:
         """It has sent, or the call has ended."""

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmserve.core.control.silence import Silence
+from shmserve.core.control.silence import Silence, period_s
 
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=30), st.booleans())
@@ -23,3 +23,10 @@ def test_who_still_starts_is_waited_for_longer():
     assert [round(silence.seconds(None, now), 3) for now in range(7)][-1] == 2.0
     assert silence.seconds(1, 7) == 0.0
     assert [silence.seconds(1, now) for now in range(8, 11)] == [1.0, 2.0, 3.0]
+
+
+def test_a_watcher_that_looks_seldom_counts_more_for_each_look():
+    silence = Silence(period_s(20.0))
+    silence.seconds("a", 0.0)
+    silence.seconds("b", 5.0)
+    assert [silence.seconds("b", now) for now in (10.0, 15.0, 1000.0)] == [5.0, 10.0, 20.0]

@@ -18,6 +18,7 @@ from typing import Any
 from gunicorn.workers.base import Worker
 
 from shmserve import config, waiting
+from shmserve.core.control.silence import period_s
 from shmserve.frontends.http.server import environ as environs
 from shmserve.frontends.http.server.client_socket import GreenletSocket
 from shmserve.frontends.http.server.connection import HttpConnection
@@ -29,7 +30,7 @@ from shmserve.frontends.readiness import Readiness
 from shmserve.observe import flight_recorder, gauges
 from shmserve.transport.processes import raise_fd_limit
 
-_TICK_S = 1.0
+_REFUSED_S = 1.0  # for those who are refused to read why
 _STOPPING_TICK_S = 0.05
 _CROWDED_S = 0.1  # where nobody is idle: until all are looked through again
 
@@ -131,16 +132,18 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
     # The loop
 
     def _turn_until_stopped(self) -> None:
-        due = 0.0
+        due, beat_s = 0.0, period_s(self.settings.watchdog_s)
         while self.alive:
             now = monotonic()
             if now >= due:
-                due = now + _TICK_S
+                due = now + beat_s
                 self.notify()
                 self._close_refused()
                 if self.ppid != os.getppid():
                     self.log.info("Parent changed, shutting down: %s", self)
                     return
+            if self.refused or self.spare is None:
+                due = min(due, now + _REFUSED_S)
             self.hub.run(due)
 
     def _finish(self) -> None:
@@ -270,6 +273,8 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
         except OSError:
             pass
         # Closed on the next tick: closing over unread data would take the answer back.
+        if not self.refused:
+            self.hub.leave()  # so that it comes soon
         self.refused.append(sock)
         if len(self.refused) > _REFUSED_SOCKETS:
             self.refused.popleft().close()

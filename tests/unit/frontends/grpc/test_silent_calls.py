@@ -312,6 +312,7 @@ class FailsOnce:
     pressed = True
 
     def __init__(self) -> None:
+        self.silent = SilentCalls(0.1)
         self.looks = 0
         self.looked_again = threading.Event()
 
