@@ -426,10 +426,17 @@ def test_an_error_behind_a_stream_ends_it(made: Any) -> None:
 
 
 def test_who_leaves_a_stream_cancels_what_is_in_flight(made: Any) -> None:
-    begun, ended = threading.Event(), threading.Event()
+    first, begun, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def told(request: Request) -> None:
+        assert request.responses is not None
+        request.responses.send(plus(0)(request))
+        first.wait(30)  # its executor has one thread: the second must not come before it
+        request.responses.send(plus(1)(request), final=True)
 
     def waits(request: Request) -> Response | None:
         if request.inputs["IN"].numpy()[0] == 2:
+            first.set()
             return plus(1)(request)
         begun.set()
         until(lambda: request.cancelled, "nobody has cancelled it")
@@ -437,17 +444,14 @@ def test_who_leaves_a_stream_cancels_what_is_in_flight(made: Any) -> None:
         return Response(error=ModelFailure("late"))
 
     models = made(CHAIN)
-    models.serve(told=counts, one=waits)
+    models.serve(told=told, one=waits)
     with models.call("e", {"IN": TWO}) as call:
         answers = call.stream()
         next(answers)
         assert begun.wait(30)
     assert ended.wait(30)
-    with models.call("e", {"IN": TWO}, timeout_s=0.3) as call:
-        answers = call.stream()
-        next(answers)
-        with pytest.raises(DeadlineExceeded, match="in ensemble 'e', step 'one'"):
-            next(answers)
+    with pytest.raises(DeadlineExceeded, match="in ensemble 'e', step"):
+        streamed(models, {"IN": TWO}, timeout_s=1)
     models.assert_nothing_held()
 
 
