@@ -87,7 +87,9 @@ class TritonPythonModel:
         for request in requests:
             x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
             asked = pb_utils.InferenceRequest(
-                model_name="parts", requested_output_names=["OUT"], inputs=[pb_utils.Tensor("IN", x)]
+                model_name="parts",
+                requested_output_names=["OUT"],
+                inputs=[pb_utils.Tensor("IN", x)],
             )
             parts = [
                 pb_utils.get_output_tensor_by_name(response, "OUT").as_numpy()

@@ -343,7 +343,8 @@ def streamed(models: Models, inputs: dict[str, Array], **options: Any) -> list[l
 TWO = np.full(3, 2, np.float32)
 # Behind a stream: two branches that meet, with a tensor that is there once
 MIDDLE = ensemble(
-    "e", "IN", "OUT once", step("one", "IN", "once"), step("told", "IN", "a"), step("ten", "a", "b"),
+    "e", "IN", "OUT once",
+    step("one", "IN", "once"), step("told", "IN", "a"), step("ten", "a", "b"),
     EnsembleStep("sum", "", {"A": "b", "B": "once"}, {"OUT": "OUT"}),
 )  # fmt: skip
 NESTED = ensemble(
