@@ -3,6 +3,7 @@
 import importlib
 import queue
 import sys
+from typing import Any
 
 import numpy as np
 from tritonclient.utils import InferenceServerException
@@ -49,7 +50,7 @@ except InferenceServerException as ex:
     problem = str(ex)
 assert "in ensemble 'diamond', step 'scale'" in problem, problem
 if protocol == "grpc":
-    answers = queue.Queue()
+    answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
     asked = library.InferInput("IN", [1], "FP32")
     asked.set_data_from_numpy(np.full(1, 3, np.float32))
