@@ -200,8 +200,10 @@ class Call:
                 if answer.final:
                     return
                 owed += 1
-                if 2 * owed >= credit or self._held_bytes >= _ACKNOWLEDGE_BYTES:
-                    attempt.acknowledge(owed, tuple(self._held))
+                # Outputs that went on to other executors have come back to the pool
+                back = self._pool.take_releases(_ACKNOWLEDGE_BYTES) if self._pool else []
+                if 2 * owed >= credit or self._held_bytes >= _ACKNOWLEDGE_BYTES or back:
+                    attempt.acknowledge(owed, (*self._held, *back))
                     self._held, self._held_bytes, owed = [], 0, 0
                 attempt.deadline_ns = time.monotonic_ns() + int(limits.answer_s * 1e9)
                 attempt.overdue = overdue

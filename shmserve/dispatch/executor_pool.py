@@ -251,6 +251,11 @@ class ExecutorPool:
                 return
         connection.channel.close()
 
+    def take_releases(self, nbytes: int) -> list[tuple[int, int]]:
+        """Slots to release, for the caller to send; none unless they have so many bytes."""
+        with self._lock:
+            return self._take_pending() if self._pending_bytes >= nbytes else []
+
     def _take_pending(self) -> list[tuple[int, int]]:
         """As many releases as go into one message. With the lock held."""
         slots, self._pending = self._pending[:_MOST_RELEASES], self._pending[_MOST_RELEASES:]

@@ -29,7 +29,9 @@ class Receipt(Struct):
         for field in self.__struct_fields__:
             if field != "executor":
                 setattr(self, field, getattr(self, field) + getattr(step, field))
-        self.executor = ", ".join(filter(None, (self.executor, step.executor)))
+        known = self.executor.split(", ")
+        new = [name for name in step.executor.split(", ") if name not in known]
+        self.executor = ", ".join(filter(None, (self.executor, *new)))
 
     def as_dict(self) -> dict[str, Any]:
         """The receipt as clients see it."""

@@ -33,13 +33,18 @@ def fits(described: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 class EnsembleStep(Struct, frozen=True, omit_defaults=True):
     """One model of an ensemble. `version`: empty: the newest that is ready.
 
-    `inputs` and `outputs`: the model's tensors by name -> the ensemble's.
+    `inputs` and `outputs`: the model's tensors by name -> the ensemble's. Once its model is known:
+    `streams`: it may answer more than once. `behind`: the step that streams for each of whose
+    answers it runs; -1: it runs once. `in_turn`: its runs follow each other, in that order.
     """
 
     model: str
     version: str
     inputs: dict[str, str]
     outputs: dict[str, str]
+    streams: bool = False
+    behind: int = -1
+    in_turn: bool = False
 
 
 class ModelSpec(Struct, frozen=True, omit_defaults=True):
@@ -69,6 +74,12 @@ class ModelSpec(Struct, frozen=True, omit_defaults=True):
         """Whether answers may be kept for requests that are the same."""
         cache = self.config.response_cache
         return cache is not UNSET and bool(cache.get("enable"))
+
+    @property
+    def max_inflight_requests(self) -> int:
+        """How many answers of a step that streams may be on their way; 0: as many as is usual."""
+        scheduling = self.config.ensemble_scheduling
+        return 0 if scheduling is UNSET else int(scheduling.get("max_inflight_requests", 0))
 
     def takes_the_same(self, other: ModelSpec) -> bool:
         """Whether a request that was checked against the other spec suits this one."""

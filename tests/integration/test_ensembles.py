@@ -77,6 +77,28 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([y]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+CALLER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            asked = pb_utils.InferenceRequest(
+                model_name="parts",
+                requested_output_names=["OUT"],
+                inputs=[pb_utils.Tensor("IN", x)],
+            )
+            parts = [
+                pb_utils.get_output_tensor_by_name(response, "OUT").as_numpy()
+                for response in asked.exec(decoupled=True)
+            ]
+            y = pb_utils.Tensor("Y", np.concatenate(parts))
+            answers.append(pb_utils.InferenceResponse([y]))
+        return answers
+"""
 
 
 def tensors(kind: str, *names: str) -> str:
@@ -136,6 +158,16 @@ def write_models(folder: Path) -> None:
     write(folder, "alone", ensemble("IN", "OUT", *alone))
     told = (step("scale", {"X": "IN"}, {"Y": "x"}), step("counts", {"X": "x"}, {"Y": "OUT"}))
     write(folder, "told", ensemble("IN", "OUT", *told))
+    # 0, 1, … as many as are asked for; each times 2, and plus the number that was asked for
+    parts = (
+        step("counts", {"X": "IN"}, {"Y": "part"}),
+        step("scale", {"X": "part"}, {"Y": "twice"}),
+        step("add", {"A": "twice", "B": "IN"}, {"S": "OUT", "D": "unused"}),
+    )
+    write(folder, "parts", ensemble("IN", "OUT", *parts))
+    waits = (step("counts", {"X": "IN"}, {"Y": "part"}), step("left", {"X": "part"}, {"Y": "OUT"}))
+    write(folder, "parted", ensemble("IN", "OUT", *waits))
+    write(folder, "caller", ONE_TO_ONE, CALLER)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +175,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("ensembles") / "models"
     write_models(folder)
     settings: dict[str, Any] = {"model_control": "explicit", "arena_bytes": 4 << 20}
-    loaded = "diamond,nested,alone,told"
+    loaded = "diamond,nested,alone,told,parts,parted,caller"
     with RunningServer(folder, **settings, load_models=loaded, http_workers=1) as running:
         yield running
     assert running.leaks() == []
@@ -236,6 +268,25 @@ def test_the_last_step_may_stream(frontend: Dispatcher, server: RunningServer) -
     assert document["model_transaction_policy"] == {"decoupled": True}
 
 
+def test_a_stream_through_other_steps(frontend: Dispatcher, server: RunningServer) -> None:
+    with frontend.call(frontend.ready_model("parts")) as call:
+        feed(call, np.full(1, 40, np.float32))
+        found = [
+            float(np.frombuffer(output.view, np.float32)[0])
+            for outcome in call.stream()
+            for output in outcome.outputs
+        ]
+        assert call.receipt.as_dict()["copied_bytes"] == {**NOTHING, "out": 40 * 4}  # of `counts`
+    assert found == [2 * number + 40 for number in range(40)]
+    _, _, body = server.request("POST", "/v2/models/parts/generate_stream", b'{"IN": 3}')
+    answers = [json.loads(line[6:]) for line in body.decode().splitlines() if line]
+    assert [answer["OUT"] for answer in answers] == [3, 5, 7]
+    assert {answer["model_name"] for answer in answers} == {"parts"}
+    tensor = {"name": "X", "datatype": "FP32", "shape": [1], "data": [3]}
+    status, answer = server.infer("caller", {"inputs": [tensor]})
+    assert (status, answer["outputs"][0]["data"]) == (200, [3, 5, 7])
+
+
 def kill(server: RunningServer, instance: str) -> None:
     (pid,) = server.pids(f"executor {instance}")
     os.kill(pid, signal.SIGKILL)
@@ -263,6 +314,15 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
     (error,) = errors
     assert isinstance(error, Unavailable)
     assert "in ensemble 'alone', step 'left': the executor of model 'left' died" in error.message
+    server.wait_instances()
+    # In the midst of a stream: all that is on its way comes back
+    call = frontend.call(frontend.ready_model("parted"))
+    with call:
+        feed(call, np.full(1, 6000, np.float32))
+        answers = call.stream()
+        threading.Timer(0.3, kill, (server, "left/1/0")).start()
+        with pytest.raises(Unavailable, match="step 'left': the executor of model 'left' died"):
+            next(answers)
     server.wait_instances()
     wait_until(lambda: frontend.snapshot().ready, "the models are not back")
     outputs, _ = run(frontend, "diamond", np.full(10, 50, np.float32))

@@ -1,7 +1,9 @@
 """What a program with tritonclient does with an ensemble: ``http|grpc ADDRESS``. Prints PASS."""
 
 import importlib
+import queue
 import sys
+from typing import Any
 
 import numpy as np
 from tritonclient.utils import InferenceServerException
@@ -47,5 +49,23 @@ try:
 except InferenceServerException as ex:
     problem = str(ex)
 assert "in ensemble 'diamond', step 'scale'" in problem, problem
+if protocol == "grpc":
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    asked = library.InferInput("IN", [1], "FP32")
+    asked.set_data_from_numpy(np.full(1, 3, np.float32))
+    client.async_stream_infer("parts", [asked], request_id="7", enable_empty_final_response=True)
+    found = []
+    final = False
+    while not final:
+        answer, error = answers.get(timeout=30)
+        assert error is None, error
+        response = answer.get_response()
+        final = response.parameters["triton_final_response"].bool_param
+        assert (response.id, response.model_name) == ("7", "parts")
+        if response.outputs:
+            found += answer.as_numpy("OUT").tolist()
+    assert found == [3, 5, 7], found
+    client.stop_stream()
 client.close()
 print("PASS")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmserve.core.scheduling import ensemble_graph
-from shmserve.core.scheduling.ensemble_graph import GraphProgress
+from shmserve.core.scheduling.ensemble_progress import ONCE, GraphProgress, Item, Run
 from shmserve.errors import ConfigError
 from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
 
@@ -17,12 +17,12 @@ INPUTS = ("in0", "in1")
 @st.composite
 def graphs(draw: st.DrawFn, forward_only: bool) -> list[EnsembleStep]:
     """Each step gives one or two tensors of its own, and takes some that others give."""
-    count = draw(st.integers(1, 6))
+    count = 7 - draw(st.integers(1, 6))  # rather many
     gives = [[f"{i}.{k}" for k in range(draw(st.integers(1, 2)))] for i in range(count)]
     steps = []
     for index in range(count):
         others = gives[:index] if forward_only else gives
-        there = [*INPUTS, *(tensor for tensors in others for tensor in tensors)]
+        there = [*(tensor for tensors in reversed(others) for tensor in tensors), *INPUTS]
         takes = draw(st.lists(st.sampled_from(there), min_size=1, max_size=3))
         steps.append(
             EnsembleStep(
@@ -43,32 +43,119 @@ def spec(steps: list[EnsembleStep], wanted: list[str]) -> ModelSpec:
     return ModelSpec("e", "1", "ensemble", "", 0, inputs, outputs, steps=tuple(steps))
 
 
+def composed(steps: list[EnsembleStep], wanted: list[str], streaming: set[int]) -> ModelSpec:
+    """Steps `streaming` are decoupled; ConfigError: some are behind several of those."""
+    whole = spec(steps, wanted)
+    models = [
+        ModelSpec(s.model, "1", "", "", 0, (), (), decoupled=i in streaming)
+        for i, s in enumerate(steps)
+    ]
+    return ensemble_graph.composed(whole, models)
+
+
+class PlainRequest:
+    """One request by the plain definition: what runs and what is there, all of it for ever.
+
+    `answers`: how many each run of a step that streams gives.
+    """
+
+    def __init__(self, whole: ModelSpec, answers: dict[int, list[int]]) -> None:
+        self.runs: dict[int, int] = {}  # step -> how often it runs
+        self.given: dict[str, int | None] = dict.fromkeys(INPUTS)  # tensor -> how often; None: once
+        left = dict(enumerate(whole.steps))
+        while left:
+            index, step = next(
+                (i, s) for i, s in left.items() if set(s.inputs.values()) <= self.given.keys()
+            )
+            del left[index]
+            counts = {self.given[t] for t in step.inputs.values()} - {None}
+            count = self.runs[index] = counts.pop() if counts else 1  # type: ignore[assignment]
+            times: int | None = count if step.behind >= 0 else None
+            if step.streams:
+                times = sum(answers[index][:count])
+            self.given.update(dict.fromkeys(step.outputs.values(), times))
+        counts = {self.given[t.name] for t in whole.outputs} - {None}
+        self.answers: int = counts.pop() if counts else 1  # type: ignore[assignment]
+
+
 @given(graphs(forward_only=True), st.data())
-def test_every_step_runs_once_with_its_inputs_and_nothing_is_kept_too_long(
+def test_every_run_has_its_inputs_in_turn_within_the_bound_and_nothing_is_kept_too_long(
     steps: list[EnsembleStep], data: st.DataObject
 ) -> None:
     given_by_steps = [tensor for step in steps for tensor in step.outputs.values()]
     wanted = data.draw(st.lists(st.sampled_from(given_by_steps), min_size=1, unique=True))
+    numbers = st.integers(0, len(steps) - 1)
+    streaming = {data.draw(numbers)} | data.draw(st.sets(numbers, max_size=1))
     ensemble_graph.check_graph(spec(steps, wanted))
-    progress = GraphProgress(steps, wanted)
-    there = set(INPUTS)
-    runnable, running, began = progress.arrived(INPUTS), [], []
-    while runnable or running:
-        if runnable and (not running or data.draw(st.booleans())):
-            index = runnable.pop(data.draw(st.integers(0, len(runnable) - 1)))
-            assert index not in began
-            assert set(steps[index].inputs.values()) <= there
-            began.append(index)
-            running.append(index)
-            there -= set(progress.began(index))
+    try:
+        whole = composed(steps, wanted, streaming)
+    except ConfigError as ex:
+        assert len(streaming) == 2
+        assert "numbers differ" in ex.message  # noqa: PT017
+        return
+    limit = data.draw(st.integers(1, 3))
+    lengths = st.lists(st.sampled_from([4, 3, 2, 1, 0]), min_size=4, max_size=4)
+    answers = {index: data.draw(lengths) for index in streaming}
+    plain = PlainRequest(whole, answers)
+    progress = GraphProgress(whole.steps, INPUTS, wanted, limit)
+    there = {(tensor, ONCE) for tensor in INPUTS if any(tensor in s.inputs.values() for s in steps)}
+    outputs: set[Item] = set()
+    running: list[Run] = []
+    begun: list[Run] = []
+    ended: set[Run] = set()
+    left: dict[Run, int] = {}  # answers of runs of steps that stream
+    delivered = 0
+    while running or progress.runnable or progress.answer() is not None:
+        number = progress.answer()
+        acts = (["take"] if progress.runnable else []) + (["end"] if running else [])
+        act = data.draw(st.sampled_from(acts + (["answer"] if number is not None else [])))
+        if act == "answer":
+            assert number is not None
+            for name in wanted:  # each is there, and goes
+                item = (name, number if (name, number) in outputs else ONCE)
+                assert item in outputs
+                outputs.discard((name, number) if number != ONCE else ("", 0))
+            assert number in (ONCE, delivered)
+            delivered += 1
+            progress.answered(number)
+        elif act == "take":
+            run = progress.take()
+            assert run is not None
+            step = whole.steps[run.step]
+            if run not in begun:
+                assert {progress.item(t, run) for t in step.inputs.values()} <= there
+                if step.in_turn and run.number > 0:
+                    assert Run(run.step, run.number - 1) in ended
+                begun.append(run)
+                there.difference_update(progress.began(run))
+                left[run] = answers[run.step][max(run.number, 0)] if step.streams else 1
+            running.append(run)
         else:
-            index = running.pop(data.draw(st.integers(0, len(running) - 1)))
-            gives = list(steps[index].outputs.values())
-            there |= {tensor for tensor in gives if progress.needed(tensor)}
-            runnable += progress.arrived(gives)
-    assert sorted(began) == list(range(len(steps)))
-    taken = {tensor for step in steps for tensor in step.inputs.values()}
-    assert there == set(wanted) | (set(INPUTS) - taken)
+            run = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            step = whole.steps[run.step]
+            if left[run]:
+                left[run] -= 1
+                number = progress.gave(run)
+                for tensor in step.outputs.values():
+                    there |= {(tensor, number)} if tensor in progress.passed else set()
+                    outputs |= {(tensor, number)} if tensor in wanted else set()
+            if step.streams and (left[run] or data.draw(st.booleans())):
+                progress.paused(run)  # perhaps a bare end follows
+            else:
+                progress.ended(run)
+                ended.add(run)
+        for index in streaming:
+            held = {n for t, n in there if t in whole.steps[index].outputs.values()}
+            assert len(held) <= limit
+    assert progress.over
+    for index, count in plain.runs.items():
+        once = whole.steps[index].behind < 0
+        expected = [ONCE] if once else list(range(count))
+        assert sorted(run.number for run in begun if run.step == index) == expected
+    assert delivered == plain.answers
+    for tensor, number in there:  # only what steps behind a stream have in common
+        assert number == ONCE
+        assert any(s.behind >= 0 for s in whole.steps if tensor in s.inputs.values())
 
 
 @given(graphs(forward_only=False))

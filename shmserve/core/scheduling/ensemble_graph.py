@@ -1,4 +1,4 @@
-"""Models that answer one request together: how they must fit, and which of them may run when.
+"""Models that answer one request together: how they must fit, and which of them stream.
 
 An ensemble's tensors have names of their own; each of its steps is a model, and says which of
 them its inputs and outputs are (`tensor.spec.EnsembleStep`). A pipeline is an ensemble whose
@@ -7,62 +7,17 @@ steps follow each other (`core.scheduling.pipeline_wiring`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from shmserve import extensions
 from shmserve.errors import ConfigError
 from shmserve.tensor.config_document import TransactionEntry
 from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec, fits
 
 ENSEMBLE, PIPELINE = "ensemble", "pipeline"  # platforms of specs that have steps
-
-
-class GraphProgress:
-    """Which steps of one request may run, as tensors come; not for use by two threads.
-
-    Args:
-        steps: of the ensemble; each tensor they take comes once before a step may give it.
-        wanted: tensors that are needed to the end.
-    """
-
-    def __init__(self, steps: Sequence[EnsembleStep], wanted: Collection[str]) -> None:
-        self._steps = steps
-        self._wanted = wanted
-        self._awaited = [set(step.inputs.values()) for step in steps]  # and not there yet
-        self._takers: dict[str, set[int]] = {}  # that have not begun
-        for index, awaited in enumerate(self._awaited):
-            for tensor in awaited:
-                self._takers.setdefault(tensor, set()).add(index)
-
-    def arrived(self, tensors: Iterable[str]) -> list[int]:
-        """These tensors are there, or will not be: the steps that waited for nothing else."""
-        runnable = set()
-        for tensor in tensors:
-            for index in self._takers.get(tensor, ()):
-                if tensor in self._awaited[index]:
-                    self._awaited[index].remove(tensor)
-                    if not self._awaited[index]:
-                        runnable.add(index)
-        return sorted(runnable)
-
-    def began(self, index: int) -> list[str]:
-        """A step has what it takes: the tensors that nobody needs any more."""
-        over = []
-        for tensor in sorted(set(self._steps[index].inputs.values())):
-            self._takers[tensor].discard(index)
-            if not self._takers[tensor] and tensor not in self._wanted:
-                over.append(tensor)
-        return over
-
-    def needed(self, tensor: str) -> bool:
-        """Whether a step that has not begun takes it, or it is wanted."""
-        return self.awaited(tensor) or tensor in self._wanted
-
-    def awaited(self, tensor: str) -> bool:
-        """Whether a step that has not begun takes it."""
-        return bool(self._takers.get(tensor))
 
 
 def check_graph(spec: ModelSpec) -> None:
@@ -98,14 +53,18 @@ def check_graph(spec: ModelSpec) -> None:
 
 
 def _never_run(spec: ModelSpec) -> list[int]:
-    progress = GraphProgress(spec.steps, ())
-    runnable = progress.arrived(tensor.name for tensor in spec.inputs)
-    waiting = set(range(len(spec.steps)))
-    while runnable:
-        index = runnable.pop()
-        waiting.remove(index)
-        runnable += progress.arrived(spec.steps[index].outputs.values())
-    return sorted(waiting)
+    return sorted(set(range(len(spec.steps))).difference(_in_order(spec)))
+
+
+def _in_order(spec: ModelSpec) -> list[int]:
+    """The steps, each after those whose outputs it takes; without those that never run."""
+    there = {tensor.name for tensor in spec.inputs}
+    left, order = dict(enumerate(spec.steps)), list[int]()
+    while found := [i for i, step in left.items() if there.issuperset(step.inputs.values())]:
+        for index in found:
+            there.update(left.pop(index).outputs.values())
+        order += found
+    return order
 
 
 def check_models(spec: ModelSpec, models: Sequence[ModelSpec]) -> None:
@@ -145,7 +104,7 @@ def check_models(spec: ModelSpec, models: Sequence[ModelSpec]) -> None:
     for output in spec.outputs:
         what = f"ensemble '{spec.name}': output '{output.name}'"
         _check_same(what, output, output.name, given[output.name])
-    _check_streaming(spec, models)
+    _streaming(spec, models)
 
 
 def _check_same(what: str, expected: TensorSpec, tensor: str, given: TensorSpec) -> None:
@@ -159,14 +118,42 @@ def _check_same(what: str, expected: TensorSpec, tensor: str, given: TensorSpec)
         )
 
 
-def _check_streaming(spec: ModelSpec, models: Sequence[ModelSpec]) -> None:
+def _streaming(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[EnsembleStep, ...]:
+    """The steps, and what their models make of them in answers.
+
+    Raises:
+        ConfigError: a step, or an answer, would be made of the answers of several others.
+    """
     last = last_step(spec)
-    for number, (step, model) in enumerate(zip(spec.steps, models, strict=True)):
-        if model.decoupled and number != last:
-            raise ConfigError(
-                f"ensemble '{spec.name}': {_step(number, step)} is decoupled, which only a step "
-                "that gives all outputs of the ensemble, and nothing to other steps, may be"
-            )
+    # Who is asked by message streams only if that is wanted, and it is wanted of the last one
+    asked = extensions.names(extensions.NATIVE_REQUESTS).keys()
+    steps = list(spec.steps)
+    streams: dict[str, int] = {tensor.name: -1 for tensor in spec.inputs}  # tensor -> by whom
+    for index in _in_order(spec):
+        step, model = steps[index], models[index]
+        decoupled = model.decoupled and (index == last or asked.isdisjoint(model.parameters))
+        behind = _one_stream(spec, streams, step.inputs.values(), f"{_step(index, step)} takes")
+        sequences = model.config.sequence_batching is not UNSET
+        in_turn = decoupled or sequences or any(inner.in_turn for inner in model.steps)
+        steps[index] = replace(step, streams=decoupled, behind=behind, in_turn=in_turn)
+        for tensor in step.outputs.values():  # of a pipeline, it may have an input's name
+            streams[tensor] = index if decoupled else behind
+    outputs = [output.name for output in spec.outputs]
+    _one_stream(spec, streams, outputs, "an answer would consist of")
+    return tuple(steps)
+
+
+def _one_stream(spec: ModelSpec, streams: dict[str, int], tensors: Iterable[str], who: str) -> int:
+    """The step that streams which all of these tensors come from, or -1."""
+    found = {streams[tensor]: tensor for tensor in tensors if streams[tensor] >= 0}
+    if len(found) > 1:
+        (one, first), (other, second), *_ = sorted(found.items())
+        raise ConfigError(
+            f"ensemble '{spec.name}': {who} tensors '{first}' and '{second}', whose numbers differ:"
+            f" they come from the answers of {_step(one, spec.steps[one])} and of "
+            f"{_step(other, spec.steps[other])}, which are decoupled"
+        )
+    return next(iter(found), -1)
 
 
 def last_step(spec: ModelSpec) -> int | None:
@@ -192,8 +179,8 @@ def composed(spec: ModelSpec, models: Sequence[ModelSpec]) -> ModelSpec:
         if (output := model.output(name)) is not None
     }
     outputs = tuple(replace(o, labels=o.labels or labels.get(o.name, ())) for o in spec.outputs)
-    last = last_step(spec)
-    decoupled = last is not None and models[last].decoupled
+    steps = _streaming(spec, models)
+    decoupled = any(step.streams for step in steps)
     config = spec.config
     if decoupled or config.model_transaction_policy is not UNSET:
         config = replace(config, model_transaction_policy=TransactionEntry(decoupled))
@@ -207,8 +194,7 @@ def composed(spec: ModelSpec, models: Sequence[ModelSpec]) -> ModelSpec:
         config=config,
         parameters=parameters,
         steps=tuple(
-            replace(step, version=model.version)
-            for step, model in zip(spec.steps, models, strict=True)
+            replace(step, version=model.version) for step, model in zip(steps, models, strict=True)
         ),
     )
 

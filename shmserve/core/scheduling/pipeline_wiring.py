@@ -48,7 +48,6 @@ def pipeline(name: str, models: Sequence[ModelSpec]) -> ModelSpec:
         max_batch_size=first.max_batch_size,
         inputs=first.inputs,
         outputs=last.outputs,
-        decoupled=last.decoupled,
         config=ConfigDocument(name=name, platform=PIPELINE),
         steps=tuple(
             EnsembleStep(model.name, model.version, taken, given)

@@ -11,6 +11,7 @@ from shmserve.tensor.spec import EnsembleStep
 # Of models with instances of their own
 _NOT_OF_ENSEMBLES = ("backend", "default_model_filename", "instance_group", "model_warmup")
 _LATEST = -1
+_MOST_IN_FLIGHT = 1024  # answers of a step that streams
 
 
 def ensemble_steps(message: Any, model: str) -> tuple[EnsembleStep, ...]:
@@ -28,6 +29,11 @@ def ensemble_steps(message: Any, model: str) -> tuple[EnsembleStep, ...]:
             raise ConfigError(f"reshape of '{entry.name}' should not be specified for {what}")
     if message.WhichOneof("scheduling_choice") not in (None, "ensemble_scheduling"):
         raise ConfigError(f"{message.WhichOneof('scheduling_choice')} does not go with {what}")
+    in_flight = message.ensemble_scheduling.max_inflight_requests
+    if in_flight > _MOST_IN_FLIGHT:
+        raise ConfigError(
+            f"max_inflight_requests {in_flight} of {what} is more than {_MOST_IN_FLIGHT}"
+        )
     steps = message.ensemble_scheduling.step
     if not steps:
         raise ConfigError(f"must specify 'step' for {what}")

@@ -9,7 +9,7 @@ import pytest
 
 from shmserve.core.scheduling import ensemble_graph
 from shmserve.errors import ConfigError
-from shmserve.tensor.config_document import ConfigDocument
+from shmserve.tensor.config_document import ConfigDocument, SequenceEntry
 from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
 
 
@@ -101,7 +101,7 @@ CHAIN = (step("IN", "a"), step("a", "OUT", "n"))
             "step 1 .* takes batches of at most 3, the ensemble of 4",
         ),
         ({}, {"decoupled": True}, {}, ""),
-        ({"decoupled": True}, {}, {}, r"step 0 \('m'\) is decoupled, which only a step that gives"),
+        ({"decoupled": True}, {}, {}, ""),
     ],
 )  # fmt: skip
 def test_models(
@@ -143,3 +143,57 @@ def test_the_last_step_gives_all_and_to_nobody_else(
     steps: list[EnsembleStep], last: int | None
 ) -> None:
     assert ensemble_graph.last_step(ensemble(*steps)) == last
+
+
+def linked(name: str, takes: str, gives: str, **changes: Any) -> tuple[EnsembleStep, ModelSpec]:
+    """A step with an input for each tensor that it takes, and its model."""
+    inputs = {f"X{i}": tensor_ for i, tensor_ in enumerate(takes.split())}
+    spec = model(name, inputs=tuple(tensor(x) for x in inputs), **changes)
+    return EnsembleStep(name, "", inputs, {"Y": gives}), spec
+
+
+SEQUENCES = ConfigDocument(sequence_batching=SequenceEntry())
+SPLITS = linked("splits", "IN", "part", decoupled=True)
+
+
+def test_what_is_behind_a_decoupled_step() -> None:
+    pairs = (
+        linked("joins", "part once", "OUT"),
+        linked("once", "IN", "once"),
+        linked("state", "part", "unused", config=SEQUENCES),
+        SPLITS,
+        linked("again", "part", "words", decoupled=True),
+        linked("last", "words", "more"),
+    )
+    steps, models = zip(*pairs, strict=True)
+    whole = ensemble(*steps)
+    ensemble_graph.check_models(whole, models)
+    found = ensemble_graph.composed(whole, models)
+    assert found.decoupled
+    assert [(s.streams, s.behind, s.in_turn) for s in found.steps] == [
+        (False, 3, False), (False, -1, False), (False, 3, True), (True, -1, True),
+        (True, 3, True), (False, 4, False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pair", "who"),
+    [
+        (linked("joins", "part other", "OUT"), r"step 0 \('joins'\) takes"),
+        (linked("passes", "part", "OUT"), "an answer would consist of"),
+    ],
+)
+def test_tensors_of_two_decoupled_steps_do_not_meet(
+    pair: tuple[EnsembleStep, ModelSpec], who: str
+) -> None:
+    steps, models = zip(pair, SPLITS, linked("again", "IN", "other", decoupled=True), strict=True)
+    outputs = (tensor("OUT"), tensor("other"))[: 2 if who.startswith("an") else 1]
+    with pytest.raises(ConfigError, match=f"'e': {who} .*'splits'.*'again'.*decoupled"):
+        ensemble_graph.check_models(ensemble(*steps, outputs=outputs), models)
+
+
+def test_a_model_that_is_asked_by_message_streams_only_at_the_end() -> None:
+    project = model("p", decoupled=True, parameters={"grps": "message"})
+    first = ensemble_graph.composed(ensemble(*CHAIN), (project, model()))
+    assert not first.decoupled
+    assert ensemble_graph.composed(ensemble(*CHAIN), (model(), project)).decoupled

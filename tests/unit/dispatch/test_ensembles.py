@@ -314,3 +314,158 @@ def test_a_model_that_is_replaced_by_another_version(made: Any) -> None:
     models.entries["one"] = msgspec.structs.replace(newer)
     models.serve()
     assert models.run("e", {"IN": ARRAY})["OUT"][0] == 2
+
+
+def counts(request: Request) -> None:
+    """As many answers as its first element says: that number, the next, …; then a bare end."""
+    assert request.responses is not None
+    first = request.inputs["IN"].numpy()[0]
+    for number in range(int(first)):
+        array = np.full(3, first + number, np.float32)
+        request.responses.send(Response((Output("OUT", "FP32", array),)))
+    request.responses.send(None, final=True)
+
+
+def streamed(models: Models, inputs: dict[str, Array], **options: Any) -> list[list[float]]:
+    """The first elements of the outputs of each answer; the last one is final, and only that."""
+    with models.call("e", inputs, **options) as call:
+        found = list[list[float]]()
+        final = False
+        for answer in call.stream():
+            assert not final
+            final = answer.final
+            firsts = [float(np.frombuffer(o.view, np.float32)[0]) for o in answer.outputs]
+            found += [firsts] if firsts else []
+        assert final
+        return found
+
+
+TWO = np.full(3, 2, np.float32)
+# Behind a stream: two branches that meet, with a tensor that is there once
+MIDDLE = ensemble(
+    "e", "IN", "OUT once",
+    step("one", "IN", "once"), step("told", "IN", "a"), step("ten", "a", "b"),
+    EnsembleStep("sum", "", {"A": "b", "B": "once"}, {"OUT": "OUT"}),
+)  # fmt: skip
+NESTED = ensemble(
+    "e", "IN", "OUT", step("told", "IN", "a"), step("one", "a", "b"), step("told", "b", "c"),
+    step("ten", "c", "OUT"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", [0, 1, 64])
+def test_steps_behind_one_that_streams(made: Any, threads: int) -> None:
+    models = made(MIDDLE, ensemble_threads=threads)
+    models.serve(one=plus(1), told=counts, ten=plus(10), sum=sums)
+    for _ in range(3):
+        assert streamed(models, {"IN": TWO}) == [[15, 3], [16, 3]]
+    assert streamed(models, {"IN": TWO}, outputs=("once",)) == [[3]]
+    assert streamed(models, {"IN": 0 * TWO}) == []
+    models.assert_nothing_held()
+    rows = request_counters.read(models.rig.dispatcher.counting.page.words)
+    assert {name: rows[name, "1"].succeeded for name in ("e", "told", "ten", "sum", "one")} == {
+        "e": 5, "told": 5, "ten": 8, "sum": 8, "one": 5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", [0, 64])
+def test_a_stream_behind_a_stream_keeps_its_order(made: Any, threads: int) -> None:
+    models = made(NESTED, ensemble_threads=threads)
+    models.serve(told=counts, one=plus(1), ten=plus(10))
+    # 2, 3, plus one: three from 3 on, and four from 4 on
+    expected = [[n + 10.0] for n in (3, 4, 5, 4, 5, 6, 7)]
+    assert streamed(models, {"IN": TWO}) == expected
+    models.assert_nothing_held()
+
+
+def test_no_more_answers_are_on_their_way_than_may_be(made: Any) -> None:
+    scheduling = ConfigDocument("e", ensemble_scheduling={"max_inflight_requests": 2})
+    bounded = ensemble("e", "IN", "OUT", step("told", "IN", "a"), step("one", "a", "OUT"))
+    models = made(msgspec.structs.replace(bounded, config=scheduling), stream_credit=1)
+    models.serve(told=counts, one=plus(1))
+    memory = models.rig.dispatcher.memory
+    with models.call("e", {"IN": np.full(3, 20, np.float32)}) as call:
+        found = 0
+        for answer in call.stream():
+            found += len(answer.outputs)
+            assert memory.forwarded <= 4  # a tensor between the steps and an output, of each
+        assert found == 20
+    models.assert_nothing_held()
+
+
+def fails_at(number: float) -> Model:
+    def model(request: Request) -> Response | None:
+        if request.inputs["IN"].numpy()[0] == number:
+            return Response(error=ModelFailure("no such luck"))
+        return plus(1)(request)
+
+    return model
+
+
+CHAIN = ensemble("e", "IN", "OUT", step("told", "IN", "a"), step("one", "a", "OUT"))
+
+
+def test_an_error_behind_a_stream_ends_it(made: Any) -> None:
+    ended = threading.Event()
+
+    def endless(request: Request) -> None:
+        responses = request.responses
+        assert responses is not None
+        while not request.cancelled:
+            responses.send(Response((Output("OUT", "FP32", TWO),)))
+        responses.send(None, final=True)
+        ended.set()
+
+    models = made(CHAIN)
+    models.serve(told=endless, one=fails_at(2))
+    with pytest.raises(ModelFailure, match=r"^in ensemble 'e', step 'one': no such luck$"):
+        streamed(models, {"IN": TWO})
+    assert ended.wait(30)
+    models.assert_nothing_held()
+    rows = request_counters.read(models.rig.dispatcher.counting.page.words)
+    assert (rows["e", "1"].failed, rows["told", "1"].failed) == (1, 1)
+
+
+def test_who_leaves_a_stream_cancels_what_is_in_flight(made: Any) -> None:
+    first, begun, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def told(request: Request) -> None:
+        assert request.responses is not None
+        request.responses.send(plus(0)(request))
+        first.wait(30)  # its executor has one thread: the second must not come before it
+        request.responses.send(plus(1)(request), final=True)
+
+    def waits(request: Request) -> Response | None:
+        if request.inputs["IN"].numpy()[0] == 2:
+            first.set()
+            return plus(1)(request)
+        begun.set()
+        until(lambda: request.cancelled, "nobody has cancelled it")
+        ended.set()
+        return Response(error=ModelFailure("late"))
+
+    models = made(CHAIN)
+    models.serve(told=told, one=waits)
+    with models.call("e", {"IN": TWO}) as call:
+        answers = call.stream()
+        next(answers)
+        assert begun.wait(30)
+    assert ended.wait(30)
+    with pytest.raises(DeadlineExceeded, match="in ensemble 'e', step"):
+        streamed(models, {"IN": TWO}, timeout_s=1)
+    models.assert_nothing_held()
+
+
+def test_an_error_of_one_answer_of_the_last_step_leaves_the_others(made: Any) -> None:
+    def told(request: Request) -> None:
+        assert request.responses is not None
+        request.responses.send(Response(error=ModelFailure("no such luck")))
+        request.responses.send(plus(1)(request), final=True)
+
+    models = made(STREAM)
+    models.serve(one=plus(1), told=told)
+    with models.call("e", {"IN": TWO}) as call:
+        first, second = ((a.error, a.final) for a in call.stream())
+    assert "in ensemble 'e', step 'told': no such luck" in str(first[0])
+    assert (first[1], second) == (False, (None, True))
+    models.assert_nothing_held()

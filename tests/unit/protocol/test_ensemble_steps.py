@@ -41,6 +41,9 @@ def test_an_ensemble() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=ModelSpec) == spec
     latest = parse(f"{BASE} ensemble_scheduling {{ {STEP} }}".replace("2 input", "-1 input"), "e")
     assert latest.steps[0].version == ""
+    assert spec.max_inflight_requests == 0
+    bounded = parse(f"{BASE} ensemble_scheduling {{ {STEP} max_inflight_requests: 3 }}", "e")
+    assert bounded.spec("1").max_inflight_requests == 3
 
 
 @pytest.mark.parametrize(
@@ -64,6 +67,10 @@ def test_an_ensemble() -> None:
         ),
         (f"{BASE} ensemble_scheduling {{ {STEP} }}".replace('"X"', '""'), "a name .* is empty"),
         (f"{BASE} ensemble_scheduling {{ {STEP} {STEP} }}", "tensor 'OUT' is given twice"),
+        (
+            f"{BASE} ensemble_scheduling {{ {STEP} max_inflight_requests: 1025 }}",
+            "max_inflight_requests 1025 of ensemble 'e' is more than 1024",
+        ),
         (f"{BASE} dynamic_batching {{}}", "dynamic_batching does not go with ensemble 'e'"),
         (f"{BASE} backend: 'python'", "backend should not be specified for ensemble 'e'"),
         (f"{BASE} instance_group {{ count: 2 }}", "instance_group should not be specified"),
