@@ -45,7 +45,9 @@ def main() -> None:
     words.write_text("".join(f'"{word}"\n' for word in escaped))
     options = [f"-dict={words}", f"-max_len={LONGEST}", f"-artifact_prefix={findings}/"]
     faulthandler.enable()
-    atheris.Setup([sys.argv[0], *sys.argv[3:], *options, str(folder / "inputs")], guarded)
+    # The first folder is the one that is written to.
+    folders = [str(folder / "inputs"), *sys.argv[3:]]
+    atheris.Setup([sys.argv[0], *folders, *options], guarded)
     atheris.Fuzz()
 
 
