@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 SERVE_DEPS := $(VENV)/.serve
 DEV_DEPS := $(VENV)/.dev
 BENCH_DEPS := $(VENV)/.bench
+FUZZ_DEPS := $(VENV)/.fuzz
 
 # What pip installs for test-torch. The default build of torch brings CUDA, several GB of it: name a
 # wheel, or an index of builds for the CPU, as in `make test-torch TORCH=./torch-2.13.0+cpu-….whl`.
@@ -39,8 +40,15 @@ PYTEST := -m pytest -n $(JOBS) --dist loadfile --require='$(REQUIRE)'
 # twice as long, and there are thousands.
 COVERAGE_TESTS ?= tests/unit tests/integration/test_service.py tests/integration/test_grpc.py
 
-.PHONY: serve test coverage test-torch test-gpu lint proto proto-check bench bench-gpu wheels gpu-site drill \
-	reload-drill soak rounds clean
+# How long the campaigns go on: inputs of each parser (and seconds of this run, if it is to stop before:
+# the next one goes on from there), and seconds.
+FUZZ_INPUTS ?= 10000000
+FUZZ_SECONDS ?= inf
+CHAOS_SECONDS ?= 3600
+SOAK_SECONDS ?= 3600
+
+.PHONY: serve test coverage test-torch test-gpu lint proto proto-check bench bench-gpu wheels gpu-site fuzz \
+	chaos reload-drill soak rounds clean
 
 serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
@@ -92,14 +100,17 @@ wheels:  ## fetch what a GPU host without network lacks, for its PYTHON_VERSION 
 		-r tests/gpu-requirements.txt -d wheels
 	du -sh wheels
 
-drill: $(DEV_DEPS)  ## the long kill matrix: 60 s of load, every process killed three times
-	$(BIN)/python -m tests.crash.drill --seconds 60 --kills 3
+fuzz: $(FUZZ_DEPS)  ## guided inputs for every parser: FUZZ_INPUTS of each, FUZZ_SECONDS of this run
+	$(BIN)/python -m tests.fuzz --inputs $(FUZZ_INPUTS) --seconds $(FUZZ_SECONDS)
+
+chaos: $(DEV_DEPS)  ## CHAOS_SECONDS of load, while all kinds of things befall every process
+	$(BIN)/python -m tests.crash.chaos --seconds $(CHAOS_SECONDS)
 
 reload-drill: $(DEV_DEPS)  ## 500 loads, reloads and unloads under load, looking for lost requests and growth
 	$(BIN)/python -m tests.crash.reload --cycles 500
 
-soak: $(DEV_DEPS)  ## 100,000 small and 1,000 large requests, looking for growth
-	$(BIN)/python -m tests.crash.soak
+soak: $(DEV_DEPS)  ## SOAK_SECONDS of load, looking for growth; writes and draws it: soak.csv, soak.svg
+	$(BIN)/python -m tests.crash.soak --seconds $(SOAK_SECONDS)
 
 rounds: $(DEV_DEPS)  ## 50,000 rounds of registering, using and removing memory, over HTTP and gRPC
 	$(BIN)/python -m tests.crash.rounds
@@ -119,6 +130,10 @@ $(TORCH_DEPS): $(DEV_DEPS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	@touch $@
 
+$(FUZZ_DEPS): $(DEV_DEPS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
+	@touch $@
+
 $(BENCH_DEPS): $(DEV_DEPS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $@
@@ -133,4 +148,4 @@ $(VENV)/.gpu: $(DEV_DEPS) $(TORCH_DEPS)
 	@touch $@
 
 clean:  ## remove what the targets above have made
-	rm -rf $(VENV) .coverage .gpu-site wheels bench/build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .coverage .gpu-site wheels bench/build .fuzz soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

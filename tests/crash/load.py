@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import itertools
 import json
 import struct
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+import grpc
 import numpy as np
 
 import shmserve.client
+from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.testing.running_server import RunningServer
+from tests import grpc_client
+from tests.integration import region_client
 
 SIZES = (10, 1000, 300_000)  # floats; the last ones take a segment of their own
 # Models, what each adds, and whether an input is a row of a batch.
 ALONE = (("echo", 0, False), ("pair", 1, False))
 WITH_BATCHES = (*ALONE, ("gathered", 1, True))
+_TIMEOUT_S = 30
+_REFUSED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 @dataclass
@@ -30,6 +40,24 @@ class Verdict:
     refused: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # s between two right answers of a client
+
+    def add(self, other: Verdict) -> None:
+        self.counts += other.counts
+        self.wrong += other.wrong
+        self.refused += other.refused
+        self.closed += other.closed
+        self.gaps += other.gaps
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the clients of a load have in common."""
+
+    server: RunningServer
+    stop: threading.Event
+    verdict: Verdict
+    sizes: tuple[int, ...]
+    models: tuple[tuple[str, int, bool], ...]
 
 
 def request_of(model: str, array: np.ndarray, name: str = "IN") -> tuple[bytes, dict[str, str]]:
@@ -61,134 +89,220 @@ def outputs_of(body: bytes, header_length: int) -> dict[str, bytes]:
     return found
 
 
-class Client(threading.Thread):
-    """One connection that sends numbered tensors and checks what comes back."""
+class LoadClient(threading.Thread):
+    """One client that sends numbered tensors and checks what comes back."""
 
-    def __init__(
-        self, server: RunningServer, number: int, stop: threading.Event, verdict: Verdict,
-        sizes: tuple[int, ...], models: tuple[tuple[str, int, bool], ...],
-    ) -> None:  # fmt: skip
+    def __init__(self, work: Work, number: int) -> None:
         super().__init__(daemon=True)
-        self.server = server
+        self.work = work
+        self.server = work.server
         self.number = number
-        self.stop = stop
-        self.verdict = verdict
-        self.sizes = sizes
-        self.models = models
-        self.connection: http.client.HTTPConnection | None = None
+        self.verdict = work.verdict
 
     def run(self) -> None:
-        count = 0
         last = time.monotonic()
-        while not self.stop.is_set():
-            count += 1
-            kind = self._once(count)
-            self.verdict.counts[kind] += 1
-            if kind == "right":
-                now = time.monotonic()
-                self.verdict.gaps.append(now - last)
-                last = now
-            else:
-                time.sleep(0.005)
-        if self.connection is not None:
-            self.connection.close()
+        with contextlib.closing(self):
+            for count in itertools.count(1):
+                if self.work.stop.is_set():
+                    return
+                kind, right = self.send(count)
+                self.verdict.counts[kind] += 1
+                if right:
+                    now = time.monotonic()
+                    self.verdict.gaps.append(now - last)
+                    last = now
+                else:
+                    time.sleep(0.005)
 
-    def _once(self, count: int) -> str:
-        model, plus, is_row = self.models[count % len(self.models)]
-        size = self.sizes[count // len(self.models) % len(self.sizes)]
+    def send(self, count: int) -> tuple[str, bool]:
+        """One request; what the answer counts as, and whether it was right."""
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+    def next(self, count: int) -> tuple[str, np.ndarray, np.ndarray]:
+        """A model, its input, and what it must answer."""
+        models, sizes = self.work.models, self.work.sizes
+        model, plus, is_row = models[count % len(models)]
+        size = sizes[count // len(models) % len(sizes)]
         shape = (1, size) if is_row else (size,)
         array = np.full(shape, self.number * 100_000 + count % 9973, np.float32)
+        return model, array, array + plus
+
+    def judge(self, kind: str, got: bytes, wanted: np.ndarray) -> tuple[str, bool]:
+        if got == wanted.tobytes():
+            return kind, True
+        first = struct.unpack("<f", got[:4])[0] if len(got) >= 4 else None
+        return self.wrong(f"{kind}: foreign content: wanted {wanted.flat[0]}, got {first}")
+
+    def wrong(self, what: str) -> tuple[str, bool]:
+        self.verdict.wrong.append(what)
+        return "wrong", False
+
+    def refused(self, kind: str, reason: str) -> tuple[str, bool]:
+        if not reason:
+            return self.wrong(f"{kind} without a reason")
+        self.verdict.refused.append(reason)
+        return kind, False
+
+    def closed(self, kind: str, error: object) -> tuple[str, bool]:
+        self.verdict.closed.append(f"{kind}: {error!r}")
+        return kind, False
+
+
+class HttpClient(LoadClient):
+    """One connection, as long as it lasts."""
+
+    connection: http.client.HTTPConnection | None = None
+
+    def send(self, count: int) -> tuple[str, bool]:
+        model, array, wanted = self.next(count)
         body, headers = request_of(model, array)
         try:
             if self.connection is None:
                 self.connection = http.client.HTTPConnection(
-                    self.server.http_host, self.server.http_port, timeout=30
+                    self.server.http_host, self.server.http_port, timeout=_TIMEOUT_S
                 )
             self.connection.request("POST", f"/v2/models/{model}/infer", body, headers)
             answer = self.connection.getresponse()
             data = answer.read()
         except (OSError, http.client.HTTPException) as ex:
-            self.verdict.closed.append(repr(ex))
-            if self.connection is not None:
-                self.connection.close()
-            self.connection = None
-            return "closed"
+            self.close()
+            return self.closed("closed", ex)
         if answer.status == 503:
-            reason = json.loads(data).get("error")
-            self.verdict.refused.append(reason)
-            return "503" if reason else self._wrong("503 without a reason")
+            return self.refused("503", json.loads(data).get("error"))
         if answer.status != 200:
-            return self._wrong(f"{answer.status} {data[:200]!r}")
+            return self.wrong(f"{answer.status} {data[:200]!r}")
         length = int(answer.headers["Inference-Header-Content-Length"])
-        got = outputs_of(data, length)["OUT"]
-        if got != (array + plus).tobytes():
-            first = struct.unpack("<f", got[:4])[0] if len(got) >= 4 else None
-            return self._wrong(f"foreign content: wanted {array.flat[0] + plus}, got {first}")
-        return "right"
+        return self.judge("right", outputs_of(data, length)["OUT"], wanted)
 
-    def _wrong(self, what: str) -> str:
-        self.verdict.wrong.append(what)
-        return "wrong"
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
 
 
-class LaneClient(threading.Thread):
+class LaneClient(LoadClient):
     """A program that talks to executors over lanes, and over HTTP where there are none."""
 
-    def __init__(
-        self, server: RunningServer, number: int, stop: threading.Event, verdict: Verdict,
-        sizes: tuple[int, ...], models: tuple[tuple[str, int, bool], ...],
-    ) -> None:  # fmt: skip
-        super().__init__(daemon=True)
-        self.models = models
-        self.server = server
-        self.number = number
-        self.stop = stop
-        self.verdict = verdict
-        self.sizes = sizes
+    client: shmserve.client.Client | None = None
+
+    def send(self, count: int) -> tuple[str, bool]:
+        model, array, wanted = self.next(count)
+        try:
+            if self.client is None:
+                url = f"unix:{self.server.unix_path}"
+                self.client = shmserve.client.connect(url, timeout=_TIMEOUT_S)
+            result = self.client.infer(model, {"IN": array})
+        except shmserve.client.InferenceError as ex:
+            if ex.status == 503:
+                return self.refused("lane 503", ex.message)
+            if ex.status == 0:
+                return self.closed("lane 503", ex.message)
+            return self.wrong(f"over a lane: {ex.status} {ex.message}")
+        return self.judge(f"over {result.transport}", result["OUT"].tobytes(), wanted)
+
+    def close(self) -> None:
+        if self.client is not None:
+            self.client.close()
+
+
+class GrpcClient(LoadClient):
+    """One channel."""
+
+    client: grpc_client.Client | None = None
+
+    def send(self, count: int) -> tuple[str, bool]:
+        model, array, wanted = self.next(count)
+        message = pb.ModelInferRequest(model_name=model)
+        message.inputs.add(name="IN", datatype="FP32", shape=array.shape)
+        message.raw_input_contents.append(array.tobytes())
+        if self.client is None:
+            self.client = grpc_client.Client(self.server.grpc_address)
+        try:
+            answer = self.client.infer(message, timeout=_TIMEOUT_S)
+        except grpc.RpcError as ex:
+            if ex.code() in _REFUSED:
+                return self.refused("grpc refused", ex.details())
+            return self.wrong(f"over gRPC: {ex.code()} {ex.details()}")
+        names = [output.name for output in answer.outputs]
+        return self.judge("over grpc", answer.raw_output_contents[names.index("OUT")], wanted)
+
+    def close(self) -> None:
+        if self.client is not None:
+            self.client.close()
+
+
+class RegionClient(LoadClient):
+    """Memory of its own for inputs and outputs, registered once; again where it is not known."""
+
+    connection: region_client.Client | None = None
+    registered = False
 
     def run(self) -> None:
-        url = f"unix:{self.server.unix_path}"
-        with shmserve.client.connect(url, timeout=30) as client:
-            count = 0
-            while not self.stop.is_set():
-                count += 1
-                self.verdict.counts[self._once(client, count)] += 1
+        self.size = max(self.work.sizes) * 4
+        with self._memory() as self.source, self._memory() as self.target:
+            super().run()
 
-    def _once(self, client: shmserve.client.Client, count: int) -> str:
-        model, plus, is_row = self.models[count % len(self.models)]
-        size = self.sizes[count // len(self.models) % len(self.sizes)]
-        shape = (1, size) if is_row else (size,)
-        array = np.full(shape, self.number * 100_000 + count % 9973, np.float32)
+    @contextlib.contextmanager
+    def _memory(self) -> Iterator[region_client.Memory]:
+        with region_client.Memory(self.size) as memory:
+            memory.put(np.zeros(self.size // 4, np.float32))  # its pages: there may be none later
+            yield memory
+
+    def send(self, count: int) -> tuple[str, bool]:
+        model, array, wanted = self.next(count)
+        self.source.put(array)
         try:
-            result = client.infer(model, {"IN": array})
-        except shmserve.client.InferenceError as ex:
-            time.sleep(0.005)
-            if ex.status in (0, 503):
-                kept = self.verdict.refused if ex.status else self.verdict.closed
-                kept.append(ex.message)
-                return "lane 503"
-            self.verdict.wrong.append(f"over a lane: {ex.status} {ex.message}")
-            return "wrong"
-        if not np.array_equal(result["OUT"], array + plus):
-            self.verdict.wrong.append(f"over a lane: wanted {array.flat[0] + plus}")
-            return "wrong"
-        return f"over {result.transport}"
+            status, told = self._ask(model, array)
+        except (OSError, http.client.HTTPException) as ex:
+            self.close()
+            return self.closed("region closed", ex)
+        if status == 503:
+            return self.refused("region 503", told["error"])
+        if status == 400 and "region" in told["error"]:
+            self.registered = False
+            return self.refused("region unknown", told["error"])
+        if status != 200:
+            return self.wrong(f"with regions: {status} {told}")
+        return self.judge("over regions", self.target.get(wanted.size).tobytes(), wanted)
+
+    def _ask(self, model: str, array: np.ndarray) -> tuple[int, Any]:
+        names = [f"load-{self.number}-{part}" for part in ("in", "out")]
+        if self.connection is None:
+            self.connection = region_client.Client(self.server.unix_path)
+        if not self.registered:
+            for name, memory in zip(names, (self.source, self.target), strict=True):
+                status, told = self.connection.register(name, memory.name, self.size)
+                if status != 200 and "already" not in told["error"]:
+                    return 503, told
+            self.registered = True
+        source, target = (region_client.window((name, 0), array.nbytes) for name in names)
+        tensor = {"name": "IN", "shape": list(array.shape), "datatype": "FP32"}
+        document = {
+            "inputs": [{**tensor, "parameters": source}],
+            "outputs": [{"name": "OUT", "parameters": target}],
+        }
+        return self.connection.request("POST", f"/v2/models/{model}/infer", document)
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
 
 
 class Load:
-    """A number of clients in the background, and one that uses lanes."""
+    """A number of clients in the background, one that uses lanes, and `more`."""
 
     def __init__(
         self, server: RunningServer, clients: int = 8, sizes: tuple[int, ...] = SIZES,
-        models: tuple[tuple[str, int, bool], ...] = ALONE,
+        models: tuple[tuple[str, int, bool], ...] = ALONE, more: tuple[type[LoadClient], ...] = (),
     ) -> None:  # fmt: skip
         self.verdict = Verdict()
         self._stop = threading.Event()
-        self._clients: list[threading.Thread] = [
-            Client(server, number, self._stop, self.verdict, sizes, models)
-            for number in range(clients)
-        ]
-        self._clients.append(LaneClient(server, clients, self._stop, self.verdict, sizes, models))
+        work = Work(server, self._stop, self.verdict, sizes, models)
+        kinds: list[type[LoadClient]] = [*[HttpClient] * clients, LaneClient, *more]
+        self._clients = [kind(work, number) for number, kind in enumerate(kinds)]
 
     def __enter__(self) -> Verdict:
         for client in self._clients:

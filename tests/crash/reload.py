@@ -109,14 +109,7 @@ def drill(
                 cycle(server, turn)
         settled(server, processes)
         found.append(sample(server, (part + 1) * cycles // samples))
-        total.counts += verdict.counts
-        for own, other in (
-            (total.wrong, verdict.wrong),
-            (total.refused, verdict.refused),
-            (total.closed, verdict.closed),
-            (total.gaps, verdict.gaps),
-        ):
-            own.extend(other)  # type: ignore[arg-type]
+        total.add(verdict)
     give_up = time.monotonic() + SETTLE_S
     while grown(found) and time.monotonic() < give_up:
         time.sleep(0.2)

@@ -1,42 +1,53 @@
-"""Many requests, and nothing grows: slots, fds, memory.
+"""Requests over every door for long, and nothing grows: memory, descriptors, threads, slots.
 
-    python -m tests.crash.soak [--small 100000] [--large 1000]
+    python -m tests.crash.soak [--seconds 3600] [--output soak]
 
-Prints one JSON line per sample; exit status 1 if slots are left or fds have grown.
+Writes OUTPUT.csv, a line for each role of processes and moment, and OUTPUT.svg, the same drawn;
+prints what grew and exits with 1 if something did, or an answer was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
+import contextlib
+import csv
 import json
+import re
 import sys
-import threading
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import numpy as np
+from msgspec import Struct
 
 from shmserve.testing.running_server import RunningServer, open_fds, rss_bytes, wait_until
-from tests.crash.load import outputs_of, request_of
+from tests.crash.load import GrpcClient, Load, RegionClient, Verdict
+from tests.crash.plot import svg
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"
 SETTLE_S = 20.0  # for what is not needed any more to be closed: what leaks stays
 SPREAD = 12  # descriptors: lanes of a process that gets all 4 connections for once, to 3 instances
+SIZES = (1024, 1024, 1024, 1 << 20)  # floats
+GROWTH_MIB = 8.0  # what an allocator may keep for itself
+_ROLE = re.compile(r"shmserve: (http worker|[a-z]+)")
+_SMAPS = re.compile(r"^(Rss|Pss):\s+(\d+) kB", re.MULTILINE)
+_MEASURES = ("pss_mib", "rss_mib", "own_mib", "fds", "threads")
 
 
-def sample(server: RunningServer, label: str) -> dict[str, Any]:
-    """fds and private memory of every process of the service, and slots in use."""
-    pids = [*server.pids("http worker"), *server.pids("executor"), *server.pids("coordinator")]
-    return {
-        "after": label,
-        "fds": {server.processes().get(pid, ""): open_fds(pid) for pid in pids},
-        "rss_mib": {
-            server.processes().get(pid, ""): round(rss_bytes(pid) / 2**20, 1) for pid in pids
-        },
-        "slots": slots(server),
-    }
+class Sample(Struct, frozen=True):
+    """All processes of one role at one moment, added up: `own_mib` is private memory, which the
+    other two mix with segments that are shared."""
+
+    second: float
+    role: str
+    processes: int
+    slots: int  # of the whole service
+    pss_mib: float
+    rss_mib: float
+    own_mib: float
+    fds: int
+    threads: int
 
 
 def slots(server: RunningServer) -> int:
@@ -44,77 +55,100 @@ def slots(server: RunningServer) -> int:
     return len(server.show("slots"))
 
 
-def requests(server: RunningServer, count: int, floats: int, connections: int = 4) -> list[str]:
-    """Send `count` requests of one size over a few connections; what went wrong."""
-    wrong: list[str] = []
-
-    def work(number: int) -> None:
-        array = np.full(floats, number, np.float32)
-        body, headers = request_of("echo", array)
-        wanted = array.tobytes()
-        connection = http.client.HTTPConnection(server.http_host, server.http_port, timeout=60)
-        for _ in range(count // connections):
-            connection.request("POST", "/v2/models/echo/infer", body, headers)
-            answer = connection.getresponse()
-            data = answer.read()
-            length = int(answer.headers.get("Inference-Header-Content-Length", 0))
-            if answer.status != 200 or outputs_of(data, length)["OUT"] != wanted:
-                wrong.append(f"{answer.status}")
-        connection.close()
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(connections)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return wrong
+def sample(server: RunningServer, second: float) -> list[Sample]:
+    """One of each role."""
+    used = slots(server)
+    roles: dict[str, list[dict[str, float]]] = {}
+    for pid, title in server.processes().items():
+        match = _ROLE.match(title)
+        with contextlib.suppress(OSError):  # it ends just now
+            roles.setdefault(match[1] if match else "master", []).append(_measured(pid))
+    return [
+        Sample(round(second, 2), role, len(rows), used, **_added(rows))
+        for role, rows in sorted(roles.items())
+    ]
 
 
-def soak(server: RunningServer, small: int, large: int, rounds: int = 4) -> list[dict[str, Any]]:
-    """Warm up, then samples after each round of small and of large requests."""
-    assert requests(server, 400, 1024) == []
-    assert requests(server, 16, 4 << 20) == []
-    samples = [sample(server, "warm-up")]
-    for turn in range(1, rounds + 1):
-        assert requests(server, small // rounds, 1024) == []
-        assert requests(server, large // rounds, 4 << 20) == []
-        label = f"{small * turn // rounds} small, {large * turn // rounds} of 16 MiB"
-        samples.append(sample(server, label))
+def _measured(pid: int) -> dict[str, float]:
+    shared = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    found = {f"{name.lower()}_mib": int(kib) / 1024 for name, kib in _SMAPS.findall(shared)}
+    threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
+    own = rss_bytes(pid) / 2**20
+    return {**found, "own_mib": own, "fds": open_fds(pid), "threads": threads}
+
+
+def _added(rows: list[dict[str, float]]) -> dict[str, Any]:
+    return {key: round(sum(row[key] for row in rows), 1) for key in _MEASURES}
+
+
+def soak(server: RunningServer, seconds: float, every_s: float) -> tuple[Verdict, list[Sample]]:
+    """Load for `seconds`, with samples; the last ones are of the idle server, at rest."""
+    server.wait_instances()
+    begun, samples = time.monotonic(), []
+    with Load(server, 4, SIZES, more=(GrpcClient, RegionClient)) as verdict:
+        while (second := time.monotonic() - begun) < seconds:
+            samples += sample(server, second)
+            time.sleep(every_s)
     wait_until(lambda: slots(server) == 0, "slots are left")
-    samples.append(sample(server, "idle"))
     give_up = time.monotonic() + SETTLE_S
-    while grown(samples) and time.monotonic() < give_up:
+    while True:
+        last = sample(server, time.monotonic() - begun)
+        if not grown(samples + last) or time.monotonic() > give_up:
+            return verdict, samples + last
         time.sleep(0.2)
-        samples[-1] = sample(server, "idle")
-    return samples
 
 
-def grown(samples: list[dict[str, Any]]) -> list[str]:
-    """Processes whose fds grew in the second half.
+def grown(samples: list[Sample]) -> list[str]:
+    """What a role has at the end, idle, and had not in the second quarter of the time.
 
-    In the first they may: each concurrent request has a lane and may need a segment of its
+    In the first it may grow: each concurrent request has a lane and may need a segment of its
     own, which are kept, so their number settles at the greatest concurrency there was. How
     connections spread over the HTTP workers is the kernel's choice and changes: a few more
     may come late. What leaks, leaks with every request.
     """
-    middle, last = samples[len(samples) // 2]["fds"], samples[-1]["fds"]
-    return [
-        f"{n}: {middle[n]} -> {last[n]} fds" for n in last if last[n] > middle.get(n, 0) + SPREAD
-    ]
+    end = samples[-1].second
+    problems = []
+    for last in [one for one in samples if one.second == end]:
+        rows = [s for s in samples if s.role == last.role and end / 4 <= s.second <= end / 2]
+        for measure, spread in (("fds", SPREAD), ("threads", 2), ("own_mib", GROWTH_MIB)):
+            before = median(getattr(row, measure) for row in rows or [last])
+            now = getattr(last, measure)
+            if now > before + spread * last.processes:
+                problems.append(f"{last.role}: {before} -> {now} {measure}")
+    return problems
+
+
+def write(samples: list[Sample], output: Path, title: str) -> None:
+    """The table and the picture."""
+    with output.with_suffix(".csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(Sample.__struct_fields__)
+        table.writerows([getattr(s, name) for name in Sample.__struct_fields__] for s in samples)
+    roles = sorted({one.role for one in samples})
+    panels = {
+        f"{measure}, by role": {
+            role: [(s.second, getattr(s, measure)) for s in samples if s.role == role]
+            for role in roles
+        }
+        for measure in _MEASURES
+    }
+    used = {s.second: s.slots for s in samples}
+    panels["slots in use"] = {"slots": [(second, float(n)) for second, n in used.items()]}
+    output.with_suffix(".svg").write_text(svg(title, panels))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--small", type=int, default=100_000)
-    parser.add_argument("--large", type=int, default=1_000)
-    arguments = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--output", type=Path, default=Path("soak"))
+    options = parser.parse_args()
     server = RunningServer(MODELS)
     with server:
-        samples = soak(server, arguments.small, arguments.large)
-    for one in samples:
-        print(json.dumps(one))
-    problems = grown(samples) + server.leaks()
-    print(json.dumps({"problems": problems}))
+        every_s = max(0.5, options.seconds / 300)
+        verdict, samples = soak(server, options.seconds, every_s)
+    write(samples, options.output, f"{sum(verdict.counts.values())} requests of 4 KiB and 4 MiB")
+    problems = grown(samples) + server.leaks() + verdict.wrong[:5]
+    print(json.dumps({"counts": dict(verdict.counts), "problems": problems}))
     return 1 if problems else 0
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from shmserve.testing.running_server import RunningServer, wait_until
-from tests.crash.drill import ROLES, drill, kill_one, with_batches
+from tests.crash.chaos import with_batches
+from tests.crash.disturbances import ROLES
 from tests.crash.load import ALONE, WITH_BATCHES, Load
-from tests.crash.soak import grown, slots, soak
+from tests.crash.soak import grown, slots, soak, write
+from tests.needs import NEEDS
 
 HERE = Path(__file__).parent
 MODELS = HERE.parent / "repositories" / "basic"
@@ -67,26 +72,15 @@ def test_a_process_that_dies_at_a_named_point_costs_its_own_request_at_most(
     assert server.leaks() == []
 
 
-def test_every_process_is_killed_under_load(tmp_path: Path) -> None:
-    server = RunningServer(with_batches(tmp_path))
-    with server:
-        verdict, notes = drill(server, seconds=7, kills=1)
-        assert batches(server) > 0
-        assert len(notes) == len(ROLES)
-        assert verdict.wrong == []
-        assert verdict.counts["right"] > 100
-        assert verdict.counts["over lane"] > 100
-        wait_until(lambda: slots(server) == 0, "slots are left")
-    assert server.leaks() == []
-
-
-def batches(server: RunningServer) -> int:
-    """How many batches of several requests the model of batches has run."""
-    _, document = server.get("/v2/models/gathered/stats")
-    (stats,) = document["model_stats"]
-    return sum(
-        batch["compute_infer"]["count"] for batch in stats["batch_stats"] if batch["batch_size"] > 1
-    )
+def test_chaos_once() -> None:
+    """Every process is killed under load, each while something else goes wrong as well."""
+    command = [sys.executable, "-m", "tests.crash.chaos", "--once", "--seed=1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert {f"kill {role}" for role in ROLES} <= summary["disturbances"].keys()
+    assert summary["left_out"] == [] or not NEEDS["mounts"].met()
+    assert summary["batches"] > 0
 
 
 def test_supervisor_and_coordinator_at_once() -> None:
@@ -148,14 +142,27 @@ def test_sighup_replaces_http_workers_and_leaves_models_alone() -> None:
 
 def test_a_restarted_executor_is_told_of_by_the_next_kill(own_server: RunningServer) -> None:
     own_server.wait_instances()
-    expected = {"executor": len(own_server.pids("executor"))}
+    expected = len(own_server.pids("executor"))
     for _ in range(3):  # restarts back off, but come
-        kill_one(own_server, "executor echo", expected)
+        (victim,) = own_server.pids("executor echo")
+        os.kill(victim, signal.SIGKILL)
+        wait_until(
+            lambda: (
+                victim not in own_server.pids("executor echo")  # noqa: B023
+                and len(own_server.pids("executor")) >= expected
+                and own_server.ready()
+            ),
+            "echo is not back",
+        )
 
 
-def test_nothing_grows() -> None:
-    with RunningServer(MODELS, **LOADED) as server:
-        samples = soak(server, small=4000, large=48, rounds=4)
+def test_nothing_grows(tmp_path: Path) -> None:
+    with RunningServer(MODELS, **LOADED | {"grpc_processes": 1}) as server:
+        verdict, samples = soak(server, seconds=6, every_s=0.2)
     assert grown(samples) == []
-    assert samples[-1]["slots"] == 0
+    assert verdict.wrong == []
+    assert {"http worker", "grpc", "executor", "coordinator"} <= {one.role for one in samples}
+    assert samples[-1].slots == 0
+    write(samples, tmp_path / "soak", "soak")
+    assert (tmp_path / "soak.svg").read_text().count("<polyline") > 20
     assert server.leaks() == []

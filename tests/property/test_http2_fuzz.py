@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from shmserve.frontends.http2 import PREFACE, Connection, Limits
-from shmserve.frontends.http2 import frames as f
 from shmserve.frontends.http2.grpc_framing import FramingFailed, MessageReader, prefix
 from tests.fuzz.http2 import fuzz
 
@@ -17,17 +15,6 @@ def test_mutated_traffic_does_nothing_but_what_limits_allow() -> None:
         assert counts[seen] > 20, counts
     for code in ("PROTOCOL_ERROR", "COMPRESSION_ERROR", "FRAME_SIZE_ERROR"):
         assert counts[code] > 0, counts
-
-
-@given(st.binary(max_size=200), st.lists(st.integers(1, 40), max_size=5))
-@settings(max_examples=300)
-def test_any_bytes(data: bytes, steps: list[int]) -> None:
-    connection = Connection(Limits(), 0.0)
-    connection.receive(PREFACE + f.settings({}), 0.0)
-    for step in [*steps, 1000]:
-        piece, data = data[:step], data[step:]
-        if piece:
-            connection.receive(piece, 0.0)
 
 
 @given(

@@ -141,7 +141,8 @@ def of_spec(spec: ModelSpec, kinds: Mapping[str, BackendKind] = BUILT_IN) -> Mod
 def _parsed(read: Callable[[Any, Any], Any], source: Any, where: str) -> Any:
     try:
         return read(source, pb.ModelConfig())
-    except (text_format.ParseError, json_format.ParseError) as ex:
+    # A number that is no enum's is a plain ValueError to the text format.
+    except (text_format.ParseError, json_format.ParseError, ValueError) as ex:
         raise ConfigError(f"{where}: {' '.join(str(ex).split())[:500]}") from None
 
 

@@ -1,0 +1,213 @@
+"""Chaos: clients loop over every door while all kinds of things befall the service.
+
+    python -m tests.crash.chaos --seconds 3600 [--seed N]
+
+Disturbances come by twos, one within the other, drawn by a seed that is printed. After each two
+everybody must be there again, and every kind of client get right answers. As root with
+CAP_SYS_ADMIN it runs in a mount namespace with a small /dev/shm and a small run directory of its
+own, and fills them, too. Prints a JSON line a disturbance and a summary; exit status 1 if an answer
+was wrong, the service did not come back or anything was left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from shmserve.testing.running_server import RunningServer, wait_until
+from tests.crash.disturbances import KILLS, OTHERS, ROLES, Scene
+from tests.crash.load import WITH_BATCHES, GrpcClient, Load, RegionClient, Verdict
+from tests.crash.soak import slots
+from tests.needs import NEEDS
+
+REPOSITORIES = Path(__file__).parents[1] / "repositories"
+HERE = Path(__file__).parent
+RECOVERY_S = 60.0  # by then everybody is there again, and answers
+LONGEST_S = 4.0  # of a disturbance
+DOORS = ("right", "over lane", "over grpc", "over regions")  # answers that there must be of each
+SHM_MIB, STATE_MIB = 1024, 32
+STATE = "/dev/shm/chaos-state"
+GATHERED = """backend: "python"
+max_batch_size: 8
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [
+  { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "ROWS" data_type: TYPE_INT32 dims: [ 1 ] }
+]
+dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 3000 }
+"""
+Pair = tuple[str, str, float]  # one disturbance, another within it, and how long they last
+
+
+def with_batches(folder: Path) -> Path:
+    """A repository of the basic models, and of one whose requests meet in batches."""
+    shutil.copytree(REPOSITORIES / "basic", folder, dirs_exist_ok=True)
+    shutil.copytree(REPOSITORIES / "basic" / "echo", folder / "other")
+    shutil.copytree(REPOSITORIES / "batching" / "native", folder / "gathered")
+    (folder / "gathered" / "config.pbtxt").write_text(GATHERED)
+    return folder
+
+
+def whole(server: RunningServer, expected: Counter[str]) -> bool:
+    """Whether every process is there again and every model answers."""
+    found = counted(server)
+    return all(found[role] >= count for role, count in expected.items()) and server.ready()
+
+
+def counted(server: RunningServer) -> Counter[str]:
+    """Processes of each role."""
+    titles = server.processes().values()
+    return Counter(role for title in titles for role in ROLES if f"shmserve: {role}" in title)
+
+
+def at_random(rng: random.Random, names: list[str]) -> Iterator[Pair]:
+    while True:
+        yield rng.choice(names), rng.choice(["", *names]), rng.uniform(0.1, LONGEST_S)
+
+
+def each_once(rng: random.Random, names: list[str]) -> Iterator[Pair]:
+    """Every kill within something else; of processes that are stopped only some are."""
+    stops = [name for name in names if name.startswith("stop")]
+    others = [name for name in names if name in OTHERS and name not in stops]
+    others += rng.sample(stops, max(2, len(KILLS) - len(others)))
+    rng.shuffle(others)
+    for outer, inner in zip(others, [*KILLS, *[""] * len(others)], strict=False):
+        yield outer, inner, 0.2
+
+
+class Chaos:
+    """One run. `notes`: what was done, and how long until the service was whole again."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.notes: list[dict[str, Any]] = []
+        self.verdict = Verdict()
+        table = KILLS | OTHERS
+        missing = {"full /dev/shm": not scene.shm, "full state": not scene.state}
+        self.left_out = [name for name, absent in missing.items() if absent]
+        self.table = {name: do for name, do in table.items() if name not in self.left_out}
+
+    def run(self, pairs: Iterator[Pair], seconds: float) -> None:
+        """Load and disturbances, until there are no more of these or the time is over.
+
+        Raises:
+            TimeoutError: the service did not come back.
+        """
+        server, until = self.scene.server, time.monotonic() + seconds
+        server.wait_instances()
+        expected = counted(server)
+        assert expected.keys() == set(ROLES), expected
+        with Load(server, models=WITH_BATCHES, more=(GrpcClient, RegionClient)) as verdict:
+            self.verdict = verdict
+            for pair in pairs:
+                if time.monotonic() > until:
+                    break
+                self.disturb(pair, expected)
+
+    def disturb(self, pair: Pair, expected: Counter[str]) -> None:
+        outer, inner, lasting = pair
+        begun = time.monotonic()
+        with ExitStack() as stack:
+            for name in filter(None, (outer, inner)):
+                stack.enter_context(self.table[name](self.scene))
+            time.sleep(lasting)
+        over = time.monotonic()
+        # What was right before all were back may be an answer from before they went.
+        self.wait(lambda: whole(self.scene.server, expected), f"{outer}, {inner}: not whole")
+        seen = Counter(self.verdict.counts)
+        self.wait(
+            lambda: all(self.verdict.counts[door] > seen[door] for door in DOORS),
+            f"{outer}, {inner}: no answers, {self.verdict.counts} after {seen}",
+        )
+        note = {"outer": outer, "inner": inner, "for_s": round(over - begun, 2)}
+        self.notes.append({**note, "back_after_s": round(time.monotonic() - over, 2)})
+        print(json.dumps(self.notes[-1]), flush=True)
+
+    def wait(self, condition: Any, what: str) -> None:
+        wait_until(condition, f"{what}\n{self.scene.server.log()[-4000:]}", RECOVERY_S)
+
+    def summary(self, leaks: list[str]) -> dict[str, Any]:
+        verdict = self.verdict
+        done = Counter(note[key] for note in self.notes for key in ("outer", "inner") if note[key])
+        return {
+            "disturbances": dict(sorted(done.items())),
+            "left_out": self.left_out,
+            "counts": dict(verdict.counts),
+            "wrong": verdict.wrong[:5],
+            "longest_gap_s": round(max(verdict.gaps, default=0.0), 3),
+            "slowest_recovery_s": max((note["back_after_s"] for note in self.notes), default=0.0),
+            "leaks": leaks,
+        }
+
+
+def batches(server: RunningServer) -> int:
+    """How many batches of several requests the model of batches has run."""
+    _, document = server.get("/v2/models/gathered/stats")
+    (stats,) = document["model_stats"]
+    return sum(
+        batch["compute_infer"]["count"] for batch in stats["batch_stats"] if batch["batch_size"] > 1
+    )
+
+
+def inside(arguments: list[str]) -> None:
+    """Begin again in a mount namespace with file systems that may be filled; does not return.
+
+    They end with the last process in it, so nothing is left of them whatever happens.
+    """
+    script = (
+        f"mount -t tmpfs -o size={SHM_MIB}m,mode=1777 tmpfs /dev/shm && mkdir {STATE} &&"
+        f" mount -t tmpfs -o size={STATE_MIB}m,mode=700 tmpfs {STATE} &&"
+        ' exec "$@"'
+    )
+    again = [sys.executable, "-m", "tests.crash.chaos", *arguments, "--inside"]
+    os.execvp("unshare", ["unshare", "--mount", "sh", "-c", script, "sh", *again])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.crash.chaos")
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--once", action="store_true", help="every kind once, then end")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not options.inside and NEEDS["mounts"].met():
+        inside(sys.argv[1:])
+    print(json.dumps({"seed": options.seed}), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(options, Path(folder))
+    print(json.dumps(result))
+    return 1 if result["wrong"] or result["leaks"] else 0
+
+
+def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    clock = folder / "clock"
+    clock.write_bytes(bytes(8))
+    environ = {"PYTHONPATH": str(HERE / "clock"), "CHAOS_CLOCK": str(clock)}
+    settings: dict[str, Any] = {"model_control": "explicit", "load_models": "echo,pair,gathered"}
+    if options.inside:
+        settings["run_dir"] = f"{STATE}/run"
+    server = RunningServer(with_batches(folder / "models"), environ, watchdog_s=5, **settings)
+    rng = random.Random(options.seed)
+    folders = ("/dev/shm", STATE) if options.inside else ("", "")
+    chaos = Chaos(Scene(server, rng, clock, *folders))
+    plan = each_once if options.once else at_random
+    with server:
+        chaos.run(plan(rng, list(chaos.table)), options.seconds)
+        wait_until(lambda: slots(server) == 0, "slots are left")
+        gathered = batches(server)
+    return {**chaos.summary(server.leaks()), "batches": gathered}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

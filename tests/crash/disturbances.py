@@ -1,0 +1,220 @@
+"""What may befall a service: one table, for `make chaos` and its short form.
+
+A disturbance is a context: it begins, lasts as long as its caller likes, and is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shmserve.frontends.http2 import PREFACE
+from shmserve.testing.running_server import RunningServer
+from tests.crash.load import request_of
+from tests.crash.reload import changed, control
+from tests.integration.lane_client import Program, floats, request
+
+ROLES = (
+    *("http worker", "grpc", "executor echo", "executor pair", "executor gathered"),
+    *("template", "coordinator", "supervisor"),
+)
+_LEFT = 256 << 10  # bytes of a filled file system
+_CLIENTS = 16
+
+
+@dataclass
+class Scene:
+    """The service, chance, and what is set up for disturbances; `shm` and `state`: folders on
+    small file systems of our own, empty: there are none, since nobody may fill the machine's."""
+
+    server: RunningServer
+    rng: random.Random
+    clock: Path
+    shm: str = ""
+    state: str = ""
+    turn: int = 0
+
+
+Disturbance = Callable[[Scene], contextlib.AbstractContextManager[object]]
+
+
+def _killing(role: str) -> Disturbance:
+    @contextlib.contextmanager
+    def kill(scene: Scene) -> Iterator[None]:
+        pids = scene.server.pids(role)
+        if pids:  # else the last one of them is not back yet
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(scene.rng.choice(pids), signal.SIGKILL)
+        yield
+
+    return kill
+
+
+def _stopping(role: str) -> Disturbance:
+    @contextlib.contextmanager
+    def stop(scene: Scene) -> Iterator[None]:
+        server = scene.server
+        pids = server.pids(role) if role != "master" else [server.master.pid]  # type: ignore[union-attr]
+        pid = scene.rng.choice(pids) if pids else 0
+        with contextlib.suppress(ProcessLookupError):  # a watchdog may replace it meanwhile
+            if pid:
+                os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                if pid:
+                    os.kill(pid, signal.SIGCONT)
+
+    return stop
+
+
+@contextlib.contextmanager
+def _filled(folder: str) -> Iterator[None]:
+    """A file of ours takes nearly all there is."""
+    path = os.path.join(folder, "chaos-filling")
+    space = os.statvfs(folder)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # somebody was quicker: it is as full
+            os.posix_fallocate(fd, 0, max(1, space.f_bavail * space.f_frsize - _LEFT))
+        yield
+    finally:
+        os.close(fd)
+        os.unlink(path)
+
+
+def full_shm(scene: Scene) -> contextlib.AbstractContextManager[None]:
+    return _filled(scene.shm)
+
+
+def full_state(scene: Scene) -> contextlib.AbstractContextManager[None]:
+    return _filled(scene.state)
+
+
+@contextlib.contextmanager
+def clock_jump(scene: Scene) -> Iterator[None]:
+    """The wall clock is wrong by up to a month, and right again."""
+    with scene.clock.open("r+b", buffering=0) as file:
+        file.write(struct.pack("<d", scene.rng.uniform(-1, 1) * 30 * 86400))
+        try:
+            yield
+        finally:
+            file.seek(0)
+            file.write(struct.pack("<d", 0.0))
+
+
+def _head(floats: int) -> tuple[bytes, bytes]:
+    body, fields = request_of("echo", np.ones(floats, np.float32))
+    lines = ["POST /v2/models/echo/infer HTTP/1.1", "Host: localhost"]
+    lines += [f"{key}: {value}" for key, value in fields.items()]
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode(), body
+
+
+@contextlib.contextmanager
+def _connections(scene: Scene, address: tuple[str, int] | None = None) -> Iterator[list[Any]]:
+    """Connections to HTTP, or elsewhere; what does not come about is left out."""
+    with contextlib.ExitStack() as stack:
+        made = []
+        for _ in range(_CLIENTS):
+            with contextlib.suppress(OSError):
+                place = address or (scene.server.http_host, scene.server.http_port)
+                made.append(stack.enter_context(socket.create_connection(place, 5)))
+        yield made
+
+
+@contextlib.contextmanager
+def half_requests(scene: Scene) -> Iterator[None]:
+    """Heads and bodies that end anywhere."""
+    head, body = _head(100_000)
+    with _connections(scene) as socks:
+        for sock in socks:
+            whole = head + body
+            with contextlib.suppress(OSError):
+                cut = scene.rng.choice((len(head), len(whole)))
+                sock.sendall(whole[: scene.rng.randrange(1, cut)])
+        yield
+
+
+@contextlib.contextmanager
+def half_calls(scene: Scene) -> Iterator[None]:
+    """gRPC clients that stop within their first frames."""
+    host, port = scene.server.grpc_address.split(":")
+    with _connections(scene, (host, int(port))) as socks:
+        for sock in socks:
+            whole = PREFACE + bytes(9) + b"\0\0\x40\1\0\0\0\0\1" + bytes(20)
+            with contextlib.suppress(OSError):
+                sock.sendall(whole[: scene.rng.randrange(1, len(whole))])
+        yield
+
+
+@contextlib.contextmanager
+def never_reading(scene: Scene) -> Iterator[None]:
+    """Large answers, over HTTP and lanes, that nobody takes."""
+    head, body = _head(100_000)
+    with _connections(scene) as socks, contextlib.ExitStack() as stack:
+        for sock in socks:
+            sock.settimeout(0.2)  # it does not read any more either
+            with contextlib.suppress(OSError):
+                for _ in range(8):
+                    sock.sendall(head + body)
+        with contextlib.suppress(OSError, AssertionError):  # refused while others disturb, too
+            program = stack.enter_context(Program(scene.server.run_dir))
+            lane = program.lane("echo")
+            stack.callback(lane.close)
+            lane.sock.settimeout(0.2)
+            for number in range(200):
+                lane.send(request(number, floats(*range(500))))
+        yield
+
+
+@contextlib.contextmanager
+def slow_sending(scene: Scene) -> Iterator[None]:
+    """Clients that send a byte now and then for as long as it lasts."""
+    head, body = _head(1000)
+    with _connections(scene) as socks:
+        for sock in socks:
+            sock.settimeout(1)
+            with contextlib.suppress(OSError):
+                sock.sendall((head + body)[: scene.rng.randrange(len(head), len(head + body))])
+        yield
+        for sock in socks:
+            with contextlib.suppress(OSError):
+                sock.sendall(b"\0")
+
+
+@contextlib.contextmanager
+def reloading(scene: Scene) -> Iterator[None]:
+    """A model is replaced, and another comes and goes. Of a coordinator that dies meanwhile there
+    may be no answer, so what comes of it is seen by the clients' requests."""
+    scene.turn += 1
+    with contextlib.suppress(OSError):
+        control(scene.server, "echo", "load", changed(scene.turn))
+        control(scene.server, "other", "load")
+    yield
+    with contextlib.suppress(OSError):
+        control(scene.server, "other", "unload")
+
+
+KILLS: dict[str, Disturbance] = {f"kill {role}": _killing(role) for role in ROLES}
+OTHERS: dict[str, Disturbance] = {
+    **{f"stop {role}": _stopping(role) for role in (*ROLES, "master")},
+    "full /dev/shm": full_shm,
+    "full state": full_state,
+    "clock jump": clock_jump,
+    "half requests": half_requests,
+    "half calls": half_calls,
+    "clients that do not read": never_reading,
+    "slow clients": slow_sending,
+    "reload": reloading,
+}

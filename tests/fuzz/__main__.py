@@ -1,0 +1,141 @@
+"""The fuzz campaign: coverage-guided inputs for every parser, in turns.
+
+    python -m tests.fuzz --inputs 10000000 [--seconds 600] [--targets http2,lane] [--keep]
+
+It goes on where it was stopped: STATE/<target>/ has the inputs that reached new code, what
+progress there is, and the findings. Prints a JSON line a turn and a summary, also written to
+STATE/report.json; exit status 1 if there is a finding. `--keep` writes the smallest inputs that
+reach as much code to the corpus in the repository, which `make test` replays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.fuzz.targets import CORPUS, SEEDS, TARGETS, inputs
+
+TURN_S = 60  # of one target; the next one follows
+LIMITS = ("-timeout=20", "-rss_limit_mb=1024", "-malloc_limit_mb=256")
+KEPT_FILES, KEPT_BYTES = 60, 8192  # of a target's corpus in the repository
+
+
+def prepare(folder: Path, name: str) -> None:
+    """The folder of a target, with all it may begin with."""
+    for part in ("inputs", "findings"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    for data in inputs(name):
+        (folder / "inputs" / hashlib.sha1(data).hexdigest()).write_bytes(data)
+
+
+def engine(name: str, folder: Path, *options: str, seconds: float) -> str:
+    """Run the fuzzer; what it tells. A minute after its time it is told to abort, and so writes
+    the input that it hangs at to the findings."""
+    command = [sys.executable, "-m", "tests.fuzz.engine", name, str(folder), *LIMITS, *options]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        for last_word in (signal.SIGABRT, signal.SIGKILL):
+            try:
+                return process.communicate(timeout=seconds + 60)[1].decode(errors="replace")
+            except subprocess.TimeoutExpired:
+                process.send_signal(last_word)
+        return process.communicate()[1].decode(errors="replace")
+
+
+def progress(folder: Path) -> dict[str, int]:
+    """How many turns the target has had, and inputs in all of them."""
+    path = folder / "progress.json"
+    found: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+    return {"turns": 0, "inputs": 0, **found}
+
+
+def turn(name: str, folder: Path, left: int, seconds: float) -> dict[str, object]:
+    """One target for a while; how far it is."""
+    prepare(folder, name)
+    told = engine(
+        name, folder, f"-runs={left}", f"-max_total_time={int(seconds)}", "-print_final_stats=1",
+        seconds=seconds,
+    )  # fmt: skip
+    runs = re.findall(r"stat::number_of_executed_units:\s*(\d+)", told) or re.findall(
+        r"^#(\d+)\t", told, re.MULTILINE
+    )
+    if not runs:
+        raise RuntimeError(f"the fuzzer did not run {name}:\n{told[-3000:]}")
+    so_far = progress(folder)
+    so_far = {"turns": so_far["turns"] + 1, "inputs": so_far["inputs"] + int(runs[-1])}
+    (folder / "progress.json").write_text(json.dumps(so_far))
+    covered = re.findall(r"cov: (\d+)", told)
+    return {"target": name, **state(folder), "covered": int(covered[-1]) if covered else 0}
+
+
+def state(folder: Path) -> dict[str, object]:
+    found = sorted(p.name for p in (folder / "findings").glob("*") if p.suffix != ".txt")
+    return {"inputs": progress(folder)["inputs"], "findings": found}
+
+
+def keep(name: str, folder: Path) -> None:
+    """Replace the target's corpus by the smallest inputs that cover what all of them do."""
+    prepare(folder, name)
+    with tempfile.TemporaryDirectory() as merged:
+        own = Path(merged) / "own"
+        for part in ("inputs", "findings"):
+            (own / part).mkdir(parents=True)
+        engine(name, own, "-merge=1", str(folder / "inputs"), seconds=240)
+        found = sorted((own / "inputs").iterdir(), key=lambda path: path.stat().st_size)
+        target, total = CORPUS / name, 0
+        target.mkdir(parents=True, exist_ok=True)
+        for old in target.glob("cov-*"):  # what a fault was found with stays
+            old.unlink()
+        for path in found[:KEPT_FILES]:
+            total += path.stat().st_size
+            if total > KEPT_BYTES:
+                break
+            if path.read_bytes() not in SEEDS[name]:
+                shutil.copyfile(path, target / f"cov-{path.name[:12]}")
+
+
+def campaign(options: argparse.Namespace) -> int:
+    root, names = Path(options.state), options.targets.split(",")
+    until = time.monotonic() + options.seconds
+    while time.monotonic() < until:
+        missing = {name: options.inputs - progress(root / name)["inputs"] for name in names}
+        pending = [name for name in names if missing[name] > 0]
+        if not pending:
+            break
+        # Who has had the fewest turns: so the pieces of a campaign add up evenly.
+        name = min(pending, key=lambda one: progress(root / one)["turns"])
+        seconds = max(1.0, min(TURN_S, until - time.monotonic()))
+        print(json.dumps(turn(name, root / name, missing[name], seconds)), flush=True)
+    summary = {name: state(root / name) for name in names}
+    (root / "report.json").write_text(json.dumps(summary, indent=1))
+    print(json.dumps(summary))
+    return 1 if any(row["findings"] for row in summary.values()) else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
+    parser.add_argument("--inputs", type=int, default=10_000_000, help="of each target")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of this run")
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--state", default=".fuzz")
+    parser.add_argument("--keep", action="store_true", help="write the corpus and end")
+    options = parser.parse_args()
+    if unknown := set(options.targets.split(",")) - TARGETS.keys():
+        parser.error(f"--targets: nothing is called {', '.join(sorted(unknown))}")
+    if options.keep:
+        for name in options.targets.split(","):
+            keep(name, Path(options.state) / name)
+        return 0
+    return campaign(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

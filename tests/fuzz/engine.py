@@ -1,0 +1,55 @@
+"""One target under libFuzzer, until a number of inputs or seconds: a process of `tests.fuzz`.
+
+    python -m tests.fuzz.engine TARGET FOLDER [options of libFuzzer]
+
+An input that breaks a target is written to FOLDER/findings once for each place in the code where
+it does, with the traceback beside it, and the fuzzer goes on. What ends a process, or never ends,
+or takes too much memory, libFuzzer writes there itself.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import sys
+import traceback
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["shmserve", "gunicorn.http", "hpack"]):
+    from tests.fuzz.targets import LONGEST, TARGETS, WORDS
+
+
+def place(error: BaseException) -> str:
+    """What is the same for every input that fails alike."""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return "\n".join([type(error).__name__, *(f"{one.filename}:{one.lineno}" for one in frames)])
+
+
+def main() -> None:
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    target, findings = TARGETS[name], folder / "findings"
+
+    def guarded(data: bytes) -> None:
+        try:
+            target(data)
+        except Exception as ex:
+            found = findings / hashlib.sha256(place(ex).encode()).hexdigest()[:12]
+            if not found.exists():
+                found.write_bytes(data)
+                found.with_suffix(".txt").write_text(traceback.format_exc())
+
+    words = folder / "words"
+    escaped = ("".join(f"\\x{byte:02x}" for byte in word) for word in WORDS)
+    words.write_text("".join(f'"{word}"\n' for word in escaped))
+    options = [f"-dict={words}", f"-max_len={LONGEST}", f"-artifact_prefix={findings}/"]
+    faulthandler.enable()
+    # The first folder is the one that is written to.
+    folders = [str(folder / "inputs"), *sys.argv[3:]]
+    atheris.Setup([sys.argv[0], *folders, *options], guarded)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
