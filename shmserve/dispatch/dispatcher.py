@@ -188,7 +188,7 @@ class Dispatcher:
                 self.orphans.poll(_MAINTENANCE_S if prepared else _STARTING_S)
                 self._settle()
                 if self._cache is not None:
-                    self._cache.grow_again()
+                    self._cache.grow()
                 self.executors.flush()
                 self.executors.prune()
                 self.memory.trim(self.settings.segment_idle_s)
