@@ -26,7 +26,7 @@ from shmserve.dispatch.ensemble_call import EnsembleCall, EnsemblePlane
 from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.forwarded_outputs import ForwardingMemory
 from shmserve.dispatch.inference_call import InferenceCall
-from shmserve.dispatch.load_balancer import LoadBalancer
+from shmserve.dispatch.load_balancer import LoadBalancer, RequestBounds
 from shmserve.dispatch.orphaned_requests import OrphanedRequests
 from shmserve.dispatch.outcome import NO_OPTIONS, RunOptions
 from shmserve.dispatch.request_counting import RequestCounting
@@ -81,7 +81,10 @@ class Dispatcher:
         self.memory = ForwardingMemory(self._link, self._epoch, self._link.arena_bytes)
         self.coordinator = CoordinatorClient(self._link, self.process, settings)
         self.orphans = OrphanedRequests(self.memory)
-        self.executors = LoadBalancer(run_dir, self._registry, self.orphans, self._pool)
+        # A model that calls others is one caller, and has no others to leave room for
+        share = 1.0 if role == "model" else settings.max_caller_share
+        bounds = RequestBounds(settings.max_queue, settings.max_model_requests, share)
+        self.executors = LoadBalancer(run_dir, self._registry, self.orphans, self._pool, bounds)
         self._plane = DataPlane(
             self.memory,
             self.executors,

@@ -95,8 +95,14 @@ class InferMessage:
         self.wanted, places = check_outputs(signature, request, settings, find)
         self._signature = signature
         names = tuple([output.name for output in request.outputs])
-        timeout_s = self.asker.timeout()
-        return RunOptions(request.id, names, request.parameters, places, None, timeout_s)
+        return RunOptions(
+            request.id,
+            names,
+            request.parameters,
+            places,
+            timeout_s=self.asker.timeout(),
+            caller_number=self.asker.context.caller_number,
+        )
 
     def fill(self, call: InferenceCall) -> None:
         """One copy of what the message holds, and none of what was received into slots."""

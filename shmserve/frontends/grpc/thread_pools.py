@@ -1,8 +1,8 @@
 """Thread pools with a bound. What is beyond it is refused at once, on a thread for refusals.
 
 gRPC's own limit counts calls of every kind together, so that inferences could keep out the
-health checks that are to say so. Here each kind has a pool of its own, and in it no caller gets
-more than its share of the threads and places.
+health checks that are to say so. Here each kind has a pool of its own, and in it no caller, and
+no model, gets more than its share of the threads and places.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from shmserve.errors import ResourceExhausted
+from shmserve.errors import QueueFull, ResourceExhausted
 from shmserve.frontends.grpc.silent_calls import SilentCalls
 from shmserve.observe import flight_recorder
 
@@ -71,6 +71,8 @@ class PoolSize(Struct, frozen=True):
         threads: calls that run at a time.
         limit: calls that run or wait.
         share: the part of either that one caller, an address, may have.
+        subject_share: the part of the threads that calls of one subject, a model, may have.
+        subject_limit: calls of one subject that run or wait for a thread.
         grace_s: how long a call may be silent while others want what it has.
         silent_hold_threads: what silent calls have is a thread, not only a place.
     """
@@ -80,6 +82,8 @@ class PoolSize(Struct, frozen=True):
     share: float = 1.0
     grace_s: float = math.inf
     silent_hold_threads: bool = True
+    subject_share: float = 1.0
+    subject_limit: int = 1 << 30
 
 
 class PoolPlace(Struct, eq=False):
@@ -90,13 +94,16 @@ class PoolPlace(Struct, eq=False):
 
 
 class ThreadTurn(Struct, eq=False):
-    """One call that waits for a thread, or has it. `line`: its connection."""
+    """One call that waits for a thread, or has it. `line`: its connection, of which there is one
+    turn for each subject, since a call that may not run holds up those behind it. `subject`:
+    the model that it names; empty: none that is known."""
 
     line: Hashable
     place: PoolPlace
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     future: Future[Any] | None = None
+    subject: bytes = b""
 
 
 class BoundedPool(ThreadPoolExecutor):
@@ -118,6 +125,7 @@ class BoundedPool(ThreadPoolExecutor):
         self._size = size
         self._caller_threads = math.ceil(size.threads * size.share)
         self._caller_limit = math.ceil(size.limit * size.share)
+        self._subject_threads = math.ceil(size.threads * size.subject_share)
         self._refusals = refusals
         self._why = why
         self.silent_hold_threads = size.silent_hold_threads
@@ -127,6 +135,8 @@ class BoundedPool(ThreadPoolExecutor):
         self._waiting: dict[Hashable, deque[ThreadTurn]] = {}  # by line, whose turn is next first
         self._running: Counter[str] = Counter()  # by address
         self._held: Counter[str] = Counter()  # places by address
+        self._running_of: Counter[bytes] = Counter()  # by subject
+        self._queued_of: Counter[bytes] = Counter()  # that run or wait, by subject
         self._threads_started: list[threading.Thread] = []
         self._idle: list[SimpleQueue[ThreadTurn | None]] = []  # of threads, the latest last
         self._closed = False
@@ -158,6 +168,7 @@ class BoundedPool(ThreadPoolExecutor):
                 return False
             assert isinstance(line, deque), "the turn is in it"
             line.remove(turn)
+            _drop(self._queued_of, turn.subject)
             if not line:
                 del self._waiting[turn.line]
             self._leave(place)
@@ -165,24 +176,32 @@ class BoundedPool(ThreadPoolExecutor):
 
     def queue(self, turn: ThreadTurn) -> None:
         """Run it in its turn, which leaves its place afterwards; connections take turns, and no
-        address has more than its share.
+        address or subject has more than its share.
 
         Raises:
             RuntimeError: the pool is closed.
+            QueueFull: there are too many of its subject. It still has its place.
         """
-        address = turn.place.address
+        address, subject = turn.place.address, turn.subject
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool is closed")
-            running = self._running.get(address, 0)
-            if running < self._caller_threads:
+            queued = self._queued_of.get(subject, 0)
+            if subject and queued >= self._size.subject_limit:
+                raise QueueFull(
+                    f"model '{subject.decode(errors='replace')}' has {queued} requests that wait"
+                    " or run already (max_model_requests)"
+                )
+            self._queued_of[subject] = queued + 1
+            running, of_subject = self._running.get(address, 0), self._running_of.get(subject, 0)
+            if running < self._caller_threads and of_subject < self._subject_threads:
                 if self._idle:
-                    self._running[address] = running + 1
+                    self._running[address], self._running_of[subject] = running + 1, of_subject + 1
                     self._idle.pop().put(turn)
                     return
                 if len(self._threads_started) < self._size.threads:
                     self._start_thread(turn)
-                    self._running[address] = running + 1
+                    self._running[address], self._running_of[subject] = running + 1, of_subject + 1
                     return
             line = self._waiting.get(turn.line)
             if line is None:
@@ -257,15 +276,21 @@ class BoundedPool(ThreadPoolExecutor):
         """Who has waited; None: it comes, or the end does, in the thread's own queue."""
         with self._lock:
             _drop(self._running, done.place.address)
+            _drop(self._running_of, done.subject)
+            _drop(self._queued_of, done.subject)
             self._leave(done.place)
             for name, line in self._waiting.items():
-                address = line[0].place.address
-                if self._running.get(address, 0) < self._caller_threads:
+                address, subject = line[0].place.address, line[0].subject
+                if (
+                    self._running.get(address, 0) < self._caller_threads
+                    and self._running_of.get(subject, 0) < self._subject_threads
+                ):
                     turn = line.popleft()
                     del self._waiting[name]
                     if line:
                         self._waiting[name] = line  # behind the others
                     self._running[address] += 1
+                    self._running_of[subject] += 1
                     return turn
             if self._closed:
                 mine.put(None)
@@ -296,12 +321,12 @@ def _run(turn: ThreadTurn) -> None:
             future.set_result(result)
 
 
-def _drop(counts: Counter[str], address: str) -> None:
-    left = counts[address] - 1
+def _drop(counts: Counter[Any], key: Hashable) -> None:
+    left = counts[key] - 1
     if left:
-        counts[address] = left
+        counts[key] = left
     else:
-        del counts[address]
+        del counts[key]
 
 
 def _peer(args: tuple[Any, ...]) -> str:

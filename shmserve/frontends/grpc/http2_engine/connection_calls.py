@@ -8,7 +8,7 @@ from functools import partial
 
 import grpc
 
-from shmserve.errors import ResourceExhausted
+from shmserve.errors import QueueFull, ResourceExhausted
 from shmserve.frontends.grpc.http2_engine.call_head import (
     OK,
     CallHead,
@@ -121,7 +121,7 @@ class ConnectionCalls:
         if head.timeout_s != float("inf"):
             self._loop.deadlines.add(now + head.timeout_s, call)
         if head.method.streams:
-            self._run(call, self._serving.runs.stream, call)
+            self._run(call, b"", self._serving.runs.stream, call)
         if event.end_stream:
             self.ended(stream_id)
         return call
@@ -198,14 +198,30 @@ class ConnectionCalls:
         call.stop_reading()  # what comes after the one message does not matter
         call.tensors = message.parts if message is not None else None
         call.head.method.pool.silent.heard(call)
-        self._run(call, self._serving.runs.unary, call, message)
+        subjects = call.head.method.subjects
+        subject = b""
+        if subjects is not None and message is not None and not message.compressed:
+            subject = subjects.of(message.data)
+        try:
+            self._run(call, subject, self._serving.runs.unary, call, message)
+        except QueueFull as ex:
+            assert subjects is not None, "without there is no such limit"
+            subjects.refused(subject, ex)
+            self._fail(call, grpc.StatusCode.UNAVAILABLE, ex.message)
 
-    def _run(self, call: Http2Call, fn: Callable[..., None], *args: object) -> None:
+    def _run(self, call: Http2Call, subject: bytes, fn: Callable[..., None], *args: object) -> None:
         """In a thread of its pool, in this connection's turn. The place is its, too, until then."""
-        assert call.place is not None, "it has been given one"
-        call.place.uses += 1
-        call.turn = ThreadTurn(self, call.place, fn, args)
-        call.head.method.pool.queue(call.turn)
+        place = call.place
+        assert place is not None, "it has been given one"
+        place.uses += 1
+        turn = ThreadTurn((self, subject), place, fn, args, None, subject)
+        try:
+            call.head.method.pool.queue(turn)
+        except QueueFull:
+            place.uses -= 1
+            call.drop_message()
+            raise
+        call.turn = turn
 
     def ended(self, stream_id: int) -> None:
         """The client has sent all."""
