@@ -232,6 +232,23 @@ class Dispatcher:
                 self._link.send(CounterPage(self.counting.page.nbytes), [fd])
                 os.close(fd)
 
+    def _cache_rows(self) -> list[dict[str, Any]]:
+        """By model version: what this process keeps, and how often it was found."""
+        if self._cache is None:
+            return []
+        kept, found = self._cache.by_model(), self.counting.lookups()
+        return [
+            {
+                "model": model,
+                "version": version,
+                "answers": kept[model, version][0],
+                "bytes": kept[model, version][1],
+                "hits": found[model, version][0],
+                "misses": found[model, version][1],
+            }
+            for model, version in sorted(kept.keys() | found.keys())
+        ]
+
     def _trim(self, nbytes: int) -> None:
         if self._cache is not None:
             self._cache.evict(nbytes)
@@ -240,6 +257,8 @@ class Dispatcher:
     def _stats(self, what: str) -> dict[str, Any]:
         if what == "queues":
             return {"queues": self.executors.rows()}
+        if what == "cache":
+            return {"cache": self._cache_rows()}
         arena = self.memory.stats()
         return {
             "abandoned": len(self.orphans),

@@ -9,7 +9,7 @@ in it), the outputs asked for, the parameters, and the inputs' bytes, which lie 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
@@ -39,11 +39,12 @@ class CacheInput(Struct, frozen=True):
 
 
 class CachedAnswer(Struct, frozen=True):
-    """An answer whose outputs lie in `slots`, one each, in their order."""
+    """An answer of a model version; its outputs lie in `slots`, one each, in their order."""
 
     outputs: tuple[OutputTensor, ...]
     parameters: dict[str, Parameter]
     slots: tuple[Slot, ...]
+    model: tuple[str, str]
 
     @property
     def outcome(self) -> Outcome:
@@ -64,6 +65,15 @@ class ResponseCache:
     def nbytes(self) -> int:
         return self._book.nbytes
 
+    def by_model(self) -> defaultdict[tuple[str, str], tuple[int, int]]:
+        """How many answers of each model version are kept, and their bytes."""
+        kept: defaultdict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
+        with self._lock:
+            for answer, nbytes in self._book.items():
+                answers, total = kept[answer.model]
+                kept[answer.model] = answers + 1, total + nbytes
+        return kept
+
     def get(self, key: bytes) -> CachedAnswer | None:
         """The answer, with a lease on each of its slots; `give_back` ends those."""
         with self._lock:
@@ -73,7 +83,7 @@ class ResponseCache:
                     self._memory.lease(slot)
             return answer
 
-    def put(self, key: bytes, outcome: Outcome) -> int:
+    def put(self, key: bytes, model: tuple[str, str], outcome: Outcome) -> int:
         """Keep a copy of an answer if there is room for it now; how many bytes were copied."""
         copied = sum(output.view.nbytes for output in outcome.outputs)
         beside = _ENTRY_BYTES + len(repr(outcome.parameters))
@@ -94,7 +104,7 @@ class ResponseCache:
         )
         for slot in slots:
             self._memory.seal_and_lease(slot)
-        answer = CachedAnswer(outputs, dict(outcome.parameters), tuple(slots))
+        answer = CachedAnswer(outputs, dict(outcome.parameters), tuple(slots), model)
         with self._lock:
             gone = self._book.add(key, answer, beside + sum(slot.size for slot in slots))
         self._let_go(gone)

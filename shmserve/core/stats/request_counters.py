@@ -44,6 +44,7 @@ class Reason(IntEnum):
 
 COPIES = ("in", "batch", "out", "device")  # stages of the receipt
 CACHE = ("hits", "hit_ns", "misses", "miss_ns")  # of looking for answers that are kept
+HITS, MISSES = CACHE.index("hits"), CACHE.index("misses")
 OTHER = ("(other)", "")
 _NAME_WORDS = 36  # length in bytes, then "name/version"
 _NAME_BYTES = (_NAME_WORDS - 1) * 8
@@ -160,7 +161,7 @@ class RequestCounters:
     def looked_up(self, model: str, version: str, hit: bool, ns: int) -> None:
         """An answer was looked for among those that are kept, which took `ns`."""
         row = self._row_of(model, version)
-        at = row + _CACHE + CACHE.index("hits" if hit else "misses")
+        at = row + _CACHE + (HITS if hit else MISSES)
         self._words[at] += 1
         self._words[at + 1] += ns
 

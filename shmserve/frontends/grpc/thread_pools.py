@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from shmserve.errors import QueueFull, ResourceExhausted
 from shmserve.frontends.grpc.silent_calls import SilentCalls
+from shmserve.frontends.grpc.waiting_turns import PoolPlace, ThreadTurn, WaitingTurns
 from shmserve.observe import flight_recorder
 
 T = TypeVar("T")
@@ -86,26 +87,6 @@ class PoolSize(Struct, frozen=True):
     subject_limit: int = 1 << 30
 
 
-class PoolPlace(Struct, eq=False):
-    """A call's place in its pool. `uses`: the parties that have not left it yet."""
-
-    address: str
-    uses: int = 1
-
-
-class ThreadTurn(Struct, eq=False):
-    """One call that waits for a thread, or has it. `line`: its connection, of which there is one
-    turn for each subject, since a call that may not run holds up those behind it. `subject`:
-    the model that it names; empty: none that is known."""
-
-    line: Hashable
-    place: PoolPlace
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    future: Future[Any] | None = None
-    subject: bytes = b""
-
-
 class BoundedPool(ThreadPoolExecutor):
     """At most `size.threads` calls run and `size.limit` have a place; `why` tells the others.
 
@@ -132,7 +113,7 @@ class BoundedPool(ThreadPoolExecutor):
         self.silent = SilentCalls(size.grace_s)
         self._lock = threading.Lock()
         self.count = 0
-        self._waiting: dict[Hashable, deque[ThreadTurn]] = {}  # by line, whose turn is next first
+        self._waiting = WaitingTurns()
         self._running: Counter[str] = Counter()  # by address
         self._held: Counter[str] = Counter()  # places by address
         self._running_of: Counter[bytes] = Counter()  # by subject
@@ -164,25 +145,21 @@ class BoundedPool(ThreadPoolExecutor):
         begun, and never will."""
         with self._lock:
             self._leave(place)
-            if turn is None or turn not in (line := self._waiting.get(turn.line, ())):
+            if turn is None or not self._waiting.remove(turn):
                 return False
-            assert isinstance(line, deque), "the turn is in it"
-            line.remove(turn)
             _drop(self._queued_of, turn.subject)
-            if not line:
-                del self._waiting[turn.line]
             self._leave(place)
         return True
 
     def queue(self, turn: ThreadTurn) -> None:
-        """Run it in its turn, which leaves its place afterwards; connections take turns, and no
-        address or subject has more than its share.
+        """Run it in its turn, which leaves its place afterwards; addresses take turns, and so do
+        the connections of each. No address or subject has more than its share.
 
         Raises:
             RuntimeError: the pool is closed.
             QueueFull: there are too many of its subject. It still has its place.
         """
-        address, subject = turn.place.address, turn.subject
+        subject = turn.subject
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool is closed")
@@ -192,27 +169,32 @@ class BoundedPool(ThreadPoolExecutor):
                     f"model '{subject.decode(errors='replace')}' has {queued} requests that wait"
                     " or run already (max_model_requests)"
                 )
+            if not (self._may_run(turn) and self._start(turn)):
+                self._waiting.add(turn)
             self._queued_of[subject] = queued + 1
-            running, of_subject = self._running.get(address, 0), self._running_of.get(subject, 0)
-            if running < self._caller_threads and of_subject < self._subject_threads:
-                if self._idle:
-                    self._running[address], self._running_of[subject] = running + 1, of_subject + 1
-                    self._idle.pop().put(turn)
-                    return
-                if len(self._threads_started) < self._size.threads:
-                    self._start_thread(turn)
-                    self._running[address], self._running_of[subject] = running + 1, of_subject + 1
-                    return
-            line = self._waiting.get(turn.line)
-            if line is None:
-                line = self._waiting[turn.line] = deque()
-            line.append(turn)
 
-    def _start_thread(self, first: ThreadTurn) -> None:
-        name = f"{self._name}_{len(self._threads_started)}"
-        thread = threading.Thread(target=self._take_turns, args=(first,), name=name, daemon=True)
-        thread.start()
-        self._threads_started.append(thread)
+    def _may_run(self, turn: ThreadTurn) -> bool:
+        """Whether neither its address nor its subject has its share of the threads."""
+        return (
+            self._running.get(turn.place.address, 0) < self._caller_threads
+            and self._running_of.get(turn.subject, 0) < self._subject_threads
+        )
+
+    def _start(self, turn: ThreadTurn) -> bool:
+        """Run it in a thread that is free; False: none is."""
+        if self._idle:
+            self._idle.pop().put(turn)
+        elif len(self._threads_started) < self._size.threads:
+            name = f"{self._name}_{len(self._threads_started)}"
+            target, args = self._take_turns, (turn,)
+            thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+            thread.start()
+            self._threads_started.append(thread)
+        else:
+            return False
+        self._running[turn.place.address] += 1
+        self._running_of[turn.subject] += 1
+        return True
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **_: Any) -> Future[T]:
         """Run it, as the `grpcio` library wants a call to be run."""
@@ -228,7 +210,7 @@ class BoundedPool(ThreadPoolExecutor):
     @property
     def pressed(self) -> bool:
         """Whether calls wait for the threads of silent ones."""
-        return bool(self.silent_hold_threads and self._waiting and len(self.silent))
+        return bool(self.silent_hold_threads and self._waiting.by_address and len(self.silent))
 
     def end_silent(self) -> None:
         """End calls that are silent for too long, with regard to how many wait for a thread."""
@@ -236,11 +218,9 @@ class BoundedPool(ThreadPoolExecutor):
             if not self.silent_hold_threads:
                 self._end_silent(0)
                 return
-            waiting: Counter[str] = Counter()
-            for line in self._waiting.values():
-                waiting[line[0].place.address] += len(line)
             wanted = self._running.total() - self._size.threads  # less what is idle
-            for address, count in waiting.items():
+            for address in self._waiting.by_address:
+                count = self._waiting.count(address)
                 room = self._caller_threads - self._running[address]
                 wanted += min(count, room)
                 if count > room:  # whoever has its share waits for calls of its own
@@ -251,8 +231,8 @@ class BoundedPool(ThreadPoolExecutor):
         super().shutdown(wait, cancel_futures=cancel_futures)
         with self._lock:
             self._closed = True
-            turns = [turn for line in self._waiting.values() for turn in line]
-            self._waiting.clear()
+            turns = list(self._waiting)
+            self._waiting = WaitingTurns()
             for idle in self._idle:
                 idle.put(None)
             self._idle.clear()
@@ -270,33 +250,26 @@ class BoundedPool(ThreadPoolExecutor):
         mine: SimpleQueue[ThreadTurn | None] = SimpleQueue()
         while turn is not None:
             _run(turn)
-            turn = self._next(turn, mine) or mine.get()
+            self._ended(turn, mine)
+            turn = mine.get()
 
-    def _next(self, done: ThreadTurn, mine: SimpleQueue[ThreadTurn | None]) -> ThreadTurn | None:
-        """Who has waited; None: it comes, or the end does, in the thread's own queue."""
+    def _ended(self, done: ThreadTurn, mine: SimpleQueue[ThreadTurn | None]) -> None:
+        """A thread is free: start what may run now. What the thread is to do next comes in its
+        own queue."""
         with self._lock:
             _drop(self._running, done.place.address)
             _drop(self._running_of, done.subject)
             _drop(self._queued_of, done.subject)
             self._leave(done.place)
-            for name, line in self._waiting.items():
-                address, subject = line[0].place.address, line[0].subject
-                if (
-                    self._running.get(address, 0) < self._caller_threads
-                    and self._running_of.get(subject, 0) < self._subject_threads
-                ):
-                    turn = line.popleft()
-                    del self._waiting[name]
-                    if line:
-                        self._waiting[name] = line  # behind the others
-                    self._running[address] += 1
-                    self._running_of[subject] += 1
-                    return turn
             if self._closed:
                 mine.put(None)
-            else:
-                self._idle.append(mine)
-        return None
+                return
+            self._idle.append(mine)  # where the first of those below goes
+            while self._waiting.by_address and self._idle:
+                turn = self._waiting.next(self._may_run)
+                if turn is None:
+                    break
+                self._start(turn)
 
     def _leave(self, place: PoolPlace) -> None:
         place.uses -= 1

@@ -97,11 +97,14 @@ def test_a_miss_never_waits_for_memory(make: Any) -> None:
     output = OutputTensor("OUT", "FP32", LARGE.shape, memoryview(LARGE).cast("B"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "reserve", deny)
-        assert cache.put(b"key", Outcome((output,), {})) == 0
+        assert cache.put(b"key", ("m", "1"), Outcome((output,), {})) == 0
         cache.grow()  # or the maintenance thread has
     assert asked == [LARGE.nbytes]
     # Whoever comes when there is memory finds it made
-    until(lambda: cache.put(b"key", Outcome((output,), {})) > 0, "none is ever made for it")
+    until(
+        lambda: cache.put(b"key", ("m", "1"), Outcome((output,), {})) > 0,
+        "none is ever made for it",
+    )
 
 
 def test_an_answer_beyond_the_limit_is_not_copied(make: Any) -> None:
@@ -110,10 +113,10 @@ def test_an_answer_beyond_the_limit_is_not_copied(make: Any) -> None:
     make_room(rig, SMALL.nbytes, 1)
     cache = ResponseCache(rig.dispatcher.memory, LARGE.nbytes + 512)  # it is not its bytes alone
     output = OutputTensor("OUT", "FP32", LARGE.shape, memoryview(LARGE).cast("B"))
-    assert cache.put(b"key", Outcome((output,), {})) == 0
+    assert cache.put(b"key", ("m", "1"), Outcome((output,), {})) == 0
     small = OutputTensor("OUT", "FP32", SMALL.shape, memoryview(SMALL).cast("B"))
     for number in range(4):
-        cache.put(b"%d" % number, Outcome((small,), {}))
+        cache.put(b"%d" % number, ("m", "1"), Outcome((small,), {}))
     assert cache.nbytes > 4 * (SMALL.nbytes + 1024)
     cache.evict(1 << 30)
     assert used_slots(rig) == 0
@@ -150,6 +153,9 @@ def test_an_answer_is_given_again_without_its_executor(make: Any, array: Array) 
     assert ask(rig, "m", array, parameters={"x": 1})[1] == 3
     assert ask(rig, "m", array, parameters={"priority": 1}, request_id="7")[1] == 1
     assert counts(rig) == (6, 3, 3)
+    (row,) = rig.dispatcher._stats("cache")["cache"]
+    assert row.pop("bytes") > 3 * array.nbytes
+    assert row == {"model": "m", "version": "1", "answers": 3, "hits": 3, "misses": 3}
     again = [replace(e, name=e.name + "@2") for e in entry.instances]  # loaded anew
     models = {"m": {"1": replace(entry, instances=tuple(again))}}
     rig.writer.publish(Snapshot("cafe0123", 0, models=models, complete=True))

@@ -24,7 +24,7 @@ from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
 from shmserve.frontends.grpc.http2_engine.message_deadlines import MessageDeadlines
 from shmserve.frontends.grpc.http2_engine.serving import Serving
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer
-from shmserve.frontends.grpc.thread_pools import ThreadTurn
+from shmserve.frontends.grpc.waiting_turns import ThreadTurn
 from shmserve.frontends.http2 import (
     Buffer,
     Connection,

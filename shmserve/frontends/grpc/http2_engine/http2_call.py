@@ -20,7 +20,7 @@ from shmserve.frontends.grpc.http2_engine.message_compression import inflate
 from shmserve.frontends.grpc.message_heap import CountedMessage, MessageHeap, failed
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcMessage
 from shmserve.frontends.grpc.tensor_message import TensorMessage
-from shmserve.frontends.grpc.thread_pools import PoolPlace, ThreadTurn
+from shmserve.frontends.grpc.waiting_turns import PoolPlace, ThreadTurn
 from shmserve.frontends.http2 import Buffer, Fields
 from shmserve.frontends.http2.grpc_framing import (
     GrpcMessage,
