@@ -116,8 +116,7 @@ class BoundedPool(ThreadPoolExecutor):
         self._waiting = WaitingTurns()
         self._running: Counter[str] = Counter()  # by address
         self._held: Counter[str] = Counter()  # places by address
-        self._running_of: Counter[bytes] = Counter()  # by subject
-        self._queued_of: Counter[bytes] = Counter()  # that run or wait, by subject
+        self._subjects: dict[bytes, list[int]] = {}  # how many run, and how many run or wait
         self._threads_started: list[threading.Thread] = []
         self._idle: list[SimpleQueue[ThreadTurn | None]] = []  # of threads, the latest last
         self._closed = False
@@ -145,9 +144,10 @@ class BoundedPool(ThreadPoolExecutor):
         begun, and never will."""
         with self._lock:
             self._leave(place)
-            if turn is None or not self._waiting.remove(turn):
+            waiting = self._waiting
+            if turn is None or not waiting.by_address or not waiting.remove(turn):
                 return False
-            _drop(self._queued_of, turn.subject)
+            self._subject_left(turn.subject)
             self._leave(place)
         return True
 
@@ -163,38 +163,39 @@ class BoundedPool(ThreadPoolExecutor):
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool is closed")
-            queued = self._queued_of.get(subject, 0)
-            if subject and queued >= self._size.subject_limit:
+            counts = self._subjects.get(subject)
+            if counts is None:
+                counts = self._subjects[subject] = [0, 0]
+            if subject and counts[1] >= self._size.subject_limit:
                 raise QueueFull(
-                    f"model '{subject.decode(errors='replace')}' has {queued} requests that wait"
+                    f"model '{subject.decode(errors='replace')}' has {counts[1]} requests that wait"
                     " or run already (max_model_requests)"
                 )
-            if not (self._may_run(turn) and self._start(turn)):
+            address = turn.place.address
+            running = self._running.get(address, 0)
+            may_run = running < self._caller_threads and counts[0] < self._subject_threads
+            if may_run and (self._idle or len(self._threads_started) < self._size.threads):
+                if self._idle:
+                    self._idle.pop().put(turn)
+                else:
+                    self._start_thread(turn)
+                self._running[address] = running + 1
+                counts[0] += 1
+            else:
                 self._waiting.add(turn)
-            self._queued_of[subject] = queued + 1
+            counts[1] += 1
+
+    def _start_thread(self, first: ThreadTurn) -> None:
+        name = f"{self._name}_{len(self._threads_started)}"
+        thread = threading.Thread(target=self._take_turns, args=(first,), name=name, daemon=True)
+        thread.start()
+        self._threads_started.append(thread)
 
     def _may_run(self, turn: ThreadTurn) -> bool:
         """Whether neither its address nor its subject has its share of the threads."""
-        return (
-            self._running.get(turn.place.address, 0) < self._caller_threads
-            and self._running_of.get(turn.subject, 0) < self._subject_threads
-        )
-
-    def _start(self, turn: ThreadTurn) -> bool:
-        """Run it in a thread that is free; False: none is."""
-        if self._idle:
-            self._idle.pop().put(turn)
-        elif len(self._threads_started) < self._size.threads:
-            name = f"{self._name}_{len(self._threads_started)}"
-            target, args = self._take_turns, (turn,)
-            thread = threading.Thread(target=target, args=args, name=name, daemon=True)
-            thread.start()
-            self._threads_started.append(thread)
-        else:
-            return False
-        self._running[turn.place.address] += 1
-        self._running_of[turn.subject] += 1
-        return True
+        running = self._running.get(turn.place.address, 0)
+        of_subject = self._subjects[turn.subject][0]
+        return running < self._caller_threads and of_subject < self._subject_threads
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **_: Any) -> Future[T]:
         """Run it, as the `grpcio` library wants a call to be run."""
@@ -257,9 +258,15 @@ class BoundedPool(ThreadPoolExecutor):
         """A thread is free: start what may run now. What the thread is to do next comes in its
         own queue."""
         with self._lock:
-            _drop(self._running, done.place.address)
-            _drop(self._running_of, done.subject)
-            _drop(self._queued_of, done.subject)
+            address = done.place.address
+            left = self._running.pop(address) - 1
+            if left:
+                self._running[address] = left
+            counts = self._subjects[done.subject]
+            counts[0] -= 1
+            counts[1] -= 1
+            if not counts[1]:
+                del self._subjects[done.subject]
             self._leave(done.place)
             if self._closed:
                 mine.put(None)
@@ -269,7 +276,16 @@ class BoundedPool(ThreadPoolExecutor):
                 turn = self._waiting.next(self._may_run)
                 if turn is None:
                     break
-                self._start(turn)
+                self._running[turn.place.address] += 1
+                self._subjects[turn.subject][0] += 1
+                self._idle.pop().put(turn)
+
+    def _subject_left(self, subject: bytes) -> None:
+        """A call of it has gone that waited."""
+        counts = self._subjects[subject]
+        counts[1] -= 1
+        if not counts[1]:
+            del self._subjects[subject]
 
     def _leave(self, place: PoolPlace) -> None:
         place.uses -= 1
