@@ -112,8 +112,8 @@ def main() -> None:
         write_models(Path(folder))
         port, unix = free_port(), f"unix:{folder}/grpc.sock"
         tcp = f"127.0.0.1:{port}"
-        settings = {"http_workers": 1, "grpc_processes": 1, "grpc_bind": f"{tcp},{unix}"}
-        with RunningServer(folder, **settings) as server:
+        binds = f"{tcp},{unix}"
+        with RunningServer(folder, http_workers=1, grpc_processes=1, grpc_bind=binds) as server:
             http = f"{server.http_host}:{server.http_port}"
             measure("http", http, f"{http}@127.0.0.2", seconds)
             measure("grpc", tcp, unix, seconds)
