@@ -1,9 +1,11 @@
-"""What a model has of a neighbour that is flooded: `python -m bench.neighbours [SECONDS]`.
+"""What others have of a model that is flooded: `python -m bench.neighbours [SECONDS]`.
 
-Two models with one instance each: `hot` sleeps 20 ms, `quiet` answers at once. One client asks
-`quiet`, one request after the other; first alone, then while `FLOOD` clients ask `hot` without
-pause. Over HTTP each client has a connection, over gRPC a channel, of one process each. Sleeping,
-not computing: what shows is who waits for places, threads and connections, not for the CPU.
+Two models with one instance each: `hot` sleeps 20 ms, `quiet` answers at once. One client asks one
+request after the other; first alone, then while `FLOOD` clients ask `hot` without pause. It asks
+`quiet`; then `hot` as another caller than the flood (another address over HTTP, a Unix socket
+over gRPC), who has a turn of its own; then `hot` as the same caller, who has to stand in line. Over
+HTTP each client has a connection, over gRPC a channel, of one process each. Sleeping, not
+computing: what shows is who waits for places, threads and connections, not for the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import grpc
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.testing.running_server import RunningServer
+from shmserve.testing.running_server import RunningServer, free_port
 
 FLOOD = 100
 PARTS = 2  # processes of the flood
@@ -52,9 +54,11 @@ def write_models(folder: Path) -> None:
 
 
 def ask_http(address: str, model: str, seconds: float) -> tuple[list[float], int]:
-    """Latencies in seconds of requests one after the other, and how many were refused."""
+    """Latencies in seconds of requests one after the other, and how many were refused.
+    `address`: host:port, perhaps followed by @ and the address that they come from."""
+    address, _, source = address.partition("@")
     host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), 60)
+    connection = http.client.HTTPConnection(host, int(port), 60, (source, 0) if source else None)
     latencies, refused, end = [], 0, time.monotonic() + seconds
     while (begun := time.monotonic()) < end:
         connection.request("POST", f"/v2/models/{model}/infer", BODY)
@@ -106,34 +110,42 @@ def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5.0
     with tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder))
-        with RunningServer(folder, http_workers=1, grpc_processes=1) as server:
-            addresses = {
-                "http": f"{server.http_host}:{server.http_port}",
-                "grpc": server.grpc_address,
-            }
-            for protocol, address in addresses.items():
-                measure(protocol, address, seconds)
+        port, unix = free_port(), f"unix:{folder}/grpc.sock"
+        tcp = f"127.0.0.1:{port}"
+        binds = f"{tcp},{unix}"
+        with RunningServer(folder, http_workers=1, grpc_processes=1, grpc_bind=binds) as server:
+            http = f"{server.http_host}:{server.http_port}"
+            measure("http", http, f"{http}@127.0.0.2", seconds)
+            measure("grpc", tcp, unix, seconds)
 
 
-def measure(protocol: str, address: str, seconds: float) -> None:
-    """Both rows of a protocol."""
+def measure(protocol: str, address: str, other: str, seconds: float) -> None:
+    """All rows of a protocol; `other`: the address for another caller than the flood."""
     ask = ASK[protocol]
-    ask(address, "quiet", 0.5)
-    show(protocol, "alone", *ask(address, "quiet", seconds))
-    command = [sys.executable, "-m", "bench.neighbours", protocol, address, str(seconds + 4)]
+    cases = (
+        ("another model", address, "quiet"),
+        ("another caller", other, "hot"),
+        ("the same caller", address, "hot"),
+    )
+    for what, where, model in cases[:2]:
+        ask(where, model, 0.5)
+        show(protocol, what, "alone", *ask(where, model, seconds))
+    length = str(len(cases) * seconds + 6)
+    command = [sys.executable, "-m", "bench.neighbours", protocol, address, length]
     command.append(str(FLOOD // PARTS))
     parts = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(PARTS)]
     time.sleep(3)  # until all of them ask
-    show(protocol, "flooded", *ask(address, "quiet", seconds))
+    for what, where, model in cases:
+        show(protocol, what, "flooded", *ask(where, model, seconds))
     hot = [[int(n) for n in part.communicate()[0].split()] for part in parts]
     total, refused = (sum(column) for column in zip(*hot, strict=True))
-    print(f"{protocol}  hot: {total} asked, {refused} refused")
+    print(f"{protocol}  flood: {total} asked, {refused} refused")
 
 
-def show(protocol: str, what: str, latencies: list[float], refused: int) -> None:
+def show(protocol: str, who: str, what: str, latencies: list[float], refused: int) -> None:
     p50, p99 = np.percentile(latencies, (50, 99)) * 1000
     print(
-        f"{protocol}  quiet {what:8} {len(latencies):6} asked, {refused} refused,"
+        f"{protocol}  {who:15} {what:8} {len(latencies):6} asked, {refused} refused,"
         f"  p50 {p50:7.2f} ms  p99 {p99:7.2f} ms",
         flush=True,
     )

@@ -15,6 +15,8 @@ TABLES = (
     "segments",
     "slots",
     "queues",
+    "resources",
+    "cache",
     "regions",
     "stats",
     "gpus",

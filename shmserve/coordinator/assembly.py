@@ -23,9 +23,10 @@ from shmserve.coordinator.regions.registrations import RegionRegistrations
 from shmserve.coordinator.resource_turns import RECONNECT_S, ResourceTurns
 from shmserve.coordinator.runtime_settings import RuntimeSettingsStore
 from shmserve.coordinator.stats.admin_tables import OwnProcess
-from shmserve.coordinator.stats.counter_totals import SETTLE_S, CounterTotals, StatsSources
+from shmserve.coordinator.stats.counter_totals import SETTLE_S, CounterTotals
 from shmserve.coordinator.stats.introspection import Introspection
 from shmserve.coordinator.stats.monitoring import Monitoring
+from shmserve.coordinator.stats.stats_sources import StatsSources
 from shmserve.core.control.effects import Effect
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import Revision, VersionRecord
@@ -107,7 +108,7 @@ def assemble(launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int
     return Parts(
         reconciler,
         regions,
-        _introspection(launch, outside, reconciler, regions, now),
+        _introspection(launch, outside, reconciler, regions, limiter, now),
         runtime_settings,
         sync,
         publication,
@@ -124,12 +125,13 @@ def _introspection(
     outside: Outside,
     reconciler: Reconciler,
     regions: RegionRegistrations,
+    limiter: RateLimiter,
     now: float,
 ) -> Introspection:
     again, most = outside.writer.previous is not None, launch.settings.max_counted_models
     settled_at = now + SETTLE_S if again else 0.0
     counters = CounterTotals(launch.run_dir, launch.epoch, outside.send, most, settled_at)
-    sources = StatsSources(reconciler, regions.book, counters, outside.gpus)
+    sources = StatsSources(reconciler, regions.book, counters, outside.gpus, limiter)
     monitoring = None
     if launch.settings.dashboard:
         monitoring = Monitoring(sources, outside.send, launch.epoch, most, again, now)

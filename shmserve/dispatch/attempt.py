@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from shmserve import waiting
 from shmserve.core.registry import ModelEntry
-from shmserve.dispatch.executor_pool import ExecutorConnection, ExecutorPool
+from shmserve.dispatch.executor_connection import ExecutorConnection
+from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.load_balancer import LoadBalancer
 from shmserve.errors import (
     Cancelled,

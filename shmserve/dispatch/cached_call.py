@@ -145,8 +145,9 @@ class CachedCall:
         # A model that was loaded anew meanwhile may have run in either revision
         if self._key is not None and unchanged(self.entry, self._snapshot, self._current()):
             size = sum(output.view.nbytes for output in outcome.outputs)
+            model = (self.entry.spec.name, self.entry.spec.version)
             with suppress(Unavailable):  # nothing is kept then
-                copied = waiting.beside_if_large(size, self._cache.put, self._key, outcome)
+                copied = waiting.beside_if_large(size, self._cache.put, self._key, model, outcome)
                 self.receipt.copied_out += copied
 
     def give(self, name: str) -> StepTensor | None:

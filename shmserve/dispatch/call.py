@@ -229,6 +229,7 @@ class Call:
             places=options.places,
             credit=credit,
             callers=options.callers,
+            caller_number=options.caller_number,
         )
         self._attempt = Attempt(
             plane.executors,

@@ -27,7 +27,7 @@ from shmserve.dispatch.ensemble_call import EnsembleCall, EnsemblePlane
 from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.forwarded_outputs import ForwardingMemory
 from shmserve.dispatch.inference_call import InferenceCall
-from shmserve.dispatch.load_balancer import LoadBalancer
+from shmserve.dispatch.load_balancer import LoadBalancer, RequestBounds
 from shmserve.dispatch.orphaned_requests import OrphanedRequests
 from shmserve.dispatch.outcome import NO_OPTIONS, RunOptions
 from shmserve.dispatch.request_counting import RequestCounting
@@ -86,7 +86,10 @@ class Dispatcher:
         self.shares = CallerShares(settings, lambda: self._link.pool_bytes)
         self.coordinator = CoordinatorClient(self._link, self.process, settings)
         self.orphans = OrphanedRequests(self.memory)
-        self.executors = LoadBalancer(run_dir, self._registry, self.orphans, self._pool)
+        # A model that calls others is one caller, and has no others to leave room for
+        share = 1.0 if role == "model" else settings.max_caller_share
+        bounds = RequestBounds(settings.max_queue, settings.max_model_requests, share)
+        self.executors = LoadBalancer(run_dir, self._registry, self.orphans, self._pool, bounds)
         self._plane = DataPlane(
             self.memory,
             self.executors,
@@ -205,7 +208,7 @@ class Dispatcher:
                 called, self._called, self._resting = self._called, False, False
                 self._settle()
                 if self._cache is not None:
-                    self._cache.grow_again()
+                    self._cache.grow()
                 self.executors.flush()
                 self.executors.prune()
                 self.memory.trim(self.settings.segment_idle_s)
@@ -254,6 +257,23 @@ class Dispatcher:
                 self._link.send(CounterPage(self.counting.page.nbytes), [fd])
                 os.close(fd)
 
+    def _cache_rows(self) -> list[dict[str, Any]]:
+        """By model version: what this process keeps, and how often it was found."""
+        if self._cache is None:
+            return []
+        kept, found = self._cache.by_model(), self.counting.lookups()
+        return [
+            {
+                "model": model,
+                "version": version,
+                "answers": kept[model, version][0],
+                "bytes": kept[model, version][1],
+                "hits": found[model, version][0],
+                "misses": found[model, version][1],
+            }
+            for model, version in sorted(kept.keys() | found.keys())
+        ]
+
     def _trim(self, nbytes: int) -> None:
         if self._cache is not None:
             self._cache.evict(nbytes)
@@ -262,6 +282,8 @@ class Dispatcher:
     def _stats(self, what: str) -> dict[str, Any]:
         if what == "queues":
             return {"queues": self.executors.rows()}
+        if what == "cache":
+            return {"cache": self._cache_rows()}
         arena = self.memory.stats()
         return {
             "abandoned": len(self.orphans),

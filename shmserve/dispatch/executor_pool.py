@@ -11,7 +11,10 @@ import threading
 
 import msgspec
 
+from shmserve import ids
 from shmserve.core.registry import LiveInstance
+from shmserve.core.scheduling.caller_number import UNKNOWN
+from shmserve.dispatch.executor_connection import ExecutorConnection
 from shmserve.errors import (
     PeerDied,
     ProtocolViolation,
@@ -41,23 +44,15 @@ _MANY_RELEASES = 256  # the same for their number
 _MOST_RELEASES = 1024  # in one message
 
 
-class ExecutorConnection:
-    """A channel, which of our segments were already offered on it, and as of when (`drops`)."""
-
-    __slots__ = ("channel", "drops", "known")
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.known: set[int] = set()
-        self.drops = 0
-
-
 class ExecutorPool:
     """One life of one executor. For any thread.
 
     Args:
         process: what this process is called.
         limit: requests that may be with the executor at a time.
+
+    Attributes:
+        by_caller: how many there are of each caller that is known.
     """
 
     def __init__(
@@ -71,6 +66,7 @@ class ExecutorPool:
         self.instance = instance
         self.segments = PeerSegments(keep=True)  # its outputs may be passed on to other executors
         self.in_flight = 0
+        self.by_caller: dict[int, int] = {}
         self._path = path
         self._process = process
         self._memory = memory
@@ -111,8 +107,8 @@ class ExecutorPool:
         self.give(connection)
         return self.known_status
 
-    def acquire(self) -> ExecutorConnection:
-        """A connection for one request; give it back with `give`, or `discard` it.
+    def acquire(self, caller: int = UNKNOWN) -> ExecutorConnection:
+        """A connection for one request of a caller; give it back with `give`, or `discard` it.
 
         Raises:
             QueueFull: `max_queue` requests of this frontend are with it already.
@@ -122,16 +118,29 @@ class ExecutorPool:
             if self._closed:
                 raise PeerDied("the executor is gone")
             if self.in_flight >= self._limit:
-                raise QueueFull("the queue of the model is full (max_queue)")
+                model, _ = ids.instance_model(self.instance.name)
+                raise QueueFull(
+                    f"the queue of model '{model}' is full: {self._limit} requests for one"
+                    " instance wait or run already (max_queue)"
+                )
             self.in_flight += 1
             if self._idle:
-                return self._idle.pop()
+                connection = self._idle.pop()
+                connection.caller = caller
+                if caller:
+                    self.by_caller[caller] = self.by_caller.get(caller, 0) + 1
+                return connection
         try:
-            return self._connect()
+            connection = self._connect()
         except BaseException:
             with self._lock:
                 self.in_flight -= 1
             raise
+        connection.caller = caller
+        if caller:
+            with self._lock:
+                self.by_caller[caller] = self.by_caller.get(caller, 0) + 1
+        return connection
 
     def _connect(self) -> ExecutorConnection:
         """A new connection. The executor's hello comes ahead of its first answer: a model that
@@ -215,20 +224,21 @@ class ExecutorPool:
         finally:
             close_all(fds)
 
-    def give(self, connection: ExecutorConnection) -> None:
-        """A connection whose request was answered comes back."""
+    def give(self, connection: ExecutorConnection, usable: bool = True) -> None:
+        """A connection comes back whose request was answered, or (not `usable`) is of no use."""
+        caller = connection.caller
         with self._lock:
             self.in_flight -= 1
-            if not self._closed:
+            if caller and (left := self.by_caller.pop(caller) - 1):
+                self.by_caller[caller] = left
+            if usable and not self._closed:
                 self._idle.append(connection)
                 return
         connection.channel.close()
 
     def discard(self, connection: ExecutorConnection) -> None:
         """A connection that is of no use any more."""
-        with self._lock:
-            self.in_flight -= 1
-        connection.channel.close()
+        self.give(connection, usable=False)
 
     def release(self, slots: list[tuple[int, int]], nbytes: int) -> None:
         """We are done with output slots of `nbytes` bytes in total. Never waits: the executor

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from shmserve import ids
 from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot
-from shmserve.dispatch.executor_pool import ExecutorConnection, ExecutorPool
+from shmserve.dispatch.executor_connection import ExecutorConnection
+from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.orphaned_requests import OrphanedRequests
 from shmserve.dispatch.sequence_placement import home_of, where_to_begin
 from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, ShmserveError, Unavailable
@@ -24,6 +25,15 @@ from shmserve.shm.status_page import StatusView
 log = logging.getLogger(__name__)
 
 
+class RequestBounds(Struct, frozen=True):
+    """How many requests may be with executors at a time: for one instance, for one model version;
+    and the part of these that one caller may have."""
+
+    instance: int
+    model: int
+    caller_share: float = 1.0
+
+
 class LoadBalancer:
     """Executors are met when first needed, forgotten when the registry names them no more.
     For any thread.
@@ -32,6 +42,7 @@ class LoadBalancer:
         run_dir: where executors have their endpoints.
         orphans: what becomes of connections whose requests nobody waits for any more.
         make: the pool of an instance at a path.
+        bounds: of waiting requests.
     """
 
     def __init__(
@@ -40,12 +51,14 @@ class LoadBalancer:
         registry: RegistryReader,
         orphans: OrphanedRequests,
         make: Callable[[LiveInstance, str], ExecutorPool],
+        bounds: RequestBounds,
     ) -> None:
         self.registry = registry
         self.orphans = orphans
         self.pools: dict[str, ExecutorPool] = {}  # by the executor's process
         self._run_dir = run_dir
         self._make = make
+        self._bounds = bounds
         self._lock = threading.Lock()
         self._departed: list[ExecutorPool] = []  # they may still hold something of ours
         self._pruned_at = -1
@@ -58,7 +71,8 @@ class LoadBalancer:
         the request's memory if there is one; and the version as it is by now.
 
         Raises:
-            QueueFull: all instances that take requests have full queues.
+            QueueFull: all instances that take requests have full queues, or the model has, or this
+                caller has his share of them.
             Unavailable, NotFound: no instance takes requests now, or the version is served no
                 more, or as something that takes other requests than this one, which was checked
                 against `entry`.
@@ -73,6 +87,7 @@ class LoadBalancer:
                 for instance in entry.instances
                 if instance.process not in tried
             ]
+            self._check_bounds(entry, pools, message.caller_number)
             if len(pools) > 1 and entry.spec.config.sequence_batching is not UNSET:
                 pools = self._by_sequence(pools, message, tried)
             elif len(pools) > 1:
@@ -82,7 +97,7 @@ class LoadBalancer:
                     pools.sort(key=lambda pool: pool.instance.device != near)
             for pool in pools:
                 try:
-                    return pool, pool.acquire(), entry
+                    return pool, pool.acquire(message.caller_number), entry
                 except QueueFull as ex:
                     full = ex
                 except PeerDied:
@@ -97,6 +112,23 @@ class LoadBalancer:
                     f"no executor of model '{entry.spec.name}' is running now;"
                     " it is being restarted"
                 )
+
+    def _check_bounds(self, entry: ModelEntry, pools: list[ExecutorPool], caller: int) -> None:
+        """Raises QueueFull: what the pools have together is too much for one model or caller."""
+        bounds, model = self._bounds, entry.spec.name
+        most = min(bounds.model, bounds.instance * len(pools))
+        if caller:
+            has = sum([pool.by_caller.get(caller, 0) for pool in pools])
+            if has and has >= most * bounds.caller_share:
+                raise QueueFull(
+                    f"this caller has {has} requests for model '{model}', its share of the {most}"
+                    " that may wait or run (max_caller_share)"
+                )
+        if sum([pool.in_flight for pool in pools]) >= bounds.model:
+            raise QueueFull(
+                f"model '{model}' has {bounds.model} requests that wait or run already"
+                " (max_model_requests)"
+            )
 
     def _by_sequence(
         self, pools: list[ExecutorPool], message: Execute, tried: set[str]

@@ -10,7 +10,8 @@ import os
 import selectors
 import threading
 
-from shmserve.dispatch.executor_pool import ExecutorConnection, ExecutorPool
+from shmserve.dispatch.executor_connection import ExecutorConnection
+from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.errors import PeerDied, ProtocolViolation, StaleDescriptor
 from shmserve.protocol.control.data_messages import leases
 from shmserve.shm.arena import ArenaMemory

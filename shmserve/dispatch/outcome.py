@@ -29,6 +29,7 @@ class RunOptions(Struct, frozen=True):
         on_wait: called about once a second while nothing comes; when it returns False nobody
             wants the answer any more.
         callers: models that wait for the answer, if it is a model that asks.
+        caller_number: whose it is, where callers take turns.
         stream: how long a stream's later answers are waited for; None: as the first.
     """
 
@@ -40,6 +41,7 @@ class RunOptions(Struct, frozen=True):
     timeout_s: float | None = None
     callers: tuple[CallingModel, ...] = ()
     stream: StreamLimits | None = None
+    caller_number: int = 0
 
 
 NO_OPTIONS = RunOptions()

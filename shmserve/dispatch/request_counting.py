@@ -8,6 +8,7 @@ statistics afterwards finds its own requests in them.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 from time import monotonic_ns
 
@@ -15,9 +16,10 @@ from msgspec import Struct
 
 from shmserve.core.control.runtime_settings import TraceSettings
 from shmserve.core.registry import ModelEntry
+from shmserve.core.stats import request_counters
 from shmserve.core.stats.counter_pages import Gauges, write_gauges
 from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
-from shmserve.core.stats.request_counters import Reason, RequestCounters, nwords
+from shmserve.core.stats.request_counters import HITS, MISSES, Reason, RequestCounters, nwords
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.tracing import Tracer, timestamps
 from shmserve.observe import flight_recorder
@@ -60,6 +62,17 @@ class RequestCounting:
         """A request's answer was looked for among those that are kept."""
         with self._lock:
             self._counters.looked_up(entry.spec.name, entry.spec.version, hit, ns)
+
+    def lookups(self) -> defaultdict[tuple[str, str], tuple[int, int]]:
+        """How often an answer was found among those kept, and how often not, by model version."""
+        found: defaultdict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
+        with self._lock:
+            rows = request_counters.read(self.page.words) or {}
+        for key, counts in rows.items():
+            hits, misses = counts.cache[HITS], counts.cache[MISSES]
+            if hits or misses:
+                found[key] = hits, misses
+        return found
 
     def copied_out(self, entry: ModelEntry, nbytes: int) -> None:
         """Bytes of an answer that were copied after it had been counted."""

@@ -9,6 +9,7 @@ in it), the outputs asked for, the parameters, and the inputs' bytes, which lie 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
@@ -23,6 +24,7 @@ from shmserve.dispatch.step_call import StepTensor
 from shmserve.errors import ArenaExhausted, Unavailable
 from shmserve.protocol.control.data_messages import Parameter
 
+_MOST_WANTED = 256
 _ENTRY_BYTES = 1 << 10  # of an answer beside its slots and parameters
 _OF_THE_REQUEST = {"priority", "timeout"}  # parameters that say when it runs, not what comes of it
 
@@ -37,11 +39,12 @@ class CacheInput(Struct, frozen=True):
 
 
 class CachedAnswer(Struct, frozen=True):
-    """An answer whose outputs lie in `slots`, one each, in their order."""
+    """An answer of a model version; its outputs lie in `slots`, one each, in their order."""
 
     outputs: tuple[OutputTensor, ...]
     parameters: dict[str, Parameter]
     slots: tuple[Slot, ...]
+    model: tuple[str, str]
 
     @property
     def outcome(self) -> Outcome:
@@ -54,13 +57,22 @@ class ResponseCache:
     def __init__(self, memory: ForwardingMemory, limit: int) -> None:
         self._memory = memory
         self._limit = limit
-        self._growing = False  # somebody waits for memory, or it was denied
+        self._wanted: deque[int] = deque(maxlen=_MOST_WANTED)  # sizes that had no slot
         self._book: LruBook[bytes, CachedAnswer] = LruBook(limit)
         self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
         return self._book.nbytes
+
+    def by_model(self) -> defaultdict[tuple[str, str], tuple[int, int]]:
+        """How many answers of each model version are kept, and their bytes."""
+        kept: defaultdict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
+        with self._lock:
+            for answer, nbytes in self._book.items():
+                answers, total = kept[answer.model]
+                kept[answer.model] = answers + 1, total + nbytes
+        return kept
 
     def get(self, key: bytes) -> CachedAnswer | None:
         """The answer, with a lease on each of its slots; `give_back` ends those."""
@@ -71,7 +83,7 @@ class ResponseCache:
                     self._memory.lease(slot)
             return answer
 
-    def put(self, key: bytes, outcome: Outcome) -> int:
+    def put(self, key: bytes, model: tuple[str, str], outcome: Outcome) -> int:
         """Keep a copy of an answer if there is room for it now; how many bytes were copied."""
         copied = sum(output.view.nbytes for output in outcome.outputs)
         beside = _ENTRY_BYTES + len(repr(outcome.parameters))
@@ -92,30 +104,35 @@ class ResponseCache:
         )
         for slot in slots:
             self._memory.seal_and_lease(slot)
-        answer = CachedAnswer(outputs, dict(outcome.parameters), tuple(slots))
+        answer = CachedAnswer(outputs, dict(outcome.parameters), tuple(slots), model)
         with self._lock:
             gone = self._book.add(key, answer, beside + sum(slot.size for slot in slots))
         self._let_go(gone)
         return copied
 
     def _place(self, nbytes: int) -> Slot | None:
-        """A slot; of those who would wait for more memory, only one does, until that was denied."""
+        """A slot, of the memory that is there: a request never waits for more of it."""
         slot = self._memory.reserve_now(nbytes)
         if slot is None and self.evict(self.nbytes + nbytes - self._limit):
             slot = self._memory.reserve_now(nbytes)
-        if slot is not None or self._growing:
-            return slot
-        self._growing = True
-        try:
-            slot = self._memory.reserve(nbytes)
-        except (ArenaExhausted, Unavailable):
-            return None
-        self._growing = False
+        if slot is None:
+            self._wanted.append(nbytes)
         return slot
 
-    def grow_again(self) -> None:
-        """Memory that was denied may be asked for once more; every now and then."""
-        self._growing = False
+    def grow(self) -> None:
+        """Make memory for answers like those that had no slot since this was done last, as far as
+        they would be kept. For the maintenance thread: it waits for the coordinator's word."""
+        slots: list[Slot] = []
+        room = self._limit - self.nbytes
+        try:
+            while self._wanted and (room := room - self._wanted[0]) >= 0:
+                slots.append(self._memory.reserve(self._wanted.popleft()))
+        except (ArenaExhausted, Unavailable):
+            pass  # they are not kept, and if they come again they are wanted again
+        finally:
+            self._wanted.clear()
+            for slot in slots:
+                self._memory.reclaim(slot)
 
     def give_back(self, answer: CachedAnswer) -> None:
         """It is read no more by whoever got it."""

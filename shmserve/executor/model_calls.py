@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from shmserve.config import Settings
+from shmserve.core.scheduling.caller_number import caller_number
 from shmserve.dispatch import Dispatcher, Outcome, RunOptions
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.errors import (
@@ -75,6 +76,7 @@ class ModelCalls:
                 on_wait=lambda: running.wanted,
                 timeout_s=timeout_s,
                 callers=callers,
+                caller_number=caller_number("model", self._model),
             )
             self._admit(running)
         except BaseException as ex:

@@ -78,6 +78,13 @@ def caller_of(sock: socket.socket) -> Caller:
     return REMOTE
 
 
+def user_of(sock: socket.socket) -> int:
+    """The uid of whoever has connected to our Unix socket. Raises OSError: it has gone."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    _, uid, _ = struct.unpack("3i", raw)
+    return int(uid)
+
+
 def of_addresses(client: tuple[object, ...], server: tuple[object, ...]) -> Caller:
     """The user of the loopback TCP connection from `client` to `server`, as (host, port)."""
     theirs, ours = _address(client), _address(server)

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from shmserve.core.registry import CUDA, ModelEntry, Region, Snapshot
-from shmserve.dispatch.executor_pool import ExecutorConnection, ExecutorPool
+from shmserve.dispatch.executor_connection import ExecutorConnection
+from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.errors import QueueFull
 from shmserve.protocol.control.data_messages import Execute, OutputPlace, RegionRef, WireTensor
 from tests.unit.rig import SPEC, Rig

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmserve.core.scheduling.rate_limit_policy import EVERYWHERE, RateLimit, Resource
-from shmserve.core.scheduling.rate_limiter import Acquisition, RateLimiter
+from shmserve.core.scheduling.rate_limiter import Acquisition, RateLimiter, ResourceUse
 
 GIVEN = {("a", EVERYWHERE): 3, ("b", "cpu"): 2}
 NAMES = ["p", "q", "r", "s", "t"]
@@ -177,3 +177,17 @@ def test_after_a_restart_what_is_held_counts_before_anybody_has_a_turn() -> None
     limiter.join("holding", one(), holding=9)
     assert limiter.open() == []
     assert limiter.release("holding") == [Acquisition("waiting", 1)]
+
+
+def test_who_holds_and_who_waits_can_be_told() -> None:
+    limiter = RateLimiter({("gpu", EVERYWHERE): 2})
+    need = RateLimit((Resource("gpu", 1), Resource("disk", 3, "cpu")))
+    for ticket, name in enumerate(("a", "b", "c"), 1):
+        limiter.join(name, need)
+        limiter.acquire(name, ticket)
+    limiter.join("idle", RateLimit((Resource("gpu", 2),)))
+    disk, gpu = limiter.uses()
+    assert disk == ResourceUse("disk", "cpu", 3, 3, ("a",), ("b", "c"))
+    assert gpu == ResourceUse("gpu", "", 2, 1, ("a",), ("b", "c"))
+    limiter.release("a")
+    assert [use.holders for use in limiter.uses()] == [("b",), ("b",)]

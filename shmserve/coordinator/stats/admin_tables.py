@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,6 +13,7 @@ from shmserve.core.control import compositions
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import UNLOADED, ModelRecord, ProcessRecord, Revision, refused
 from shmserve.core.regions.region_book import RegionBook
+from shmserve.core.scheduling.rate_limiter import ResourceUse
 from shmserve.core.stats.executor_counters import STAGES
 from shmserve.core.stats.request_counters import Reason
 from shmserve.protocol.control.link_messages import AskStats, Shown
@@ -20,7 +21,7 @@ from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.stats_messages import GpuReport, ModelReport, Report
 
 Row = dict[str, Any]
-ASKED = ("segments", "slots", "queues", "monitor")  # what the processes are asked for
+ASKED = ("segments", "slots", "queues", "cache", "monitor")  # what the processes are asked for
 _COLUMNS = {  # of answers that come as lists
     "segments": ("segment", "bytes"),
     "slots": ("slot", "generation", "state", "leases", "segment", "offset", "bytes"),
@@ -55,8 +56,9 @@ def process_rows(reconciler: Reconciler, now: float, own: OwnProcess) -> list[Ro
     ]
 
 
-def model_rows(reconciler: Reconciler) -> list[Row]:
-    """One row an instance, and one for each model without any."""
+def model_rows(reconciler: Reconciler, rates: Mapping[tuple[str, str], float]) -> list[Row]:
+    """One row an instance, and one for each model without any. `rates`: requests per second of
+    model versions, all instances together."""
     rows: list[_ModelRow] = []
     published = compositions.compose(reconciler.models.entries())
     for name, model in sorted(reconciler.models.by_name.items()):
@@ -76,6 +78,8 @@ def model_rows(reconciler: Reconciler) -> list[Row]:
             rows += [_ModelRow(name, v, "UNAVAILABLE", reason=UNLOADED) for v in model.unloaded]
     unserved = {**refused(reconciler.models.by_name.values()), **reconciler.failures}
     rows += [_ModelRow(n, "", "UNAVAILABLE", reason=why) for n, why in sorted(unserved.items())]
+    for row in rows:
+        row.per_s = round(rates.get((row.model, row.version), 0.0), 1)
     return [asdict(row) for row in rows]
 
 
@@ -90,6 +94,7 @@ class _ModelRow(Struct):
     pid: int = 0
     exits: int = 0
     reason: str = ""
+    per_s: float = 0.0
 
 
 def revision_state(model: ModelRecord, revision: Revision) -> str:
@@ -115,6 +120,21 @@ def region_rows(book: RegionBook) -> list[Row]:
             "quarantined": region.quarantined,
         }
         for region in sorted(book.regions.values(), key=lambda r: (r.uid, r.name))
+    ]
+
+
+def resource_rows(uses: Iterable[ResourceUse]) -> list[Row]:
+    """One row a resource of the rate limiter; who waits is named in the order of turns."""
+    return [
+        {
+            "resource": use.name,
+            "device": use.device,
+            "count": use.count,
+            "held": use.held,
+            "holders": " ".join(use.holders),
+            "waiting": " ".join(use.waiting),
+        }
+        for use in uses
     ]
 
 
@@ -191,7 +211,7 @@ def _rows(what: str, stats: dict[str, Any]) -> list[Row]:
         ]
     if isinstance(answer, dict):  # of a frontend: instance -> requests on their way
         return [{"instance": name, "in_flight": n} for name, n in sorted(answer.items())]
-    if what == "monitor":  # which models alone have
+    if what in ("monitor", "cache"):  # which not all have
         return []
     scalars = {key: value for key, value in stats.items() if isinstance(value, int | float | str)}
     return [scalars] if scalars else []

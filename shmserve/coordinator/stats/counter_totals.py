@@ -24,7 +24,6 @@ from shmserve.core.stats import executor_counters, request_counters
 from shmserve.core.stats.counter_pages import Gauges, Words, read_gauges
 from shmserve.core.stats.request_counters import OTHER_KEYS
 from shmserve.errors import UnreadableMessage
-from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol.control.stats_messages import (
     CounterPage,
     DropPages,
@@ -307,19 +306,6 @@ class CounterTotals:
             os.replace(self._path + ".new", self._path)
         except OSError as ex:  # the numbers are right as long as this coordinator lives
             _log.error("totals of ended processes not written: %s", ex.strerror)
-
-
-class StatsSources(Struct, frozen=True):
-    """The coordinator's books, everybody's counters, and the GPUs."""
-
-    reconciler: Reconciler
-    book: RegionBook
-    counters: CounterTotals
-    gpus: GpuUse
-
-    def report(self) -> Report:
-        """All numbers as of now."""
-        return self.counters.report(self.reconciler, self.book, self.gpus.latest())
 
 
 def _read(page: _Page) -> CounterReading | None:

@@ -10,8 +10,8 @@ import msgspec
 from shmserve.coordinator.models.supervisor_sync import Send
 from shmserve.coordinator.stats import admin_tables
 from shmserve.coordinator.stats.admin_tables import OwnProcess
-from shmserve.coordinator.stats.counter_totals import StatsSources
 from shmserve.coordinator.stats.monitoring import Monitoring
+from shmserve.coordinator.stats.stats_sources import StatsSources
 from shmserve.protocol.control.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.control.link_messages import Show, Shown, Stats
 from shmserve.protocol.control.messages import ToCoordinator
@@ -115,9 +115,10 @@ class Introspection:
             return
         tables = {
             "processes": lambda: admin_tables.process_rows(self._reconciler, now, self._own),
-            "models": lambda: admin_tables.model_rows(self._reconciler),
+            "models": lambda: admin_tables.model_rows(self._reconciler, self._rates()),
             "regions": lambda: admin_tables.region_rows(self._sources.book),
             "stats": lambda: admin_tables.stats_rows(self._sources.report()),
+            "resources": lambda: admin_tables.resource_rows(self._sources.resources()),
             "gpus": lambda: admin_tables.gpu_rows(self._sources.gpus.latest()),
         }
         if message.what not in tables:
@@ -125,6 +126,9 @@ class Introspection:
             return
         for part in admin_tables.parts(message.ticket, tables[message.what]()):
             self._send(asker, part)
+
+    def _rates(self) -> dict[tuple[str, str], float]:
+        return self._monitoring.rates() if self._monitoring is not None else {}
 
     def _report(self, now: float) -> None:
         """All numbers to all who asked."""

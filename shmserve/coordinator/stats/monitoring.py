@@ -15,9 +15,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from shmserve.coordinator.stats.counter_deltas import CounterDeltas, Model
-from shmserve.coordinator.stats.counter_totals import CounterReading, Send, StatsSources
+from shmserve.coordinator.stats.counter_totals import CounterReading, Send
 from shmserve.coordinator.stats.incident_detector import IncidentDetector
 from shmserve.coordinator.stats.process_usage import ProcessUsage
+from shmserve.coordinator.stats.stats_sources import StatsSources
 from shmserve.core.stats import aggregation, model_metrics
 from shmserve.core.stats.counter_pages import add_each
 from shmserve.core.stats.time_series import LEVELS, Sample, SeriesKind, TimeSeries, means
@@ -162,6 +163,18 @@ class Monitoring:
             os.cpu_count() or 0,
             tuple(sorted(gpus, key=lambda gpu: gpu.index)),
         )
+
+    def rates(self) -> dict[Model, float]:
+        """Requests per second, in the last one, by model version; only where there were some."""
+        _, until = self._history.span(0)
+        rates: dict[Model, float] = {}
+        for key, track in self._history.tracks.items():
+            match key:
+                case ("model", str(model), str(version)) if until:
+                    (rate,) = track.part(0, until - 1, until, running=False)["requests"]
+                    if rate:
+                        rates[model, version] = rate
+        return rates
 
     def ended(self, reading: CounterReading) -> None:
         self._deltas.ended(reading)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -55,6 +55,10 @@ class LruBook(Generic[Key, Item]):
             nbytes -= size
             gone.append(item)
         return gone
+
+    def items(self) -> Iterable[tuple[Item, int]]:
+        """What is kept, with its size; the least recently used first."""
+        return self._items.values()
 
     def __len__(self) -> int:
         return len(self._items)

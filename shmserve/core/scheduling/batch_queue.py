@@ -4,17 +4,22 @@ As Triton's dynamic batcher decides: a batch is a beginning of the queue, most u
 of requests that agree (`Waiting.kind`). One of a preferred size goes at once, and so does one
 that cannot grow; a smaller one waits for others until its oldest request has waited as long as
 the policy allows. Without such a delay whatever is there goes.
+
+On a level callers take turns, as `request_queue` says. Whoever's next request does not fit into the
+batch sits it out, with all behind it: the batch is filled with the others', and the one after it
+begins with his.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Set
 from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
 from shmserve.core.scheduling.batch_policy import BatchPolicy, QueuePolicy
+from shmserve.core.scheduling.request_queue import RequestQueue
 
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
@@ -30,6 +35,7 @@ class Waiting(Struct, Generic[Key, Item]):
         arrived_ns: since when it waits.
         deadline_ns: nobody wants it from then on; 0: none.
         expires_ns: it has waited longer than its policy allows; 0: never.
+        caller: whose it is, as `RequestQueue` has it.
     """
 
     key: Key
@@ -39,6 +45,7 @@ class Waiting(Struct, Generic[Key, Item]):
     arrived_ns: int
     deadline_ns: int = 0
     expires_ns: int = 0
+    caller: int = 0
 
 
 class Turn(Struct, Generic[Key, Item], frozen=True):
@@ -72,22 +79,26 @@ class BatchSource(Protocol[Key, Item]):
 
 
 class _Level(Generic[Key, Item]):
-    """One priority: those in time in the order they came, then those that were too slow."""
+    """One priority: those in time by turns, then those that were too slow, as they came."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
-        self.in_time: OrderedDict[Key, Waiting[Key, Item]] = OrderedDict()
+        self.in_time: RequestQueue[Key, Waiting[Key, Item]] = RequestQueue()
         self.delayed: OrderedDict[Key, Waiting[Key, Item]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.in_time) + len(self.delayed)
 
-    def __iter__(self) -> Iterator[Waiting[Key, Item]]:
-        yield from self.in_time.values()
+    def all(self) -> Iterator[Waiting[Key, Item]]:
+        yield from self.in_time.in_turn()
         yield from self.delayed.values()
 
     def remove(self, key: Key) -> Waiting[Key, Item] | None:
-        return self.in_time.pop(key, None) or self.delayed.pop(key, None)
+        return self.in_time.cancel(key) or self.delayed.pop(key, None)
+
+    def take(self, key: Key) -> bool:
+        """It runs now; False: it is not here."""
+        return (self.in_time.take(key) or self.delayed.pop(key, None)) is not None
 
 
 class BatchQueue(Generic[Key, Item]):
@@ -113,7 +124,7 @@ class BatchQueue(Generic[Key, Item]):
         timeout_ns = policy.timeout_of(timeout_ns)
         if timeout_ns:
             waiting.expires_ns = waiting.arrived_ns + timeout_ns
-        level.in_time[waiting.key] = waiting
+        level.in_time.push(waiting.key, waiting, caller=waiting.caller)
         self.next_end_ns = min(self.next_end_ns, _first_end(waiting))
         return True
 
@@ -137,7 +148,7 @@ class BatchQueue(Generic[Key, Item]):
         chosen, at_ns = self._choose(now_ns, hurry)
         batch = chosen if may_run else []
         for waiting in batch:
-            self.cancel(waiting.key)
+            any(level.take(waiting.key) for level in self._levels)
         soonest = min(at_ns, self.next_end_ns)
         wait_ns = None if soonest == _NEVER else max(0, soonest - now_ns)
         return Turn(batch, late, rejected, wait_ns, bool(chosen))
@@ -150,14 +161,15 @@ class BatchQueue(Generic[Key, Item]):
         if now_ns < self.next_end_ns:
             return late, rejected
         for level in self._levels:
-            for waiting in list(level):
+            for waiting in list(level.all()):
                 if waiting.deadline_ns and now_ns >= waiting.deadline_ns:
                     late.append(waiting.item)
                 elif not (waiting.expires_ns and now_ns >= waiting.expires_ns):
                     continue
                 elif level.policy.delays:
                     waiting.expires_ns = 0
-                    level.delayed[waiting.key] = level.in_time.pop(waiting.key)
+                    level.remove(waiting.key)
+                    level.delayed[waiting.key] = waiting
                     continue
                 else:
                     rejected.append(waiting.item)
@@ -171,14 +183,14 @@ class BatchQueue(Generic[Key, Item]):
         batch: list[Waiting[Key, Item]] = []
         rows = 0
         best = 0  # how many requests make the largest batch of a preferred size
-        is_full = False
-        for waiting in self._all():
+        out: set[int] = set()  # callers whose next request does not fit
+        for waiting in self._all(out):
             if batch:
                 if not best and rows + waiting.rows > self._most_wanted:
                     best = len(batch)
                 if rows + waiting.rows > policy.max_size or waiting.kind != batch[0].kind:
-                    is_full = True
-                    break
+                    out.add(waiting.caller)
+                    continue
             batch.append(waiting)
             rows += waiting.rows
             if rows in policy.preferred:
@@ -189,13 +201,21 @@ class BatchQueue(Generic[Key, Item]):
         is_due = policy.max_delay_ns > 0 and now_ns >= due_ns
         if best and not is_due:
             return batch[:best], _NEVER
-        if is_full or is_due or hurry or not policy.max_delay_ns or rows >= self._most_wanted:
+        if out or is_due or hurry or not policy.max_delay_ns or rows >= self._most_wanted:
             return batch, _NEVER
         return [], due_ns
 
-    def _all(self) -> Iterator[Waiting[Key, Item]]:
+    def _all(self, out: Set[int] = frozenset()) -> Iterator[Waiting[Key, Item]]:
+        """In the order in which they are to run. Once a caller is in `out` there are only those
+        of others who have turns beside him, and none less urgent."""
         for level in self._levels:
-            yield from level
+            yield from level.in_time.in_turn(out)
+            for waiting in level.delayed.values():
+                if out:
+                    return
+                yield waiting
+            if out:
+                return
 
     def __iter__(self) -> Iterator[Key]:
         """The keys of everything that waits."""

@@ -27,6 +27,18 @@ class Acquisition(Struct, frozen=True):
     ticket: int
 
 
+class ResourceUse(Struct, frozen=True, array_like=True):
+    """A resource on a device (empty: one for all), who holds some of it, and who waits for a turn,
+    the next one first: processes, or what these are called elsewhere."""
+
+    name: str
+    device: str
+    count: int
+    held: int
+    holders: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
 class _Instance(Struct):
     """One instance's process. `due`: virtual time of its next turn; `asked`: who came first."""
 
@@ -85,14 +97,31 @@ class RateLimiter:
         """A process has ended, if it is here."""
         return self._serve() if self._members.pop(process, None) is not None else []
 
+    def uses(self) -> list[ResourceUse]:
+        """All resources that somebody needs, as of now."""
+        members = self._members
+        free, ordered = self._free(), [name for _, _, name in self._in_turn()]
+        needs = {name: {r.key: r.count for r in m.limit.resources} for name, m in members.items()}
+        uses = []
+        for key in sorted(free):
+            holders = [n for n, m in sorted(members.items()) if m.holding and key in needs[n]]
+            held = sum(needs[name][key] for name in holders)
+            waiting = [name for name in ordered if key in needs[name]]
+            uses.append(ResourceUse(*key, free[key] + held, held, tuple(holders), tuple(waiting)))
+        return uses
+
+    def _in_turn(self) -> list[tuple[int, int, str]]:
+        """Who waits, the next one first."""
+        return sorted((m.due, m.asked, name) for name, m in self._members.items() if m.waiting)
+
     def _serve(self) -> list[Acquisition]:
         """Turns for those who wait, as far as there is enough."""
-        waiting = [(m.due, m.asked, name) for name, m in self._members.items() if m.waiting]
+        waiting = self._in_turn()
         if not (self.is_open and waiting):
             return []
         free = self._free()
         turns = []
-        for _, _, name in sorted(waiting):
+        for _, _, name in waiting:
             member = self._members[name]
             fits = all(free[r.key] >= r.count for r in member.limit.resources)
             for resource in member.limit.resources:  # also if it waits: it is kept for it

@@ -8,8 +8,9 @@ After them come rows of keys, as many, in the same way: how many requests came w
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from enum import IntEnum
+from typing import Generic, TypeVar
 
 from msgspec import Struct, field
 
@@ -43,6 +44,7 @@ class Reason(IntEnum):
 
 COPIES = ("in", "batch", "out", "device")  # stages of the receipt
 CACHE = ("hits", "hit_ns", "misses", "miss_ns")  # of looking for answers that are kept
+HITS, MISSES = CACHE.index("hits"), CACHE.index("misses")
 OTHER = ("(other)", "")
 _NAME_WORDS = 36  # length in bytes, then "name/version"
 _NAME_BYTES = (_NAME_WORDS - 1) * 8
@@ -102,6 +104,20 @@ def nwords(rows: int) -> int:
     return HEAD_WORDS + (rows + 1) * (ROW_WORDS + _KEY_WORDS)
 
 
+Key = TypeVar("Key", bound=Hashable)
+
+
+class _NamedRows(Struct, Generic[Key]):
+    """Rows of `words` words from `first` on, found by key; row 0 is for what finds none.
+    `count_word`: where the page tells how many there are."""
+
+    first: int
+    words: int
+    name_bytes: int
+    count_word: int
+    places: dict[Key, int] = {}
+
+
 class RequestCounters:
     """The writer; not thread-safe. `words`: all zero; its size says how many rows there are."""
 
@@ -109,8 +125,11 @@ class RequestCounters:
         self._words = words
         self._bytes = words.cast("B")
         self._limit = (len(words) - HEAD_WORDS) // (ROW_WORDS + _KEY_WORDS)
-        self._rows: dict[tuple[str, str], int] = {}
-        self._keys: dict[str, int] = {}
+        first_key = HEAD_WORDS + self._limit * ROW_WORDS
+        self._rows: _NamedRows[tuple[str, str]] = _NamedRows(
+            HEAD_WORDS, ROW_WORDS, _NAME_BYTES, ROWS_WORD
+        )
+        self._keys: _NamedRows[str] = _NamedRows(first_key, _KEY_WORDS, _KEY_BYTES, KEYS_WORD)
         words[ROWS_WORD] = words[KEYS_WORD] = 1
         words[MODELS_WORD] = self._limit
         words[0] = MAGIC
@@ -121,7 +140,8 @@ class RequestCounters:
         """A request was answered, or failed for a reason, `ns` after its arrival; `copied`: bytes
         that were copied for it, by stage."""
         words = self._words
-        row = self._rows.get((model, version)) or self._new_row(model, version)
+        key, rows = (model, version), self._rows
+        row = rows.places.get(key) or self._new_row(rows, key, f"{model}/{version}")
         if reason is None:
             words[row + _SUCCEEDED] += 1
             words[row + _SUCCESS_NS] += ns
@@ -135,55 +155,45 @@ class RequestCounters:
 
     def copied_out(self, model: str, version: str, nbytes: int) -> None:
         """Bytes of an answer that were copied after it had been counted."""
-        row = self._rows.get((model, version)) or self._new_row(model, version)
+        row = self._row_of(model, version)
         self._words[row + _COPIED + COPIES.index("out")] += nbytes
 
     def looked_up(self, model: str, version: str, hit: bool, ns: int) -> None:
         """An answer was looked for among those that are kept, which took `ns`."""
-        row = self._rows.get((model, version)) or self._new_row(model, version)
-        at = row + _CACHE + CACHE.index("hits" if hit else "misses")
+        row = self._row_of(model, version)
+        at = row + _CACHE + (HITS if hit else MISSES)
         self._words[at] += 1
         self._words[at + 1] += ns
 
     def show_in_flight(self, counts: Mapping[tuple[str, str], int]) -> None:
         """How many requests are with executors now, by model version; of others there are none."""
-        by_row = dict.fromkeys((HEAD_WORDS, *self._rows.values()), 0)
+        by_row = dict.fromkeys((HEAD_WORDS, *self._rows.places.values()), 0)
         for (model, version), count in counts.items():
-            row = self._rows.get((model, version)) or self._new_row(model, version)
+            row = self._row_of(model, version)
             by_row[row] = by_row.get(row, 0) + count
         for row, count in by_row.items():
             self._words[row + _IN_FLIGHT] = count
 
     def keyed(self, name: str) -> None:
         """A request came with the key of this name."""
-        self._words[(self._keys.get(name) or self._new_key(name)) + _KEY_COUNT] += 1
+        at = self._keys.places.get(name) or self._new_row(self._keys, name, name)
+        self._words[at + _KEY_COUNT] += 1
 
-    def _new_key(self, name: str) -> int:
-        """As `_new_row`, of a key."""
-        number, text = len(self._keys) + 1, name.encode()
-        first = HEAD_WORDS + self._limit * ROW_WORDS
-        if number >= self._limit or len(text) > _KEY_BYTES:
-            return first
-        at = first + number * _KEY_WORDS
+    def _row_of(self, model: str, version: str) -> int:
+        key, rows = (model, version), self._rows
+        return rows.places.get(key) or self._new_row(rows, key, f"{model}/{version}")
+
+    def _new_row(self, rows: _NamedRows[Key], key: Key, name: str) -> int:
+        """Where a row is from now on; the one of all others if there is no room."""
+        number, text = len(rows.places) + 1, name.encode()
+        if number >= self._limit or len(text) > rows.name_bytes:
+            return rows.first
+        at = rows.first + number * rows.words
         start = (at + 1) * 8
         self._bytes[start : start + len(text)] = text
         self._words[at] = len(text)
-        self._words[KEYS_WORD] = number + 1
-        self._keys[name] = at
-        return at
-
-    def _new_row(self, model: str, version: str) -> int:
-        """Where a model version's row is from now on; the one of all others if there is no room."""
-        number = len(self._rows) + 1
-        name = f"{model}/{version}".encode()
-        if number >= self._limit or len(name) > _NAME_BYTES:
-            return HEAD_WORDS
-        at = HEAD_WORDS + number * ROW_WORDS
-        start = (at + 1) * 8
-        self._bytes[start : start + len(name)] = name
-        self._words[at] = len(name)
-        self._words[ROWS_WORD] = number + 1
-        self._rows[model, version] = at
+        self._words[rows.count_word] = number + 1
+        rows.places[key] = at
         return at
 
 

@@ -13,6 +13,7 @@ from shmserve.config import Settings
 from shmserve.core.regions import region_book
 from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import Snapshot
+from shmserve.core.scheduling.caller_number import caller_number
 from shmserve.errors import Code, InvalidArgument, ShmserveError, from_code
 from shmserve.executor.lanes.lane import LaneCall
 from shmserve.protocol.control.data_messages import (
@@ -87,6 +88,7 @@ class LaneGate:
             now_ns,
             deadline_ns,
             places=places,
+            caller_number=caller_number("user", str(caller.uid)),
         )
         return execute, LaneCall(inline, now_ns, deadline_ns, sum(map(len, inline)))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from shmserve.core.scheduling.batch_policy import BatchPolicy
@@ -50,6 +51,8 @@ class BatchLoop(ServingLoop):
             self._ragged = set()
         self._batches: BatchQueue[Key, Requested] = BatchQueue(policy)
         self._queue: BatchSource[Key, Requested] = self._batches
+        batching = workspace.spec.config.dynamic_batching
+        self._takes_turns = batching is UNSET or not batching.preserve_ordering
         self._running: dict[Key, bool] = {}  # by request: whether it is still wanted
         self._running_since = 0
         self._thread = 0  # of `run`
@@ -124,6 +127,7 @@ class BatchLoop(ServingLoop):
             key if kind is None else kind,
             min(message.sent_ns, time.monotonic_ns()),
             message.deadline_ns,
+            caller=message.caller_number if self._takes_turns else 0,
         )
         timeout_ns = timeout * 1000 if isinstance(timeout, int) else 0  # microseconds
         if not self._batches.push(waiting, asked, timeout_ns):

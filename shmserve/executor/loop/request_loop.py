@@ -76,7 +76,8 @@ class RequestLoop(ServingLoop):
         for connection, message in self._channels.receive(wait_s):
             if type(message) is Execute:
                 key = (connection, message.request)
-                self._queue.push(key, (connection, message), message.deadline_ns)
+                item, caller = (connection, message), message.caller_number
+                self._queue.push(key, item, message.deadline_ns, caller)
             elif isinstance(message, Cancel):
                 self._cancel(connection, message.request)
             elif message is None:

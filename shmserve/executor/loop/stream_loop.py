@@ -236,7 +236,8 @@ class StreamLoop(ServingLoop):
             key = (connection, message.request)
             stream = self._streams.get(key)
             if isinstance(message, Execute):
-                self._queue.push(key, (connection, message), message.deadline_ns)
+                item, caller = (connection, message), message.caller_number
+                self._queue.push(key, item, message.deadline_ns, caller)
             elif isinstance(message, Credit):
                 if stream is not None:
                     self._grant(stream, message.answers)

@@ -7,6 +7,7 @@ that a request is checked for is known before its first tensor, and before there
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from math import prod
 
 from msgspec.structs import replace
@@ -22,6 +23,8 @@ from shmserve.protocol.oip.request import InferRequest
 from shmserve.protocol.oip.validation import check_inputs, refuse_decoupled
 from shmserve.protocol.protobuf.infer_wire import WireInferRequest, parse_request
 from shmserve.tensor.dtypes import DATATYPES
+
+_MODEL_NAME = 0x0A  # the tag of ModelInferRequest.model_name
 
 
 class AnnouncedInputs:
@@ -136,3 +139,22 @@ def _nbytes(datatype: str, shape: tuple[int, ...]) -> int:
     """Of a tensor, where these two tell."""
     known = DATATYPES.get(datatype)
     return prod(shape) * known.itemsize if known is not None else 0
+
+
+class ModelSubjects:
+    """The models that requests are for, as `RpcSubjects` says."""
+
+    def __init__(self, dispatcher: DispatchApi) -> None:
+        self._dispatcher = dispatcher
+
+    def of(self, message: memoryview) -> bytes:
+        """The model's name, if it comes first, as all libraries have it, and is shorter than 128
+        bytes."""
+        if len(message) > 1 and message[0] == _MODEL_NAME and message[1] < 128:
+            return bytes(message[2 : 2 + message[1]])
+        return b""
+
+    def refused(self, subject: bytes, error: ShmserveError) -> None:
+        """A request for this model was refused before it was read: it is counted."""
+        with suppress(ShmserveError, UnicodeDecodeError):  # it is no model's
+            self._dispatcher.refused(self._dispatcher.ready_model(subject.decode()), error)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from shmserve.core.access import Access, Action, account
 from shmserve.core.regions.region_book import Caller
+from shmserve.frontends import caller_numbers
 from shmserve.frontends.access import ACTION_OF, RELAYED
 from shmserve.frontends.grpc.listeners import Bind
 from shmserve.frontends.grpc.rpc_methods import RpcContext
@@ -123,7 +124,9 @@ class CallAccess:
         Raises:
             Unauthenticated, PermissionDenied: as `check`.
         """
-        self._keys.holder(_field_of(context))
+        _, key = self._keys.holder(_field_of(context))
+        if key is not None:
+            context.caller_number = caller_numbers.of_key(key)
         if ACTION_OF[category] == "use" and category != "health":
             self.check("use", context)
 

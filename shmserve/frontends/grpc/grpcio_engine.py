@@ -6,13 +6,16 @@ before the message is there: only so can a client that never sends it be given u
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
 from shmserve.config import Settings
-from shmserve.frontends.grpc.rpc_methods import RpcMethod, RpcServices
+from shmserve.frontends import caller_numbers
+from shmserve.frontends.grpc.rpc_methods import RpcMessage, RpcMethod, RpcServices
 from shmserve.frontends.grpc.thread_pools import Refusals
 
 _COMPRESSIONS = {
@@ -39,13 +42,19 @@ def grpcio_engine(services: RpcServices, settings: Settings, refusals: Refusals)
 
 
 def _handler(method: RpcMethod) -> grpc.RpcMethodHandler:
-    behave: Any = partial(method.behave)  # an object of its own, for it to name its pool
+    behave: Any = partial(_behave, method)
     behave.experimental_thread_pool = method.pool
     streams = method.streams
     make = (
         grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
     )
     return make(behave)
+
+
+def _behave(method: RpcMethod, requests: Iterator[RpcMessage], context: Any) -> Any:
+    host = context.peer().partition(":")[2].rpartition(":")[0]  # ipv4:127.0.0.1:1234
+    context.caller_number = caller_numbers.of_host(unquote(host).strip("[]"))
+    return method.behave(requests, context)
 
 
 def options(settings: Settings) -> list[tuple[str, int]]:

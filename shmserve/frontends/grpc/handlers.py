@@ -14,7 +14,7 @@ from shmserve.frontends.access import Origins
 from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.error_statuses import as_error, details_of, status_of
-from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMethod
+from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMethod, RpcSubjects
 from shmserve.frontends.grpc.silent_calls import AwaitedRequests
 from shmserve.frontends.grpc.tensor_message import TensorIntake
 from shmserve.frontends.grpc.thread_pools import BoundedPool, check_admitted
@@ -57,10 +57,11 @@ class Methods:
         large: bool = False,
         action: Action | None = None,
         tensors: TensorIntake | None = None,
+        subjects: RpcSubjects | None = None,
     ) -> RpcMethod:
         """One message, one answer. `large`: sending and taking them may be a matter of time;
-        `action`: what not every caller may, or None: `run` sees to it itself; `tensors`: of the
-        message, see `RpcMethod`."""
+        `action`: what not every caller may, or None: `run` sees to it itself; `tensors` of the
+        message and `subjects` of the calls: see `RpcMethod`."""
         known(category, f"rpc {name}")
         limit_s = self._message_timeout_s(large)
         settings = self._settings
@@ -92,7 +93,9 @@ class Methods:
             raise AssertionError("unreachable: abort raises")
 
         views = gives_way = tensors is not None
-        return RpcMethod(behave, pool, False, limit_s, most, views, admit, tensors, gives_way)
+        return RpcMethod(
+            *(behave, pool, False, limit_s, most, views, admit, tensors, gives_way, subjects)
+        )
 
     def stream(
         self,

@@ -125,8 +125,14 @@ class InferMessage:
                 *(self.empty_final, self._inputs, self.wanted),
             )
         names = tuple([output.name for output in request.outputs])
-        timeout_s = self.asker.timeout()
-        return RunOptions(request.id, names, request.parameters, places, None, timeout_s)
+        return RunOptions(
+            request.id,
+            names,
+            request.parameters,
+            places,
+            timeout_s=self.asker.timeout(),
+            caller_number=self.asker.context.caller_number,
+        )
 
     def account(self) -> str:
         return self.asker.account()

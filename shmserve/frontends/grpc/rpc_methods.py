@@ -9,13 +9,20 @@ from typing import Any, NoReturn, Protocol
 import grpc
 from msgspec import Struct
 
+from shmserve.errors import ShmserveError
 from shmserve.frontends.grpc.tensor_message import TensorIntake, TensorMessage
 from shmserve.frontends.grpc.thread_pools import BoundedPool
 from shmserve.protocol.protobuf.infer_wire import Part
 
 
 class RpcContext(Protocol):
-    """One call, as its rpc sees it: the part of `grpc.ServicerContext` that is used here."""
+    """One call, as its rpc sees it: the part of `grpc.ServicerContext` that is used here.
+
+    Attributes:
+        caller_number: whose it is, where callers take turns; an engine may not know.
+    """
+
+    caller_number: int
 
     def peer(self) -> str:
         """The client's address, for people."""
@@ -70,6 +77,18 @@ class HeldAnswer(Struct, eq=False):
 RpcMessage = bytes | memoryview | TensorMessage
 
 
+class RpcSubjects(Protocol):
+    """What the calls of a method are about, where no subject may have all of its pool."""
+
+    def of(self, message: memoryview) -> bytes:
+        """The subject of a message; empty: it cannot be told at once."""
+        ...
+
+    def refused(self, subject: bytes, error: ShmserveError) -> None:
+        """A call was refused, since there were too many of its subject."""
+        ...
+
+
 class RpcMethod(Struct, frozen=True, eq=False):
     """An rpc as an engine runs it.
 
@@ -83,6 +102,7 @@ class RpcMethod(Struct, frozen=True, eq=False):
         views: its messages may be views instead of bytes.
         admit: refuses a unary call whose caller may not make it; an engine that calls it before a
             large message is received sets the context's `admitted`.
+        subjects: what its calls are about, for an engine that takes heed of it.
         tensors: how an engine that can receives its message's tensors: it is a `TensorMessage`.
         gives_way: it waits by `shmserve.waiting`, so a loop may run it, if its message is small or
             is such a one.
@@ -97,6 +117,7 @@ class RpcMethod(Struct, frozen=True, eq=False):
     admit: Callable[[RpcContext], None] | None = None
     tensors: TensorIntake | None = None
     gives_way: bool = False
+    subjects: RpcSubjects | None = None
 
 
 RpcServices = Mapping[str, Mapping[str, RpcMethod]]  # by the services' full and the rpcs' names

@@ -18,6 +18,7 @@ from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.config import Settings
 from shmserve.core.access import Access
 from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.grpc.announced_inputs import ModelSubjects
 from shmserve.frontends.grpc.call_turns import PoolSize
 from shmserve.frontends.grpc.callers import CallAccess, Callers
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
@@ -80,7 +81,14 @@ class GrpcServer:
         intake = TensorIntake(dispatcher.memory, inferences.announced)
         handlers = {
             INFER: methods.unary(
-                INFER, "inference", inferences.infer, self._calls, True, tensors=intake
+                INFER,
+                "inference",
+                inferences.infer,
+                self._calls,
+                True,
+                None,
+                intake,
+                ModelSubjects(dispatcher),
             ),
             STREAM: methods.stream(
                 STREAM, "inference", self._streams.serve, self._stream_calls, views=True
@@ -125,12 +133,20 @@ class GrpcServer:
     def _make_pools(self, settings: Settings) -> None:
         make = partial(BoundedPool, refusals=(refusals := Refusals()))
         self._refusals = refusals
-        size = partial(PoolSize, silent_hold_threads=settings.grpc_server == "grpcio")
+        http2 = settings.grpc_server == "http2"
+        size = partial(PoolSize, silent_hold_threads=not http2)
         share, small_s = settings.max_caller_share, settings.grpc_small_silence_s
         most_calls = settings.grpc_max_calls
         self._calls = make(
             "infer",
-            size(settings.grpc_threads, most_calls, share, settings.grpc_silence_s),
+            size(
+                settings.grpc_threads,
+                most_calls,
+                share,
+                settings.grpc_silence_s,
+                subject_share=settings.max_model_share if http2 else 1.0,
+                subject_limit=settings.max_model_requests,
+            ),
             why=f"{most_calls} inferences run or wait already (grpc_max_calls)",
         )
         streams, watchers = settings.grpc_max_streams, settings.grpc_max_watchers

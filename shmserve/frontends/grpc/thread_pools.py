@@ -1,8 +1,8 @@
 """Thread pools with a bound. What is beyond it is refused at once, on a thread for refusals.
 
 gRPC's own limit counts calls of every kind together, so that inferences could keep out the
-health checks that are to say so. Here each kind has a pool of its own, and in it no caller gets
-more than its share of the threads and places.
+health checks that are to say so. Here each kind has a pool of its own, and in it no caller, and
+no model, gets more than its share of the threads and places.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from shmserve.errors import ResourceExhausted
+from shmserve.errors import QueueFull, ResourceExhausted
 from shmserve.frontends.grpc.call_turns import CallTurn, PoolPlace, PoolSize
 from shmserve.frontends.grpc.silent_calls import SilentCalls
+from shmserve.frontends.grpc.waiting_turns import WaitingTurns
 from shmserve.observe import flight_recorder
 
 T = TypeVar("T")
@@ -83,16 +84,18 @@ class BoundedPool(ThreadPoolExecutor):
         self._size = size
         self._caller_threads = math.ceil(size.threads * size.share)
         self._caller_limit = math.ceil(size.limit * size.share)
+        self._subject_threads = math.ceil(size.threads * size.subject_share)
         self._refusals = refusals
         self._why = why
         self.silent_hold_threads = size.silent_hold_threads
         self.silent = SilentCalls(size.grace_s)
         self._lock = threading.Lock()
         self.count = 0
-        self._waiting: dict[Hashable, deque[CallTurn]] = {}  # by line, whose turn is next first
+        self._waiting = WaitingTurns()
         self._running: Counter[str] = Counter()  # by address
         self._active = 0  # of all addresses
         self._held: Counter[str] = Counter()  # places by address
+        self._subjects: dict[bytes, list[int]] = {}  # how many run, and how many run or wait
         self._threads_started: list[threading.Thread] = []
         self._idle: list[SimpleQueue[CallTurn | None]] = []  # of threads, the latest last
         self._closed = False
@@ -120,38 +123,50 @@ class BoundedPool(ThreadPoolExecutor):
         begun, and never will."""
         with self._lock:
             self._leave(place)
-            line = self._waiting.get(turn.line) if turn is not None else None
-            if turn is None or line is None or turn not in line:
+            waiting = self._waiting
+            if turn is None or not waiting.by_address or not waiting.remove(turn):
                 return False
-            line.remove(turn)
-            if not line:
-                del self._waiting[turn.line]
+            self._subject_left(turn.subject)
             self._leave(place)
         return True
 
     def queue(self, turn: CallTurn) -> bool:
-        """Run it in its turn, which leaves its place afterwards; connections take turns, and no
-        address has more than its share. True: it is the loop's, which is to `run` it now.
+        """Run it in its turn, which leaves its place afterwards; addresses take turns, and so do
+        the connections of each. No address or subject has more than its share.
+        True: it is the loop's, which is to `run` it now.
 
         Raises:
             RuntimeError: the pool is closed.
+            QueueFull: there are too many of its subject. It still has its place.
         """
-        address = turn.place.address
+        subject = turn.subject
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool is closed")
+            counts = self._subjects.get(subject)
+            if counts is None:
+                counts = self._subjects[subject] = [0, 0]
+            if subject and counts[1] >= self._size.subject_limit:
+                raise QueueFull(
+                    f"model '{subject.decode(errors='replace')}' has {counts[1]} requests that wait"
+                    " or run already (max_model_requests)"
+                )
+            address = turn.place.address
             running = self._running.get(address, 0)
-            if running < self._caller_threads and self._active < self._size.threads:
-                if turn.post is None:
-                    self._give_thread(turn)
-                self._active += 1
-                self._running[address] = running + 1
-                return turn.post is not None
-            line = self._waiting.get(turn.line)
-            if line is None:
-                line = self._waiting[turn.line] = deque()
-            line.append(turn)
-        return False
+            counts[1] += 1
+            if (
+                running >= self._caller_threads
+                or counts[0] >= self._subject_threads
+                or self._active >= self._size.threads
+            ):
+                self._waiting.add(turn)
+                return False
+            if turn.post is None:
+                self._give_thread(turn)
+            self._active += 1
+            self._running[address] = running + 1
+            counts[0] += 1
+        return turn.post is not None
 
     def run(self, turn: CallTurn) -> None:
         """Run a turn of the loop's, and have whoever waits for its place run, too."""
@@ -160,16 +175,13 @@ class BoundedPool(ThreadPoolExecutor):
         except Exception:
             _log.exception("unexpected error in a call")
         with self._lock:
-            following = self._next(turn)
-            if following is not None and following.post is None:
-                self._give_thread(following)
-                following = None
-        if following is not None:
-            self._post(following)
+            following = self._ended(turn)
+        self._post(following)
 
-    def _post(self, turn: CallTurn) -> None:
-        assert turn.post is not None, "it is the loop's"
-        turn.post(partial(self.run, turn))
+    def _post(self, turns: list[CallTurn]) -> None:
+        for turn in turns:
+            assert turn.post is not None, "it is the loop's"
+            turn.post(partial(self.run, turn))
 
     def _give_thread(self, turn: CallTurn) -> None:
         """One that has nothing to do, or a new one: there are as many as may run."""
@@ -183,6 +195,12 @@ class BoundedPool(ThreadPoolExecutor):
         thread = threading.Thread(target=self._take_turns, args=(first,), name=name, daemon=True)
         thread.start()
         self._threads_started.append(thread)
+
+    def _may_run(self, turn: CallTurn) -> bool:
+        """Whether neither its address nor its subject has its share of the threads."""
+        running = self._running.get(turn.place.address, 0)
+        of_subject = self._subjects[turn.subject][0]
+        return running < self._caller_threads and of_subject < self._subject_threads
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **_: Any) -> Future[T]:
         """Run it, as the `grpcio` library wants a call to be run."""
@@ -198,7 +216,7 @@ class BoundedPool(ThreadPoolExecutor):
     @property
     def pressed(self) -> bool:
         """Whether calls wait for the threads of silent ones."""
-        return bool(self.silent_hold_threads and self._waiting and len(self.silent))
+        return bool(self.silent_hold_threads and self._waiting.by_address and len(self.silent))
 
     def end_silent(self) -> None:
         """End calls that are silent for too long, with regard to how many wait for a thread."""
@@ -206,11 +224,9 @@ class BoundedPool(ThreadPoolExecutor):
             if not self.silent_hold_threads:
                 self._end_silent(0)
                 return
-            waiting: Counter[str] = Counter()
-            for line in self._waiting.values():
-                waiting[line[0].place.address] += len(line)
             wanted = self._active - self._size.threads  # less what is idle
-            for address, count in waiting.items():
+            for address in self._waiting.by_address:
+                count = self._waiting.count(address)
                 room = self._caller_threads - self._running[address]
                 wanted += min(count, room)
                 if count > room:  # whoever has its share waits for calls of its own
@@ -221,8 +237,8 @@ class BoundedPool(ThreadPoolExecutor):
         super().shutdown(wait, cancel_futures=cancel_futures)
         with self._lock:
             self._closed = True
-            turns = [turn for line in self._waiting.values() for turn in line]
-            self._waiting.clear()
+            turns = list(self._waiting)
+            self._waiting = WaitingTurns()
             for idle in self._idle:
                 idle.put(None)
             self._idle.clear()
@@ -241,40 +257,45 @@ class BoundedPool(ThreadPoolExecutor):
         while turn is not None:
             _run(turn)
             with self._lock:
-                following = self._next(turn)
-                if following is None or following.post is not None:
-                    if self._closed:
-                        mine.put(None)
-                    else:
-                        self._idle.append(mine)
-            if following is not None and following.post is not None:
-                self._post(following)
-                following = None
-            turn = following or mine.get()
+                if self._closed:
+                    mine.put(None)
+                else:
+                    self._idle.append(mine)
+                following = self._ended(turn)
+            self._post(following)
+            turn = mine.get()
 
-    def _next(self, done: CallTurn) -> CallTurn | None:
-        """Who has waited for this one's end, and runs now."""
+    def _ended(self, done: CallTurn) -> list[CallTurn]:
+        """Start what may run now and is for threads; the loop's is returned, for `_post`."""
         self._active -= 1
-        place, running = done.place, self._running
-        address = place.address
-        running[address] -= 1
-        if not running[address]:
-            del running[address]
-        if place.uses > 1:
-            place.uses -= 1
-        else:
-            self._leave(place)
-        for name, line in self._waiting.items():
-            address = line[0].place.address
-            if self._running.get(address, 0) < self._caller_threads:
-                turn = line.popleft()
-                del self._waiting[name]
-                if line:
-                    self._waiting[name] = line  # behind the others
-                self._active += 1
-                self._running[address] += 1
-                return turn
-        return None
+        _drop(self._running, done.place.address)
+        counts = self._subjects[done.subject]
+        counts[0] -= 1
+        counts[1] -= 1
+        if not counts[1]:
+            del self._subjects[done.subject]
+        self._leave(done.place)
+        following: list[CallTurn] = []
+        waiting = self._waiting
+        while waiting.by_address and self._active < self._size.threads:
+            turn = waiting.next(self._may_run)
+            if turn is None:
+                break
+            self._active += 1
+            self._running[turn.place.address] += 1
+            self._subjects[turn.subject][0] += 1
+            if turn.post is None:
+                self._give_thread(turn)
+            else:
+                following.append(turn)
+        return following
+
+    def _subject_left(self, subject: bytes) -> None:
+        """A call of it has gone that waited."""
+        counts = self._subjects[subject]
+        counts[1] -= 1
+        if not counts[1]:
+            del self._subjects[subject]
 
     def _leave(self, place: PoolPlace) -> None:
         place.uses -= 1
@@ -299,12 +320,12 @@ def _run(turn: CallTurn) -> None:
             future.set_result(result)
 
 
-def _drop(counts: Counter[str], address: str) -> None:
-    left = counts[address] - 1
+def _drop(counts: Counter[Any], key: Hashable) -> None:
+    left = counts[key] - 1
     if left:
-        counts[address] = left
+        counts[key] = left
     else:
-        del counts[address]
+        del counts[key]
 
 
 def _peer(args: tuple[Any, ...]) -> str:

@@ -13,6 +13,7 @@ from shmserve.core.access import ACTIONS, Access, Action
 from shmserve.core.keys import HEADER, Key
 from shmserve.errors import PermissionDenied
 from shmserve.frontends.access import ACTION_OF
+from shmserve.frontends.caller_numbers import IN_ENVIRON, of_key
 from shmserve.frontends.http.routes.callers import KEY, caller_of
 from shmserve.frontends.oip.restricted_apis import Category, Restricted
 from shmserve.frontends.presented_keys import PresentedKeys
@@ -71,6 +72,7 @@ class Guard:
         field, key = self._keys.holder(_Headers(req).get)
         if key is not None:
             req.env[KEY] = key
+            req.env[IN_ENVIRON] = of_key(key)
         if key is not None or field == HEADER:
             del req.env[f"HTTP_{field.upper().replace('-', '_')}"]
         return key

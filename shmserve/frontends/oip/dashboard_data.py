@@ -11,6 +11,7 @@ import shmserve
 from shmserve.config import Settings
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.core.stats.counter_pages import BOUNDS_NS
+from shmserve.core.stats.request_counters import HITS, MISSES
 from shmserve.core.stats.time_series import LEVELS
 from shmserve.errors import InvalidArgument, Unavailable
 from shmserve.frontends.dispatch_api import DispatchApi
@@ -74,6 +75,8 @@ class DashboardData:
             "ends": report.ends,
             "regions": [msgspec.structs.asdict(kind) for kind in report.regions],
             "pool_bytes": report.pool_bytes,
+            "resources": [msgspec.structs.asdict(use) for use in report.resources],
+            "cache_bytes": sum(process.gauges.cache_bytes for process in report.processes),
             "troubles": [msgspec.structs.asdict(entry) for entry in reversed(history.incidents)],
         }
 
@@ -112,6 +115,8 @@ def _models(
     for key, row in rows.items():
         counts, model_series = totals.get(key), series.get(key)
         row["requests"] = counts.requests if counts is not None else 0
+        row["cache_hits"] = counts.cache[HITS] if counts is not None else 0
+        row["cache_misses"] = counts.cache[MISSES] if counts is not None else 0
         row["failed"] = sum(counts.failures) if counts is not None else 0
         row["series"] = model_series.columns if model_series is not None else {}
     return [rows[key] for key in sorted(rows)]

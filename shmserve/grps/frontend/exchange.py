@@ -152,10 +152,17 @@ class Exchange(Inference[PayloadSource | HttpSource]):
 
 
 def options_of(
-    spec: ModelSpec, model: str, streaming: bool, on_wait: OnWait, timeout_s: float | None = None
+    spec: ModelSpec,
+    model: str,
+    streaming: bool,
+    on_wait: OnWait,
+    caller_number: int,
+    timeout_s: float | None = None,
 ) -> RunOptions:
     """What is asked of a model besides its inputs. `model`: what the client called it."""
     parameters: dict[str, Parameter] = {}
     if takes_message(spec) or takes_http(spec):
         parameters = {STREAMING: streaming, MODEL: model}
-    return RunOptions(parameters=parameters, on_wait=on_wait, timeout_s=timeout_s)
+    return RunOptions(
+        parameters=parameters, on_wait=on_wait, timeout_s=timeout_s, caller_number=caller_number
+    )

@@ -105,7 +105,9 @@ class GrpsRpcs:
         if remaining <= 0:
             raise DeadlineExceeded("the call's deadline has passed")
         timeout_s = min(remaining, self._settings.request_timeout_s)
-        options = options_of(entry.spec, model, streaming, context.is_active, timeout_s)
+        options = options_of(
+            entry.spec, model, streaming, context.is_active, context.caller_number, timeout_s
+        )
         return self._grps.begin(payload, entry, options, lambda: context.peer().rpartition(":")[0])
 
 

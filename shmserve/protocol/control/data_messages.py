@@ -99,6 +99,7 @@ class Execute(Message, frozen=True):
     places: tuple[OutputPlace, ...] = ()  # outputs that go into client memory
     credit: int = 0  # how many answers of a stream may be on their way; 0: one answer only
     callers: tuple[CallingModel, ...] = ()  # models that wait for the answer, the first one first
+    caller_number: int = 0  # whose it is, for turns: `core.scheduling.caller_number`
 
 
 class Cancel(Message, frozen=True):

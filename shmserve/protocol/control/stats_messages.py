@@ -6,6 +6,7 @@ from collections import Counter
 
 from msgspec import Struct, field
 
+from shmserve.core.scheduling.rate_limiter import ResourceUse
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.core.stats.executor_counters import ExecutorCounts
 from shmserve.core.stats.request_counters import RequestCounts
@@ -130,7 +131,8 @@ class Report(Struct, frozen=True, array_like=True):
 
     `starts` and `ends`: processes by role since the service began. `unreadable`: pages
     that could not be read, left out of everything above. `gpus`: those that answer. `keys`:
-    requests by the names of the keys they came with.
+    requests by the names of the keys they came with. `resources`: of the rate limiter, with the
+    names of instances.
     """
 
     models: tuple[ModelReport, ...]
@@ -143,6 +145,7 @@ class Report(Struct, frozen=True, array_like=True):
     unreadable: int = 0
     gpus: tuple[GpuReport, ...] = ()
     keys: dict[str, int] = {}
+    resources: tuple[ResourceUse, ...] = ()
 
     def pending(self) -> dict[tuple[str, str], int]:
         """Requests that wait to be executed, by model version: those that frontends have sent to

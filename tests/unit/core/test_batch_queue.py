@@ -108,3 +108,14 @@ def test_the_policy_of_a_configuration() -> None:
     levels = (QueuePolicy(max_size=5), QueuePolicy(True, 30 * US, True, 9))
     assert policy == BatchPolicy(4, frozenset((2, 4)), 250 * US, levels, 1)
     assert policy.is_bounded
+
+
+def test_callers_take_turns_and_a_batch_is_filled_past_what_does_not_fit() -> None:
+    queue: BatchQueue[str, str] = BatchQueue(BatchPolicy(4, frozenset((4,))))
+    for name in ("a1", "a2", "a3", "a4", "a5", "b1", "c1", "c2"):
+        kind = "other" if name[0] == "c" else "same"
+        queue.push(Waiting(name, name, 1, kind, 0, caller=ord(name[0])))
+    batches = [[w.key for w in queue.next(0).batch] for _ in range(3)]
+    assert batches == [["a1", "b1", "a2", "a3"], ["c1", "c2"], ["a4", "a5"]]
+    queue.push(Waiting("urgent", "urgent", 1, "same", 0, caller=1))
+    assert [w.key for w in queue.next(0).batch] == ["urgent"]

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from shmserve.core.registry import ModelEntry
+from shmserve.core.stats import request_counters
+from shmserve.core.stats.request_counters import Reason
 from shmserve.dispatch import Call
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
@@ -353,6 +355,49 @@ def test_the_queue_is_bounded(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert slots_in_use(rig) == 0
+    rig.close()
+
+
+def test_a_caller_and_a_model_have_bounds_of_their_own(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_queue=4, max_model_requests=5, max_caller_share=0.5)
+    gate = threading.Event()
+
+    def slow(request: Request) -> Response:
+        gate.wait(30)
+        return own_array(request)
+
+    entry = rig.serve(slow, slow)  # two instances
+    pools = rig.dispatcher.executors.pools
+    threads: list[threading.Thread] = []
+
+    def ask(caller: int) -> None:
+        with rig.dispatcher.call(entry, RunOptions(caller_number=caller)) as call:
+            slot = call.reserve(4)
+            call.add_input("IN", "FP32", (1,), slot)
+            call.execute()
+
+    def begin(caller: int) -> None:
+        threads.append(threading.Thread(target=ask, args=(caller,)))
+        threads[-1].start()
+        total = len(threads)
+        until(lambda: sum(p.in_flight for p in list(pools.values())) == total, "not in flight")
+
+    for caller in (1, 1, 1):
+        begin(caller)
+    with pytest.raises(QueueFull, match=r"3 requests for model 'm', its share of the 5"):
+        ask(1)
+    begin(2)
+    begin(0)
+    with pytest.raises(QueueFull, match=r"model 'm' has 5 requests .*\(max_model_requests\)"):
+        ask(2)
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert all(not pool.in_flight and not pool.by_caller for pool in pools.values())
+    ask(1)
+    rows = request_counters.read(rig.dispatcher.counting.page.words)
+    assert rows is not None
+    assert rows["m", "1"].failures[Reason.QUEUE_FULL] == 2
     rig.close()
 
 

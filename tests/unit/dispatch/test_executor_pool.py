@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmserve.dispatch.executor_pool import ExecutorConnection, ExecutorPool
+from shmserve.dispatch.executor_connection import ExecutorConnection
+from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.errors import PeerDied
 from shmserve.executor.backend import Request, Response
 from tests.unit.dispatch.test_dispatch import into_offer, run, slots_in_use, until

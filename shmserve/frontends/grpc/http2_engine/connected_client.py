@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from shmserve.core.regions.region_book import Caller
+from shmserve.frontends.caller_numbers import of_socket
 from shmserve.transport.peer_credentials import caller_of
 
 
@@ -15,6 +16,7 @@ class ConnectedClient:
         address: for people, as the other engine writes it.
         host: the same for all its connections.
         unix: it came over a Unix socket.
+        number: whose its calls are, where callers take turns.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -23,6 +25,7 @@ class ConnectedClient:
         self.unix = sock.family == socket.AF_UNIX
         self.address = _address(sock)
         self.host = self.address.rpartition(":")[0]
+        self.number = of_socket(sock)
 
     def caller(self) -> Caller:
         """Whose process it is, looked up when first asked. For any thread."""

@@ -9,7 +9,7 @@ from time import monotonic
 
 import grpc
 
-from shmserve.errors import ResourceExhausted
+from shmserve.errors import QueueFull, ResourceExhausted
 from shmserve.frontends.grpc.call_turns import CallTurn
 from shmserve.frontends.grpc.http2_engine.call_head import (
     OK,
@@ -126,7 +126,7 @@ class ConnectionCalls:
         if head.timeout_s != float("inf"):
             self._loop.deadline(now + head.timeout_s, call)
         if head.method.streams:
-            self._run(call, self._serving.runs.stream, call)
+            self._run(call, b"", self._serving.runs.stream, call)
         if event.end_stream:
             self.ended(stream_id)
         return call
@@ -215,18 +215,38 @@ class ConnectionCalls:
             small = len(message.data) < LARGE_BYTES and not message.compressed
             call.on_loop = small and call.head.method.gives_way
         call.head.method.pool.silent.heard(call)
-        self._run(call, self._serving.runs.unary, call, message)
+        subjects = call.head.method.subjects
+        subject = b""
+        if subjects is not None and message is not None and not message.compressed:
+            subject = subjects.of(message.data)
+        try:
+            self._run(call, subject, self._serving.runs.unary, call, message)
+        except QueueFull as ex:
+            assert subjects is not None, "without there is no such limit"
+            subjects.refused(subject, ex)
+            self._fail(call, grpc.StatusCode.UNAVAILABLE, ex.message)
 
-    def _run(self, call: Http2Call, fn: Callable[..., None], *args: object) -> None:
+    def _run(self, call: Http2Call, subject: bytes, fn: Callable[..., None], *args: object) -> None:
         """In a thread of its pool or as a greenlet, in this connection's turn. The place is its,
-        too, until then."""
-        assert call.place is not None, "it has been given one"
-        call.place.uses += 1
+        too, until then.
+
+        Raises:
+            QueueFull: too many calls of its subject wait or run.
+        """
+        place = call.place
+        assert place is not None, "it has been given one"
+        place.uses += 1
         post = self._enter_soon if call.on_loop else None
-        call.turn = turn = CallTurn(self, call.place, fn, args, None, post)
+        call.turn = turn = CallTurn((self, subject), place, fn, args, None, post, subject)
         pool = call.head.method.pool
-        if pool.queue(turn):
-            self._loop.enter(pool.run, turn)
+        try:
+            if pool.queue(turn):
+                self._loop.enter(pool.run, turn)
+        except QueueFull:
+            call.turn = None
+            place.uses -= 1
+            call.drop_message()
+            raise
 
     def _enter_soon(self, run: Callable[[], object]) -> None:
         self._loop.post(partial(self._loop.enter, run))

@@ -91,14 +91,15 @@ class Http2Call:
         ended_by_us: its trailers are on their way.
         tensors: of its message, in slots.
         admitted: its caller was found to be one who may make it.
+        caller_number: whose it is, where callers take turns.
         held: the answer that is being sent.
     """
 
     __slots__ = (
         "_active", "_callbacks", "_copied", "_deadline", "_lock", "_max_bytes", "_messages",
-        "_settings", "_taken", "admitted", "ended_by_us", "head", "head_sent", "held", "on_loop",
-        "owner", "place", "reader", "sparing", "status", "stream_id", "tensors", "trailing", "turn",
-        "waits", "withheld",
+        "_settings", "_taken", "admitted", "caller_number", "ended_by_us", "head", "head_sent",
+        "held", "on_loop", "owner", "place", "reader", "sparing", "status", "stream_id", "tensors",
+        "trailing", "turn", "waits", "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -120,6 +121,7 @@ class Http2Call:
         self.waits = not head.method.streams
         self.sparing = False
         self.admitted = False
+        self.caller_number = owner.client.number
         self.head_sent = False
         self.ended_by_us = False
         self.trailing: Metadata = ()

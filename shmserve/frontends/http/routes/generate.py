@@ -9,6 +9,7 @@ from falcon import Request, Response
 from shmserve.config import Settings
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.errors import InvalidArgument, NotFound, ShmserveError
+from shmserve.frontends.caller_numbers import IN_ENVIRON
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.route_table import MODEL_PATHS, Routes
 from shmserve.frontends.http.routes.body_reader import held, open_body
@@ -47,7 +48,12 @@ class GenerateBody(InferBody):
         self._inputs = check_inputs(signature, request, settings, self.find)
         self.nbytes = slot_bytes(self._inputs)
         self._signature, self._reader = signature, held(b"")
-        return RunOptions(request.id, (), request.parameters, on_wait=watch(self.environ))
+        return RunOptions(
+            request.id,
+            parameters=request.parameters,
+            on_wait=watch(self.environ),
+            caller_number=self.environ.get(IN_ENVIRON, 0),
+        )
 
 
 class GenerateRoutes:

@@ -16,6 +16,7 @@ from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import InvalidArgument
+from shmserve.frontends.caller_numbers import IN_ENVIRON
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import compression
 from shmserve.frontends.http.routes.body_reader import BodyReader, header_length, held, open_body
@@ -139,7 +140,14 @@ class InferBody:
         if self._forward is not None:
             parameters = {**parameters, **forwarded(self._forward, environ)}
         self._signature, self._reader, self.request = signature, reader, request
-        return RunOptions(request.id, found.names, parameters, found.places, watch(environ))
+        return RunOptions(
+            request.id,
+            found.names,
+            parameters,
+            found.places,
+            watch(environ),
+            caller_number=environ.get(IN_ENVIRON, 0),
+        )
 
     def account(self) -> str:
         return account_of(self.environ)

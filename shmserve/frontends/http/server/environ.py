@@ -10,6 +10,8 @@ from gunicorn import util
 from gunicorn.http import wsgi
 from gunicorn.http.errors import ConfigurationProblem
 
+from shmserve.frontends.caller_numbers import IN_ENVIRON, of_socket
+
 Address = str | bytes | tuple[Any, ...]
 
 
@@ -29,6 +31,7 @@ def connection_environ(
     if isinstance(connection.sock, ssl.SSLSocket):
         environ["wsgi.url_scheme"] = "https"
     environ["shmserve.connection"] = connection
+    environ[IN_ENVIRON] = of_socket(connection.sock)
     if isinstance(client, tuple):
         environ["REMOTE_ADDR"] = client[0]
         environ["REMOTE_PORT"] = str(client[1])

@@ -71,6 +71,16 @@ export function drawTables(data, series) {
   table("processes", ["Process", "Instance", right("Up"), right("CPU"), right("Memory")], data.processes.map((process) => [
     ROLES[process.role] ?? process.role, [process.instance, "wide"], right(format.duration(process.up_s)), right(format.percent(process.cpu_percent)), right(format.bytes(process.private_bytes)),
   ]), lives.join(" · "));
+  table("resources", ["Resource", "Device", right("Held"), right("Of"), "Held by", "Waiting, the next first"], data.resources.map((use) => [
+    use.name, use.device || "all", right(format.count(use.held)), right(format.count(use.count)), [use.holders.join(", "), "wide"], [use.waiting.join(", "), "wide"],
+  ]));
+  document.getElementById("resources-section").hidden = !data.resources.length;
+  const cached = data.models.filter((model) => model.cache_hits + model.cache_misses);
+  table("cache", ["Model", "Version", right("Hits"), right("Misses"), right("Hit rate")], cached.map((model) => [
+    model.name, model.version, right(format.count(model.cache_hits)), right(format.count(model.cache_misses)),
+    right(format.percent((100 * model.cache_hits) / (model.cache_hits + model.cache_misses))),
+  ]), `${format.bytes(data.cache_bytes)} kept by all processes`);
+  document.getElementById("cache-section").hidden = !cached.length;
   table("regions", ["Kind", right("Regions"), right("Bytes"), right("Quarantined")], data.regions.map((kind) => [
     kind.kind, right(format.count(kind.regions)), right(format.bytes(kind.nbytes)), right(format.count(kind.quarantined)),
   ]), data.regions.length ? "" : "No client has registered memory.");

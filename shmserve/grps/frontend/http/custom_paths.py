@@ -26,6 +26,7 @@ from shmserve.errors import (
     Unavailable,
     UnreadableMessage,
 )
+from shmserve.frontends.caller_numbers import IN_ENVIRON
 from shmserve.frontends.http.route_table import Responder
 from shmserve.frontends.http.routes.body_reader import BodyReader, held, open_body
 from shmserve.frontends.http.routes.callers import account_of
@@ -114,7 +115,7 @@ class RawRequests:
                 " allowed (setting max_tensor_bytes)"
             )
         streaming = wants_stream(entry.spec, req, body)
-        options = options_of(entry.spec, "", streaming, watch(req.env))
+        options = options_of(entry.spec, "", streaming, watch(req.env), req.env.get(IN_ENVIRON, 0))
         exchange = self._grps.begin_http(
             entry, _head(req), reader, options, partial(account_of, req.env)
         )

@@ -11,6 +11,7 @@ from falcon import Request, Response
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry, ModelState
 from shmserve.errors import InvalidArgument, ShmserveError, Unavailable, UnreadableMessage
+from shmserve.frontends.caller_numbers import IN_ENVIRON
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.route_table import Routes
 from shmserve.frontends.http.routes.body_reader import open_body
@@ -150,7 +151,9 @@ class PredictResource:
         as_ndarray = (req.get_param("return-ndarray") or "").lower() == "true"
         if streaming and as_ndarray:
             raise InvalidArgument("Streaming and ret ndarray are not supported at the same time.")
-        options = options_of(entry.spec, model, streaming, watch(req.env))
+        options = options_of(
+            entry.spec, model, streaming, watch(req.env), req.env.get(IN_ENVIRON, 0)
+        )
         exchange = self._grps.begin(payload, entry, options, partial(account_of, req.env))
         try:
             if streaming:

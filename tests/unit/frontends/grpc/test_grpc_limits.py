@@ -120,3 +120,43 @@ def test_an_idle_stream_that_nobody_minds_stays() -> None:
         sender.send(request())
         assert next(call).infer_response.outputs
         sender.close()
+
+
+def test_a_flooded_model_leaves_threads_to_others_and_has_a_bound() -> None:
+    gate = threading.Event()
+    limits = {"grpc_threads": 4, "max_model_share": 0.5, "max_model_requests": 3}
+    with Rig(max_caller_share=1, **limits) as rig:
+        if rig.engine != "http2":
+            return  # the other one tells a pool no names
+        held(rig, gate)
+        running = [rig.threads.submit(rig.client.infer) for _ in range(3)]
+        wait_until(lambda: rig.served.busy == 3 and len(rig.dispatcher.calls) == 2, "two run")
+        code, details = rig.client.error("ModelInfer", request())
+        assert code == "UNAVAILABLE"
+        assert "model 'identity' has 3 requests" in details
+        assert "max_model_requests" in details
+        assert rig.dispatcher.refusals == [("identity", "QueueFull")]
+        # On the same connection, and no thread is the flooded model's
+        other = request(model="failing")
+        assert rig.client.error("ModelInfer", other)[0] != "DEADLINE_EXCEEDED"
+        assert len(rig.dispatcher.calls) == 3
+        gate.set()
+        assert all(call.result(WATCHDOG_S).outputs for call in running)
+        wait_until(lambda: rig.served.busy == 0, "all are done")
+        assert rig.client.infer().outputs
+
+
+def test_a_cancelled_call_counts_for_its_model_no_more() -> None:
+    gate = threading.Event()
+    with Rig(grpc_threads=2, max_model_share=0.5, max_model_requests=2) as rig:
+        held(rig, gate)
+        running = rig.threads.submit(rig.client.infer)
+        wait_until(lambda: rig.served.busy == 1, "one runs")
+        waiting = rig.client.method("ModelInfer").future(request())
+        wait_until(lambda: rig.served.busy == 2, "one waits")
+        waiting.cancel()
+        wait_until(lambda: rig.served.busy == 1 or rig.engine != "http2", "its place is free")
+        again = rig.threads.submit(rig.client.infer)
+        gate.set()
+        assert running.result(WATCHDOG_S).outputs
+        assert again.result(WATCHDOG_S).outputs

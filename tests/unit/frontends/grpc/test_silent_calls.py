@@ -79,7 +79,7 @@ def test_a_caller_at_its_share_costs_others_nothing(tmp_path: Path) -> None:
     gate = threading.Event()
     address = f"unix:{tmp_path}/grpc.sock"
     limits = {"grpc_threads": 2, "grpc_max_calls": 8, "max_caller_share": 0.5}
-    with Rig(also=address, **limits) as rig, Client(address) as other:
+    with Rig(also=address, max_model_share=1, **limits) as rig, Client(address) as other:
         model = rig.dispatcher.functions["identity"]
 
         def wait(given: Any) -> Any:

@@ -1,0 +1,40 @@
+"""All that the numbers of the service are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shmserve.coordinator.stats.counter_totals import CounterTotals
+from shmserve.core.control.reconciler import Reconciler
+from shmserve.core.regions.region_book import RegionBook
+from shmserve.core.scheduling.rate_limiter import RateLimiter, ResourceUse
+from shmserve.observe.gpu_use import GpuUse
+from shmserve.protocol.control.stats_messages import Report
+
+
+class StatsSources(Struct, frozen=True):
+    """The coordinator's books, everybody's counters, the GPUs, and the rate limiter."""
+
+    reconciler: Reconciler
+    book: RegionBook
+    counters: CounterTotals
+    gpus: GpuUse
+    limiter: RateLimiter
+
+    def report(self) -> Report:
+        """All numbers as of now."""
+        report = self.counters.report(self.reconciler, self.book, self.gpus.latest())
+        return replace(report, resources=tuple(self.resources()))
+
+    def resources(self) -> Iterator[ResourceUse]:
+        """What the rate limiter shares out, by the names of instances."""
+        linked = self.reconciler.processes
+        for use in self.limiter.uses():
+            holders, waiting = (
+                tuple(linked[name].instance if name in linked else name for name in names)
+                for names in (use.holders, use.waiting)
+            )
+            yield replace(use, holders=holders, waiting=waiting)

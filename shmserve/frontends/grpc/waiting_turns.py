@@ -1,0 +1,61 @@
+"""Calls that wait to be run by their pool: whose turn is next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+
+from shmserve.frontends.grpc.call_turns import CallTurn
+
+
+class WaitingTurns:
+    """Addresses take turns, and so do the lines of each. Not thread-safe.
+
+    Attributes:
+        by_address: the lines of each address; whose turn is next first, and nobody is without.
+    """
+
+    def __init__(self) -> None:
+        self.by_address: dict[str, dict[Hashable, deque[CallTurn]]] = {}
+
+    def add(self, turn: CallTurn) -> None:
+        """It waits behind those of its line."""
+        lines = self.by_address.setdefault(turn.place.address, {})
+        lines.setdefault(turn.line, deque()).append(turn)
+
+    def remove(self, turn: CallTurn) -> bool:
+        """It will not run; False: it does not wait."""
+        lines = self.by_address.get(turn.place.address, {})
+        line = lines.get(turn.line)
+        if line is None or turn not in line:
+            return False
+        line.remove(turn)
+        if not line:
+            del lines[turn.line]
+            if not lines:
+                del self.by_address[turn.place.address]
+        return True
+
+    def next(self, may_run: Callable[[CallTurn], bool]) -> CallTurn | None:
+        """Take the next one out of those that may run now."""
+        for address, lines in self.by_address.items():
+            for name, line in lines.items():
+                if may_run(line[0]):
+                    turn = line.popleft()
+                    del lines[name]
+                    if line:
+                        lines[name] = line  # behind the others
+                    del self.by_address[address]
+                    if lines:
+                        self.by_address[address] = lines
+                    return turn
+        return None
+
+    def count(self, address: str) -> int:
+        """How many wait of an address."""
+        return sum(map(len, self.by_address.get(address, {}).values()))
+
+    def __iter__(self) -> Iterator[CallTurn]:
+        for lines in self.by_address.values():
+            for line in lines.values():
+                yield from line

@@ -1,0 +1,116 @@
+"""The executor's queue: turns between callers, against lists."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shmserve.core.scheduling.request_queue import RequestQueue
+
+CALLERS = st.integers(0, 4)
+
+
+class TurnsMachine(RuleBasedStateMachine):
+    """`waiting`: by caller what is here, the oldest first. `overtaken`: by caller how often each
+    other one was served since it was its turn, or since it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: RequestQueue[int, int] = RequestQueue()
+        self.waiting: dict[int, list[int]] = {}
+        self.overtaken: dict[int, Counter[int]] = {}
+        self.deadlines: dict[int, int] = {}
+        self.number = self.now = 0
+
+    @rule(caller=CALLERS, count=st.integers(1, 20), limit=st.sampled_from([0, 5, 50]))
+    def push(self, caller: int, count: int, limit: int) -> None:
+        for _ in range(count):
+            self.number += 1
+            self.deadlines[self.number] = self.now + limit if limit else 0
+            self.queue.push(self.number, -self.number, self.deadlines[self.number], caller)
+            self.waiting.setdefault(caller, []).append(self.number)
+            self.overtaken.setdefault(caller, Counter())
+
+    @rule(step=st.integers(0, 10))
+    def wait(self, step: int) -> None:
+        self.now += step
+
+    @rule()
+    def pop(self) -> None:
+        expected = [-item for item in self.queue.in_turn()]
+        assert self.queue.peek() == (-expected[0] if expected else None)
+        popped = self.queue.pop(self.now)
+        if popped is None:
+            assert not self.waiting
+            return
+        item, in_time = popped
+        assert -item == expected[0]
+        end = self.deadlines[-item]
+        assert in_time is (not end or self.now < end)
+        self._served(-item)
+        assert [-item for item in self.queue.in_turn()] == expected[1:]
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def take_some_in_turn(self, data: st.DataObject) -> None:
+        """As a batch does."""
+        ordered = [-item for item in self.queue.in_turn()]
+        count = data.draw(st.integers(1, len(ordered)))
+        for number in ordered[:count]:
+            assert self.queue.take(number) == -number
+            self._served(number)
+        assert [-item for item in self.queue.in_turn()] == ordered[count:]
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from([n for line in self.waiting.values() for n in line]))
+        ordered = [-item for item in self.queue.in_turn() if item != -number]
+        assert self.queue.cancel(number) == -number
+        assert self.queue.cancel(number) is None
+        self._gone(number)
+        if len(self.waiting) == 1:
+            assert [-item for item in self.queue.in_turn()] == ordered
+
+    @rule()
+    def pop_late(self) -> None:
+        late = [n for n, end in self.deadlines.items() if end and self.now >= end]
+        popped = self.queue.pop_late(self.now)
+        assert (popped is None) is not bool(late)
+        if popped is not None:
+            assert popped[1] is False
+            assert -popped[0] in late
+            self._gone(-popped[0])
+
+    def _served(self, number: int) -> None:
+        caller = self._gone(number)
+        for other, times in self.overtaken.items():
+            if other != caller:
+                times[caller] += 1
+                assert times[caller] <= 1, "one is served twice while another waits"
+        if caller in self.overtaken:
+            self.overtaken[caller].clear()
+
+    def _gone(self, number: int) -> int:
+        del self.deadlines[number]
+        caller = next(c for c, line in self.waiting.items() if number in line)
+        line = self.waiting[caller]
+        line.remove(number)
+        if not line:
+            del self.waiting[caller], self.overtaken[caller]
+        return caller
+
+    @invariant()
+    def callers_keep_their_order(self) -> None:
+        ordered = [-item for item in self.queue.in_turn()]
+        for line in self.waiting.values():
+            assert [number for number in ordered if number in line] == line
+        assert len(self.queue) == len(ordered) == sum(map(len, self.waiting.values()))
+        assert sorted(self.queue) == sorted(ordered)
+        if len(self.waiting) == 1:
+            assert ordered == sorted(ordered)
+
+
+TestTurnsMachine = TurnsMachine.TestCase

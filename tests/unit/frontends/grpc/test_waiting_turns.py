@@ -1,0 +1,46 @@
+"""Whose turn for a thread it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shmserve.core.scheduling.caller_number import caller_number
+from shmserve.frontends.grpc.call_turns import CallTurn, PoolPlace
+from shmserve.frontends.grpc.waiting_turns import WaitingTurns
+from tests.grpc_client import Client, Rig
+
+
+def test_addresses_take_turns_and_so_do_the_connections_of_each() -> None:
+    waiting = WaitingTurns()
+    for connection in range(50):
+        for _ in range(2):
+            waiting.add(CallTurn(("flood", connection), PoolPlace("a"), print, ()))
+    quiet = CallTurn("quiet", PoolPlace("b"), print, ())
+    waiting.add(quiet)
+    gone = CallTurn("gone", PoolPlace("c"), print, ())
+    waiting.add(gone)
+    assert waiting.remove(gone)
+    assert not waiting.remove(gone)
+    turns = [waiting.next(lambda turn: True) for _ in range(4)]
+    assert [turn.line for turn in turns if turn] == [
+        ("flood", 0),
+        "quiet",
+        ("flood", 1),
+        ("flood", 2),
+    ]
+    waiting.add(quiet)
+    chosen = waiting.next(lambda turn: turn.place.address == "b")
+    assert chosen is quiet
+    assert waiting.count("a") == 97
+    assert len(list(waiting)) == 97
+
+
+def test_requests_say_whose_they_are(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/grpc.sock"
+    with Rig(also=address) as rig, Client(address) as other:
+        rig.client.infer()
+        other.infer()
+        over_tcp, over_unix = (call.options.caller_number for call in rig.dispatcher.calls)
+        assert over_tcp == caller_number("address", "127.0.0.1")
+        assert over_tcp != over_unix
+        assert over_unix != 0
