@@ -124,22 +124,19 @@ class ExecutorPool:
                     " instance wait or run already (max_queue)"
                 )
             self.in_flight += 1
-            if self._idle:
-                connection = self._idle.pop()
-                connection.caller = caller
-                if caller:
-                    self.by_caller[caller] = self.by_caller.get(caller, 0) + 1
-                return connection
-        try:
-            connection = self._connect()
-        except BaseException:
-            with self._lock:
-                self.in_flight -= 1
-            raise
-        connection.caller = caller
-        if caller:
-            with self._lock:
+            if caller:
                 self.by_caller[caller] = self.by_caller.get(caller, 0) + 1
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            try:
+                connection = self._connect()
+            except BaseException:
+                with self._lock:
+                    self.in_flight -= 1
+                    if caller and (left := self.by_caller.pop(caller) - 1):
+                        self.by_caller[caller] = left
+                raise
+        connection.caller = caller
         return connection
 
     def _connect(self) -> ExecutorConnection:

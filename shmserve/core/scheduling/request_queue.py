@@ -22,19 +22,23 @@ Item = TypeVar("Item")
 
 class RequestQueue(Generic[Key, Item]):
     """First in, first out of each caller; what was cancelled or is past its deadline never
-    runs."""
+    runs.
+
+    Attributes:
+        waiting: the caller of everything that waits, by key, as it came; only to be read.
+    """
 
     def __init__(self) -> None:
         # By caller, whose turn is next first; none of them is empty
         self._lines: OrderedDict[int, OrderedDict[Key, tuple[Item, int]]] = OrderedDict()
-        self._caller_of: dict[Key, int] = {}
+        self.waiting: dict[Key, int] = {}
 
     def push(self, key: Key, item: Item, deadline_ns: int = 0, caller: int = 0) -> None:
         """Append. `deadline_ns` 0: none. `caller`: whose it is; 0: nobody knows. `key` must not
         be queued already."""
-        if key in self._caller_of:  # of a peer that breaks this rule the latest counts
+        if key in self.waiting:  # of a peer that breaks this rule the latest counts
             self.cancel(key)
-        self._caller_of[key] = caller
+        self.waiting[key] = caller
         line = self._lines.get(caller)
         if line is None:
             line = self._lines[caller] = OrderedDict()
@@ -42,7 +46,7 @@ class RequestQueue(Generic[Key, Item]):
 
     def cancel(self, key: Key) -> Item | None:
         """Take an item out that has not started; None if it is not here. Nobody's turn passes."""
-        caller = self._caller_of.pop(key, None)
+        caller = self.waiting.pop(key, None)
         if caller is None:
             return None
         line = self._lines[caller]
@@ -53,7 +57,7 @@ class RequestQueue(Generic[Key, Item]):
 
     def take(self, key: Key) -> Item | None:
         """As `cancel`, of an item that starts: it was its caller's turn."""
-        caller = self._caller_of.get(key)
+        caller = self.waiting.get(key)
         if caller is not None:
             self._lines.move_to_end(caller)
         return self.cancel(key)
@@ -65,7 +69,7 @@ class RequestQueue(Generic[Key, Item]):
         caller = next(iter(self._lines))
         line = self._lines[caller]
         key, (item, deadline_ns) = line.popitem(last=False)
-        del self._caller_of[key]
+        del self.waiting[key]
         if line:
             self._lines.move_to_end(caller)
         else:
@@ -101,12 +105,12 @@ class RequestQueue(Generic[Key, Item]):
 
     def drop_where(self, is_wanted: Callable[[Key], bool]) -> list[Item]:
         """Take out every item whose key `is_wanted` (those of a connection that closed, say)."""
-        gone = [self.cancel(key) for key in [k for k in self._caller_of if is_wanted(k)]]
+        gone = [self.cancel(key) for key in [k for k in self.waiting if is_wanted(k)]]
         return [item for item in gone if item is not None]
 
     def __iter__(self) -> Iterator[Key]:
         """The keys of everything that waits, as it came."""
-        return iter(self._caller_of)
+        return iter(self.waiting)
 
     def __len__(self) -> int:
-        return len(self._caller_of)
+        return len(self.waiting)

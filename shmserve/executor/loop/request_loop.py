@@ -98,7 +98,7 @@ class RequestLoop(ServingLoop):
 
     def _publish(self) -> int:
         """Tell frontends how busy the executor is; how many requests wait."""
-        waiting = len(self._queue)
+        waiting = len(self._queue.waiting)
         words = self._status.words
         words[RUNNING] = running = self._running is not None
         words[DEPTH] = waiting + running

@@ -111,7 +111,10 @@ class InferMessage:
             self.nbytes = known.inputs[0].nbytes
             self.wanted, self._signature = known.wanted, signature
             parameters, timeout_s = known.request.parameters, self.asker.timeout()
-            return RunOptions("", known.names, parameters, (), None, timeout_s)
+            number = self.asker.context.caller_number
+            return RunOptions(
+                "", known.names, parameters, timeout_s=timeout_s, caller_number=number
+            )
         settings, self._tensors = self._serving.settings, self.wire.inputs
         request, self.empty_final = to_request(self.wire, settings)
         find = partial(self._serving.regions.find, self.asker.caller)

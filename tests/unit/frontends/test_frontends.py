@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -131,4 +132,4 @@ def test_a_successor_adopts(keeper: Keeper, folder: Path) -> None:
 def test_none_are_started_after_a_halt(keeper: Keeper) -> None:
     keeper.frontends.halt()
     assert keeper.turn() == []
-    assert keeper.frontends.next_due() is None
+    assert keeper.frontends.next_due() == inf
