@@ -152,7 +152,7 @@ def test_a_pipeline_copies_nothing(frontend: Dispatcher, size: int) -> None:
         answer, receipt = run_line(frontend, array)
         np.testing.assert_array_equal(answer, (array * 2 + 1) * 2)
         assert receipt["copied_bytes"] == {"in": 0, "batch": 0, "out": 0, "device": 0}
-        assert receipt["executor"] == "scale/1/0, shift/1/0, scale/1/0"
+        assert receipt["executor"] == "scale/1/0, shift/1/0"  # each once, however often it ran
 
 
 def test_a_pipeline_of_messages(frontend: Dispatcher) -> None:
