@@ -38,7 +38,7 @@ JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadfile --require='$(REQUIRE)'
 # What `make coverage` measures, child processes included. Not everything: a process that is traced takes
 # twice as long, and there are thousands.
-COVERAGE_TESTS ?= tests/unit tests/integration/test_service.py tests/integration/test_grpc.py
+COVERAGE_TESTS ?= tests/unit
 
 # How long the campaigns go on: inputs of each parser (and seconds of this run, if it is to stop before:
 # the next one goes on from there), and seconds.
