@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-LARGE = 1 << 16  # bytes: what is made of less holds nobody up
+LARGE = 1 << 16  # bytes: to copy, check or encode fewer of a tensor holds nobody up
 
 _Result = TypeVar("_Result")
 

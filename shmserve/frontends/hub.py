@@ -15,6 +15,7 @@ import os
 import select
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -133,10 +134,8 @@ class Hub:
 
     def _disarm(self, readiness: Readiness) -> None:
         readiness.armed = 0
-        try:
+        with suppress(OSError):  # it was closed meanwhile
             self._epoll.unregister(readiness.fd)
-        except OSError:  # it was closed meanwhile
-            return
 
     def _arm(self, readiness: Readiness, events: int) -> None:
         change = self._epoll.modify if readiness.armed else self._epoll.register
@@ -169,6 +168,7 @@ class Hub:
     def handle(self, fd: int, handler: Callable[[int], None], events: int = READ) -> None:
         """Call it, which never waits, with the events of a descriptor, until `unhandle`. It must
         not raise."""
+        self._watched.pop(fd, None)  # of one that was closed, and whose number this one has now
         self._handlers[fd] = handler
         self._epoll.register(fd, events)
 
@@ -179,7 +179,8 @@ class Hub:
     def unhandle(self, fd: int) -> None:
         """Before it is closed. Idempotent."""
         if self._handlers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+            with suppress(OSError):  # whoever closes it next must get that far
+                self._epoll.unregister(fd)
 
     def at_turns_end(self, call: Callable[[], object]) -> None:
         """Call it when what is ready now has been looked at."""

@@ -19,6 +19,7 @@ from shmserve.frontends.grpc.silent_calls import AwaitedRequests
 from shmserve.frontends.grpc.tensor_message import TensorIntake
 from shmserve.frontends.grpc.thread_pools import BoundedPool, check_admitted
 from shmserve.frontends.oip.restricted_apis import Category, Restricted, known
+from shmserve.protocol.protobuf.infer_wire import quick_to_read
 
 _NO_MESSAGE = "the call has no request message"
 _OF_PAGES = ("origin", "sec-fetch-site")
@@ -92,7 +93,8 @@ class Methods:
             abort(context, error)
             raise AssertionError("unreachable: abort raises")
 
-        views = gives_way = tensors is not None
+        views = tensors is not None
+        gives_way = quick_to_read if views else None
         return RpcMethod(
             *(behave, pool, False, limit_s, most, views, admit, tensors, gives_way, subjects)
         )

@@ -51,6 +51,7 @@ from shmserve.waiting import beside_if_large
 
 RECEIPT = "shmserve-receipt"
 _FINAL = "triton_final_response"
+_ELEMENT_COST = 32  # bytes that are copied, at least, while one element of BYTES is checked
 _encode_receipt = msgspec.json.Encoder().encode
 
 
@@ -159,8 +160,8 @@ class InferMessage:
                 beside_if_large(checked.nbytes, _copy, reservation.view, wire.raw)
             if wire.contents is None and not checked.signature.datatype.itemsize:
                 model = self._signature.spec.name
-                view, size = reservation.view, checked.nbytes
-                beside_if_large(size, bytes_codec.check, view, checked.count, source.name, model)
+                view, cost = reservation.view, checked.count * _ELEMENT_COST
+                beside_if_large(cost, bytes_codec.check, view, checked.count, source.name, model)
             call.add_input(source.name, source.datatype, source.shape, reservation)
 
 

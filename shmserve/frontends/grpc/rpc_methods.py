@@ -104,8 +104,8 @@ class RpcMethod(Struct, frozen=True, eq=False):
             large message is received sets the context's `admitted`.
         subjects: what its calls are about, for an engine that takes heed of it.
         tensors: how an engine that can receives its message's tensors: it is a `TensorMessage`.
-        gives_way: it waits by `shmserve.waiting`, so a loop may run it, if its message is small or
-            is such a one.
+        gives_way: it waits by `shmserve.waiting`, so a loop may run it, if what of its message is
+            not in slots is small and of a kind that this finds quick to read; None: it does not.
     """
 
     behave: Callable[[Iterator[RpcMessage], RpcContext], Any]
@@ -116,7 +116,7 @@ class RpcMethod(Struct, frozen=True, eq=False):
     views: bool = False
     admit: Callable[[RpcContext], None] | None = None
     tensors: TensorIntake | None = None
-    gives_way: bool = False
+    gives_way: Callable[[memoryview], bool] | None = None
     subjects: RpcSubjects | None = None
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from shmserve.errors import QueueFull, ResourceExhausted
+from shmserve.errors import QueueFull, ResourceExhausted, Unavailable
 from shmserve.frontends.grpc.call_turns import CallTurn, PoolPlace, PoolSize
 from shmserve.frontends.grpc.silent_calls import SilentCalls
 from shmserve.frontends.grpc.waiting_turns import WaitingTurns
@@ -136,16 +136,14 @@ class BoundedPool(ThreadPoolExecutor):
         True: it is the loop's, which is to `run` it now.
 
         Raises:
-            RuntimeError: the pool is closed.
-            QueueFull: there are too many of its subject. It still has its place.
+            Unavailable: the pool is closed, or the system has no thread. It still has its place.
+            QueueFull: the same, of too many of its subject.
         """
         subject = turn.subject
         with self._lock:
             if self._closed:
-                raise RuntimeError("the pool is closed")
-            counts = self._subjects.get(subject)
-            if counts is None:
-                counts = self._subjects[subject] = [0, 0]
+                raise Unavailable("the server is stopping")
+            counts = self._subjects.get(subject) or [0, 0]
             if subject and counts[1] >= self._size.subject_limit:
                 raise QueueFull(
                     f"model '{subject.decode(errors='replace')}' has {counts[1]} requests that wait"
@@ -153,20 +151,22 @@ class BoundedPool(ThreadPoolExecutor):
                 )
             address = turn.place.address
             running = self._running.get(address, 0)
-            counts[1] += 1
-            if (
+            waits = (
                 running >= self._caller_threads
                 or counts[0] >= self._subject_threads
                 or self._active >= self._size.threads
-            ):
+            )
+            if waits:
                 self._waiting.add(turn)
-                return False
-            if turn.post is None:
-                self._give_thread(turn)
-            self._active += 1
-            self._running[address] = running + 1
-            counts[0] += 1
-        return turn.post is not None
+            else:
+                if turn.post is None and not self._give_thread(turn):
+                    raise Unavailable("the server has no thread for the call now")
+                self._active += 1
+                self._running[address] = running + 1
+                counts[0] += 1
+            counts[1] += 1
+            self._subjects[subject] = counts
+        return not waits and turn.post is not None
 
     def run(self, turn: CallTurn) -> None:
         """Run a turn of the loop's, and have whoever waits for its place run, too."""
@@ -183,18 +183,21 @@ class BoundedPool(ThreadPoolExecutor):
             assert turn.post is not None, "it is the loop's"
             turn.post(partial(self.run, turn))
 
-    def _give_thread(self, turn: CallTurn) -> None:
-        """One that has nothing to do, or a new one: there are as many as may run."""
+    def _give_thread(self, turn: CallTurn) -> bool:
+        """One that has nothing to do, or a new one; False: the system has none. There are as many
+        as may run."""
         if self._idle:
             self._idle.pop().put(turn)
-        else:
-            self._start_thread(turn)
-
-    def _start_thread(self, first: CallTurn) -> None:
+            return True
         name = f"{self._name}_{len(self._threads_started)}"
-        thread = threading.Thread(target=self._take_turns, args=(first,), name=name, daemon=True)
-        thread.start()
+        thread = threading.Thread(target=self._take_turns, args=(turn,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            _log.warning("the system has no thread for a call")
+            return False
         self._threads_started.append(thread)
+        return True
 
     def _may_run(self, turn: CallTurn) -> bool:
         """Whether neither its address nor its subject has its share of the threads."""
@@ -210,7 +213,11 @@ class BoundedPool(ThreadPoolExecutor):
         except ResourceExhausted as ex:
             return self._refusals.refuse(ex.message, fn, *args)
         future: Future[T] = Future()
-        self.queue(CallTurn(peer, place, fn, args, future))
+        try:
+            self.queue(CallTurn(peer, place, fn, args, future))
+        except Unavailable as ex:
+            self.leave(place)
+            return self._refusals.refuse(ex.message, fn, *args)
         return future
 
     @property
@@ -281,13 +288,14 @@ class BoundedPool(ThreadPoolExecutor):
             turn = waiting.next(self._may_run)
             if turn is None:
                 break
+            if turn.post is not None:
+                following.append(turn)
+            elif not self._give_thread(turn):
+                waiting.put_back(turn)  # until another call ends
+                break
             self._active += 1
             self._running[turn.place.address] += 1
             self._subjects[turn.subject][0] += 1
-            if turn.post is None:
-                self._give_thread(turn)
-            else:
-                following.append(turn)
         return following
 
     def _subject_left(self, subject: bytes) -> None:

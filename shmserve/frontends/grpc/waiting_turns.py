@@ -51,6 +51,14 @@ class WaitingTurns:
                     return turn
         return None
 
+    def put_back(self, turn: CallTurn) -> None:
+        """It was taken out as the next, and cannot run yet: it is the next again."""
+        lines = self.by_address.pop(turn.place.address, {})
+        line = lines.pop(turn.line, deque())
+        line.appendleft(turn)
+        lines = {turn.line: line, **lines}
+        self.by_address = {turn.place.address: lines, **self.by_address}
+
     def count(self, address: str) -> int:
         """How many wait of an address."""
         return sum(map(len, self.by_address.get(address, {}).values()))

@@ -250,6 +250,27 @@ def test_a_descriptor_that_was_closed_and_is_another_now(loop: Loop) -> None:
     loop.run()
 
 
+def test_who_is_called_for_a_descriptor_that_another_waited_for_before(loop: Loop) -> None:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel, got = Channel(one), []
+    loop.start(channel.receive, WATCHDOG_S)
+    other.send(b"x")
+    loop.run()
+    fd = channel.fileno()
+    channel.close()
+    left, right = socket.socketpair()
+    assert left.fileno() == fd
+    loop.hub.handle(fd, lambda _: (got.append(left.recv(9)), loop.hub.leave()))
+    for text in (b"first", b"second"):
+        right.send(text)
+        loop.hub.run(time.monotonic() + WATCHDOG_S)
+        assert got.pop() == text
+    loop.hub._epoll.unregister(fd)  # as if by mistake: its owner can close it all the same
+    loop.hub.unhandle(fd)
+    for sock in (other, left, right):
+        sock.close()
+
+
 def test_threads_beside_are_no_more_than_allowed() -> None:
     threads, running, most = SideThreads(3, "some_threads"), [0], [0]
     lock, over = threading.Lock(), threading.Semaphore(0)

@@ -9,7 +9,7 @@ from time import monotonic
 
 import grpc
 
-from shmserve.errors import QueueFull, ResourceExhausted
+from shmserve.errors import ResourceExhausted, Unavailable
 from shmserve.frontends.grpc.call_turns import CallTurn
 from shmserve.frontends.grpc.http2_engine.call_head import (
     OK,
@@ -60,6 +60,7 @@ class ConnectionCalls:
         client: as above.
         tensors: messages with tensors in slots.
         deadlines: of messages that have begun.
+        entered: a call was run since this was last False; others wait for the turn's end.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class ConnectionCalls:
         self._last_head: tuple[RequestFields, CallHead | bytes] | None = None
         self.tensors = ConnectionTensors(serving, self, resume)
         self.deadlines = MessageDeadlines(serving.settings)
+        self.entered = False
 
     def __getitem__(self, stream_id: int) -> Http2Call | None:
         return self._calls.get(stream_id)
@@ -212,27 +214,19 @@ class ConnectionCalls:
         call.stop_reading()  # what comes after the one message does not matter
         if message is not None:
             call.tensors = message.parts
-            small = len(message.data) < LARGE_BYTES and not message.compressed
-            call.on_loop = small and call.head.method.gives_way
+            quick = call.head.method.gives_way
+            if quick is not None and len(message.data) < LARGE_BYTES and not message.compressed:
+                call.on_loop = quick(message.data)
         call.head.method.pool.silent.heard(call)
         subjects = call.head.method.subjects
         subject = b""
         if subjects is not None and message is not None and not message.compressed:
             subject = subjects.of(message.data)
-        try:
-            self._run(call, subject, self._serving.runs.unary, call, message)
-        except QueueFull as ex:
-            assert subjects is not None, "without there is no such limit"
-            subjects.refused(subject, ex)
-            self._fail(call, grpc.StatusCode.UNAVAILABLE, ex.message)
+        self._run(call, subject, self._serving.runs.unary, call, message)
 
     def _run(self, call: Http2Call, subject: bytes, fn: Callable[..., None], *args: object) -> None:
         """In a thread of its pool or as a greenlet, in this connection's turn. The place is its,
-        too, until then.
-
-        Raises:
-            QueueFull: too many calls of its subject wait or run.
-        """
+        too, until then. Where its pool does not take it, the call has failed."""
         place = call.place
         assert place is not None, "it has been given one"
         place.uses += 1
@@ -240,13 +234,21 @@ class ConnectionCalls:
         call.turn = turn = CallTurn((self, subject), place, fn, args, None, post, subject)
         pool = call.head.method.pool
         try:
-            if pool.queue(turn):
-                self._loop.enter(pool.run, turn)
-        except QueueFull:
+            if not pool.queue(turn):
+                return
+        except Unavailable as ex:
             call.turn = None
             place.uses -= 1
             call.drop_message()
-            raise
+            if call.head.method.subjects is not None:
+                call.head.method.subjects.refused(subject, ex)
+            self._fail(call, grpc.StatusCode.UNAVAILABLE, ex.message)
+            return
+        if self.entered:
+            self._loop.at_turns_end(partial(self._loop.enter, pool.run, turn))
+        else:
+            self.entered = True
+            self._loop.enter(pool.run, turn)
 
     def _enter_soon(self, run: Callable[[], object]) -> None:
         self._loop.post(partial(self._loop.enter, run))

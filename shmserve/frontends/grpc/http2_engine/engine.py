@@ -15,7 +15,9 @@ from shmserve.core.regions.region_book import Caller
 from shmserve.frontends.grpc.callers import relayed
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.http2_engine.connected_client import ConnectedClient
+from shmserve.frontends.grpc.http2_engine.event_loop import guarded
 from shmserve.frontends.grpc.http2_engine.http2_call import Http2Call
+from shmserve.frontends.grpc.http2_engine.open_connections import OpenConnection
 from shmserve.frontends.grpc.http2_engine.server_connection import ServerConnection
 from shmserve.frontends.grpc.http2_engine.serving import serving_of
 from shmserve.frontends.grpc.http2_engine.transports import (
@@ -192,10 +194,7 @@ class Http2Engine:
         connections = self._serving.connections
         for connection in connections:
             if now >= connection.due or connection.touched:
-                connection.look(now)
-                if now >= connection.due:
-                    connection.tick(now)
-                    connection.look(now)
+                guarded(partial(_tick, connection, now))  # a defect with one is not all clients'
         return min((connection.due for connection in connections), default=float("inf"))
 
     # --- the end
@@ -220,6 +219,13 @@ class Http2Engine:
         for connection in self._serving.connections:
             connection.terminate()
         self._loop.stop()
+
+
+def _tick(connection: OpenConnection, now: float) -> None:
+    connection.look(now)
+    if now >= connection.due:
+        connection.tick(now)
+        connection.look(now)
 
 
 class SocketCallers:

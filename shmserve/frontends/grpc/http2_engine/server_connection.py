@@ -97,6 +97,7 @@ class ServerConnection:
 
     def _receive(self) -> None:
         transport, now = self._transport, monotonic()
+        self._calls.entered = False
         for _ in range(_RECEIVES):
             try:
                 if self._calls.tensors.waiting or not self._receive_once(now):
