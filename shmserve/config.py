@@ -113,7 +113,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_connections: Positive = 16384  # per frontend
     http_threads: Positive = 32  # per HTTP worker, for what would hold up its connections
     max_queue: Positive = 256  # requests waiting for or running on one instance, per frontend
-    max_model_requests: Positive = 384  # the same for one model version, and waiting for a thread
+    max_model_requests: Positive = 384  # the same for a model version; gRPC calls for a model
     max_model_share: Share = 0.5  # of grpc_threads that one model may have; its others wait
     max_caller_share: Share = 0.75  # of places for requests and calls, and of the pool, for one
     grpc_threads: Positive = 96  # inferences that run at a time, per gRPC process

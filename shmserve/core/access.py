@@ -63,14 +63,6 @@ def table(settings: Settings) -> dict[Action, tuple[Kind, ...]]:
     return {action: tuple(kind for kind in rows[action] if kind not in keyed) for action in ACTIONS}
 
 
-def account(caller: Caller, address: str) -> str:
-    """Under which name somebody takes his share of what is shared: the holders of a key are one, of
-    others a user of this host, and an `address` elsewhere."""
-    if caller.key:
-        return f"key {caller.key}"
-    return address if caller.remote else f"uid {caller.uid}"
-
-
 class Access:
     """The table, applied.
 

@@ -1,6 +1,7 @@
 """What callers have of the pool through this process, and how much one of them may.
 
-A request that has come is not asked who it is from while it is small: `FREE` bytes are nobody's.
+Callers are those that `core.scheduling.caller_number` numbers. While a request is small it is not
+counted: `FREE` bytes are nobody's.
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ class CallerShares:
         self._processes = settings.http_workers + settings.grpc_processes
         self._pool_bytes = pool_bytes
         self._lock = threading.Lock()
-        self.held: Counter[str] = Counter()  # by caller; none of them is 0
+        self.held: Counter[int] = Counter()  # by caller; none of them is 0
 
-    def of(self, who: str) -> CallerShare:
+    def of(self, caller: int) -> CallerShare:
         """What a new request of this caller has: nothing yet. Close it on every path."""
-        return CallerShare(self, who)
+        return CallerShare(self, caller)
 
-    def change(self, who: str, before: int, after: int) -> None:
+    def change(self, caller: int, before: int, after: int) -> None:
         """One request of a caller has other bytes than before.
 
         Raises:
             ResourceExhausted: it is more than the caller may have.
         """
         with self._lock:
-            others = self.held[who] - before
+            others = self.held[caller] - before
             if after > before:
                 self._check(others, after)
-            self.held[who] = others + after
-            if not self.held[who]:
-                del self.held[who]
+            self.held[caller] = others + after
+            if not self.held[caller]:
+                del self.held[caller]
 
     def _check(self, others: int, wanted: int) -> None:
         alone = int(self._pool_bytes() * self._share)
@@ -68,13 +69,13 @@ class CallerShares:
 
 
 class CallerShare:
-    """What one request has of the pool, on its caller's account. Not for two threads at a time."""
+    """What one request has of the pool, of its caller's share. Not for two threads at a time."""
 
-    __slots__ = ("_nbytes", "_shares", "_who")
+    __slots__ = ("_caller", "_nbytes", "_shares")
 
-    def __init__(self, shares: CallerShares, who: str) -> None:
+    def __init__(self, shares: CallerShares, caller: int) -> None:
         self._shares = shares
-        self._who = who
+        self._caller = caller
         self._nbytes = 0
 
     def hold(self, nbytes: int) -> None:
@@ -83,7 +84,7 @@ class CallerShare:
         Raises:
             ResourceExhausted: as `CallerShares.change`; it has what it had.
         """
-        self._shares.change(self._who, self._nbytes, nbytes)
+        self._shares.change(self._caller, self._nbytes, nbytes)
         self._nbytes = nbytes
 
     def close(self) -> None:

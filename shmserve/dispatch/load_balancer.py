@@ -116,8 +116,8 @@ class LoadBalancer:
     def _check_bounds(self, entry: ModelEntry, pools: list[ExecutorPool], caller: int) -> None:
         """Raises QueueFull: what the pools have together is too much for one model or caller."""
         bounds, model = self._bounds, entry.spec.name
-        most = min(bounds.model, bounds.instance * len(pools))
-        if caller:
+        if caller and bounds.caller_share < 1:
+            most = min(bounds.model, bounds.instance * len(pools))
             has = sum([pool.by_caller.get(caller, 0) for pool in pools])
             if has and has >= most * bounds.caller_share:
                 raise QueueFull(

@@ -29,7 +29,7 @@ class RunOptions(Struct, frozen=True):
         on_wait: called about once a second while nothing comes; when it returns False nobody
             wants the answer any more.
         callers: models that wait for the answer, if it is a model that asks.
-        caller_number: whose it is, where callers take turns.
+        caller_number: whose it is, where callers take turns and have shares.
         stream: how long a stream's later answers are waited for; None: as the first.
     """
 

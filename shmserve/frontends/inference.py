@@ -48,10 +48,6 @@ class RequestSource(Protocol):
     nbytes: int
     share: CallerShare | None
 
-    def account(self) -> str:
-        """Whose share of the pool its tensors take of. Costs something: asked where they count."""
-        ...
-
     @property
     def started_ns(self) -> int:
         """When it began to come in (CLOCK_MONOTONIC)."""
@@ -146,7 +142,7 @@ class Inference(Generic[Source]):
         """Count what it has of the pool, and refuse it if that is too much for one caller."""
         source = self.source
         if source.share is None:
-            source.share = self._dispatcher.shares.of(source.account())
+            source.share = self._dispatcher.shares.of(self._options.caller_number)
         source.share.hold(nbytes)
 
     @property

@@ -83,7 +83,7 @@ def run(grps: Grps, data: bytes, name: str) -> int:
     try:
         entry = grps.models.ready(name)
         payload = Payload(message_wire.parse(data), data)
-        exchange = grps.begin(payload, entry, options_of(entry.spec, name, False, None, 0), str)
+        exchange = grps.begin(payload, entry, options_of(entry.spec, name, False, None, 0))
 
         def make(outcome: Any, _: bool) -> bytes:
             return b"".join(answers.to_wire(exchange.signature, outcome, exchange.kind))

@@ -33,15 +33,13 @@ _MAX_SIZE = (1 << 63) - 1
 
 class Caller(Struct, frozen=True):
     """Who asks, as the kernel says. `uid` -1: a remote caller; `pid` 0: not known; `socket`: the
-    inode of its TCP socket, 0: it has none; `scopes`, `key`: of the key that came along, and its
-    name."""
+    inode of its TCP socket, 0: it has none; `scopes`: of the key that came along."""
 
     uid: int = REMOTE_UID
     pid: int = 0
     started: int = 0
     socket: int = 0
     scopes: tuple[str, ...] = ()
-    key: str = ""
 
     @property
     def remote(self) -> bool:

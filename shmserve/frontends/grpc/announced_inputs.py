@@ -6,7 +6,6 @@ that a request is checked for is known before its first tensor, and before there
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from math import prod
 
@@ -31,7 +30,7 @@ class AnnouncedInputs:
     """Of one request, which fits its model as far as it is known.
 
     Args:
-        account: whose share of the pool they take of, asked where they count.
+        caller_number: whose share of the pool they take of.
         known_nbytes: they fit, and with so many bytes for the only tensor.
 
     Attributes:
@@ -45,10 +44,10 @@ class AnnouncedInputs:
         entry: ModelEntry,
         request: InferRequest,
         limits: Settings,
-        account: Callable[[], str],
+        caller_number: int,
         known_nbytes: int = -1,
     ) -> None:
-        self._account = account
+        self._caller_number = caller_number
         self._nbytes = 0
         self.share: CallerShare | None = None
         self._dispatcher = dispatcher
@@ -85,7 +84,7 @@ class AnnouncedInputs:
 
     def _hold(self) -> None:
         if self.share is None:
-            self.share = self._dispatcher.shares.of(self._account())
+            self.share = self._dispatcher.shares.of(self._caller_number)
         try:
             self.share.hold(self._nbytes)
         except ShmserveError as ex:
@@ -108,9 +107,9 @@ class AnnouncedInputs:
 
 
 def announced_inputs(
-    head: memoryview, dispatcher: DispatchApi, limits: Settings, account: Callable[[], str]
+    head: memoryview, dispatcher: DispatchApi, limits: Settings, caller_number: int
 ) -> AnnouncedInputs | None:
-    """What comes after these first bytes of a message; None: they do not tell. `account`: as
+    """What comes after these first bytes of a message; None: they do not tell. The number: as
     `AnnouncedInputs` has it.
 
     Raises:
@@ -122,7 +121,9 @@ def announced_inputs(
     entry = ready_entry(wire, dispatcher)
     if not wire.inputs or any(source.contents is not None for source in wire.inputs):
         return None
-    return AnnouncedInputs(dispatcher, entry, announced_request(wire, _nbytes), limits, account)
+    return AnnouncedInputs(
+        dispatcher, entry, announced_request(wire, _nbytes), limits, caller_number
+    )
 
 
 def ready_entry(wire: WireInferRequest, dispatcher: DispatchApi) -> ModelEntry:

@@ -7,7 +7,7 @@ import threading
 from shmserve.core.regions.region_book import Caller
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.errors import DeadlineExceeded
-from shmserve.frontends.grpc.callers import Callers, account_of
+from shmserve.frontends.grpc.callers import Callers
 from shmserve.frontends.grpc.rpc_methods import RpcContext
 
 
@@ -28,10 +28,6 @@ class CallContext:
         if self._caller is None:
             self._caller = self._callers.of(self.context)
         return self._caller
-
-    def account(self) -> str:
-        """On whose account its calls are."""
-        return account_of(self.context, self._callers)
 
     def timeout(self) -> float:
         """How long it waits.

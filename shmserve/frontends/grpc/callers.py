@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from msgspec.structs import replace
 
-from shmserve.core.access import Access, Action, account
+from shmserve.core.access import Access, Action
 from shmserve.core.regions.region_book import Caller
 from shmserve.frontends import caller_numbers
 from shmserve.frontends.access import ACTION_OF, RELAYED
@@ -38,11 +38,6 @@ class Callers(Protocol):
     def of(self, context: RpcContext) -> Caller:
         """The caller of a call."""
         ...
-
-
-def account_of(context: RpcContext, callers: Callers) -> str:
-    """On whose account a call is."""
-    return account(callers.of(context), context.peer().rpartition(":")[0])
 
 
 def relayed(context: RpcContext) -> bool:
@@ -101,7 +96,7 @@ class KeyedCallers:
         """The caller of a call."""
         caller = self._callers.of(context)
         _, key = self._keys.find(_field_of(context))
-        return replace(caller, scopes=key.scopes, key=key.name) if key is not None else caller
+        return replace(caller, scopes=key.scopes) if key is not None else caller
 
 
 class CallAccess:

@@ -21,7 +21,7 @@ from shmserve.frontends.grpc.announced_inputs import (
     ready_entry,
 )
 from shmserve.frontends.grpc.call_context import CallContext
-from shmserve.frontends.grpc.callers import Callers, account_of
+from shmserve.frontends.grpc.callers import Callers
 from shmserve.frontends.grpc.known_messages import KnownMessages, RecalledMessage
 from shmserve.frontends.grpc.request_mapping import to_request
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMessage
@@ -137,9 +137,6 @@ class InferMessage:
             timeout_s=self.asker.timeout(),
             caller_number=self.asker.context.caller_number,
         )
-
-    def account(self) -> str:
-        return self.asker.account()
 
     def fill(self, call: InferenceCall) -> None:
         """One copy of what the message holds, and none of what was received into slots."""
@@ -263,15 +260,15 @@ class Inferences:
         Raises:
             ShmserveError: they are not wanted.
         """
-        account = partial(account_of, context, self._callers)
+        number = context.caller_number
         known = self.known.announced(bytes(head))
         if known is not None:
             entry, nbytes = ready_entry(known.wire, self._dispatcher), known.inputs[0].nbytes
             if known.signature is signature_of(entry.spec):
                 return AnnouncedInputs(
-                    *(self._dispatcher, entry, known.request, self.settings, account, nbytes)
+                    *(self._dispatcher, entry, known.request, self.settings, number, nbytes)
                 )
-        return announced_inputs(head, self._dispatcher, self.settings, account)
+        return announced_inputs(head, self._dispatcher, self.settings, number)
 
     def open(
         self,

@@ -30,28 +30,18 @@ OnWait = Callable[[], bool] | None
 class _Source:
     """What all GRPS requests have as `RequestSource` says."""
 
-    def __init__(self, nbytes: int, account: Callable[[], str]) -> None:
+    def __init__(self, nbytes: int) -> None:
         self.started_ns = monotonic_ns()
         self.nbytes = nbytes
         self.share: CallerShare | None = None
-        self._account = account
-
-    def account(self) -> str:
-        return self._account()
 
 
 class PayloadSource(_Source):
     """A GRPS request, as messages or tensors of its payload."""
 
-    def __init__(
-        self,
-        payload: Payload,
-        settings: Settings,
-        options: RunOptions,
-        account: Callable[[], str],
-    ) -> None:
+    def __init__(self, payload: Payload, settings: Settings, options: RunOptions) -> None:
         body = payload.body.remaining if payload.body is not None else None
-        super().__init__(body or len(payload.wire or b""), account)
+        super().__init__(body or len(payload.wire or b""))
         self._payload = payload
         self._settings = settings
         self._options = options
@@ -67,10 +57,8 @@ class PayloadSource(_Source):
 class HttpSource(_Source):
     """An HTTP request that its model takes as it is."""
 
-    def __init__(
-        self, head: RequestHead, body: Body, options: RunOptions, account: Callable[[], str]
-    ) -> None:
-        super().__init__(body.remaining or 0, account)
+    def __init__(self, head: RequestHead, body: Body, options: RunOptions) -> None:
+        super().__init__(body.remaining or 0)
         self._head = head
         self._body = body
         self._options = options

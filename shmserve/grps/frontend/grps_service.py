@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.outcome import RunOptions
@@ -69,28 +67,14 @@ class Grps:
             raise NotFound("Model not found.")
         return GrpsMessage(success(), str_data=text)
 
-    def begin(
-        self,
-        payload: Payload,
-        entry: ModelEntry,
-        options: RunOptions,
-        account: Callable[[], str],
-    ) -> Exchange:
-        """A request with a payload, which is checked and brought into slots when it is run.
-
-        `account`: as `RequestSource` has it.
-        """
-        source = PayloadSource(payload, self._settings, options, account)
+    def begin(self, payload: Payload, entry: ModelEntry, options: RunOptions) -> Exchange:
+        """A request with a payload, which is checked and brought into slots when it is run."""
+        source = PayloadSource(payload, self._settings, options)
         kind = "bin_data" if payload.body is not None else payload.message.which
         return Exchange(self._dispatcher, entry, source, kind)
 
     def begin_http(
-        self,
-        entry: ModelEntry,
-        head: RequestHead,
-        body: Body,
-        options: RunOptions,
-        account: Callable[[], str],
+        self, entry: ModelEntry, head: RequestHead, body: Body, options: RunOptions
     ) -> Exchange:
         """An HTTP request as it is, for a model that takes such."""
-        return Exchange(self._dispatcher, entry, HttpSource(head, body, options, account))
+        return Exchange(self._dispatcher, entry, HttpSource(head, body, options))

@@ -108,7 +108,7 @@ class GrpsRpcs:
         options = options_of(
             entry.spec, model, streaming, context.is_active, context.caller_number, timeout_s
         )
-        return self._grps.begin(payload, entry, options, lambda: context.peer().rpartition(":")[0])
+        return self._grps.begin(payload, entry, options)
 
 
 def _wire(exchange: Exchange, outcome: Outcome) -> bytes:

@@ -401,6 +401,32 @@ def test_a_caller_and_a_model_have_bounds_of_their_own(tmp_path: Path) -> None:
     rig.close()
 
 
+def test_who_may_have_all_is_told_of_the_model_and_of_no_share(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_model_requests=1, max_caller_share=1)
+    began, gate = threading.Event(), threading.Event()
+
+    def slow(request: Request) -> Response:
+        began.set()
+        gate.wait(30)
+        return own_array(request)
+
+    entry = rig.serve(slow)
+
+    def ask() -> None:
+        with rig.dispatcher.call(entry, RunOptions(caller_number=1)) as call:
+            feed(call, np.ones(3, np.float32))
+            call.execute()
+
+    first = threading.Thread(target=ask)
+    first.start()
+    assert began.wait(30)
+    with pytest.raises(QueueFull, match="max_model_requests"):
+        ask()
+    gate.set()
+    first.join()
+    rig.close()
+
+
 def test_the_pool_is_bounded_and_recovers(tmp_path: Path) -> None:
     rig = Rig(tmp_path, budget=6 << 20)
     entry = rig.serve(into_offer)

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from shmserve.config import Settings
-from shmserve.core.access import account
-from shmserve.core.regions.region_book import Caller
 from shmserve.dispatch.caller_shares import FREE, CallerShares
 from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.errors import ResourceExhausted
+from shmserve.frontends.caller_numbers import of_host
 from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeRequest
@@ -35,8 +34,8 @@ def test_one_request_may_have_the_share_and_several_a_processs_part_of_it() -> N
     settings = Settings(max_caller_share=0.5, http_workers=3, grpc_processes=2)
     shares = CallerShares(settings, lambda: 1000)
     with pytest.raises(ResourceExhausted, match=r"one caller may have 500 .*max_caller_share\)"):
-        shares.of("one").hold(501)
-    first, second, other = shares.of("one"), shares.of("one"), shares.of("other")
+        shares.of(1).hold(501)
+    first, second, other = shares.of(1), shares.of(1), shares.of(2)
     first.hold(500)
     with pytest.raises(ResourceExhausted, match=r"other requests 500: one caller may have 100 "):
         second.hold(1)
@@ -45,7 +44,7 @@ def test_one_request_may_have_the_share_and_several_a_processs_part_of_it() -> N
     second.hold(40)
     with pytest.raises(ResourceExhausted):
         second.hold(41)
-    assert shares.held == {"one": 100, "other": 100}, "what is refused changes nothing"
+    assert shares.held == {1: 100, 2: 100}, "what is refused changes nothing"
     for share in (first, second, other, other):
         share.close()
     assert not shares.held
@@ -57,13 +56,7 @@ def test_nobody_is_refused_where_all_may_have_all_or_the_pool_is_not_known(
 ) -> None:
     shares = CallerShares(Settings(max_caller_share=share), lambda: pool)
     for _ in range(2):
-        shares.of("one").hold(1 << 40)
-
-
-def test_whose_account_it_is() -> None:
-    assert account(Caller(7), "127.0.0.1") == "uid 7"
-    assert account(Caller(), "192.0.2.1") == "192.0.2.1"
-    assert account(Caller(7, key="ci"), "127.0.0.1") == account(Caller(key="ci"), "") == "key ci"
+        shares.of(1).hold(1 << 40)
 
 
 @pytest.fixture
@@ -100,7 +93,7 @@ def test_over_http_answers_count_until_they_are_sent(client: Client) -> None:
 
     inner, client.app = client.app, app
     assert client.infer(document, tail=tail, REMOTE_ADDR="192.0.2.1").status == 200
-    assert seen == [{"192.0.2.1": 2 * SIZE}]
+    assert seen == [{of_host("192.0.2.1"): 2 * SIZE}], "whatever server it came to"
     assert not client.dispatcher.shares.held
 
 
@@ -144,7 +137,7 @@ def test_over_grpc_announced_tensors_count_before_they_come() -> None:
         fields = raws[1].fields()
         assert fields["grpc-status"] == "8"
         assert "max_caller_share" in fields["grpc-message"]
-        assert dispatcher.shares.held == {"uid 1000": SIZE}
+        assert dispatcher.shares.held == {of_host("127.0.0.1"): SIZE}
         for raw in raws:
             raw.close()
         wait_until(lambda: not dispatcher.shares.held, "with the connection it is given up")

@@ -33,9 +33,6 @@ class Source:
             raise self._check
         return RunOptions("mine", timeout_s=3)
 
-    def account(self) -> str:
-        return "uid 7"
-
     def fill(self, call: InferenceCall) -> None:
         reservation = call.reserve(ONES.nbytes)
         if self._fill is not None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from shmserve.core.access import account
 from shmserve.core.keys import Key
 from shmserve.core.regions.region_book import Caller
 from shmserve.transport import peer_credentials
@@ -22,12 +21,7 @@ def caller_of(environ: dict[str, Any]) -> Caller:
     that came along."""
     caller = _connected(environ)
     key: Key | None = environ.get(KEY)
-    return caller if key is None else replace(caller, scopes=key.scopes, key=key.name)
-
-
-def account_of(environ: dict[str, Any]) -> str:
-    """On whose account a request is."""
-    return account(caller_of(environ), environ.get("REMOTE_ADDR", ""))
+    return caller if key is None else replace(caller, scopes=key.scopes)
 
 
 def _connected(environ: dict[str, Any]) -> Caller:

@@ -9,12 +9,11 @@ from falcon import Request, Response
 from shmserve.config import Settings
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.errors import InvalidArgument, NotFound, ShmserveError
-from shmserve.frontends.caller_numbers import IN_ENVIRON
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.route_table import MODEL_PATHS, Routes
 from shmserve.frontends.http.routes.body_reader import held, open_body
 from shmserve.frontends.http.routes.chunks import send_chunks
-from shmserve.frontends.http.routes.infer import InferBody, watch
+from shmserve.frontends.http.routes.infer import InferBody, client_of
 from shmserve.frontends.http.routes.paths import checked_version
 from shmserve.frontends.inference import Inference
 from shmserve.frontends.oip.generate import (
@@ -48,11 +47,9 @@ class GenerateBody(InferBody):
         self._inputs = check_inputs(signature, request, settings, self.find)
         self.nbytes = slot_bytes(self._inputs)
         self._signature, self._reader = signature, held(b"")
+        on_wait, number = client_of(self.environ)
         return RunOptions(
-            request.id,
-            parameters=request.parameters,
-            on_wait=watch(self.environ),
-            caller_number=self.environ.get(IN_ENVIRON, 0),
+            request.id, parameters=request.parameters, on_wait=on_wait, caller_number=number
         )
 
 

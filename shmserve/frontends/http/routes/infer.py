@@ -16,11 +16,11 @@ from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import InvalidArgument
-from shmserve.frontends.caller_numbers import IN_ENVIRON
+from shmserve.frontends.caller_numbers import IN_ENVIRON, of_host
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import compression
 from shmserve.frontends.http.routes.body_reader import BodyReader, header_length, held, open_body
-from shmserve.frontends.http.routes.callers import account_of, caller_of
+from shmserve.frontends.http.routes.callers import caller_of
 from shmserve.frontends.http.routes.header_parameters import compiled, forwarded
 from shmserve.frontends.http.routes.heap_budget import RAW_COST
 from shmserve.frontends.http.routes.known_requests import KnownRequests, checked
@@ -140,17 +140,10 @@ class InferBody:
         if self._forward is not None:
             parameters = {**parameters, **forwarded(self._forward, environ)}
         self._signature, self._reader, self.request = signature, reader, request
+        on_wait, number = client_of(environ)
         return RunOptions(
-            request.id,
-            found.names,
-            parameters,
-            found.places,
-            watch(environ),
-            caller_number=environ.get(IN_ENVIRON, 0),
+            *(request.id, found.names, parameters, found.places, on_wait), caller_number=number
         )
-
-    def account(self) -> str:
-        return account_of(self.environ)
 
     def find(self, spec: ModelSpec, window: RegionWindow) -> RegionRef:
         """A window of a region of the caller's; raises as `SharedMemory.find`."""
@@ -239,11 +232,13 @@ def _additional(signature: ModelSignature) -> str:
     return f"unexpected additional input data for model '{signature.spec.name}'"
 
 
-def watch(environ: dict[str, Any]) -> Callable[[], bool] | None:
-    """How to see whether the client is still there; only our worker class can tell."""
+def client_of(environ: dict[str, Any]) -> tuple[Callable[[], bool] | None, int]:
+    """How to see whether the client is still there, which only our worker class can tell, and the
+    number of the caller."""
     connection = environ.get("shmserve.connection")
     alive: Callable[[], bool] | None = connection.alive if connection is not None else None
-    return alive
+    number: int | None = environ.get(IN_ENVIRON)
+    return alive, of_host(environ.get("REMOTE_ADDR", "")) if number is None else number
 
 
 def _respond(resp: falcon.Response, inference: Inference[InferBody]) -> None:

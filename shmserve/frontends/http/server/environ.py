@@ -10,7 +10,7 @@ from gunicorn import util
 from gunicorn.http import wsgi
 from gunicorn.http.errors import ConfigurationProblem
 
-from shmserve.frontends.caller_numbers import IN_ENVIRON, of_socket
+from shmserve.frontends.caller_numbers import IN_ENVIRON, of_host, of_socket
 
 Address = str | bytes | tuple[Any, ...]
 
@@ -76,7 +76,14 @@ def request_environ(base: dict[str, Any], request: Any) -> dict[str, Any]:
     environ["SCRIPT_NAME"] = script_name
     if "SERVER_NAME" not in environ:
         _name_unix_server(environ)
-    environ.update(wsgi.proxy_environ(request))
+    return environ
+
+
+def proxied_environ(request: Any) -> dict[str, Any]:
+    """What a proxy said of its client, in front of a connection's first head; empty: nothing."""
+    environ: dict[str, Any] = wsgi.proxy_environ(request)
+    if environ.get("REMOTE_ADDR"):
+        environ[IN_ENVIRON] = of_host(environ["REMOTE_ADDR"])
     return environ
 
 

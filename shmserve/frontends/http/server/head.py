@@ -24,7 +24,7 @@ from gunicorn.http.unreader import Unreader
 
 from shmserve import waiting
 from shmserve.config import Settings
-from shmserve.frontends.http.server.environ import Address, request_environ
+from shmserve.frontends.http.server.environ import Address, proxied_environ, request_environ
 from shmserve.frontends.http.server.request_body import SCRAP
 
 HEAD = "head"
@@ -143,6 +143,8 @@ class Heads:
         self._number += 1
         self.unreader.unread(data)
         request = Request(self._cfg, self.unreader, self._client, self._number)
+        if self._proxied:
+            self._environ = {**self._environ, **proxied_environ(request)}
         head = Head(request, request_environ(self._environ, request), len(data))
         if not self._proxied and not head.chunked and len(data) <= _CACHED_HEAD_BYTES:
             if len(self._known) >= _CACHED_HEADS:

@@ -26,13 +26,11 @@ from shmserve.errors import (
     Unavailable,
     UnreadableMessage,
 )
-from shmserve.frontends.caller_numbers import IN_ENVIRON
 from shmserve.frontends.http.route_table import Responder
 from shmserve.frontends.http.routes.body_reader import BodyReader, held, open_body
-from shmserve.frontends.http.routes.callers import account_of
 from shmserve.frontends.http.routes.chunks import send_chunks
 from shmserve.frontends.http.routes.heap_budget import RAW_COST
-from shmserve.frontends.http.routes.infer import watch
+from shmserve.frontends.http.routes.infer import client_of
 from shmserve.grps.frontend.answers import GENERIC, refusal
 from shmserve.grps.frontend.exchange import Exchange, options_of
 from shmserve.grps.frontend.grps_service import Grps
@@ -115,10 +113,8 @@ class RawRequests:
                 " allowed (setting max_tensor_bytes)"
             )
         streaming = wants_stream(entry.spec, req, body)
-        options = options_of(entry.spec, "", streaming, watch(req.env), req.env.get(IN_ENVIRON, 0))
-        exchange = self._grps.begin_http(
-            entry, _head(req), reader, options, partial(account_of, req.env)
-        )
+        options = options_of(entry.spec, "", streaming, *client_of(req.env))
+        exchange = self._grps.begin_http(entry, _head(req), reader, options)
         try:
             if streaming:
                 _answer_stream(req, resp, exchange)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 from falcon import Request, Response
@@ -11,14 +10,12 @@ from falcon import Request, Response
 from shmserve.config import Settings
 from shmserve.core.registry import ModelEntry, ModelState
 from shmserve.errors import InvalidArgument, ShmserveError, Unavailable, UnreadableMessage
-from shmserve.frontends.caller_numbers import IN_ENVIRON
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.route_table import Routes
 from shmserve.frontends.http.routes.body_reader import open_body
-from shmserve.frontends.http.routes.callers import account_of
 from shmserve.frontends.http.routes.dashboard import page, query_parameter
 from shmserve.frontends.http.routes.heap_budget import RAW_COST
-from shmserve.frontends.http.routes.infer import watch
+from shmserve.frontends.http.routes.infer import client_of
 from shmserve.grps.frontend.exchange import options_of
 from shmserve.grps.frontend.grps_service import OK, Grps
 from shmserve.grps.frontend.http.custom_paths import (
@@ -151,10 +148,8 @@ class PredictResource:
         as_ndarray = (req.get_param("return-ndarray") or "").lower() == "true"
         if streaming and as_ndarray:
             raise InvalidArgument("Streaming and ret ndarray are not supported at the same time.")
-        options = options_of(
-            entry.spec, model, streaming, watch(req.env), req.env.get(IN_ENVIRON, 0)
-        )
-        exchange = self._grps.begin(payload, entry, options, partial(account_of, req.env))
+        options = options_of(entry.spec, model, streaming, *client_of(req.env))
+        exchange = self._grps.begin(payload, entry, options)
         try:
             if streaming:
                 respond_stream(

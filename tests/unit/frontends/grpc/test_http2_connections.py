@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.frontends.caller_numbers import of_host
 from shmserve.frontends.heap_budget import BUDGET, FREE
 from shmserve.frontends.http2.frames import (
     ACK,
@@ -269,7 +270,7 @@ def test_slots_come_back_however_a_message_ends(end: str, ready: bool) -> None:
         raw.call(None, **({"grpc-timeout": "500m"} if end == "deadline" else {}))
         raw.send(0, 0, 1, data[:1000])
         wait_until(lambda: len(memory.held) == 1, "it has its slot")
-        assert dict(rig.dispatcher.shares.held) == {"uid 1000": array.nbytes}
+        assert dict(rig.dispatcher.shares.held) == {of_host("127.0.0.1"): array.nbytes}
         if end == "reset":
             raw.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
         elif end == "close":

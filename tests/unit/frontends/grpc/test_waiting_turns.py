@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from shmserve.core.scheduling.caller_number import caller_number
+import pytest
+
+from shmserve.core.scheduling.caller_number import UNKNOWN, caller_number
 from shmserve.frontends.grpc.call_turns import CallTurn, PoolPlace
 from shmserve.frontends.grpc.waiting_turns import WaitingTurns
 from tests.grpc_client import Client, Rig
@@ -35,12 +38,13 @@ def test_addresses_take_turns_and_so_do_the_connections_of_each() -> None:
     assert len(list(waiting)) == 97
 
 
-def test_requests_say_whose_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["http2", "grpcio"])
+def test_requests_say_whose_they_are(tmp_path: Path, engine: str) -> None:
     address = f"unix:{tmp_path}/grpc.sock"
-    with Rig(also=address) as rig, Client(address) as other:
+    with Rig(also=address, grpc_server=engine) as rig, Client(address) as other:
         rig.client.infer()
         other.infer()
         over_tcp, over_unix = (call.options.caller_number for call in rig.dispatcher.calls)
         assert over_tcp == caller_number("address", "127.0.0.1")
-        assert over_tcp != over_unix
-        assert over_unix != 0
+        user = caller_number("user", str(os.geteuid()))
+        assert over_unix == (user if engine == "http2" else UNKNOWN)  # grpcio does not tell
