@@ -48,6 +48,7 @@ class SequenceStreamLoop(SequenceLoop):
         self._book: StreamBook[Posted] = StreamBook(channels, workspace)
         self._paused: dict[Key, Stream] = {}  # they are to run again
         self._turn: dict[Key, Stream] = {}  # the model has them now
+        self._counted = 0  # of these, if their run is counted already
 
     # ------------------------------------------------------------- what the base asks
 
@@ -119,23 +120,29 @@ class SequenceStreamLoop(SequenceLoop):
             error = self._execute(requests)
         finally:
             self._let_watch(False)
-        streams = list(self._turn.values())
         if error is not None:
-            for stream in streams:
+            for stream in self._turn.values():
                 stream.fail(error)
-        if ran := sum(not stream.has_failed for stream in streams):
-            self._statistics.iterated(ran, Timing(infer=time.monotonic_ns() - started_ns))
+        self._count_run(time.monotonic_ns() - started_ns)
+        self._counted = 0
         again = self._settle(batch)
         self._turn, self._running = {}, {}
         self._sequences.done(time.monotonic_ns(), again)
         self._publish()
+
+    def _count_run(self, infer_ns: int = 0) -> None:
+        """Before the first answer of a run is sent, and again with its time when it is over."""
+        runs = 0 if self._counted else 1
+        self._counted = self._counted or sum(not each.has_failed for each in self._turn.values())
+        if self._counted:
+            self._statistics.iterated(self._counted, Timing(infer=infer_ns), runs)
 
     def _execute(self, requests: list[ExecutorRequest]) -> ShmserveError | None:
         try:
             if requests:
                 self._backend.execute(requests)
         except ShmserveError as ex:
-            return ex
+            return ex.with_traceback(None)  # that would keep views of inputs
         except (Exception, SystemExit) as ex:
             return what_failed(ex)
         return None
@@ -187,6 +194,8 @@ class SequenceStreamLoop(SequenceLoop):
 
     def _deliver(self, posted: Posted) -> None:
         stream, answer, spent = posted.stream, posted.answer, posted.stream.spent
+        if not answer.error_code and (stream.connection, stream.number) in self._turn:
+            self._count_run()
         self._statistics.answered(spent, answer)
         if answer.final and (stream.connection, stream.number) in self._book.streams:
             self.executed += 1
