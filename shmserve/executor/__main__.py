@@ -35,6 +35,7 @@ from shmserve.executor.loop.batch_loop import BatchLoop
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.request_loop import RequestLoop
 from shmserve.executor.loop.sequence_loop import SequenceLoop
+from shmserve.executor.loop.sequence_stream_loop import SequenceStreamLoop
 from shmserve.executor.loop.serving_loop import ServingLoop
 from shmserve.executor.loop.stream_loop import StreamLoop
 from shmserve.executor.model_calls import ModelCalls
@@ -186,13 +187,18 @@ class Executor:
         sequences = sequence_policy(spec.config, self.settings.max_sequences)
         if limit is not None:
             self.resources = SharedResources(self.link.send, channels.wake)
-        if spec.decoupled:
-            most = self.settings.max_streams
+        most = self.settings.max_streams
+        if isinstance(backend, SequenceBackend) and sequences is not None:
+            if spec.decoupled:
+                self.loop = SequenceStreamLoop(
+                    backend, workspace, channels, idle_s, sequences, most, self.resources
+                )
+            else:
+                self.loop = SequenceLoop(
+                    backend, workspace, channels, idle_s, sequences, self.resources
+                )
+        elif spec.decoupled:
             self.loop = StreamLoop(backend, workspace, channels, idle_s, most, self.resources)
-        elif isinstance(backend, SequenceBackend) and sequences is not None:
-            self.loop = SequenceLoop(
-                backend, workspace, channels, idle_s, sequences, self.resources
-            )
         elif policy is not None:
             self.loop = BatchLoop(backend, workspace, channels, idle_s, policy, self.resources)
         else:

@@ -97,6 +97,12 @@ class Request(Protocol):
     deadline_ns: int  # CLOCK_MONOTONIC, 0: none
     callers: tuple[CallingModel, ...]  # models that wait for the answer
     responses: Responses | None  # of decoupled models; None: the answer is returned
+    rescheduled: bool  # it is to run again: see `reschedule`
+
+    def reschedule(self, again: bool) -> None:
+        """Before `execute` returns: whether the request is to run once more, in a later batch.
+        Its answer may hold states only then. Only for models of iterative sequences."""
+        ...
 
     @property
     def inputs(self) -> Mapping[str, InputTensor]:

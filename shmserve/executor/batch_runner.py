@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec import Struct
 
 from shmserve.errors import DeviceMemoryExhausted, Internal, ProtocolViolation, ShmserveError
 from shmserve.executor.backend import Backend, BatchForm, Response
@@ -29,6 +30,8 @@ class BatchMember:
     Attributes:
         violation: its frontend named what it may not: there is no answer.
         answer: to be sent.
+        rescheduled: it is to run again, and has no answer yet.
+        run: what this run of it took; `answer` has that of all its runs.
         leases: on output slots, that its frontend has from now on.
         segments: of ours, that the answer names.
     """
@@ -37,6 +40,8 @@ class BatchMember:
         self.connection = connection
         self.message = message
         self.violation = ""
+        self.rescheduled = False
+        self.run = Timing()
         self.answer = Answer(message.request)
         self.leases: list[tuple[int, int]] = []
         self.segments: list[int] = []
@@ -56,8 +61,16 @@ class BatchMember:
             self.answer = Answer(self.message.request, error_code=error.code, error=error.message)
 
 
+class _Rescheduled(Struct, frozen=True):
+    """Between two runs of a request: what is open of it, and what it has taken so far."""
+
+    request: ExecutorRequest
+    spent: Timing
+
+
 class BatchRunner:
-    """Runs batches on the backend; every error becomes an answer.
+    """Runs batches on the backend; every error becomes an answer. A request that is rescheduled
+    stays open here until it has run again, or `let_go`.
 
     `is_cancelled` tells the model whether a request has been cancelled meanwhile.
     """
@@ -72,6 +85,7 @@ class BatchRunner:
         self._workspace = workspace
         self._devices = workspace.devices
         self._is_cancelled = is_cancelled
+        self._open: dict[tuple[FrontendConnection, int], _Rescheduled] = {}
 
     def run(
         self, batch: Sequence[tuple[FrontendConnection, Execute]], started_ns: int
@@ -102,15 +116,33 @@ class BatchRunner:
         for member in members:
             self._finish(member)
         self._time(members, gathered, (started_ns, infer_ns, inferred_ns))
+        for member in members:
+            self._keep_open(member)
         if gathered is not None:
             gathered.close()
         return members
+
+    def let_go(self, connection: FrontendConnection, request: int) -> tuple[int, ...]:
+        """A request will not run again, if it ever did: the inputs that the model has kept."""
+        opened = self._open.pop((connection, request), None)
+        return opened.request.retained(connection.frontend) if opened is not None else ()
+
+    def _keep_open(self, member: BatchMember) -> None:
+        """Keep what will run again; what is over has taken what all of its runs have."""
+        key = (member.connection, member.message.request)
+        member.run = last = member.answer.timing
+        before = self._open.pop(key, None)
+        if before is not None:
+            member.answer = msgspec.structs.replace(member.answer, timing=_sum(before.spent, last))
+        if member.rescheduled and member.request is not None:
+            self._open[key] = _Rescheduled(member.request, member.answer.timing)
 
     def _fail_all(self, members: list[BatchMember], ex: BaseException | None) -> None:
         if ex is None:
             return
         error = ex if isinstance(ex, ShmserveError) else what_failed(ex)
         for member in members:
+            member.rescheduled = False
             if not member.has_failed:
                 member.fail(error)
         if isinstance(error, DeviceMemoryExhausted):
@@ -123,6 +155,12 @@ class BatchRunner:
         def watch() -> bool:
             return self._is_cancelled(member.connection, message.request)
 
+        opened = self._open.get((member.connection, message.request))
+        if opened is not None:
+            member.request = opened.request
+            member.request.parameters = message.parameters
+            member.request.reschedule(False)
+            return
         try:
             if gathered is None:
                 inputs = self._workspace.read(frontend, message)
@@ -149,6 +187,9 @@ class BatchRunner:
         if len(responses) != len(requests):
             raise Internal(f"the model gave {len(responses)} responses to {len(requests)} requests")
         for member, request, response in zip(members, requests, responses, strict=True):
+            member.rescheduled = request.rescheduled and response.error is None
+            if member.rescheduled:
+                continue
             member.outputs = (
                 Outputs(request) if gathered is None else BatchedOutputs(request, gathered.offers)
             )
@@ -201,7 +242,7 @@ class BatchRunner:
             request, outputs, sent_ns = member.request, member.outputs, member.message.sent_ns
             if request is None:
                 continue
-            copied, moved = request.take_counts()
+            copied, moved = (0, 0) if member.rescheduled else request.take_counts()
             written, moved_out = (outputs.copied, outputs.moved) if outputs else (0, 0)
             if total:  # the gathered inputs' counts, by rows
                 rows = member.message.inputs[0].shape[0]
@@ -215,5 +256,16 @@ class BatchRunner:
                     output_ns,
                 ),
                 copied=Copied(member.gathered, written, moved + moved_out, copied),
-                retained=request.retained(member.connection.frontend),
+                retained=() if member.rescheduled else request.retained(member.connection.frontend),
             )
+
+
+def _sum(before: Timing, last: Timing) -> Timing:
+    """What several runs took; `last.queue` counts from when the request was sent."""
+    runs = before.input + before.infer + before.output
+    return Timing(
+        max(0, last.queue - runs),
+        before.input + last.input,
+        before.infer + last.infer,
+        before.output + last.output,
+    )

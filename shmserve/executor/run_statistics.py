@@ -55,6 +55,16 @@ class RunStatistics:
         for _, timing in others:
             self.counters.shared(timing.queue, timing.input, timing.infer, timing.output)
 
+    def iterated(self, batch: int, timing: Timing, runs: int = 1) -> None:
+        """The model ran on so many requests, any of which may run again. `runs` 0: the time of a
+        run that is counted."""
+        self.counters.last_ran(self._clock() // 1_000_000)
+        self.counters.iterated(runs, batch, timing.input, timing.infer, timing.output)
+
+    def finished(self, timing: Timing) -> None:
+        """A request that may have run several times is answered."""
+        self.counters.finished(timing.queue, timing.input, timing.infer, timing.output)
+
     def answered(self, spent: Spent, answer: Answer) -> None:
         """An answer of a stream; `spent` takes it in."""
         timing = answer.timing

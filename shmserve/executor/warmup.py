@@ -53,6 +53,9 @@ class _WarmupResponses:
     def wait(self) -> Response:
         """The end of it. The load's own deadline ends a wait in vain."""
         self._ended.wait()
+        return self.so_far()
+
+    def so_far(self) -> Response:
         return Response(error=self._error)
 
 
@@ -60,6 +63,7 @@ class _WarmupRequest:
     """A request that nobody waits for; implements `backend.Request`."""
 
     cancelled = False
+    rescheduled = False
     deadline_ns = 0
     callers: tuple[CallingModel, ...] = ()
     responses: Responses | None
@@ -78,6 +82,10 @@ class _WarmupRequest:
         self.requested = tuple(output.name for output in spec.outputs)
         self.inputs = inputs
         self.responses = responses
+
+    def reschedule(self, again: bool) -> None:
+        """A sample runs once, also where it could go on."""
+        self.rescheduled = again
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return np.empty(shape, DATATYPES[datatype].numpy)
@@ -104,7 +112,12 @@ def warm_up(backend: Backend, spec: ModelSpec, context: Context) -> None:
             responses = _WarmupResponses() if spec.decoupled else None
             request = _WarmupRequest(sample, inputs, spec, context.xp, responses)
             answers = backend.execute([request])
-            response = answers[0] if responses is None else responses.wait()
+            if responses is None:
+                response = answers[0]
+            elif request.rescheduled:  # what ends it would come in a later run
+                response = responses.so_far()
+            else:
+                response = responses.wait()
             if response.error is not None:
                 raise type(response.error)(f"{_where(spec, sample)}: {response.error.message}")
         log.info("warmed up with '%s' in %.2f s", sample.name, time.monotonic() - started)

@@ -238,6 +238,11 @@ class ConfigDocument(Struct, frozen=True):
         return "" if self.default_model_filename is UNSET else self.default_model_filename
 
     @property
+    def is_iterative(self) -> bool:
+        """Whether the model may have a request run again: `iterative_sequence`."""
+        return self.sequence_batching is not UNSET and self.sequence_batching.iterative_sequence
+
+    @property
     def graph_level(self) -> int:
         """What `optimization.graph.level` says."""
         if self.optimization is UNSET or self.optimization.graph is UNSET:

@@ -135,7 +135,11 @@ class FakeBackendRequest:
         self.callers: tuple[CallingModel, ...] = ()
         self.cancelled = False
         self.responses = responses
+        self.rescheduled = False
         self.offered: dict[str, Any] = {}
+
+    def reschedule(self, again: bool) -> None:
+        self.rescheduled = again
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         assert name not in self.offered or self.responses is not None, "offered twice"

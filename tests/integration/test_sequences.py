@@ -62,6 +62,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         tally.replace("60000000", "300000").replace("32 }", "1 }").replace("count: 3", "count: 1")
     )
     copy(models, "brief", brief)
+    counting = (models / "countdown" / "config.pbtxt").read_text()
+    shutil.copytree(models / "countdown", models / "countdowns")
+    (models / "countdowns" / "config.pbtxt").write_text(
+        counting + "model_transaction_policy { decoupled: true }"
+    )
     wide = tally.replace("count: 3", "count: 4").replace("32 }", "64 }")
     copy(models, "wide", wide)
     with RunningServer(models, http_workers=2, grpc_processes=2) as server:
@@ -313,6 +318,34 @@ def test_kill_9_in_the_midst_of_a_batch_of_sequences(
     for name in names:
         say(server, name, flags="end")
     wait_until(lambda: not server.show("slots"), "slots are not given back")
+
+
+def count(server: RunningServer, runs: int) -> tuple[int, Any]:
+    tensor = {"name": "COUNT", "datatype": "INT32", "shape": [1, 1], "data": [runs]}
+    return server.infer("countdown", {"inputs": [tensor]})
+
+
+def test_requests_run_again_until_the_model_releases_them(
+    server: RunningServer, threads: ThreadPoolExecutor
+) -> None:
+    many = threads.submit(count, server, 60)
+    few = [threads.submit(count, server, 5).result() for _ in range(3)]  # they join it
+    for status, document in few:
+        assert status == 200, document
+        assert document["outputs"][0]["data"] == [5, 0, 0, 2]
+    status, document = many.result()
+    assert (status, document["outputs"][0]["data"][:3]) == (200, [60, 0, 0])
+    status, document = count(server, -3)
+    assert status == 500
+    assert "as it was told" in document["error"]
+    stats = statistics(server, "countdown")
+    assert stats["inference_stats"]["success"]["count"] == 4
+    assert stats["inference_stats"]["fail"]["count"] == 1
+    sizes = {row["batch_size"]: row["compute_infer"]["count"] for row in stats["batch_stats"]}
+    assert sum(size * runs for size, runs in sizes.items()) == stats["inference_count"] == 77
+    assert stats["execution_count"] == sum(sizes.values())
+    assert sizes[2] <= 15
+    assert in_flight(server, "countdown/1/0") == 0
 
 
 def test_tritonclient_sends_sequences(server: RunningServer) -> None:

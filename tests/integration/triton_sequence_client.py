@@ -67,6 +67,30 @@ def streamed(address: str, first: int | str, second: int | str) -> None:
     client.close()
 
 
+def iterated(address: str) -> None:
+    """Two requests that a model answers once in each of its runs, in the same ones."""
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client = grpc.InferenceServerClient(address)
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    runs = {"long": 20, "short": 4}
+    for name, count in runs.items():
+        made = grpc.InferInput("COUNT", [1, 1], "INT32")
+        made.set_data_from_numpy(np.full((1, 1), count, np.int32))
+        client.async_stream_infer("countdowns", [made], request_id=name)
+    seen: dict[str, list[list[int]]] = {name: [] for name in runs}
+    for _ in range(sum(runs.values())):
+        result, error = answers.get(timeout=30)
+        assert error is None, error
+        seen[result.get_response().id].append(result.as_numpy("SEEN")[0].tolist())
+    for name, count in runs.items():
+        told = [[run, int(run == 1), int(run == 1)] for run in range(1, count + 1)]
+        assert [row[:3] for row in seen[name]] == told, seen[name]
+    assert any(together == 2 for *_, together in seen["short"]), seen
+    assert seen["long"][-1][3] == 1, seen
+    client.stop_stream()
+    client.close()
+
+
 if __name__ == "__main__":
     over_http, over_grpc = sys.argv[1:]
     one_by_one(http, over_http, 1001, 1002)
@@ -75,4 +99,5 @@ if __name__ == "__main__":
     one_by_one(grpc, over_grpc, "green", "1003")
     streamed(over_grpc, 1005, 1006)
     streamed(over_grpc, "black", "white")
+    iterated(over_grpc)
     print("PASS")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from shmserve.core.scheduling.batch_queue import Turn
 from shmserve.core.scheduling.sequence_policy import SequencePolicy
@@ -180,15 +181,32 @@ class SequenceMachine(RuleBasedStateMachine):
             assert not len(self.queue) or len(in_slots) == self.policy.slots
 
     @precondition(lambda self: self.is_running())
+    @rule(odd=st.booleans())
+    def some_run_again(self, odd: bool) -> None:
+        """In the slots that they have; those of iterative sequences have both flags."""
+        again = {}
+        for life in self.lives.values():
+            if life.running is not None and life.running.key % 2 == odd:
+                step = replace(life.running, start=False, arrived_ns=self.now)
+                again[step.key] = step
+                life.running, life.ran, life.quiet_ns = None, True, self.now
+                life.waiting.insert(0, step)
+                self.told -= 1
+        self.done(again)
+
+    @precondition(lambda self: self.is_running())
     @rule()
-    def done(self) -> None:
+    def all_are_done(self) -> None:
+        self.done({})
+
+    def done(self, again: dict[int, Step[int, int]]) -> None:
         for life in self.lives.values():
             if life.running is not None:
                 life.quiet_ns = self.now
                 if life.running.end:
                     life.slot = -1
                 life.running = None
-        self.queue.done(self.now)
+        self.queue.done(self.now, again)
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -207,7 +225,7 @@ class SequenceMachine(RuleBasedStateMachine):
             return
         for _ in range(2 * self.number + 2):
             if self.is_running():
-                self.done()
+                self.done({})
             self.turn(hurry=True)
         assert len(self.queue) == 0
 

@@ -30,6 +30,7 @@ from shmserve.executor.loop.batch_loop import BatchLoop
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.request_loop import RequestLoop
 from shmserve.executor.loop.sequence_loop import SequenceLoop
+from shmserve.executor.loop.sequence_stream_loop import SequenceStreamLoop
 from shmserve.executor.loop.serving_loop import ServingLoop
 from shmserve.executor.loop.stream_loop import StreamLoop
 from shmserve.executor.sequences.sequence_backend import SequenceBackend
@@ -185,12 +186,15 @@ class ThreadExecutor:
         policy, sequences = batch_policy(spec.config), sequence_policy(spec.config, max_sequences=4)
         context = Context(spec, str(run_dir), self.instance.name, "cpu")
         self.loop: ServingLoop
-        if spec.decoupled:
-            self.loop = StreamLoop(*parts, max_streams)
-        elif sequences is not None:
+        if sequences is not None:
             assert isinstance(spec.config.sequence_batching, SequenceEntry)
             wrapped = SequenceBackend(backend, spec, spec.config.sequence_batching, context)
-            self.loop = SequenceLoop(wrapped, *parts[1:], sequences)
+            if spec.decoupled:
+                self.loop = SequenceStreamLoop(wrapped, *parts[1:], sequences, max_streams)
+            else:
+                self.loop = SequenceLoop(wrapped, *parts[1:], sequences)
+        elif spec.decoupled:
+            self.loop = StreamLoop(*parts, max_streams)
         elif policy is not None:
             self.loop = BatchLoop(*parts, policy)
         else:

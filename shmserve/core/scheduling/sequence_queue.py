@@ -9,7 +9,8 @@ as well when nothing has come for too long. Who finds no slot free waits until o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from shmserve.core.scheduling.batch_queue import Turn, Waiting
@@ -155,11 +156,20 @@ class SequenceQueue(Generic[Key, Item]):
         orphans, self._orphans = self._orphans, []
         return late, orphans
 
-    def done(self, now_ns: int) -> None:
-        """The batch has run."""
+    def done(
+        self, now_ns: int, again: Mapping[Key, Step[Key, Item]] = MappingProxyType({})
+    ) -> None:
+        """The batch has run. `again`: those of it that run once more, and as what. Each keeps its
+        slot; where there are more than a batch takes, its turn comes behind theirs."""
         for sequence in [each for each in self._slots if each is not None and each.running]:
             step, sequence.running = sequence.running, None
             sequence.quiet_ns = now_ns
+            if step is not None and step.key in again:
+                step = again[step.key]
+                sequence.waiting.appendleft(step)
+                self._of_key[step.key] = sequence
+                self.next_end_ns = min(self.next_end_ns, step.deadline_ns or _NEVER)
+                continue
             if step is not None and step.end and sequence.waiting and self.backlog:
                 self._free(sequence)  # its successor takes its turn behind those that wait
                 self.backlog.append(sequence)

@@ -120,6 +120,30 @@ class ExecutorCounters:
             words[at + bisect_left(BOUNDS_NS, ns)] += 1
             at += BUCKETS
 
+    def iterated(self, runs: int, batch: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """The model ran so often, in all for so long, on a batch of so many requests, any of which
+        may run again: when they are over is told with `finished`."""
+        words = self._words
+        at = self._batches.get(batch) or self._new_batch(batch)
+        words[at + 1] += runs
+        if at == _LAST_BATCH:
+            words[_OTHER_ELEMENTS] += batch * runs
+        for index, ns in enumerate((input_ns, infer_ns, output_ns)):
+            words[at + 2 + index] += ns
+            words[_SHARED_NS + index] += ns * (batch - 1)
+
+    def last_ran(self, now_ms: int) -> None:
+        self._words[_LAST] = now_ms
+
+    def finished(self, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """A request is over, after one run or several: what they took in all."""
+        words = self._words
+        words[_QUEUE_NS] += queue_ns
+        at = _HISTOGRAMS
+        for ns in (queue_ns, input_ns, infer_ns, output_ns):
+            words[at + bisect_left(BOUNDS_NS, ns)] += 1
+            at += BUCKETS
+
     def response(self, index: int, outcome: str, infer_ns: int, output_ns: int) -> None:
         """Response number `index` of a decoupled request; `outcome`: success, fail,
         empty_response or cancel (the last two have no output)."""

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from shmserve.errors import ConfigError, Internal
 from shmserve.executor.backend import Backend, BatchForm, Context, Output, Request, Response
 from shmserve.executor.sequences import sequence_backend
-from shmserve.executor.sequences.sequence_backend import StackedRequest
+from shmserve.executor.sequences.sequence_requests import StackedRequest
 from shmserve.executor.tensors.memory_input import MemoryInput
 from shmserve.tensor.config_document import (
     BatchInputEntry,

@@ -24,7 +24,7 @@ from shmserve.executor.loop.serving_loop import REST_S, WAKE_S, Key, Requested, 
 from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.runner import cancelled, late
 from shmserve.executor.tensors.workspace import Workspace
-from shmserve.protocol.control.data_messages import Answer, Cancel, Execute
+from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, Execute
 from shmserve.shm.status_page import BUSY_SINCE, DEPTH, RUNNING
 
 
@@ -79,10 +79,9 @@ class BatchLoop(ServingLoop):
         while True:
             self._take_in(wait_s)
             if self._stopping and not self._channels.closed:
-                self._channels.refuse({connection for connection, _ in self._queue})
+                self._channels.refuse(self._busy)
                 self._take_in(0)
-            may_run = resources is None or resources.held
-            turn = self._queue.next(time.monotonic_ns(), self._channels.closed, may_run)
+            turn = self._queue.next(time.monotonic_ns(), self._channels.closed, self._may_run)
             self._tell(turn.late, turn.rejected)
             if turn.late or turn.rejected:
                 self._publish()
@@ -92,13 +91,27 @@ class BatchLoop(ServingLoop):
                 wait_s = 0.0 if len(self._queue) or self._stopping or resources else WAKE_S
                 if resources is not None:
                     resources.spent()
-            elif self._channels.closed and self._channels.settled and not len(self._queue):
+            elif self._is_over:
                 return
             elif resources is not None:
                 resources.may_run(turn.is_due)
             self._workspace.settle()
             if time.monotonic() >= self._tick_at and self._tick() and turn.wait_ns is None:
                 wait_s = wait_s and REST_S
+
+    @property
+    def _may_run(self) -> bool:
+        return self._resources is None or self._resources.held
+
+    @property
+    def _is_over(self) -> bool:
+        """Nothing is left to do, and nothing comes."""
+        return self._channels.closed and self._channels.settled and not len(self._queue)
+
+    @property
+    def _busy(self) -> set[FrontendConnection]:
+        """Those with a request that has been taken and not answered."""
+        return {connection for connection, _ in self._queue}
 
     # ------------------------------------------------------------------ intake
 
@@ -114,6 +127,11 @@ class BatchLoop(ServingLoop):
                 self._cancel((connection, message.request))
             elif message is None:
                 self._forget(connection)
+            else:
+                self._credit(connection, message)
+
+    def _credit(self, connection: FrontendConnection, message: Credit) -> None:
+        """Of a stream, where there are any."""
 
     def _push(self, connection: FrontendConnection, message: Execute) -> None:
         key = (connection, message.request)
@@ -147,22 +165,30 @@ class BatchLoop(ServingLoop):
         if key in self._running:
             self._running[key] = False
         elif self._queue.cancel(key) is not None:
-            self._channels.send(key[0], cancelled(key[1]), [])
+            self._send_unrun(key[0], cancelled(key[1]))
             self._publish()
 
     def _forget(self, connection: FrontendConnection) -> None:
         for key in self._running:
             if key[0] is connection:
                 self._running[key] = False
+        for key in self._queue:
+            if key[0] is connection:
+                self._runner.let_go(*key)
         self._queue.drop_where(lambda key: key[0] is connection)
         self._publish()
 
     def _tell(self, overdue: list[Requested], rejected: list[Requested]) -> None:
         """Answer requests that will never run."""
         for connection, message in overdue:
-            self._channels.send(connection, late(message.request), [])
+            self._send_unrun(connection, late(message.request))
         for requested in rejected:
             self._refuse(requested, "Request timeout expired")
+
+    def _send_unrun(self, connection: FrontendConnection, answer: Answer) -> None:
+        """The answer to a request that waits no longer, and has run if it has been rescheduled."""
+        retained = self._runner.let_go(connection, answer.request)
+        self._channels.send(connection, replace(answer, retained=retained), [])
 
     def _has_run(self, members: list[BatchMember]) -> None:
         """The model has worked on these, whose answers go next: for loops with books of them."""
@@ -204,19 +230,23 @@ class BatchLoop(ServingLoop):
             members = self._runner.run(batch, now)
         finally:
             self._let_watch(False)
-        self._running, self._running_since = {}, 0
         self._has_run(members)
+        self._running, self._running_since = {}, 0
         self._publish()
-        self.executed += len(members)
-        answered = [(m.message, m.answer.timing) for m in members if not m.has_failed]
-        if answered:  # before they are sent: whoever has one finds it counted
-            self._statistics.ran_batch(answered)
-        for member in members:
+        over = [member for member in members if not member.rescheduled]
+        self.executed += len(over)
+        self._count(members)  # before they are sent: whoever has one finds it counted
+        for member in over:
             member.connection.frontend.hold(member.leases)
             if member.violation:
                 self._channels.expel(member.connection, member.violation)
             else:
                 self._channels.send(member.connection, member.answer, member.segments)
+
+    def _count(self, members: list[BatchMember]) -> None:
+        answered = [(m.message, m.answer.timing) for m in members if not m.has_failed]
+        if answered:
+            self._statistics.ran_batch(answered)
 
     def _let_watch(self, watch: bool) -> None:
         """Hand the channels to the other thread, or take them back."""

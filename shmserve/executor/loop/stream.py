@@ -77,6 +77,7 @@ class Stream:
         self._turn = threading.Lock()  # one answer at a time: that keeps their order
         self._muted: tuple[str, str] | None = None  # why, for the final answer: code and text
         self._request: ExecutorRequest | None = None
+        self._ran_ns = self._paused_ns = 0
         self._queue_ns = max(0, self.progress_ns - message.sent_ns)
 
     # ------------------------------------------------- the thread of the model
@@ -92,6 +93,17 @@ class Stream:
         inputs = workspace.read(self.frontend, message)
         self._request = ExecutorRequest(workspace, message, inputs, self.is_cancelled, self)
         return self._request
+
+    @property
+    def rescheduled(self) -> bool:
+        """Whether the model, which has returned, wants it again and can still answer."""
+        request = self._request
+        return request is not None and request.rescheduled and self._flow.live
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has been ended for the model."""
+        return self._flow.state is StreamState.FAILED
 
     def is_cancelled(self) -> bool:
         """Whether nobody wants further answers."""
@@ -211,6 +223,21 @@ class Stream:
             self._post(StreamAbandoned(self))
 
     # --------------------------------------------------- the thread of the loop
+
+    def pause(self) -> None:
+        """It has been rescheduled: the time until it runs again is spent in the queue."""
+        now_ns = time.monotonic_ns()
+        self._ran_ns, self._paused_ns = now_ns - self.progress_ns, now_ns
+
+    def resume(self, message: Execute) -> ExecutorRequest:
+        """It runs again, as this message says."""
+        assert self._request is not None
+        now_ns = time.monotonic_ns()
+        self._queue_ns += now_ns - self._paused_ns
+        self.progress_ns = now_ns - self._ran_ns
+        self._request.parameters = message.parameters
+        self._request.reschedule(False)
+        return self._request
 
     def mute(self) -> None:
         """The frontend has cancelled it, or is gone: tell the model, release its threads."""

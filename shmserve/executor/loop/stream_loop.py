@@ -8,32 +8,28 @@ request as soon as `execute` has returned, up to `max_streams` open ones.
 
 from __future__ import annotations
 
-import gc
 import logging
 import queue
 import threading
 import time
-from collections import deque
 
 from msgspec import Struct
 
 from shmserve.core.scheduling.request_queue import RequestQueue
-from shmserve.errors import Code, Internal, ProtocolViolation, ShmserveError
+from shmserve.errors import ProtocolViolation, ShmserveError
 from shmserve.executor.backend import Backend
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
 from shmserve.executor.loop.serving_loop import REST_S, WAKE_S, Key, Requested, ServingLoop
 from shmserve.executor.loop.stream import Posted, Stream, StreamAbandoned
+from shmserve.executor.loop.stream_book import StreamBook
 from shmserve.executor.rate_limited import SharedResources
 from shmserve.executor.runner import cancelled, late, what_failed
 from shmserve.executor.tensors.workspace import Workspace
-from shmserve.protocol.control.data_messages import Answer, Credit, Execute
+from shmserve.protocol.control.data_messages import Credit, Execute
 from shmserve.shm.status_page import BUSY_SINCE, DEPTH, RUNNING
 
 log = logging.getLogger(__name__)
-
-_SILENT_NS = 5_000_000_000  # a stream that says nothing for so long may have lost its sender
-_COLLECT_NS = 10_000_000_000
 
 
 class _Returned(Struct, frozen=True):
@@ -58,12 +54,12 @@ class StreamLoop(ServingLoop):
         super().__init__(backend, workspace, channels, segment_idle_s, resources)
         self._max_streams = max_streams
         self._queue: RequestQueue[Key, Requested] = RequestQueue()
-        self._streams: dict[Key, Stream] = {}  # the model owes their final flag
+        self._book: StreamBook[_Returned] = StreamBook(channels, workspace)
+        self._streams = self._book.streams
         self._executing: Stream | None = None
         self._work: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
-        self._outbox: deque[Posted | StreamAbandoned | _Returned] = deque()  # bounded by credit
+        self._outbox = self._book.outbox
         self._busy_since = 0
-        self._collected_ns = 0
 
     @property
     def queued(self) -> int:
@@ -93,12 +89,7 @@ class StreamLoop(ServingLoop):
                 stream.fail(ex)
             except (Exception, SystemExit) as ex:
                 stream.fail(what_failed(ex))
-        self._post(_Returned(stream, violation))
-
-    def _post(self, event: Posted | StreamAbandoned | _Returned) -> None:
-        """Hand something to the loop's thread; from any thread, also from a finalizer."""
-        self._outbox.append(event)
-        self._channels.wake()
+        self._book.post(_Returned(stream, violation))
 
     # ---------------------------------------------------- the loop's thread
 
@@ -133,15 +124,9 @@ class StreamLoop(ServingLoop):
 
     def _tick(self) -> bool:
         may_rest = super()._tick()
-        now = time.monotonic_ns()
-        quiet = [s.progress_ns for s in self._streams.values() if not s.waiting]
-        if self._executing is not None and not self._executing.waiting:
-            quiet.append(self._executing.progress_ns)
-        since = self._busy_since = min(quiet, default=0)
+        executing = () if self._executing is None else (self._executing,)
+        self._busy_since = self._book.quiet_since(executing)
         self._publish()
-        if since and now - since > _SILENT_NS and now - self._collected_ns > _COLLECT_NS:
-            self._collected_ns = now
-            gc.collect()  # a sender in a reference cycle is not let go of by itself
         return may_rest and not (self._streams or self._executing or self._queue)
 
     def _publish(self) -> None:
@@ -172,24 +157,10 @@ class StreamLoop(ServingLoop):
         return self._queue.pop(time.monotonic_ns()) if may_run else None
 
     def _start(self, connection: FrontendConnection, message: Execute) -> None:
-        key = (connection, message.request)
-        try:
-            if key in self._streams:
-                raise ProtocolViolation("a request number was used twice")
-            if not message.credit:
-                answer = Answer(
-                    message.request,
-                    error_code=Code.UNIMPLEMENTED,
-                    error="a decoupled model needs a stream",
-                )
-                self._channels.send(connection, answer, [])
-                return
-            stream = Stream(self._workspace, self._post, connection, message)
-        except ProtocolViolation as ex:
-            self._channels.expel(connection, str(ex))
-            return
-        self._streams[key] = self._executing = stream
-        self._work.put(stream)
+        stream = self._book.open(connection, message)
+        if stream is not None:
+            self._executing = stream
+            self._work.put(stream)
 
     # ------------------------------------------------------------- from the model
 
@@ -197,11 +168,7 @@ class StreamLoop(ServingLoop):
         if isinstance(event, Posted):
             self._deliver(event)
         elif isinstance(event, StreamAbandoned):
-            name = event.stream.frontend.name
-            log.warning("request %d of %s has no final response", event.stream.number, name)
-            event.stream.fail(
-                Internal("the model let go of the request without sending its final response")
-            )
+            self._book.has_lost_sender(event)
         else:
             self._executing = None
             if self._resources is not None:
@@ -212,19 +179,12 @@ class StreamLoop(ServingLoop):
 
     def _deliver(self, posted: Posted) -> None:
         stream, answer = posted.stream, posted.answer
-        key = (stream.connection, stream.number)
-        wanted = self._streams.get(key) is stream and not stream.connection.closed
         self._statistics.answered(stream.spent, answer)
-        if answer.final and self._streams.pop(key, None) is not None:
+        if answer.final and (stream.connection, stream.number) in self._streams:
             self.executed += 1
             if not answer.error_code:
                 self._statistics.streamed(stream.spent, stream.message)
-        if not wanted:
-            for lease in posted.leases:
-                self._workspace.memory.release(*lease)
-            return
-        stream.frontend.hold(posted.leases)
-        self._channels.send(stream.connection, answer, posted.segments)
+        self._book.deliver(posted)
 
     # ------------------------------------------------------------- from frontends
 
@@ -239,21 +199,12 @@ class StreamLoop(ServingLoop):
                 item, caller = (connection, message), message.caller_number
                 self._queue.push(key, item, message.deadline_ns, caller)
             elif isinstance(message, Credit):
-                if stream is not None:
-                    self._grant(stream, message.answers)
+                self._book.grant(key, message.answers)
             elif self._queue.cancel(key) is not None:
                 self._channels.send(connection, cancelled(message.request), [])
             elif stream is not None:
                 stream.mute()
 
-    def _grant(self, stream: Stream, answers: int) -> None:
-        try:
-            stream.grant(answers)
-        except ProtocolViolation as ex:
-            self._channels.expel(stream.connection, str(ex))
-
     def _forget(self, connection: FrontendConnection) -> None:
         self._queue.drop_where(lambda key: key[0] is connection)
-        for (owner, _), stream in self._streams.items():
-            if owner is connection:
-                stream.mute()
+        self._book.mute(connection)

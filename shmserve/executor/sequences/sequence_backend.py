@@ -8,6 +8,7 @@ their slots (`direct`) or of their arrival (`oldest`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,19 +16,23 @@ import numpy as np
 from msgspec import UNSET
 
 from shmserve.core.scheduling.sequence_queue import SequenceId
-from shmserve.errors import Internal
+from shmserve.errors import Internal, ModelFailure
 from shmserve.executor import backends
 from shmserve.executor.backend import (
     Backend,
     BatchForm,
     Context,
-    InputTensor,
     Output,
     Request,
     Response,
-    Responses,
 )
 from shmserve.executor.backends.config_merge import with_own_tensors
+from shmserve.executor.sequences.sequence_requests import (
+    GapRequest,
+    SequenceRequest,
+    StackedRequest,
+    StepResponses,
+)
 from shmserve.executor.sequences.sequence_tensors import (
     Controls,
     Flags,
@@ -43,87 +48,6 @@ from shmserve.tensor.spec import ModelSpec
 
 Array = np.ndarray[Any, Any]
 _NO_SEQUENCE = 0
-
-
-class SequenceRequest:
-    """A request as the model sees it; implements `backend.Request`.
-
-    `inputs`: what the client sent and what is added to it; `states`: names of the outputs that
-    are kept; those the client wants as well are its own, too.
-    """
-
-    responses: Responses | None = None
-
-    def __init__(
-        self, request: Request, added: dict[str, MemoryInput], states: Sequence[str], xp: Any
-    ) -> None:
-        self._request = request
-        self._xp = xp
-        self._placed = request.requested  # whose arrays may lie in the request's own outputs
-        self.id = request.id
-        self.parameters = request.parameters
-        self.deadline_ns = request.deadline_ns
-        self.callers = request.callers
-        self.inputs: dict[str, InputTensor] = {**request.inputs, **added}
-        self.requested = (
-            *request.requested,
-            *(name for name in states if name not in request.requested),
-        )
-
-    @property
-    def sent_bytes(self) -> int:
-        """Of its client's inputs."""
-        return sum(len(tensor.buffer) for tensor in self._request.inputs.values())
-
-    @property
-    def cancelled(self) -> bool:
-        return self._request.cancelled
-
-    def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
-        if name in self._placed:
-            return self._request.offer(name, datatype, shape)
-        return np.empty(shape, DATATYPES[datatype].numpy)
-
-    def offer_on_device(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-        if name in self._placed:
-            return self._request.offer_on_device(name, datatype, shape)
-        return self._xp.empty(shape, DATATYPES[datatype].numpy)
-
-
-class StackedRequest(SequenceRequest):
-    """Several as one. `inputs`: those of all, behind each other."""
-
-    def __init__(
-        self, requests: Sequence[Request], inputs: dict[str, MemoryInput], xp: Any
-    ) -> None:
-        first = requests[0]
-        super().__init__(first, inputs, (), xp)
-        self._all = requests
-        self._placed = ()
-        self.parameters = {}
-        self.deadline_ns = 0
-        self.callers = tuple(dict.fromkeys(c for r in requests for c in r.callers))
-
-    @property
-    def cancelled(self) -> bool:
-        return all(request.cancelled for request in self._all)
-
-
-class GapRequest(SequenceRequest):
-    """What stands in a slot that has nothing to do: it looks like the request of another slot,
-    and nothing of that one's is its own, least of all where its outputs go."""
-
-    def __init__(
-        self, like: SequenceRequest, inputs: dict[str, MemoryInput], states: Sequence[str], xp: Any
-    ) -> None:
-        super().__init__(like, inputs, states, xp)
-        self._placed = ()
-        self.id, self.parameters = "", {}
-        self.deadline_ns = 0
-
-    @property
-    def cancelled(self) -> bool:
-        return False
 
 
 class SequenceBackend:
@@ -143,6 +67,7 @@ class SequenceBackend:
         self, backend: Backend, spec: ModelSpec, entry: SequenceEntry, context: Context
     ) -> None:
         self._backend = backend
+        self._decoupled = spec.decoupled
         self._xp = context.xp if backend.device == context.device else np
         self.controls = Controls(entry.control_input, spec.max_batch_size > 0)
         self.states = States(spec, entry.state, context.directory)
@@ -165,6 +90,8 @@ class SequenceBackend:
             answers = self._stacked(steps)
         else:
             answers = self._backend.execute(steps)
+        if self._decoupled:
+            return answers
         if len(answers) != len(steps):
             raise Internal(f"the model gave {len(answers)} responses to {len(steps)} requests")
         return [
@@ -181,7 +108,11 @@ class SequenceBackend:
 
     def _request(self, request: Request, sequence: SequenceId, flags: Flags) -> SequenceRequest:
         added = self._added(sequence, flags)
-        return SequenceRequest(request, added, tuple(self.states.outputs), self._xp)
+        step = SequenceRequest(request, added, tuple(self.states.outputs), self._xp)
+        if request.responses is not None:
+            taken = partial(self._taken_of_stream, request)
+            step.responses = StepResponses(request.responses, step, taken)
+        return step
 
     def _added(self, sequence: SequenceId, flags: Flags) -> dict[str, MemoryInput]:
         """Controls and states, by the names of the inputs that they are."""
@@ -195,6 +126,24 @@ class SequenceBackend:
         """The response without the states, which are kept."""
         if response.error is not None:
             return response
+        response = self._without_states(request, response)
+        if request.rescheduled and response.outputs:
+            return Response(
+                error=ModelFailure(
+                    "a request that is rescheduled is answered by None, or with states only: "
+                    f"the model gave output '{response.outputs[0].name}'"
+                )
+            )
+        return response
+
+    def _taken_of_stream(self, request: Request, response: Response) -> Response | None:
+        """As `_taken`, of one response among several: states alone are none for the client."""
+        if response.error is not None or not self.states.outputs:
+            return response
+        without = self._without_states(request, response)
+        return without if without.outputs or not response.outputs else None
+
+    def _without_states(self, request: Request, response: Response) -> Response:
         sequence = sequence_of(request.parameters)
         if sequence and self.states.outputs:
             outputs = {
@@ -202,7 +151,8 @@ class SequenceBackend:
                 for output in response.outputs
                 if output.name in self.states.outputs
             }
-            self.states.keep(sequence, outputs)
+            if outputs or not request.rescheduled:
+                self.states.keep(sequence, outputs)
         wanted = tuple(output for output in response.outputs if output.name in request.requested)
         return msgspec.structs.replace(response, outputs=wanted)
 

@@ -41,6 +41,7 @@ class ExecutorRequest:
         "parameters",
         "places",
         "requested",
+        "rescheduled",
         "responses",
         "workspace",
     )
@@ -61,6 +62,7 @@ class ExecutorRequest:
         self.inputs = inputs
         self.requested = message.outputs or workspace.outputs
         self.responses = responses
+        self.rescheduled = False
         self.places = workspace.places(message) if message.places else _NOWHERE
         self.offers: dict[str, Offer] = {}
         self.workspace = workspace
@@ -70,6 +72,10 @@ class ExecutorRequest:
     def cancelled(self) -> bool:
         """Whether nobody waits for the answer any more."""
         return self._watch()
+
+    def reschedule(self, again: bool) -> None:
+        """Whether the model wants it once more."""
+        self.rescheduled = again
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
         """A writable array in the output slot of `name`; asking again replaces the offer."""

@@ -26,8 +26,6 @@ def check_sequences(message: Any, model: str) -> None:
         return
     where = f"model '{model}': sequence_batching"
     sequences = message.sequence_batching
-    if message.model_transaction_policy.decoupled:
-        raise ConfigError(f"{where} is not supported for a decoupled model")
     if sequences.HasField("oldest"):
         _check_oldest(sequences.oldest, message.max_batch_size, f"{where}.oldest")
     least = sequences.direct.minimum_slot_utilization

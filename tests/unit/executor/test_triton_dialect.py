@@ -185,7 +185,10 @@ def test_triton_errors(make: Make, code: str, kind: Code) -> None:
         ("pb.unload_model('x')", "model 'x' cannot be unloaded: no server is running"),
         ("requests[0].exec()", "exec: only requests that the model has made can be run"),
         ("pb.InferenceRequest().exec()", "exec: the InferenceRequest has no model_name"),
-        ("requests[0].set_release_flags(2)", "rescheduling of requests is not supported"),
+        (
+            "requests[0].set_release_flags(2)",
+            "only requests to a model with sequence_batching.iter",
+        ),
         ("pb.deserialize_bytes_tensor(b'123')", "ends within an element"),
         ("pb.triton_to_numpy_type(99)", "no data type 99"),
         ("raise pb.TritonModelException('mine')", "mine"),

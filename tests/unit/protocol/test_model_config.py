@@ -99,7 +99,6 @@ def test_versions_by_policy() -> None:
 
 
 REFUSED = {
-    "sequence_batching.iterative_sequence": "sequence_batching { iterative_sequence: true }",
     "ensemble_scheduling.step.model_namespace": (
         "ensemble_scheduling { step [ { model_namespace: 'x' } ] }"
     ),

@@ -109,7 +109,6 @@ def test_hints_are_told() -> None:
             STATE % "initial_state [ { data_type: TYPE_INT32 dims: [ 1, 2 ] } ]",
             "needs zero_data or data_file",
         ),
-        ("} model_transaction_policy { decoupled: true", "not supported for a decoupled model"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(text: str, wrong: str) -> None:

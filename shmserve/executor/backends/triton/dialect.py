@@ -69,10 +69,16 @@ class TritonDialect:
         if not callable(execute):
             raise ConfigError(f"model '{spec.name}': class TritonPythonModel has no execute")
         if inspect.iscoroutinefunction(execute):
+            if spec.config.is_iterative and spec.decoupled:
+                raise ConfigError(
+                    f"model '{spec.name}': sequence_batching.iterative_sequence does not go with "
+                    "an async execute of a decoupled model"
+                )
             self._tasks = Tasks()
         self._spec = spec
         self._check = GivenOutputs(model_side(spec))
         InferenceRequest.served = (spec.name, int(spec.version))
+        InferenceRequest.iterative = spec.config.is_iterative
         self._writable = spec.parameters.get("writable_inputs") == "true"
         self._device_inputs = _has_device_inputs(spec)
         other_models.serve(context.models, self._writable)
@@ -123,7 +129,12 @@ class TritonDialect:
             )
         if wrong:
             return [Response(error=self._failure(wrong)) for _ in requests]
-        return [self._response(*pair) for pair in zip(requests, answers, strict=True)]
+        return [
+            Response()
+            if request.rescheduled and answer is None
+            else self._response(request, answer, request.rescheduled)
+            for request, answer in zip(requests, answers, strict=True)
+        ]
 
     def _received(
         self, request: Request, open_sender: Callable[[Request], InferenceResponseSender]
@@ -144,7 +155,8 @@ class TritonDialect:
         collected = []
         for request, answer in zip(requests, given, strict=True):
             sink = self._sinks.get(id(request))
-            collected.append(sink.wait(request) if answer is None and sink else answer)
+            waits = answer is None and sink is not None and not request.rescheduled
+            collected.append(sink.wait(request) if waits and sink else answer)
         return collected
 
     def _stream_sender(self, request: Request) -> InferenceResponseSender:

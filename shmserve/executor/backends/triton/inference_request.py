@@ -27,6 +27,7 @@ from shmserve.executor.backends.triton.response_sender import InferenceResponseS
 from shmserve.executor.backends.triton.tensor import Tensor
 from shmserve.executor.backends.triton.trace import (
     TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceTrace,
     PreferredMemory,
 )
@@ -89,6 +90,7 @@ class InferenceRequest:
         return self
 
     served = ("", 0)  # name and version of the model that this process runs
+    iterative = False  # whether that may have requests run again
     _request: Request | CalledRequest
     _open_sender: Callable[[Request], InferenceResponseSender] | None = None
     _sender: InferenceResponseSender | None = None
@@ -142,11 +144,19 @@ class InferenceRequest:
         self._flags = flags
 
     def set_release_flags(self, flags: int) -> None:
-        """Only RELEASE_ALL, which is what happens anyway."""
-        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
-            raise TritonModelException(
-                "set_release_flags: rescheduling of requests is not supported by this server"
-            )
+        """RELEASE_ALL, which is what happens anyway, or RELEASE_RESCHEDULE: the request comes
+        again, in a later call of `execute`. What was said last before that returns counts."""
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+            raise TritonModelException(f"set_release_flags: there are no flags {flags}")
+        again = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+        if isinstance(self._request, CalledRequest) or not self.iterative:
+            if again:
+                raise TritonModelException(
+                    "set_release_flags: only requests to a model with "
+                    "sequence_batching.iterative_sequence can be rescheduled"
+                )
+        else:
+            self._request.reschedule(again)
 
     def trace(self) -> InferenceTrace:
         return InferenceTrace()

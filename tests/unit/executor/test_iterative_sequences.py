@@ -1,0 +1,216 @@
+"""Requests that run again, over real sockets and shared memory: what each run is told, who ends
+them, what is left of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shmserve.core.registry import ModelEntry
+from shmserve.core.stats.executor_counters import ExecutorCounts, read
+from shmserve.dispatch import Call
+from shmserve.dispatch.outcome import RunOptions
+from shmserve.errors import Cancelled, DeadlineExceeded, InvalidArgument, ModelFailure, QueueFull
+from shmserve.executor.backend import Output, Request, Response
+from shmserve.tensor.config_document import ConfigDocument, OldestEntry, SequenceEntry, StateEntry
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+from tests.unit.dispatch.test_dispatch import slots_in_use, until
+from tests.unit.rig import SPEC, Rig
+
+FOREVER = 1e9
+
+
+def spec_of(slots: int = 2, decoupled: bool = False) -> ModelSpec:
+    sequences = SequenceEntry(
+        oldest=OldestEntry(max_candidate_sequences=slots),
+        max_sequence_idle_microseconds=1000,
+        state=(StateEntry("STATE", "NEXT", "TYPE_FP32", (1,)),),
+        iterative_sequence=True,
+    )
+    return msgspec.structs.replace(
+        SPEC,
+        inputs=(TensorSpec("IN", "FP32", (1,)),),
+        outputs=(TensorSpec("OUT", "FP32", (1,)),),
+        config=ConfigDocument(sequence_batching=sequences),
+        decoupled=decoupled,
+    )
+
+
+class Countdown:
+    """Runs as often as its input says; its state is how often it has. A decoupled one answers in
+    each run."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, bool, int]] = []  # sequence, whether it begins, run
+        self.views: list[Any] = []  # of inputs, kept
+
+    def __call__(self, request: Request) -> Response | None:
+        wanted = request.inputs["IN"].numpy()
+        state = request.inputs["STATE"].numpy()
+        told = request.parameters
+        self.seen.append((told["sequence_id"], bool(told["sequence_start"]), int(state[0])))
+        if wanted[0] == FOREVER and not self.views:
+            self.views.append(wanted)
+        if state[0] + 1 == -wanted[0]:
+            raise ModelFailure("as it was told")
+        request.reschedule(bool(state[0] + 1 < abs(wanted[0])))
+        kept = Output("NEXT", "FP32", state + 1)
+        answer = Response((Output("OUT", "FP32", state + 1), kept))
+        if request.responses is not None:
+            request.responses.send(answer, final=not request.rescheduled)
+            return None
+        return Response((kept,)) if request.rescheduled else answer
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+def begin(rig: Rig, entry: ModelEntry, runs: float, timeout_s: float = 30, **told: Any) -> Call:
+    call = rig.dispatcher.call(entry, RunOptions(parameters=told, timeout_s=timeout_s), True)
+    fill(call, runs)
+    return call
+
+
+def fill(call: Call, runs: float) -> None:
+    slot = call.reserve(4)
+    slot.view[:] = np.array([runs], np.float32).tobytes()
+    call.add_input("IN", "FP32", (1,), slot)
+
+
+def first(outcome: Any) -> float:
+    return float(np.frombuffer(bytes(outcome.outputs[0].view), np.float32)[0])
+
+
+def ask(
+    rig: Rig, entry: ModelEntry, runs: float, timeout_s: float = 30, **told: Any
+) -> list[float]:
+    with begin(rig, entry, runs, timeout_s, **told) as call:
+        if not entry.spec.decoupled:
+            return [first(call.execute())]
+        answers = []
+        for outcome in call.stream():
+            if outcome.error is not None:
+                raise ModelFailure(outcome.error.message)
+            answers.append(first(outcome))
+        return answers
+
+
+def counts(rig: Rig) -> ExecutorCounts:
+    found = read(rig.executors[0].status.counters)
+    assert found is not None
+    return found
+
+
+def nothing_is_left(rig: Rig) -> Callable[[], bool]:
+    loop = rig.executors[0].loop
+    return lambda: loop.queued == 0 and slots_in_use(rig) == 0
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_request_runs_until_it_is_released(rig: Rig, decoupled: bool) -> None:
+    model = Countdown()
+    entry = rig.serve(model, spec=spec_of(decoupled=decoupled))
+    assert ask(rig, entry, 4) == ([1, 2, 3, 4] if decoupled else [4])
+    assert ask(rig, entry, 1, sequence_id=9) == [1]
+    assert ask(rig, entry, 2, sequence_id="name")[-1] == 2
+    assert model.seen == [
+        *((1, run == 0, run) for run in range(4)),
+        (9, True, 0),
+        ("name", True, 0),
+        ("name", False, 1),
+    ]
+    found = counts(rig)
+    assert (found.requests, found.executions, found.inferences) == (3, 7, 7)
+    assert rig.executors[0].loop.executed == 3
+    until(nothing_is_left(rig), "something is left")
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_an_error_ends_it(rig: Rig, decoupled: bool) -> None:
+    entry = rig.serve(Countdown(), spec=spec_of(decoupled=decoupled))
+    with pytest.raises(ModelFailure, match="as it was told"):
+        ask(rig, entry, -3)
+    found = counts(rig)
+    assert (found.requests, found.executions) == (0, 2)
+    assert ask(rig, entry, 2)[-1] == 2
+    until(nothing_is_left(rig), "something is left")
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_who_goes_on_for_ever_is_cancelled_between_runs(
+    rig: Rig, threads: ThreadPoolExecutor, decoupled: bool
+) -> None:
+    model = Countdown()
+    entry = rig.serve(model, spec=spec_of(1, decoupled))
+    with begin(rig, entry, FOREVER) as call:
+        running = threads.submit(lambda: list(call.stream()) if decoupled else call.execute())
+        until(lambda: len(model.seen) > 4, "it does not run")
+        waits = threads.submit(ask, rig, entry, 2)  # there is one slot
+        call.cancel()
+        with pytest.raises(Cancelled):
+            running.result(30)
+    assert waits.result(30)[-1] == 2
+    loop = rig.executors[0].loop
+    until(lambda: loop.queued == 0, "it waits still")
+    if not decoupled:  # the model has a view of its input, whose slot is not free before
+        assert model.views[0][0] == FOREVER
+        assert slots_in_use(rig) == 1
+    model.views.clear()
+    until(nothing_is_left(rig), "something is left")
+
+
+def test_deadline_and_bounds(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    model = Countdown()
+    entry = rig.serve(model, spec=spec_of(1))
+    late = threads.submit(ask, rig, entry, FOREVER, 1.0, sequence_id=7)
+    until(lambda: len(model.seen) > 4, "it does not run")
+    with pytest.raises(InvalidArgument, match=r"sequence 7 of model 'm' has not ended yet"):
+        ask(rig, entry, 1, sequence_id=7)
+    waiting = [threads.submit(ask, rig, entry, 1) for _ in range(3)]
+    until(lambda: rig.executors[0].loop.queued >= 3, "they do not wait")
+    with pytest.raises(QueueFull, match="maximum number of sequences"):
+        ask(rig, entry, 1)
+    with pytest.raises(DeadlineExceeded):
+        late.result(30)
+    assert [each.result(30) for each in waiting] == [[1]] * 3
+    model.views.clear()
+    until(nothing_is_left(rig), "something is left")
+
+
+def test_only_states_may_come_with_a_rescheduled_request(rig: Rig) -> None:
+    def model(request: Request) -> Response:
+        request.reschedule(True)
+        return Response((Output("OUT", "FP32", np.zeros(1, np.float32)),))
+
+    entry = rig.serve(model, spec=spec_of())
+    with pytest.raises(ModelFailure, match="answered by None, or with states only"):
+        ask(rig, entry, 1)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_stop_lets_it_finish(rig: Rig, threads: ThreadPoolExecutor, decoupled: bool) -> None:
+    model = Countdown()
+    entry = rig.serve(model, spec=spec_of(decoupled=decoupled))
+    executor = rig.executors[0]
+    finishes = threads.submit(ask, rig, entry, 200)
+    until(lambda: len(model.seen) > 4, "it does not run")
+    executor.loop.stop()
+    assert finishes.result(30)[-1] == 200
+    executor.thread.join(30)
+    assert not executor.thread.is_alive()
