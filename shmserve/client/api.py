@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, overload
 
 import msgspec
@@ -17,7 +17,7 @@ from shmserve.client import device_arrays
 from shmserve.client.attempt import RequestAttempt
 from shmserve.client.errors import InferenceError
 from shmserve.client.http_transport import Reply, Transport
-from shmserve.client.lanes import LaneExchange, Lanes, converse
+from shmserve.client.lanes import Lanes, converse
 from shmserve.client.memory.block_pool import BlockPool
 from shmserve.client.memory.shared_memory import SharedMemoryPools
 from shmserve.client.output_sizes import ModelOutputs, OutputSizes
@@ -34,6 +34,7 @@ _REFUSED = frozenset({400, 403, 404, 501})
 # What is said of an output that is larger than expected, and of one that is over a lane
 _TOO_LARGE = ("should be at least", "no window of shared memory")
 _HOST, _GPU = "host", "gpu"  # kinds of memory
+_NOTHING: Set[str] = frozenset()
 
 
 def connect(
@@ -220,19 +221,19 @@ class Client:
     def _run(self, call: _Call, described: ModelOutputs) -> Result:
         """Try, and try again where the reason of a refusal was our memory."""
         key = (call.model, call.version)
-        shapes = tuple(sorted(tensor.signature for tensor in call.inputs))
-        barred = set(self._barred.get(call.model, ()))
+        shapes = tuple(sorted([tensor.signature for tensor in call.inputs]))
+        barred = self._barred.get(call.model, _NOTHING)
 
         def pool_of(device: int | None) -> BlockPool | None:
             kind = _HOST if device is None else _GPU
             return self._pools.on(device) if kind not in barred else None
 
         for repeat in range(_REPEATS + 1):
-            sizes = self._sizes.expected(key, shapes, described, call.outputs)
-            known = self._lanes is not None and self._sizes.are_known(
-                key, shapes, described, call.outputs
+            expected = self._sizes.expected(key, shapes, described, call.outputs)
+            known = self._lanes is not None and expected.known
+            attempt = RequestAttempt(
+                pool_of, call.inputs, expected.sizes, call.device, inline=known
             )
-            attempt = RequestAttempt(pool_of, call.inputs, sizes, call.device, inline=known)
             reply: Reply | LaneAnswer
             try:
                 answer, result = self._over_lane(attempt, call, known)
@@ -254,7 +255,7 @@ class Client:
             ):  # an output is larger than expected
                 self._sizes.mistaken(key, call.outputs)
             elif repeat or reply.status != 404 or not self._pools.register_again():
-                barred |= self._bar(call.model, attempt, reply.error)
+                barred = barred | self._bar(call.model, attempt, reply.error)
         if 400 <= reply.status < 500:  # perhaps for what we remember of the model
             self._models.pop(key, None)
         raise InferenceError(reply.status, reply.error)
@@ -280,9 +281,8 @@ class Client:
         if self._lanes is None or request is None:
             return None, None
         key = (call.model, call.version)
-        exchange = LaneExchange(self._lanes, key, request, once=attempt.shared)
         try:
-            found = converse(exchange, timeout_s)
+            found = converse(self._lanes, key, request, attempt.shared, timeout_s)
         except BaseException:
             attempt.taint()
             raise
@@ -291,10 +291,9 @@ class Client:
         answer, opened = found
         if answer.status != 200:
             return answer, None
-        result = attempt.lane_result(answer, call.model, call.request_id, opened)
-        if not call.receipt:
-            result.receipt = None
-        return answer, result
+        return answer, attempt.lane_result(
+            answer, call.model, call.request_id, opened, call.receipt
+        )
 
     def _send(self, attempt: RequestAttempt, call: _Call) -> Reply:
         headers, body = attempt.request(call.parameters, call.request_id)

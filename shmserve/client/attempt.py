@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ Copy = tuple[ClientTensor, Any]  # and the window that it goes to
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _decode = json_decoder()
 _ALIGNMENT = 256  # what GPUs and vector instructions like best
+_numbers = itertools.count(1)  # of requests over lanes, whichever these take
 
 
 class _Place(NamedTuple):
@@ -91,7 +93,8 @@ class RequestAttempt:
         try:
             copies = self._place_inputs()
             self._place_outputs()
-            self._fill(copies)
+            if copies or self._gpus:
+                self._fill(copies)
         except BaseException:
             self.close()
             raise
@@ -109,6 +112,8 @@ class RequestAttempt:
                 self.on_gpu |= tensor.device is not None
             elif tensor.nbytes and (tensor.device is not None or tensor.nbytes >= self._inline):
                 elsewhere.setdefault(tensor.device, []).append(tensor)
+        if not elsewhere:
+            return []
         on_host = elsewhere.pop(None, [])
         copies = []
         for device, tensors_there in elsewhere.items():
@@ -134,9 +139,10 @@ class RequestAttempt:
 
     def _place_outputs(self) -> None:
         """A block each: one that the caller keeps must not keep the others."""
+        devices = (None,) if self._device is None else (self._device, None)
         for name, nbytes in self._outputs.items():
-            for device in dict.fromkeys((self._device, None)):
-                pool = self._pool_of(device) if nbytes else None
+            for device in devices if nbytes else ():
+                pool = self._pool_of(device)
                 block = pool.acquire(nbytes) if pool is not None and nbytes else None
                 if pool is None or block is None or not nbytes:
                     continue
@@ -214,17 +220,21 @@ class RequestAttempt:
             outputs.append(
                 LaneOutput(name, None if window is None else window[0].on_lane(window[1]))
             )
-        timeout_ns = int(timeout_s * 1e9)
         return LaneRequest(
-            0, tuple(inputs), tuple(outputs), request_id, dict(parameters or {}), timeout_ns
+            next(_numbers),
+            tuple(inputs),
+            tuple(outputs),
+            request_id,
+            dict(parameters) if parameters else {},
+            int(timeout_s * 1e9),
         )
 
     # -------------------------------------------------------------------- result
 
     def lane_result(
-        self, answer: LaneAnswer, model: str, request_id: str, opened: LaneOpened
+        self, answer: LaneAnswer, model: str, request_id: str, opened: LaneOpened, receipt: bool
     ) -> Result:
-        """The arrays of a lane's answer.
+        """The arrays of a lane's answer; with what it took, if a receipt is wanted.
 
         Raises:
             InferenceError: it makes no sense.
@@ -237,17 +247,14 @@ class RequestAttempt:
                 if isinstance(data, bytes):
                     data = np.frombuffer(bytearray(data), np.uint8) if data else np.empty(0, "u1")
                 else:
-                    data = self._elsewhere({"datatype": datatype}, name, shape)
+                    data = self._elsewhere(name, datatype, shape)
                 arrays[name] = self._arrived(tensors.from_bytes(data, datatype, shape, name, model))
         except (ValueError, KeyError) as ex:
             raise InferenceError(0, f"the server's answer is malformed: {ex}") from ex
-        document = {
-            "model_name": model,
-            "model_version": opened.version,
-            "id": request_id,
-            "parameters": answer.parameters,
-        }
-        return Result(arrays, document, _receipt(answer.receipt, opened.instance), "lane")
+        document: dict[str, Any] = {"model_name": model, "model_version": opened.version}
+        document |= {"id": request_id, "parameters": answer.parameters}
+        told = _receipt(answer.receipt, opened.instance) if receipt else None
+        return Result(arrays, document, told, "lane")
 
     def result(self, reply: Reply, model: str) -> Result:
         """The arrays of a response, each where it lies.
@@ -271,8 +278,12 @@ class RequestAttempt:
             if size is not None:
                 data = reply.body[position : position + size]
                 position += size
+            elif "data" in output:
+                if output["data"]:
+                    raise ValueError(f"output '{name}' has data in JSON")
+                data = np.empty(0, np.uint8)
             else:
-                data = self._elsewhere(output, name, shape)
+                data = self._elsewhere(name, output["datatype"], shape)
             array = tensors.from_bytes(data, output["datatype"], shape, name, model)
             arrays[name] = self._arrived(array)
         receipt = reply.headers.get("shmserve-receipt")
@@ -287,14 +298,12 @@ class RequestAttempt:
             return array
         return device_arrays.to_device(array, self._device)
 
-    def _elsewhere(self, output: dict[str, Any], name: str, shape: tuple[int, ...]) -> Any:
+    def _elsewhere(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
         """The bytes of an output that is not in the body: in its window, or there are none."""
         place, size = self._windows.get(name, (None, 0))
-        nbytes = tensors.nbytes_of(output["datatype"], shape)
-        if place is None or "data" in output:
-            if output.get("data"):
-                raise ValueError(f"output '{name}' has data in JSON")
+        if place is None:
             return np.empty(0, np.uint8)
+        nbytes = tensors.nbytes_of(datatype, shape)
         if nbytes is None or nbytes > size:
             raise ValueError(f"output '{name}' is larger than its memory")
         if not nbytes:

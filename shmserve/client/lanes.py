@@ -32,16 +32,13 @@ class ClientLane:
 
     Attributes:
         opened: what the server said of it.
+        limit_s: how long an answer takes at most; then the server's own word of that has come.
     """
 
     def __init__(self, opened: LaneOpened, channel: Channel) -> None:
         self.opened = opened
         self.channel = channel
-        self._numbers = 0
-
-    def next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
+        self.limit_s = opened.timeout_ns / 1e9 + _GRACE_S
 
     def receive(self, timeout_s: float) -> wire.LaneAnswer | None:
         """An answer that comes within the timeout.
@@ -73,7 +70,9 @@ class Lanes:
     def take(self, key: Key) -> ClientLane | None:
         """A lane for one request; None: there is none now."""
         with self._lock:
-            idle = self._idle.setdefault(key, _Idle([]))
+            idle = self._idle.get(key)
+            if idle is None:
+                idle = self._idle[key] = _Idle([])
             if idle.lanes:
                 return idle.lanes.pop()
             if self._closed or time.monotonic() < idle.refused_until:
@@ -88,9 +87,9 @@ class Lanes:
     def give(self, key: Key, lane: ClientLane) -> None:
         """Its request is over."""
         with self._lock:
-            idle = self._idle.setdefault(key, _Idle([])).lanes
-            if not self._closed and len(idle) < _MAX_IDLE:
-                idle.append(lane)
+            idle = self._idle.get(key)  # None: closed meanwhile
+            if idle is not None and not self._closed and len(idle.lanes) < _MAX_IDLE:
+                idle.lanes.append(lane)
                 return
         lane.channel.close()
 
@@ -103,108 +102,42 @@ class Lanes:
             lane.channel.close()
 
 
-class LaneExchange:
-    """One request over lanes, another one if the first has been moved or died: what is to be sent
-    and whether it is to be sent again, but not how one waits.
+def converse(
+    lanes: Lanes, key: Key, request: wire.LaneRequest, once: bool, timeout_s: float
+) -> tuple[wire.LaneAnswer, LaneOpened] | None:
+    """Send a request, again if its lane has been moved or died, and wait for its answer; with
+    what was said of the lane it came on. None: there is no lane that takes it.
 
     Args:
-        once: the request is not to be run again after an executor died of it, whatever the
-            model says: it names memory, which may be the reason.
-    """
-
-    def __init__(self, lanes: Lanes, key: Key, request: wire.LaneRequest, once: bool) -> None:
-        self._lanes = lanes
-        self._key = key
-        self._request = request
-        self._once = once
-        self._number = 0
-        self.lane: ClientLane | None = None
-
-    def send(self) -> ClientLane | None:
-        """Send it. None: there is no lane that takes it, and nobody has it."""
-        while True:
-            lane = self._lanes.take(self._key)
-            if lane is None:
-                return None
-            self._number = lane.next_number()
-            data = wire.encode(_numbered(self._request, self._number))
-            if len(data) > MAX_MESSAGE:
-                self._lanes.give(self._key, lane)
-                return None
-            try:
-                lane.channel.send(data)
-            except PeerDied:  # it takes no more; this request is not at any executor's
-                lane.channel.close()
-                continue
-            self.lane = lane
-            return lane
-
-    def timeout_s(self, asked_s: float) -> float:
-        """How long to wait for the answer."""
-        assert self.lane is not None
-        return min(asked_s, self.lane.opened.timeout_ns / 1e9 + _GRACE_S)
-
-    def received(self, answer: wire.LaneAnswer | None) -> tuple[wire.LaneAnswer, LaneOpened]:
-        """The answer came, and whose it is; None: not in time.
-
-        Raises:
-            InferenceError: it did not come, or to something else.
-        """
-        lane = self.lane
-        assert lane is not None
-        if answer is None or answer.number != self._number:
-            self.abandon()
-            raise InferenceError(0, "the server did not answer in time")
-        self.lane = None
-        self._lanes.give(self._key, lane)
-        return answer, lane.opened
-
-    def lost(self) -> None:
-        """The executor has died, or broken the protocol.
-
-        Raises:
-            InferenceError: the request is not to be sent again.
-        """
-        assert self.lane is not None
-        again = self.lane.opened.rerun and not self._once
-        self.abandon()
-        if not again:
-            raise InferenceError(503, "the executor died while it had the request")
-        self._once = True
-
-    def abandon(self) -> None:
-        """Nobody waits any more: that ends the lane, and with it the request. Idempotent."""
-        lane, self.lane = self.lane, None
-        if lane is not None:
-            lane.channel.close()
-
-
-def converse(exchange: LaneExchange, timeout_s: float) -> tuple[wire.LaneAnswer, LaneOpened] | None:
-    """Send a request, and wait for its answer. None: there is no lane that takes it.
+        once: it is not to be run again after an executor died of it, whatever the model says:
+            it names memory, which may be the reason.
 
     Raises:
         InferenceError: no answer came, or none in time, or nobody wants it any more.
     """
-    try:
-        while (lane := exchange.send()) is not None:
-            try:
-                with cancellable(lane.channel.refuse):
-                    answer = lane.receive(exchange.timeout_s(timeout_s))
-            except (PeerDied, ProtocolViolation):
-                exchange.lost()
-            else:
-                return exchange.received(answer)
+    data = wire.encode(request)
+    if len(data) > MAX_MESSAGE:
         return None
-    finally:
-        exchange.abandon()
-
-
-def _numbered(request: wire.LaneRequest, number: int) -> wire.LaneRequest:
-    return wire.LaneRequest(
-        number,
-        request.inputs,
-        request.outputs,
-        request.id,
-        request.parameters,
-        request.timeout_ns,
-    )
+    while (lane := lanes.take(key)) is not None:
+        answer: wire.LaneAnswer | None = None
+        sent = answered = False
+        try:
+            lane.channel.send(data)
+            sent = True
+            with cancellable(lane.channel.refuse):
+                answer = lane.receive(min(timeout_s, lane.limit_s))
+            answered = answer is not None and answer.number == request.number
+        except (PeerDied, ProtocolViolation):
+            if sent and (once or not lane.opened.rerun):
+                raise InferenceError(503, "the executor died while it had the request") from None
+            once = once or sent  # what could not be sent is at no executor's
+            continue
+        finally:
+            if answered:
+                lanes.give(key, lane)
+            else:  # nobody waits any more: that ends the lane, and with it the request
+                lane.channel.close()
+        if answer is None or not answered:
+            raise InferenceError(0, "the server did not answer in time")
+        return answer, lane.opened
+    return None

@@ -25,6 +25,22 @@ class ModelOutputs(Struct, frozen=True):
         return cls({o["name"]: (o["datatype"], tuple(o["shape"])) for o in metadata["outputs"]})
 
 
+class ExpectedOutputs(Struct, frozen=True):
+    """What is known of the outputs of requests that are alike.
+
+    Attributes:
+        sizes: bytes by output; None: unknown, or not worth shared memory.
+        known: the bytes of each are known, be they few or many.
+        names: of the outputs.
+        model: as it was described.
+    """
+
+    sizes: dict[str, int | None]
+    known: bool
+    names: tuple[str, ...]
+    model: ModelOutputs
+
+
 class OutputSizes:
     """Static shapes tell; else the sizes of an earlier answer to inputs of the same shapes.
     Outputs that turned out larger once are not guessed again. Thread-safe."""
@@ -33,46 +49,44 @@ class OutputSizes:
         self._lock = threading.Lock()
         self._seen: dict[Hashable, dict[str, int]] = {}
         self._unsure: set[tuple[Hashable, str]] = set()
+        self._expected: dict[Hashable, ExpectedOutputs] = {}  # follows from the others
 
     def expected(
-        self, key: Hashable, shapes: Hashable, model: ModelOutputs, names: Iterable[str]
-    ) -> dict[str, int | None]:
-        """Bytes by output; None: unknown, or not worth shared memory."""
+        self, key: Hashable, shapes: Hashable, model: ModelOutputs, names: tuple[str, ...]
+    ) -> ExpectedOutputs:
+        """`shapes`: of the inputs; `names`: of the outputs."""
+        found = self._expected.get((key, shapes))
+        if found is not None and found.model is model and found.names == names:
+            return found
         with self._lock:
-            seen = self._seen.get((key, shapes), {})
+            seen, known = self._seen.get((key, shapes), {}), True
             sizes: dict[str, int | None] = {}
             for name in names:
-                datatype, shape = model.outputs.get(name, _UNKNOWN)
-                size = tensors.nbytes_of(datatype, shape)
+                size = tensors.nbytes_of(*model.outputs.get(name, _UNKNOWN))
                 size = seen.get(name) if size is None else size
-                small = size is None or size < _SMALL
-                sizes[name] = None if small or (key, name) in self._unsure else size
-            return sizes
-
-    def are_known(
-        self, key: Hashable, shapes: Hashable, model: ModelOutputs, names: Iterable[str]
-    ) -> bool:
-        """Whether the bytes of each of these are known, be they few or many."""
-        with self._lock:
-            seen = self._seen.get((key, shapes), {})
-            return not any(
-                (key, name) in self._unsure
-                or (
-                    name not in seen
-                    and tensors.nbytes_of(*model.outputs.get(name, _UNKNOWN)) is None
-                )
-                for name in names
-            )
+                if (key, name) in self._unsure:
+                    size = None
+                known = known and size is not None
+                sizes[name] = None if size is None or size < _SMALL else size
+            if len(self._expected) >= _MANY:
+                self._expected.clear()
+            found = ExpectedOutputs(sizes, known, names, model)
+            self._expected[key, shapes] = found
+            return found
 
     def learn(self, key: Hashable, shapes: Hashable, arrays: Mapping[str, Any]) -> None:
         sizes = {name: a.nbytes for name, a in arrays.items() if a.dtype.kind != "O"}
+        if self._seen.get((key, shapes)) == sizes:
+            return
         with self._lock:
             if len(self._seen) >= _MANY:
                 self._seen.clear()
             self._seen[key, shapes] = sizes
+            self._expected.pop((key, shapes), None)
 
     def mistaken(self, key: Hashable, names: Iterable[str]) -> None:
         """An answer did not fit."""
         with self._lock:
             if len(self._unsure) < _MANY:
                 self._unsure.update((key, name) for name in names)
+            self._expected.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any
 
 
@@ -42,6 +42,9 @@ class Result(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._arrays)
+
+    def items(self) -> ItemsView[str, Any]:
+        return self._arrays.items()
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{n}: {a.dtype}{list(a.shape)}" for n, a in self._arrays.items())

@@ -33,7 +33,7 @@ class ClientTensor:
 
     def __init__(self, name: str, value: Any) -> None:
         """Raises ValueError for what is no tensor, ImportError for a GPU's without CuPy."""
-        array, device = _array(name, value)
+        array, device = (value, None) if type(value) is np.ndarray else _array(name, value)
         self.name = name
         self.datatype = datatype_of(array.dtype, name)
         self.shape: tuple[int, ...] = array.shape
@@ -111,7 +111,7 @@ def nbytes_of(datatype: str, shape: tuple[int, ...]) -> int | None:
     """Bytes of a tensor; None where they depend on its elements or an open dimension."""
     if datatype not in _BY_NAME and datatype != "BF16":
         return None
-    if any(dim < 0 for dim in shape):
+    if shape and min(shape) < 0:
         return None
     return math.prod(shape) * (2 if datatype == "BF16" else _BY_NAME[datatype].itemsize)
 

@@ -251,6 +251,9 @@ MALFORMED: dict[str, bytes] = {
 @pytest.mark.parametrize("what", MALFORMED)
 def test_nonsense_ends_its_lane_alone(server: RunningServer, program: Program, what: str) -> None:
     (pid,) = server.pids("executor misbehaving")
+    with program.lane("misbehaving") as first:  # of which the flight recorder opens its file
+        first.send(b"\xc1")
+        assert first.ended()
     with program.lane("misbehaving") as other, program.lane("misbehaving") as lane:
         assert other.ask(command("ok")).status == lane.ask(command("ok")).status == 200
         many = open_fds(pid)

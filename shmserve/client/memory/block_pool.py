@@ -63,6 +63,14 @@ class BlockKind(Protocol):
         """Where an array begins that is known to be of this kind of memory."""
 
 
+class _ArrayLease(weakref.ref[Any]):
+    """An array's lease; `weakref.finalize` does more, and takes as long as the rest of a call."""
+
+    __slots__ = ("block",)
+
+    block: Block
+
+
 class BlockPool:
     """All blocks of one client. Thread-safe."""
 
@@ -76,7 +84,8 @@ class BlockPool:
         self._leases: dict[str, int] = {}  # by name
         self._tainted: set[str] = set()  # names
         self._free: dict[int, list[Block]] = {}  # by size
-        self._released: deque[Block] = deque()  # appended to by finalizers, at any moment
+        self._released: deque[Block] = deque()  # appended to by arrays' ends, at any moment
+        self._arrays: dict[int, _ArrayLease] = {}  # of arrays, by their ids: arrays have no hash
         self._count = 0
         self._closed = False
         self.total_bytes = 0
@@ -106,8 +115,15 @@ class BlockPool:
         with self._lock:
             if block.name in self._leases:
                 self._leases[block.name] += 1
-        weakref.finalize(alive, self._released.append, block).atexit = False
+        lease = _ArrayLease(alive, self._ended)
+        lease.block = block
+        self._arrays[id(lease)] = lease
         return array
+
+    def _ended(self, lease: _ArrayLease) -> None:
+        """The array has gone. Any thread, any moment."""
+        self._released.append(lease.block)
+        self._arrays.pop(id(lease), None)
 
     def taint(self, blocks: Iterable[Block]) -> None:
         """The server may still use these: they are given up with their last lease."""

@@ -70,7 +70,7 @@ class LaneChannels:
         self._loop: LoopSide
         self._lanes: dict[int, Lane] = {}  # by descriptor
         self.stalled: set[Lane] = set()
-        self._waiting: Counter[int] = Counter()  # requests by user
+        self._waiting: dict[int, int] = {}  # requests by user
         self._inbox: deque[Callable[[], None]] = deque()
         self._buffer = memoryview(bytearray(MAX_MESSAGE))
         self._closed = False
@@ -138,10 +138,14 @@ class LaneChannels:
             if call is not None:
                 reply = lane_gate.answered(answer, call, self._memory.read)
                 self._counting.answered(call, reply)
-                self._answered(lane, reply)
+                self._count(lane, -1)
+                self._send(lane, reply)
+                if lane.refusing:
+                    self._end_refused(lane)
         finally:
             lane.inline.calls.pop(answer.request, None)
-            self._release(lane, leases(answer.outputs))
+            if answer.outputs:
+                self._release(lane, leases(answer.outputs))
 
     def refuse(self) -> None:
         """As `Channels.refuse`; lanes end with their last answers."""
@@ -248,7 +252,7 @@ class LaneChannels:
     def _begin(self, lane: Lane, message: wire.LaneRequest) -> None:
         caller = lane.caller
         try:
-            if self._waiting[caller.uid] >= self._settings.max_queue:
+            if self._waiting.get(caller.uid, 0) >= self._settings.max_queue:
                 raise QueueFull(
                     f"{self._settings.max_queue} requests of this user wait already (max_queue)"
                 )
@@ -260,19 +264,16 @@ class LaneChannels:
         lane.waiting[message.number] = lane.inline.calls[message.number] = call
         self._count(lane, 1)
         self._loop.events((lane, execute))
-        self._watch(lane)
+        if len(lane.waiting) >= wire.READ_AHEAD:
+            self._watch(lane)
 
     def _count(self, lane: Lane, change: int) -> None:
-        waiting = self._waiting
-        waiting[lane.caller.uid] += change
-        if not waiting[lane.caller.uid]:
-            del waiting[lane.caller.uid]
-
-    def _answered(self, lane: Lane, reply: wire.LaneAnswer) -> None:
-        self._count(lane, -1)
-        self._send(lane, reply)
-        if lane.refusing:
-            self._end_refused(lane)
+        uid = lane.caller.uid
+        waiting = self._waiting.get(uid, 0) + change
+        if waiting:
+            self._waiting[uid] = waiting
+        else:
+            self._waiting.pop(uid, None)
 
     def _end_refused(self, lane: Lane) -> None:
         if not lane.waiting and not lane.backlog:
@@ -285,7 +286,8 @@ class LaneChannels:
             data = wire.encode(lane_gate.refused(reply.number, error))
         try:
             if not lane.backlog and lane.channel.send(data, wait=False):
-                self._watch(lane)
+                if lane.mask != select.EPOLLIN:
+                    self._watch(lane)
                 return
         except PeerDied:
             self.close_lane(lane)

@@ -6,7 +6,7 @@ lane's, with the bytes of small outputs in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 
 from shmserve.config import Settings
@@ -20,6 +20,7 @@ from shmserve.protocol.control.data_messages import (
     Answer,
     Descriptor,
     Execute,
+    OutputPlace,
     RegionRef,
     WireTensor,
 )
@@ -31,6 +32,7 @@ from shmserve.protocol.control.lane_messages import (
     LaneReceipt,
     LaneRequest,
     LaneTensor,
+    LaneWindow,
 )
 from shmserve.protocol.oip.model_signature import make_signature
 from shmserve.protocol.oip.request import (
@@ -41,11 +43,13 @@ from shmserve.protocol.oip.request import (
     check_parameters,
     refuse_duplicates,
 )
-from shmserve.protocol.oip.validation import CheckedInput, check_inputs, check_outputs
+from shmserve.protocol.oip.validation import check_inputs, check_outputs
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.spec import ModelSpec
 
 Read = Callable[[Descriptor], memoryview]
+Form = tuple[Hashable, Hashable]  # of inputs and outputs
+_MOST_FORMS = 64
 
 
 class LaneGate:
@@ -64,6 +68,7 @@ class LaneGate:
         self._server_uid = server_uid
         self._signature = make_signature(spec)
         self._timeout_ns = int(settings.request_timeout_s * 1e9)
+        self._fitting: dict[Form, tuple[int, ...]] = {}  # what `_check` said of these
 
     def admit(self, caller: Caller, asked: LaneRequest, now_ns: int) -> tuple[Execute, LaneCall]:
         """A request as the loops know it, and what is remembered of it.
@@ -71,11 +76,18 @@ class LaneGate:
         Raises:
             InvalidArgument, NotFound: it does not fit the model, or names what the caller has not.
         """
-        request = self._request(asked)
-        find = partial(self._find, caller)
-        checked = check_inputs(self._signature, request, self._settings, find)
-        _, places = check_outputs(self._signature, request, self._settings, find)
-        inputs, inline = self._place(asked, checked)
+        form = _form(asked)
+        counts = None if asked.parameters else self._fitting.get(form)
+        if counts is None:
+            counts = self._check(caller, asked)
+            if not asked.parameters:
+                self._remember(form, counts)
+        inputs, inline = self._place(caller, asked, counts)
+        places = [
+            OutputPlace(output.name, self._find(caller, self.spec, output.at))
+            for output in asked.outputs
+            if output.at is not None
+        ]
         if asked.timeout_ns < 0:
             raise InvalidArgument(f"timeout_ns: {asked.timeout_ns} is negative")
         deadline_ns = now_ns + min(asked.timeout_ns or self._timeout_ns, self._timeout_ns)
@@ -87,10 +99,25 @@ class LaneGate:
             asked.parameters,
             now_ns,
             deadline_ns,
-            places=places,
+            places=tuple(places),
             caller_number=caller_number("user", str(caller.uid)),
         )
         return execute, LaneCall(inline, now_ns, deadline_ns, sum(map(len, inline)))
+
+    def _check(self, caller: Caller, asked: LaneRequest) -> tuple[int, ...]:
+        """Everything but the bytes; raises as `admit`. How many elements each input has that
+        are behind their lengths; -1: they are not."""
+        request = self._request(asked)
+        find = partial(self._find, caller)
+        checked = check_inputs(self._signature, request, self._settings, find)
+        check_outputs(self._signature, request, self._settings, find)
+        return tuple([-1 if i.signature.datatype.itemsize else i.count for i in checked])
+
+    def _remember(self, form: Form, counts: tuple[int, ...]) -> None:
+        """Requests of this form fit the model, which bounds how long its names and shapes are."""
+        if len(self._fitting) >= _MOST_FORMS:
+            self._fitting.clear()
+        self._fitting[form] = counts
 
     def _request(self, asked: LaneRequest) -> InferRequest:
         most = self._settings.max_inputs
@@ -110,7 +137,9 @@ class LaneGate:
             asked.parameters,
         )
 
-    def _find(self, caller: Caller, spec: ModelSpec, window: RegionWindow) -> RegionRef:
+    def _find(
+        self, caller: Caller, spec: ModelSpec, window: RegionWindow | LaneWindow
+    ) -> RegionRef:
         if spec.parameters.get("client_shm_mode") == "off":
             raise InvalidArgument(f"model '{spec.name}' takes no client shared memory")
         regions = self._snapshot().regions
@@ -119,22 +148,22 @@ class LaneGate:
         return RegionRef(region.number, window.offset, window.nbytes)
 
     def _place(
-        self, asked: LaneRequest, checked: list[CheckedInput]
+        self, caller: Caller, asked: LaneRequest, counts: tuple[int, ...]
     ) -> tuple[tuple[WireTensor, ...], tuple[bytes, ...]]:
-        """Where each input lies, and the bytes of those that came along."""
+        """Where each input lies, and the bytes of those that came along. `counts`: `_check`'s."""
         inputs: list[WireTensor] = []
         inline: list[bytes] = []
-        for item, tensor in zip(checked, asked.inputs, strict=True):
+        for tensor, count in zip(asked.inputs, counts, strict=True):
+            data = tensor.at
             at: Descriptor | RegionRef
-            if item.at is not None:
-                at = item.at
+            if isinstance(data, bytes):
+                if count >= 0:
+                    bytes_codec.check(memoryview(data), count, tensor.name, self.spec.name)
+                at = Descriptor(0, len(inline), asked.number, 0, len(data))
+                inline.append(data)
             else:
-                assert isinstance(tensor.at, bytes)
-                if not item.signature.datatype.itemsize:
-                    data = memoryview(tensor.at)
-                    bytes_codec.check(data, item.count, tensor.name, self.spec.name)
-                at = Descriptor(0, len(inline), asked.number, 0, len(tensor.at))
-                inline.append(tensor.at)
+                assert data is not None
+                at = self._find(caller, self.spec, data)
             inputs.append(WireTensor(tensor.name, tensor.datatype, tensor.shape, at))
         return tuple(inputs), tuple(inline)
 
@@ -185,6 +214,16 @@ def _bytes(tensor: WireTensor, at: Descriptor, call: LaneCall, read: Read) -> me
     if tensor.alias < 0:
         return read(at)
     return memoryview(call.inline[tensor.alias])[at.offset : at.offset + at.nbytes]
+
+
+def _form(asked: LaneRequest) -> Form:
+    """All of a request that decides whether it fits the model, but for its parameters."""
+    inputs = [(t.name, t.datatype, t.shape, type(t.at), _nbytes(t.at)) for t in asked.inputs]
+    return tuple(inputs), tuple([(output.name, output.at is None) for output in asked.outputs])
+
+
+def _nbytes(at: LaneWindow | bytes | None) -> int:
+    return at.nbytes if isinstance(at, LaneWindow) else len(at or b"")
 
 
 def _input(tensor: LaneTensor, index: int) -> InferInput:

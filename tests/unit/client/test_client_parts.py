@@ -107,10 +107,18 @@ def test_addresses(url: str) -> None:
 def test_sizes_are_guessed_from_shapes_or_earlier_answers() -> None:
     model = ModelOutputs({"a": ("FP32", (2000,)), "b": ("FP32", (-1,)), "s": ("BYTES", (4,))})
     sizes = OutputSizes()
-    assert sizes.expected("m", 1, model, "abs") == {"a": 8000, "b": None, "s": None}
+    names = ("a", "b", "s")
+    expected = sizes.expected("m", 1, model, names)
+    assert (expected.sizes, expected.known) == ({"a": 8000, "b": None, "s": None}, False)
+    assert sizes.expected("m", 1, model, ("a",)).known
     answer = {"b": np.zeros(5000, np.uint8), "s": np.empty(4, object)}
     sizes.learn("m", 1, answer)
-    assert sizes.expected("m", 1, model, "abs") == {"a": 8000, "b": 5000, "s": None}
-    assert sizes.expected("m", 2, model, "b") == {"b": None}
+    expected = sizes.expected("m", 1, model, names)
+    assert (expected.sizes, expected.known) == ({"a": 8000, "b": 5000, "s": None}, False)
+    assert sizes.expected("m", 1, model, ("b",)).known
+    assert not sizes.expected("m", 2, model, ("b",)).known
+    described_again = ModelOutputs({"b": ("FP32", (3000,))})
+    assert sizes.expected("m", 2, described_again, ("b",)).sizes == {"b": 12000}
     sizes.mistaken("m", ["b"])
-    assert sizes.expected("m", 1, model, "b") == {"b": None}
+    expected = sizes.expected("m", 1, model, ("b",))
+    assert (expected.sizes, expected.known) == ({"b": None}, False)

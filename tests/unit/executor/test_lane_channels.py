@@ -7,21 +7,30 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from shmserve.config import Settings
 from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import Region, Snapshot
-from shmserve.errors import NotFound
+from shmserve.errors import InvalidArgument, NotFound
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.executor.lanes.lane_gate import LaneGate
 from shmserve.protocol.control.client_messages import LaneOpened
-from shmserve.protocol.control.data_messages import RegionRef
-from shmserve.protocol.control.lane_messages import LaneCancel
+from shmserve.protocol.control.data_messages import OutputPlace, RegionRef
+from shmserve.protocol.control.lane_messages import (
+    LaneCancel,
+    LaneOutput,
+    LaneRequest,
+    LaneTensor,
+    LaneWindow,
+)
 from shmserve.protocol.control.link_messages import LaneOffered
 from shmserve.shm.counter_page import OwnCounterPage
+from shmserve.tensor.spec import TensorSpec
 from tests.integration.lane_client import RawLane, floats, in_region, request
 from tests.unit.rig import SPEC, Rig
 
@@ -145,3 +154,39 @@ def test_users_have_their_own_regions_only() -> None:
     for uid in (0, 2, -1):
         with pytest.raises(NotFound, match="'mine'"):
             gate.admit(Caller(uid), asked, 0)
+
+
+def test_requests_like_an_earlier_one_are_looked_at_all_the_same() -> None:
+    texts = TensorSpec("TEXT", "BYTES", (-1,))
+    spec = replace(SPEC, inputs=(*SPEC.inputs, texts))
+    mine = Region("mine", 5, "", 0, 4096, uid=1, sealed=True)
+    snapshot = Snapshot("cafe0123", 1, regions={"1/mine": mine})
+    gate = LaneGate(spec, Settings(), lambda: snapshot, server_uid=0)
+    place = (LaneOutput("OUT", LaneWindow("mine", 0, 4)),)
+
+    def ask(at: object = b"\1\0\0\0a", uid: int = 1, timeout_ns: int = 0, name: str = "OUT") -> Any:
+        inputs = (floats(1), LaneTensor("TEXT", "BYTES", (1,), at))  # type: ignore[arg-type]
+        outputs = (*place, LaneOutput(name)) if name != "OUT" else place
+        asked = LaneRequest(3, inputs, outputs, timeout_ns=timeout_ns)
+        return gate.admit(Caller(uid), asked, 0)
+
+    for _ in range(2):
+        execute, call = ask()
+        assert execute.places == (OutputPlace("OUT", RegionRef(5, 0, 4)),)
+        assert [tensor.at.slot for tensor in execute.inputs] == [0, 1]
+        assert (len(call.inline), call.copied_in) == (2, 9)
+        with pytest.raises(NotFound, match="'mine'"):
+            ask(uid=2)
+        with pytest.raises(InvalidArgument, match="TEXT"):
+            ask(b"\2\0\0\0a")
+        with pytest.raises(InvalidArgument, match="'TEXT' has no bytes"):
+            ask(None)
+        with pytest.raises(InvalidArgument, match="'TEXT' has 4096 bytes"):
+            ask(bytes(4096))
+        with pytest.raises(InvalidArgument, match="'NONE'"):
+            ask(name="NONE")
+        with pytest.raises(InvalidArgument, match="timeout_ns: -1"):
+            ask(timeout_ns=-1)
+    snapshot.regions.clear()
+    with pytest.raises(NotFound, match="'mine'"):
+        ask()
