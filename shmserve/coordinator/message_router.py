@@ -23,6 +23,9 @@ from shmserve.transport.channel import close_all
 _log = logging.getLogger(__name__)
 
 
+_LOOK_S = 0.9  # a turn of the loop comes once a second, or a little earlier
+
+
 class MessageRouter:
     """Hands each message to the part that it is for, and time to all of them."""
 
@@ -39,7 +42,7 @@ class MessageRouter:
         self._turns = parts.turns
         self._perform = parts.effects.perform
         self._send = send
-        self._asked_at = 0.0
+        self._looked_at = self._asked_at = 0.0
 
     @property
     def urgent(self) -> bool:
@@ -134,12 +137,9 @@ class MessageRouter:
         self._regions.settle(self._publication.publish, self._sync.supervisor)
         self._lanes.settle()
         self._control.turn(now)
-        if now - self._asked_at >= self._watchdog.period_s:
-            self._asked_at = now
-            for record in list(self._reconciler.processes.values()):
-                if record.role == "executor":
-                    self._watch(record.name, now)
-                    self._send(record.name, link.AskStats(0, "busy"))
+        if now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            self._look(now)
         self._sync.tell()
 
     def drain(self, reason: str, announce: bool = False) -> None:
@@ -147,11 +147,21 @@ class MessageRouter:
             _log.info("draining reason=%s", reason)
         self._perform(self._reconciler.drain(announce))
 
+    def _look(self, now: float) -> None:
+        asks = now - self._asked_at >= self._watchdog.period_s
+        if asks:
+            self._asked_at = now
+        for record in list(self._reconciler.processes.values()):
+            if record.role == "executor":
+                self._watch(record.name, now)
+                if asks:
+                    self._send(record.name, link.AskStats(0, "busy"))
+
     def _watch(self, process: str, now: float) -> None:
         """Look at an executor's page: one that is stopped, or whose model holds the interpreter
-        lock, could not answer."""
+        lock, could not answer. That wakes nobody."""
         busy_ms = self._introspection.counters.busy_ms(process)
-        silent = self._watchdog.asked(process, idle=busy_ms == 0)
+        silent = self._watchdog.looked(process, idle=busy_ms == 0)
         if busy_ms:
             self._perform(self._reconciler.busy(process, busy_ms, now))
         elif silent:

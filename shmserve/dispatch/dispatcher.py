@@ -32,6 +32,7 @@ from shmserve.dispatch.orphaned_requests import OrphanedRequests
 from shmserve.dispatch.outcome import NO_OPTIONS, RunOptions
 from shmserve.dispatch.request_counting import RequestCounting
 from shmserve.dispatch.response_cache import ResponseCache
+from shmserve.dispatch.rest import Rest
 from shmserve.dispatch.step_threads import StepThreads
 from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
@@ -86,6 +87,7 @@ class Dispatcher:
         self.shares = CallerShares(settings, lambda: self._link.pool_bytes)
         self.coordinator = CoordinatorClient(self._link, self.process, settings)
         self.orphans = OrphanedRequests(self.memory)
+        self.rest = Rest(self.orphans.wake)
         # A model that calls others is one caller, and has no others to leave room for
         share = 1.0 if role == "model" else settings.max_caller_share
         bounds = RequestBounds(settings.max_queue, settings.max_model_requests, share)
@@ -106,7 +108,6 @@ class Dispatcher:
         threads = StepThreads(settings.ensemble_threads)
         self._ensembles = EnsemblePlane(self._plane, threads, self._cache)
         self._stopping = threading.Event()
-        self._called = self._resting = False
         self._thread = threading.Thread(target=self._maintain, name="maintenance", daemon=True)
 
     def start(self) -> None:
@@ -122,6 +123,7 @@ class Dispatcher:
         self.orphans.wake()
         if self._thread.is_alive():
             self._thread.join(timeout=2 * _MAINTENANCE_S)
+        self.rest.resting = False  # nobody is woken any more
         self.orphans.close()
         self.executors.close()
         self._link.close()
@@ -169,10 +171,9 @@ class Dispatcher:
         self, entry: ModelEntry, options: RunOptions = NO_OPTIONS, cancellable: bool = False
     ) -> InferenceCall:
         """A new request for a model version; close it on every path."""
-        self._called = True
-        if self._resting:
-            self._resting = False
-            self.orphans.wake()
+        self.rest.called = True
+        if self.rest.resting:
+            self.rest.end()
         if self._cache is not None and entry.spec.caches_answers:
             return self._ensembles.call(entry, options, cancellable)
         if entry.spec.steps:
@@ -180,7 +181,8 @@ class Dispatcher:
         return Call(self._plane, entry, options, cancellable)
 
     def _pool(self, instance: LiveInstance, path: str) -> ExecutorPool:
-        return ExecutorPool(instance, path, self.process, self.memory, self.settings.max_queue)
+        limit = self.settings.max_queue
+        return ExecutorPool(instance, path, self.process, self.memory, limit, self.rest)
 
     def set_flag(self, name: str, value: bool) -> None:
         """Change a flag of an extension, for all processes."""
@@ -205,15 +207,17 @@ class Dispatcher:
             try:
                 prepared = prepared or self._prepare()
                 self.orphans.poll(pause_s if prepared else _STARTING_S)
-                called, self._called, self._resting = self._called, False, False
+                called = self.rest.over()
                 self._settle()
                 if self._cache is not None:
                     self._cache.grow()
                 self.executors.flush()
                 self.executors.prune()
                 self.memory.trim(self.settings.segment_idle_s)
-                held = self._measure()
-                pause_s = _MAINTENANCE_S if called or held else self._rest()
+                self.rest.resting = True  # ahead of the last look: who comes later ends it
+                if self._measure() or called or self.rest.called:
+                    self.rest.resting = False
+                pause_s = _RESTING_S if self.rest.resting else _MAINTENANCE_S
                 self.tracer.flush(self.coordinator.take_traces)
             except Exception:
                 log.exception("maintenance failed; it goes on")
@@ -227,14 +231,11 @@ class Dispatcher:
             return False
         return True
 
-    def _rest(self) -> float:
-        """For how long nothing needs to be looked at; `call` ends it."""
-        self._resting = True
-        return _MAINTENANCE_S if self._called else _RESTING_S
-
     def _measure(self) -> bool:
-        """Publish what is held; whether anything is, or may become less."""
-        stats = self.memory.stats()
+        """Publish what is held; whether there is something to do before somebody ends the rest:
+        slots of ours are in use or segments may be given back, executors have requests of ours
+        or have not been told which of their slots we are done with."""
+        stats, in_flight = self.memory.stats(), self.executors.in_flight()
         self.counting.measure(
             Gauges(
                 stats.slots - stats.free,
@@ -244,9 +245,10 @@ class Dispatcher:
                 len(self.orphans),
                 self._cache.nbytes if self._cache is not None else 0,
             ),
-            self.executors.in_flight(),
+            in_flight,
         )
-        return stats.slots > stats.free or stats.segments > 1 or len(self.orphans) > 0
+        held = stats.slots > stats.free or self.memory.may_shrink
+        return held or bool(in_flight) or len(self.orphans) > 0 or self.executors.has_releases
 
     def _on_message(self, message: FromCoordinator) -> None:
         if isinstance(message, RegistryChanged):

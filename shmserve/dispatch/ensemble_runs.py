@@ -130,8 +130,8 @@ class StepRuns:
             if run is None:
                 return False
             more = self.progress.runnable
-        if more:
-            self._hire()
+        if more and not self._hire():
+            self._tell()  # who waits may take it
         try:
             goes_on = self._perform(run)
         except BaseException as ex:

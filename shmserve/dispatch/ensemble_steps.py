@@ -18,6 +18,7 @@ from shmserve.dispatch.ensemble_runs import StepRuns
 from shmserve.dispatch.ensemble_tensors import EnsembleTensors
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.receipt import Receipt
+from shmserve.dispatch.step_call import StepTensor
 from shmserve.dispatch.step_threads import StepThreads
 from shmserve.errors import Cancelled, DeadlineExceeded, Internal, InvalidArgument, ShmserveError
 from shmserve.protocol.control.data_messages import OutputPlace
@@ -120,24 +121,40 @@ class EnsembleSteps:
         """What a step has given goes to other steps, and into answers."""
         step = self._spec.steps[run.step]
         with self._lock:
-            number = self.progress.gave(run)
+            given = self._given(call, step)
+            number = self.progress.gave(run)  # from now on others take it for granted
             own = self.tensors.answer(number)
             if not set(self._options.outputs).isdisjoint(step.outputs.values()):
                 own.parameters |= answer.parameters
                 own.error = self._named(step, answer.error) if answer.error is not None else None
-            for name, tensor in step.outputs.items():
+            for tensor, value in given.items():
                 wanted, passed = tensor in self._options.outputs, tensor in self.progress.passed
-                value = call.give(name) if wanted or passed else None
-                if value is None:
-                    if passed:
-                        raise Internal(f"it gave no output '{name}'")
-                    continue
                 if wanted:
                     own.tensors[tensor] = value
                 if passed:
                     self.tensors.add((tensor, number), value)
                 if wanted and passed:
                     self.tensors.lease(value)
+
+    def _given(self, call: AnyCall, step: EnsembleStep) -> dict[str, StepTensor]:
+        """What it has given of what is wanted, by tensor of the ensemble, each with a lease.
+
+        Raises:
+            Internal: an output is missing that other steps need.
+        """
+        given: dict[str, StepTensor] = {}
+        try:
+            for name, tensor in step.outputs.items():
+                passed = tensor in self.progress.passed
+                value = call.give(name) if passed or tensor in self._options.outputs else None
+                if value is not None:
+                    given[tensor] = value
+                elif passed:
+                    raise Internal(f"it gave no output '{name}'")
+        except BaseException:
+            self.tensors.release(given.values())
+            raise
+        return given
 
     def _begin(self, run: Run) -> AnyCall:
         """The call of a step, with its inputs; what nobody else takes is its alone."""

@@ -15,6 +15,7 @@ from shmserve import ids
 from shmserve.core.registry import LiveInstance
 from shmserve.core.scheduling.caller_number import UNKNOWN
 from shmserve.dispatch.executor_connection import ExecutorConnection
+from shmserve.dispatch.rest import Rest
 from shmserve.errors import (
     PeerDied,
     ProtocolViolation,
@@ -50,6 +51,7 @@ class ExecutorPool:
     Args:
         process: what this process is called.
         limit: requests that may be with the executor at a time.
+        rest: of the thread that calls `flush`.
 
     Attributes:
         by_caller: how many there are of each caller that is known.
@@ -62,6 +64,7 @@ class ExecutorPool:
         process: str,
         memory: ArenaMemory,
         limit: int,
+        rest: Rest,
     ) -> None:
         self.instance = instance
         self.segments = PeerSegments(keep=True)  # its outputs may be passed on to other executors
@@ -71,6 +74,7 @@ class ExecutorPool:
         self._process = process
         self._memory = memory
         self._limit = limit
+        self._rest = rest
         self._idle: list[ExecutorConnection] = []
         self._pending: list[tuple[int, int]] = []  # output slots to release
         self._pending_bytes = 0
@@ -243,6 +247,8 @@ class ExecutorPool:
         with self._lock:
             self._pending += slots
             self._pending_bytes += nbytes
+            if self._rest.resting:
+                self._rest.end()
             many = len(self._pending) >= _MANY_RELEASES
             if not (many or self._pending_bytes >= _RELEASE_AT_ONCE) or not self._idle:
                 return
@@ -257,6 +263,11 @@ class ExecutorPool:
                 self._idle.append(connection)
                 return
         connection.channel.close()
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether something is to be released that `flush` has not sent."""
+        return bool(self._pending)
 
     def take_releases(self, nbytes: int) -> list[tuple[int, int]]:
         """Slots to release, for the caller to send; none unless they have so many bytes."""

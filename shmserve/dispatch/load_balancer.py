@@ -194,6 +194,11 @@ class LoadBalancer:
         for pool in list(self.pools.values()):
             pool.flush()
 
+    @property
+    def has_releases(self) -> bool:
+        """Whether one that takes requests has not been told yet what we are done with."""
+        return any(pool.has_releases for pool in list(self.pools.values()))
+
     def prune(self) -> None:
         """Forget executors that the registry does not name any more."""
         with self._lock:

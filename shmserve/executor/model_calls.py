@@ -139,6 +139,9 @@ class ModelCalls:
     def later(self, action: Callable[[], None]) -> None:
         """Have it done by `settle`. Takes no lock: it may be called in the midst of anything."""
         self._over.append(action)
+        dispatcher = self._dispatcher
+        if dispatcher is not None:  # its maintenance settles
+            dispatcher.rest.end()
 
     def submit(self, running: DispatchedCall) -> Future[CallAnswer | None]:
         """Wait for the next answer on a thread; there are as many as calls may run."""

@@ -93,4 +93,4 @@ class RunStatistics:
         stats = memory.stats()
         held = stats.slots - stats.free
         write_gauges(self._words, Gauges(held, stats.used_bytes, stats.segment_bytes))
-        return held > 0 or stats.segments > 1
+        return held > 0 or memory.may_shrink

@@ -247,6 +247,11 @@ class ArenaMemory:
         """Bytes of segments this process holds."""
         return self._held
 
+    @property
+    def may_shrink(self) -> bool:
+        """Whether there is a segment that `trim` frees, now or once its slots are free."""
+        return self._arena.may_shrink
+
     def stats(self) -> ArenaStats:
         with self._lock:
             return self._arena.stats()

@@ -289,7 +289,7 @@ def test_the_client_socket_and_lanes(doors: RunningServer) -> None:
     doors.get("/v2/models/nobody%27s")
     doors.infer("nobody's", {"inputs": []})
     seen = {
-        tuple(row[k] for k in ("event", "subject", "text"))
+        (row["event"], row["subject"], row["text"].partition("@")[0])  # it has been loaded anew
         for row in flight_recorder.rows(doors.run_dir, 1000)
     }
     assert seen >= {

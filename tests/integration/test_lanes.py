@@ -46,6 +46,10 @@ def server() -> Iterator[RunningServer]:
     with RunningServer(MODELS, **SETTINGS) as server:
         server.wait_instances()
         before = server.pids("executor")
+        # With the first of these an executor opens its record of events, and keeps it open
+        with Program(server.run_dir) as program, program.lane("misbehaving") as lane:
+            lane.send(b"nonsense")
+            assert lane.ended()
         yield server
         assert server.pids("executor") == before, "every executor survives all of this"
     assert server.leaks() == []

@@ -7,6 +7,7 @@ caller remove every region.)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -396,12 +397,29 @@ def test_another_user_finds_nothing_of_ours(way: str, client: Client, server: At
             assert other.register("secret", theirs.name, 4096)[0] == 200  # a name of their own
             assert other.infer("touch", ("secret", 0), None, 2)[1]["outputs"][0]["data"] == [9, 9]
             assert client.infer("touch", ("secret", 0), None, 2)[1]["outputs"][0]["data"] == [1, 1]
+            alternate(where)
             assert client.unregister()[0] == 200
             assert other.status() == ["secret"]
             assert other.unregister()[0] == 200
             theirs.close()
         finally:
             other.close()
+
+
+def alternate(where: int | str) -> None:
+    """The same bytes of both users in turn, with so many connections that they share workers,
+    and so often that these remember the request."""
+    with contextlib.ExitStack() as stack:
+        clients: list[tuple[Client, list[float]]] = []
+        for _ in range(4):
+            with as_user(OTHER_UID):
+                clients.append((Client(where), [9, 9]))
+            clients.append((Client(where), [1, 1]))
+        for client, _ in clients:
+            stack.callback(client.close)
+        for client, expected in clients * 4:
+            status, body = client.infer("touch", ("secret", 0), None, 2)
+            assert (status, body["outputs"][0]["data"]) == (200, expected)
 
 
 @pytest.mark.needs("root")

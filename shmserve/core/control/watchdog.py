@@ -2,29 +2,30 @@
 
 A model may hold the interpreter lock while it loads and while it runs, for as long as the limits
 of those say; nobody can be asked anything then. An executor that neither loads nor runs anything
-answers at once, or is stopped, or stuck. Counted in questions, not in seconds: a coordinator that
-was itself stopped has asked nothing meanwhile.
+answers at once, or is stopped, or stuck. Counted in looks, not in seconds: a coordinator that was
+itself stopped has not looked meanwhile. Questions wake who is asked, so there are fewer of them.
 """
 
 from __future__ import annotations
 
-_MOST_S = 20.0
-_QUESTIONS = 4  # within that time
+_MOST = 20
+_QUESTIONS = 4  # within so many looks
 
 
 class Watchdog:
-    """Pure. `execute_timeout_s` shortens its patience.
+    """Looks come once a second. Pure; `execute_timeout_s` shortens its patience.
 
     Attributes:
-        period_s: how often to ask.
+        period_s: how often to ask, at most.
     """
 
     def __init__(self, execute_timeout_s: float) -> None:
-        self.period_s = max(2.0, min(_MOST_S, execute_timeout_s)) / _QUESTIONS
+        self._most = max(2, min(_MOST, round(execute_timeout_s)))
+        self.period_s = self._most / _QUESTIONS
         self._unanswered: dict[str, int] = {}
 
-    def asked(self, process: str, idle: bool) -> bool:
-        """Another question goes out; True: so many before it had no answer that there is none.
+    def looked(self, process: str, idle: bool) -> bool:
+        """Another look; True: so many before it have found no answer that there is none.
 
         Args:
             process: the executor's.
@@ -32,7 +33,7 @@ class Watchdog:
         """
         count = self._unanswered.get(process, 0)
         self._unanswered[process] = count + 1 if idle else 0
-        return idle and count >= _QUESTIONS
+        return idle and count >= self._most
 
     def answered(self, process: str) -> None:
         """It lives."""

@@ -220,6 +220,11 @@ class Arena:
         return numbers
 
     @property
+    def may_shrink(self) -> bool:
+        """Whether there is a segment that `idle` drops, now or once its slots are free."""
+        return bool(self._cached) or len(self._shared) > 1
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes of all shared segments."""
         return sum(segment.size for segment in self._shared)

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 from shmserve.coordinator.models.composed_models import composed
+from shmserve.core.memory.slots import SlotState
 from shmserve.core.registry import ModelEntry, ModelState, Snapshot
+from shmserve.core.scheduling.ensemble_progress import ONCE
 from shmserve.core.stats import request_counters
 from shmserve.dispatch.attempt import Attempt
-from shmserve.dispatch.outcome import RunOptions
-from shmserve.errors import Cancelled, DeadlineExceeded, InvalidArgument, ModelFailure
+from shmserve.dispatch.outcome import Outcome, RunOptions
+from shmserve.dispatch.step_call import StepTensor
+from shmserve.errors import Cancelled, DeadlineExceeded, Internal, InvalidArgument, ModelFailure
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.tensor.config_document import ConfigDocument
 from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
@@ -469,3 +472,33 @@ def test_an_error_of_one_answer_of_the_last_step_leaves_the_others(made: Any) ->
     assert "in ensemble 'e', step 'told': no such luck" in str(first[0])
     assert (first[1], second) == (False, (None, True))
     models.assert_nothing_held()
+
+
+class OneOutput:
+    """A call whose model gives the first of its outputs only."""
+
+    def __init__(self, tensor: StepTensor) -> None:
+        self._tensor = tensor
+
+    def give(self, name: str) -> StepTensor | None:
+        return self._tensor if name == "OUT" else None
+
+
+def test_a_step_that_gives_too_little_has_given_nothing(made: Any) -> None:
+    both = EnsembleStep("both", "", {"IN": "IN"}, {"OUT": "a", "MORE": "b"})
+    models = made(ensemble("e", "IN", "OUT", both, SUM))
+    told = spec("both", outputs=tensors("OUT", "MORE"))
+    models.entries["both"] = models.rig.serve(plus(1), spec=told)
+    models.serve(sum=sums)
+    memory = models.rig.dispatcher.memory
+    with models.call("e", {"IN": ARRAY}) as call:
+        steps = call._steps
+        run = steps.progress.take()
+        slot = memory.reserve(4)
+        memory.seal_and_lease(slot)
+        given: Any = OneOutput(StepTensor("FP32", (1,), slot))
+        with pytest.raises(Internal, match="no output 'MORE'"):
+            steps._keep(run, given, Outcome((), {}))
+        assert steps.progress.runnable == 0
+        assert (slot.state, steps.tensors.get(("a", ONCE))) == (SlotState.FREE, None)
+        steps.progress.ended(run)

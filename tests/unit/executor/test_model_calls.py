@@ -127,6 +127,22 @@ def test_an_output_is_memory_of_the_called_executor(rig: Rig, calls: ModelCalls)
     wait_until(lambda: nothing_is_held(rig, calls), "outputs come back")
 
 
+def test_an_output_kept_for_long_comes_back_though_nothing_is_called(
+    rig: Rig, calls: ModelCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shmserve.dispatch.dispatcher._RESTING_S", 3600.0)
+    rig.serve(double)
+    running = calls.begin(call(), ())
+    answer = running.next()
+    del running
+    dispatcher = calls._dispatcher
+    assert dispatcher is not None
+    wait_until(lambda: dispatcher.rest.resting, "it does not rest")
+    assert rig.executors[0].memory.rows("slots")
+    del answer
+    wait_until(lambda: not rig.executors[0].memory.rows("slots"), "the output is held")
+
+
 def test_an_output_that_is_an_input_is_not_copied(rig: Rig, calls: ModelCalls) -> None:
     rig.serve(echo)
     source = np.arange(LARGE, dtype=np.float32)

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmserve.dispatch import dispatcher
+from shmserve.dispatch.rest import Rest
 from shmserve.executor.loop.serving_loop import REST_S
 from tests.unit.dispatch.test_dispatch import feed, into_offer, until
 from tests.unit.rig import Rig
@@ -29,6 +31,59 @@ def test_who_has_nothing_to_do_rests_and_serves_again(
                 call.execute()
                 assert REST_S not in waits[1:], "its output is held still"
             until(lambda: waits[-1:] == [REST_S], "the executor does not rest")
-            until(lambda: plane.dispatcher._resting, "the frontend does not rest")
+            until(lambda: plane.dispatcher.rest.resting, "the frontend does not rest")
     finally:
         plane.close()
+
+
+def test_what_comes_back_late_is_passed_on_by_a_frontend_that_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "_RESTING_S", 3600.0)
+    plane = Rig(tmp_path)
+    try:
+        with plane.dispatcher.call(plane.serve(into_offer)) as call:
+            feed(call, np.zeros(4, np.float32))
+            call.execute()
+            give_back = call.lend()
+        until(lambda: plane.dispatcher.rest.resting, "the frontend does not rest")
+        (executor,) = plane.executors
+        assert executor.memory.rows("slots")
+        give_back()
+        until(lambda: not executor.memory.rows("slots"), "its executor is not told")
+    finally:
+        plane.close()
+
+
+def test_a_frontend_does_not_rest_while_something_is_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = Rig(tmp_path)
+    try:
+        until(lambda: plane.dispatcher.rest.resting, "the frontend does not rest")
+        assert not plane.dispatcher._measure()
+        pool = plane.dispatcher._pool(plane.serve(into_offer).instances[0], "/nowhere")
+        plane.dispatcher.executors.pools["x0"] = pool
+        pool.release([(1, 1)], 4096)  # whose connection takes no more
+        assert plane.dispatcher._measure()
+        pool._pending.clear()
+        pool.in_flight = 1  # with inputs in client memory
+        assert plane.dispatcher._measure()
+        pool.in_flight = 0
+        assert not plane.dispatcher._measure()
+    finally:
+        plane.close()
+
+
+def test_whoever_has_something_to_do_is_seen_by_the_next_look() -> None:
+    woken: list[bool] = []
+    rest = Rest(lambda: woken.append(True))
+    rest.end()
+    assert not woken
+    assert rest.over()
+    assert not rest.over()
+    rest.resting = True
+    rest.end()
+    rest.end()
+    assert woken == [True]
+    assert rest.over()

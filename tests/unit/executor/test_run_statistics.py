@@ -7,8 +7,9 @@ import msgspec
 from shmserve.core.stats.executor_counters import NWORDS, RESPONSE, ExecutorCounts, read
 from shmserve.executor.run_statistics import RunStatistics, Spent
 from shmserve.protocol.control.data_messages import Answer, Descriptor, Execute, Timing, WireTensor
+from shmserve.shm.arena import ArenaMemory
 from shmserve.tensor.spec import ModelSpec
-from tests.unit.rig import SPEC
+from tests.unit.rig import SPEC, Unlimited
 
 TENSOR = WireTensor("IN", "FP32", (3, 2), Descriptor(0, 0, 0, 0, 24))
 REQUEST = Execute(1, "", (TENSOR,), (), {}, 0, 0)
@@ -72,3 +73,15 @@ def test_a_stream_that_is_cancelled_or_fails_is_no_execution() -> None:
         counted.statistics.answered(Spent(), Answer(1, (), code, "x"))
         assert outcomes(counted.counts, 0)[outcome][0] == 1
     assert counted.counts.executions == 0
+
+
+def test_a_single_segment_that_is_free_again_is_looked_after() -> None:
+    counted = Counted()
+    memory = ArenaMemory(Unlimited(), lambda: "cafe0123", lambda: 1 << 20)
+    slot = memory.reserve(2 << 20)
+    assert counted.statistics.measure(memory)
+    memory.reclaim(slot)
+    assert counted.statistics.measure(memory)
+    memory.trim()
+    assert not counted.statistics.measure(memory)
+    memory.close()

@@ -126,3 +126,21 @@ def test_without_descriptors_nothing_is_offered_and_nothing_taken_for_known(
     for fd in fds:
         os.close(fd)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_segment_of_its_own_may_be_given_back_and_the_first_shared_one_not(
+    memory: ArenaMemory,
+) -> None:
+    large = memory.reserve(2 << 20)
+    assert not memory.may_shrink  # it is in use
+    memory.reclaim(large)
+    assert memory.may_shrink
+    memory.trim()
+    memory.prepare()
+    assert not memory.may_shrink
+    slots = [memory.reserve(1 << 20) for _ in range(2)]
+    for slot in slots:
+        memory.reclaim(slot)
+    assert memory.may_shrink
+    memory.trim()
+    assert (memory.may_shrink, memory.stats().segments) == (False, 1)

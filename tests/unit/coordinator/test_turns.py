@@ -1,0 +1,78 @@
+"""What the coordinator's turns do, and when they come."""
+
+from __future__ import annotations
+
+import math
+import time
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from shmserve.coordinator.message_router import MessageRouter
+from shmserve.coordinator.service import CoordinatorLoop
+from shmserve.core.control.watchdog import Watchdog
+from shmserve.protocol.control.link_messages import AskStats
+
+
+class Router:
+    """Of one executor, which never answers; `busy_ms` is what its page says."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.busy_ms = 0
+        self.asked = 0
+        self.parts: Any = MagicMock()
+        self.parts.watchdog = Watchdog(limit_s)
+        self.parts.reconciler.processes = {"e": SimpleNamespace(name="e", role="executor")}
+        self.parts.introspection.counters.busy_ms = lambda process: self.busy_ms
+        self._router = MessageRouter(self.parts, self._send)
+        self._now = 1000.0
+
+    def _send(self, process: str, message: object) -> None:
+        self.asked += isinstance(message, AskStats)
+
+    def turns(self, seconds: float) -> None:
+        """A turn a second, and others between."""
+        end = self._now + seconds
+        while self._now < end:
+            self._router.tick(self._now)
+            self._now += 0.25
+
+    @property
+    def silent(self) -> bool:
+        return bool(self.parts.reconciler.silent.called)
+
+
+@pytest.mark.parametrize(("limit_s", "patience_s", "questions"), [(1, 2, 2), (20, 20, 4)])
+def test_silence_is_noticed_after_the_patience(
+    limit_s: float, patience_s: float, questions: int
+) -> None:
+    router = Router(limit_s)
+    router.turns(patience_s)
+    assert router.asked == questions
+    assert not router.silent
+    router.turns(1)
+    assert router.silent
+
+
+def test_what_runs_is_looked_at_each_second_whoever_is_asked() -> None:
+    router = Router(20)
+    router.busy_ms = 5
+    router.turns(10)
+    assert router.parts.reconciler.busy.call_count == 10
+    assert router.asked == 2
+
+
+def test_turns_come_as_often_as_signs_of_life_are_due() -> None:
+    waits: list[float] = []
+    beats = iter([True, True, False])
+    loop: Any = MagicMock()
+    loop._beat_s, loop._beat_at, loop._stop_at = 0.25, 0.0, math.inf
+    loop._wake.stopping = False
+    loop._router.urgent = False
+    loop._introspection.due = math.inf
+    loop._selector.select = lambda wait_s: waits.append(wait_s) or time.sleep(wait_s) or ()
+    loop._turn = lambda: CoordinatorLoop._turn(loop)
+    CoordinatorLoop.run(loop, beats.__next__)
+    assert waits == pytest.approx([0.25, 0.25], abs=0.1)

@@ -1,0 +1,38 @@
+"""Runs side by side, with as many threads as there are."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from shmserve.core.scheduling.ensemble_progress import GraphProgress, Run
+from shmserve.dispatch import ensemble_runs
+from shmserve.dispatch.ensemble_runs import StepRuns
+from shmserve.dispatch.step_threads import StepThreads
+from shmserve.tensor.spec import EnsembleStep
+
+STEPS = (
+    EnsembleStep("first", "", {"IN": "IN"}, {"OUT": "x"}),
+    EnsembleStep("one", "", {"IN": "x"}, {"OUT": "a"}),
+    EnsembleStep("two", "", {"IN": "x"}, {"OUT": "b"}),
+)
+
+
+def test_who_waits_takes_what_no_other_thread_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ensemble_runs, "_TICK_S", 60.0)
+    both = threading.Barrier(2)
+
+    def perform(run: Run) -> bool:
+        if run.step:
+            both.wait(20)  # they run side by side, or this ends in an error
+        with runs.lock:
+            progress.began(run)
+            progress.gave(run)
+        return False
+
+    progress = GraphProgress(STEPS, ["IN"], ["a", "b"], 1)
+    runs = StepRuns(progress, StepThreads(1), perform, lambda: None)
+    assert runs.next_answer(False, time.monotonic() + 60, "overdue") is not None
+    runs.stop()

@@ -1,0 +1,49 @@
+"""When what was found in somebody's regions is found again."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from shmserve.config import Settings
+from shmserve.core.regions.region_book import Caller
+from shmserve.core.registry import Snapshot
+from shmserve.frontends.oip.shared_memory import SharedMemory
+from shmserve.testing.fake_dispatch import FakeDispatcher
+
+OWN = os.geteuid()
+OTHER = Caller(OWN + 1)
+REMOTE = Caller()
+
+
+def as_of(caller: Caller, epoch: str = "a", generation: int = 1, **settings: Any) -> object:
+    dispatcher = FakeDispatcher([])
+    dispatcher.snapshot = lambda: Snapshot(epoch, generation)  # type: ignore[method-assign]
+    return SharedMemory(dispatcher, Settings(**settings)).as_of(caller)
+
+
+def test_it_is_the_same_for_the_same_user_until_something_is_published() -> None:
+    assert as_of(Caller(OWN, pid=1)) == as_of(Caller(OWN, pid=2, started=3))
+    assert as_of(Caller(OWN)) != as_of(Caller(OWN), generation=2)
+    assert as_of(Caller(OWN)) != as_of(Caller(OWN), epoch="b")
+
+
+def test_users_have_regions_of_their_own() -> None:
+    assert as_of(Caller(OWN)) != as_of(OTHER)
+    assert as_of(REMOTE) not in (as_of(Caller(OWN)), as_of(OTHER))
+
+
+@pytest.mark.parametrize(
+    ("caller", "settings"),
+    [
+        (OTHER, {"client_shm_isolation": "shared"}),
+        (Caller(scopes=("register",)), {}),
+        (REMOTE, {"client_shm_allow_remote": True}),
+    ],
+)
+def test_who_has_the_same_regions_as_the_servers_user(
+    caller: Caller, settings: dict[str, Any]
+) -> None:
+    assert as_of(caller, **settings) == as_of(Caller(OWN), **settings)
