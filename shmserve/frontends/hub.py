@@ -29,6 +29,7 @@ from shmserve.frontends.side_threads import SideThreads
 from shmserve.waiting import Readable
 
 _MOST_EVENTS = 256  # taken at a time
+_ENDINGS = 3  # times that one is told to end, which may wait for something on its way out
 _FEW_TIMERS = 1024  # beyond them the dead are no more than the living
 
 _Result = TypeVar("_Result")
@@ -58,6 +59,7 @@ class Hub:
         self.handle(self._wake_fd, self._woken)
         self._threads = SideThreads(threads, setting)
         self._leaving = False
+        self._living: set[greenlet] = set()  # those that have begun and not ended
 
     # ---------------------------------------------------------------- for the loop
 
@@ -147,7 +149,11 @@ class Hub:
         self._leaving = True
 
     def close(self) -> None:
-        """Nobody goes on any more."""
+        """Nobody goes on any more. In the loop's thread: what still waits ends here, since a greenlet
+        that is left behind by its thread can bring down the process that frees it."""
+        for _ in range(_ENDINGS):
+            for one in list(self._living):
+                one.throw()
         self._epoll.close()
         self._threads.close()
 
@@ -188,7 +194,17 @@ class Hub:
 
     def enter(self, run: Callable[..., object], *args: Any) -> None:
         """As `spawn`, at once: until it waits for something."""
-        greenlet(_guarded, self._main).switch(run, *args)
+        one = greenlet(self._guarded, self._main)
+        self._living.add(one)
+        one.switch(run, *args)
+
+    def _guarded(self, run: Callable[..., object], *args: Any) -> None:
+        try:
+            run(*args)
+        except Exception:
+            _log.exception("unexpected error in a greenlet")
+        finally:
+            self._living.discard(getcurrent())
 
     # ----------------------------------------------------------------- for greenlets
 
@@ -285,13 +301,6 @@ class Hub:
         if not done:
             raise result
         return result  # type: ignore[no-any-return]
-
-
-def _guarded(run: Callable[..., object], *args: Any) -> None:
-    try:
-        run(*args)
-    except Exception:
-        _log.exception("unexpected error in a greenlet")
 
 
 class HubEvent:

@@ -345,6 +345,32 @@ def test_timers_of_what_is_over_are_dropped(loop: Loop) -> None:
     assert len(loop.hub._timers) < 2500
 
 
+def test_who_still_waits_ends_with_the_hub_in_its_thread() -> None:
+    """Freed by another thread later, it could bring down the process."""
+    ended: list[int] = []
+
+    def stubborn() -> None:
+        try:
+            hub.sleep(3600)
+        finally:
+            hub.sleep(3600)
+
+    def polite() -> None:
+        try:
+            hub.sleep(3600)
+        finally:
+            ended.append(threading.get_ident())
+
+    hub = Hub(1, "some_threads")
+    hub.spawn(stubborn)
+    hub.spawn(polite)
+    hub.run(time.monotonic() + 0.01)
+    assert len(hub._living) == 2
+    hub.close()
+    assert ended == [threading.get_ident()]
+    assert not hub._living
+
+
 def test_nothing_is_left_open() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))

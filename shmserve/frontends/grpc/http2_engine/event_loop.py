@@ -102,8 +102,8 @@ class EventLoop:
             while self._greenlets and monotonic() < give_up:
                 self.hub.run(min(give_up, monotonic() + 0.01))
         finally:
-            waiting.install(None)
             self.hub.close()
+            waiting.install(None)
 
     def _due(self) -> float:
         """When there is something to do."""
