@@ -191,7 +191,12 @@ class Executor:
         if isinstance(backend, SequenceBackend) and sequences is not None:
             if spec.decoupled:
                 self.loop = SequenceStreamLoop(
-                    backend, workspace, channels, idle_s, sequences, most, self.resources
+                    backend,
+                    workspace,
+                    channels,
+                    idle_s,
+                    msgspec.structs.replace(sequences, max_streams=most),
+                    self.resources,
                 )
             else:
                 self.loop = SequenceLoop(

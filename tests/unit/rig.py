@@ -190,7 +190,7 @@ class ThreadExecutor:
             assert isinstance(spec.config.sequence_batching, SequenceEntry)
             wrapped = SequenceBackend(backend, spec, spec.config.sequence_batching, context)
             if spec.decoupled:
-                self.loop = SequenceStreamLoop(wrapped, *parts[1:], sequences, max_streams)
+                self.loop = SequenceStreamLoop(wrapped, *parts[1:], sequences)
             else:
                 self.loop = SequenceLoop(wrapped, *parts[1:], sequences)
         elif spec.decoupled:

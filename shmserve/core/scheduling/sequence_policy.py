@@ -25,6 +25,7 @@ class SequencePolicy(Struct, frozen=True):
         max_delay_ns: how long a smaller batch waits for others.
         idle_ns: a sequence without a request for so long has ended.
         max_sequences: with and without a slot.
+        max_streams: of a decoupled model, whose sequences go on while they are open.
     """
 
     slots: int
@@ -35,6 +36,7 @@ class SequencePolicy(Struct, frozen=True):
     max_delay_ns: int = 0
     idle_ns: int = DEFAULT_IDLE_US * _US
     max_sequences: int = 1024
+    max_streams: int = 256
 
     def one_by_one(self) -> SequencePolicy:
         """The same for a model that takes no batches: there is nothing to wait for."""

@@ -30,8 +30,8 @@ from shmserve.shm.status_page import BUSY_SINCE, DEPTH, RUNNING
 
 
 class SequenceStreamLoop(SequenceLoop):
-    """Serves one loaded backend as `SequenceLoop` does; `max_streams` that the model has released
-    may be open, others wait."""
+    """Serves one loaded backend as `SequenceLoop` does. So many streams that the model has
+    released may be open as the policy says; others wait."""
 
     def __init__(
         self,
@@ -40,11 +40,10 @@ class SequenceStreamLoop(SequenceLoop):
         channels: Channels,
         segment_idle_s: float,
         policy: SequencePolicy,
-        max_streams: int,
         resources: SharedResources | None = None,
     ) -> None:
         super().__init__(backend, workspace, channels, segment_idle_s, policy, resources)
-        self._max_streams = max_streams
+        self._max_streams = policy.max_streams
         self._book: StreamBook[Posted] = StreamBook(channels, workspace)
         self._paused: dict[Key, Stream] = {}  # they are to run again
         self._turn: dict[Key, Stream] = {}  # the model has them now

@@ -97,7 +97,7 @@ class GapRequest(SequenceRequest):
         self.id, self.parameters = "", {}
         self.deadline_ns = 0
         if like.responses is not None:
-            self.responses = _Nowhere()
+            self.responses = _NoResponses()
 
     @property
     def cancelled(self) -> bool:
@@ -134,7 +134,7 @@ class StepResponses:
             self._source.abandoned()
 
 
-class _Nowhere:
+class _NoResponses:
     """Of a gap: nobody wants what the model says of it."""
 
     def send(self, response: Response | None, final: bool = False) -> None:
