@@ -4,7 +4,8 @@ Ways: lane, http (both by `shmserve.client`, on the Unix socket) and grpc (Model
 One caller sends 16 bytes again and again, `--requests` times. Before, after each quarter and at the
 end: slots in use, and by kind of process descriptors and memory of its own, the caller's as well.
 The exit status is 1 if at the end slots are in use, or a process has more descriptors than after
-the first quarter, or more memory than an allocator may keep for itself.
+the first quarter, or more memory than an allocator may keep for itself, or has ended meanwhile: the
+figures of the one in its place would say nothing.
 """
 
 import argparse
@@ -59,17 +60,17 @@ def by_grpc(address):
 
 
 def sample(server):
-    """(slots in use, {process: (descriptors, MiB)})."""
+    """(slots in use, {process: (pid, descriptors, MiB)})."""
     pids = {os.getpid(): "caller"}
     for role in ROLES:
         pids |= {pid: f"{role} {number}" for number, pid in enumerate(server.pids(role))}
-    held = {name: (open_fds(pid), rss_bytes(pid) / 2**20) for pid, name in pids.items()}
+    held = {name: (pid, open_fds(pid), rss_bytes(pid) / 2**20) for pid, name in pids.items()}
     return len(server.show("slots")), held
 
 
 def show(label, taken):
     slots, held = taken
-    each = "  ".join(f"{name} {fds} fds {mib:.1f} MiB" for name, (fds, mib) in held.items())
+    each = "  ".join(f"{name} {fds} fds {mib:.1f} MiB" for name, (_, fds, mib) in held.items())
     print(f"{label:>10}: {slots} slots  {each}", flush=True)
 
 
@@ -77,8 +78,8 @@ def growth(early, late):
     """What has grown between two samples, and what is held still."""
     slots, held = late
     found = [f"{slots} slots are in use"] if slots else []
-    for name, (fds, mib) in held.items():
-        was_fds, was_mib = early[1].get(name, (fds, mib))
+    for name, (pid, fds, mib) in held.items():
+        _, was_fds, was_mib = early[1].get(name, (pid, fds, mib))
         if fds > was_fds:
             found.append(f"{name}: {was_fds} -> {fds} descriptors")
         if mib > was_mib + GROWTH_MIB:
@@ -86,10 +87,16 @@ def growth(early, late):
     return found
 
 
+def ended(first, late):
+    """Processes of the first sample that are not in the last."""
+    left = {pid for pid, _, _ in late[1].values()}
+    return [f"{name}: it has ended" for name, (pid, _, _) in first[1].items() if pid not in left]
+
+
 def run(server, way, address, requests):
     print(f"{way}: {requests} requests")
     with by_grpc(address) if way == "grpc" else by_client(server, way) as ask:
-        show("before", sample(server))
+        show("before", first := sample(server))
         early, began = None, time.monotonic()
         for quarter in range(1, QUARTERS + 1):
             for _ in range(requests // QUARTERS):
@@ -102,6 +109,7 @@ def run(server, way, address, requests):
     give_up = time.monotonic() + SETTLE_S
     while (found := growth(early, late := sample(server))) and time.monotonic() < give_up:
         time.sleep(0.2)
+    found += ended(first, late)
     show("idle", late)
     print(f"{requests / took:.0f} requests a second; {'; '.join(found) or 'nothing has grown'}")
     return found
@@ -115,6 +123,8 @@ def main():
     ways = arguments.ways or WAYS
     if unknown := set(ways) - set(WAYS):
         parser.error(f"{unknown.pop()}: the ways are {', '.join(WAYS)}")
+    if arguments.requests < QUARTERS:
+        parser.error(f"--requests {arguments.requests}: at least {QUARTERS}")
     address = f"127.0.0.1:{free_port()}"
     settings = {"model_control": "explicit", "load_models": MODEL, "grpc_bind": address}
     with RunningServer("workers", **settings) as server:

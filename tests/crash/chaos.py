@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -27,7 +28,8 @@ from typing import Any
 
 from shmserve.testing.running_server import RunningServer, wait_until
 from tests.crash.disturbances import KILLS, OTHERS, ROLES, Scene
-from tests.crash.load import WITH_BATCHES, GrpcClient, Load, RegionClient, Verdict
+from tests.crash.load import DOORS, WITH_BATCHES, GrpcClient, Load, Verdict
+from tests.crash.region_load import RegionClient
 from tests.crash.soak import slots
 from tests.needs import NEEDS
 
@@ -35,7 +37,6 @@ REPOSITORIES = Path(__file__).parents[1] / "repositories"
 HERE = Path(__file__).parent
 RECOVERY_S = 60.0  # by then everybody is there again, and answers
 LONGEST_S = 4.0  # of a disturbance
-DOORS = ("right", "over lane", "over grpc", "over regions")  # answers that there must be of each
 SHM_MIB, STATE_MIB = 1024, 32
 STATE = "/dev/shm/chaos-state"
 GATHERED = """backend: "python"
@@ -73,7 +74,9 @@ def counted(server: RunningServer) -> Counter[str]:
 
 def at_random(rng: random.Random, names: list[str]) -> Iterator[Pair]:
     while True:
-        yield rng.choice(names), rng.choice(["", *names]), rng.uniform(0.1, LONGEST_S)
+        outer = rng.choice(names)
+        inner = rng.choice(["", *(name for name in names if name != outer)])
+        yield outer, inner, rng.uniform(0.1, LONGEST_S)
 
 
 def each_once(rng: random.Random, names: list[str]) -> Iterator[Pair]:
@@ -118,6 +121,7 @@ class Chaos:
     def disturb(self, pair: Pair, expected: Counter[str]) -> None:
         outer, inner, lasting = pair
         begun = time.monotonic()
+        self.verdict.disturbed_until = math.inf
         with ExitStack() as stack:
             for name in filter(None, (outer, inner)):
                 stack.enter_context(self.table[name](self.scene))
@@ -125,6 +129,7 @@ class Chaos:
         over = time.monotonic()
         # What was right before all were back may be an answer from before they went.
         self.wait(lambda: whole(self.scene.server, expected), f"{outer}, {inner}: not whole")
+        self.verdict.disturbed_until = time.monotonic()
         seen = Counter(self.verdict.counts)
         self.wait(
             lambda: all(self.verdict.counts[door] > seen[door] for door in DOORS),

@@ -11,6 +11,7 @@ import random
 import signal
 import socket
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,9 +83,8 @@ def _stopping(role: str) -> Disturbance:
 @contextlib.contextmanager
 def _filled(folder: str) -> Iterator[None]:
     """A file of ours takes nearly all there is."""
-    path = os.path.join(folder, "chaos-filling")
     space = os.statvfs(folder)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    fd, path = tempfile.mkstemp(prefix="chaos-filling-", dir=folder)
     try:
         with contextlib.suppress(OSError):  # somebody was quicker: it is as full
             os.posix_fallocate(fd, 0, max(1, space.f_bavail * space.f_frsize - _LEFT))

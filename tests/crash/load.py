@@ -10,9 +10,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 import numpy as np
@@ -21,25 +19,32 @@ import shmserve.client
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.testing.running_server import RunningServer
 from tests import grpc_client
-from tests.integration import region_client
 
 SIZES = (10, 1000, 300_000)  # floats; the last ones take a segment of their own
 # Models, what each adds, and whether an input is a row of a batch.
 ALONE = (("echo", 0, False), ("pair", 1, False))
 WITH_BATCHES = (*ALONE, ("gathered", 1, True))
+DOORS = ("right", "over lane", "over grpc", "over regions")  # what right answers count as
 _TIMEOUT_S = 30
+_END_S = 60.0  # for all clients to end
 _REFUSED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 @dataclass
 class Verdict:
-    """What the clients saw; `wrong` must stay empty."""
+    """What the clients saw; `wrong` must stay empty. `disturbed_until`: until then (monotonic time)
+    processes were disturbed, and what they knew may be lost."""
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # s between two right answers of a client
+    disturbed_until: float = 0.0
+
+    def silent(self, doors: tuple[str, ...] = DOORS) -> list[str]:
+        """The doors over which there was no right answer."""
+        return [f"no answer was {door}" for door in doors if not self.counts[door]]
 
     def add(self, other: Verdict) -> None:
         self.counts += other.counts
@@ -100,6 +105,12 @@ class LoadClient(threading.Thread):
         self.verdict = work.verdict
 
     def run(self) -> None:
+        try:
+            self.loop()
+        except Exception as ex:  # else it would just be one client less
+            self.wrong(f"{type(self).__name__} ended: {ex!r}")
+
+    def loop(self) -> None:
         last = time.monotonic()
         with contextlib.closing(self):
             for count in itertools.count(1):
@@ -233,64 +244,6 @@ class GrpcClient(LoadClient):
             self.client.close()
 
 
-class RegionClient(LoadClient):
-    """Memory of its own for inputs and outputs, registered once; again where it is not known."""
-
-    connection: region_client.Client | None = None
-    registered = False
-
-    def run(self) -> None:
-        self.size = max(self.work.sizes) * 4
-        with self._memory() as self.source, self._memory() as self.target:
-            super().run()
-
-    @contextlib.contextmanager
-    def _memory(self) -> Iterator[region_client.Memory]:
-        with region_client.Memory(self.size) as memory:
-            memory.put(np.zeros(self.size // 4, np.float32))  # its pages: there may be none later
-            yield memory
-
-    def send(self, count: int) -> tuple[str, bool]:
-        model, array, wanted = self.next(count)
-        self.source.put(array)
-        try:
-            status, told = self._ask(model, array)
-        except (OSError, http.client.HTTPException) as ex:
-            self.close()
-            return self.closed("region closed", ex)
-        if status == 503:
-            return self.refused("region 503", told["error"])
-        if status == 400 and "region" in told["error"]:
-            self.registered = False
-            return self.refused("region unknown", told["error"])
-        if status != 200:
-            return self.wrong(f"with regions: {status} {told}")
-        return self.judge("over regions", self.target.get(wanted.size).tobytes(), wanted)
-
-    def _ask(self, model: str, array: np.ndarray) -> tuple[int, Any]:
-        names = [f"load-{self.number}-{part}" for part in ("in", "out")]
-        if self.connection is None:
-            self.connection = region_client.Client(self.server.unix_path)
-        if not self.registered:
-            for name, memory in zip(names, (self.source, self.target), strict=True):
-                status, told = self.connection.register(name, memory.name, self.size)
-                if status != 200 and "already" not in told["error"]:
-                    return 503, told
-            self.registered = True
-        source, target = (region_client.window((name, 0), array.nbytes) for name in names)
-        tensor = {"name": "IN", "shape": list(array.shape), "datatype": "FP32"}
-        document = {
-            "inputs": [{**tensor, "parameters": source}],
-            "outputs": [{"name": "OUT", "parameters": target}],
-        }
-        return self.connection.request("POST", f"/v2/models/{model}/infer", document)
-
-    def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-        self.connection = None
-
-
 class Load:
     """A number of clients in the background, one that uses lanes, and `more`."""
 
@@ -311,5 +264,8 @@ class Load:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
+        give_up = time.monotonic() + _END_S
         for client in self._clients:
-            client.join(60)
+            client.join(max(0.0, give_up - time.monotonic()))
+            if client.is_alive():
+                client.wrong(f"{type(client).__name__} {client.number} does not end")

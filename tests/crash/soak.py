@@ -22,8 +22,9 @@ from typing import Any
 from msgspec import Struct
 
 from shmserve.testing.running_server import RunningServer, open_fds, rss_bytes, wait_until
-from tests.crash.load import GrpcClient, Load, RegionClient, Verdict
+from tests.crash.load import GrpcClient, Load, Verdict
 from tests.crash.plot import svg
+from tests.crash.region_load import RegionClient
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"
 SETTLE_S = 20.0  # for what is not needed any more to be closed: what leaks stays
@@ -42,6 +43,7 @@ class Sample(Struct, frozen=True):
     second: float
     role: str
     processes: int
+    pids: str
     slots: int  # of the whole service
     pss_mib: float
     rss_mib: float
@@ -58,15 +60,20 @@ def slots(server: RunningServer) -> int:
 def sample(server: RunningServer, second: float) -> list[Sample]:
     """One of each role."""
     used = slots(server)
-    roles: dict[str, list[dict[str, float]]] = {}
+    roles: dict[str, dict[int, dict[str, float]]] = {}
     for pid, title in server.processes().items():
         match = _ROLE.match(title)
         with contextlib.suppress(OSError):  # it ends just now
-            roles.setdefault(match[1] if match else "master", []).append(_measured(pid))
+            measured = _measured(pid)
+            roles.setdefault(match[1] if match else "master", {})[pid] = measured
     return [
-        Sample(round(second, 2), role, len(rows), used, **_added(rows))
+        Sample(round(second, 2), role, len(rows), _pids(rows), used, **_added([*rows.values()]))
         for role, rows in sorted(roles.items())
     ]
+
+
+def _pids(rows: dict[int, Any]) -> str:
+    return " ".join(map(str, sorted(rows)))
 
 
 def _measured(pid: int) -> dict[str, float]:
@@ -99,23 +106,41 @@ def soak(server: RunningServer, seconds: float, every_s: float) -> tuple[Verdict
 
 
 def grown(samples: list[Sample]) -> list[str]:
-    """What a role has at the end, idle, and had not in the second quarter of the time.
+    """What a role has at the end, idle, and had not in the second quarter of the load's time.
 
     In the first it may grow: each concurrent request has a lane and may need a segment of its
     own, which are kept, so their number settles at the greatest concurrency there was. How
     connections spread over the HTTP workers is the kernel's choice and changes: a few more
-    may come late. What leaks, leaks with every request.
+    may come late. What leaks, leaks with every request. Figures of a process that took another's
+    place say nothing, so who was there first must be there at the end.
     """
     end = samples[-1].second
-    problems = []
+    loaded = max((one.second for one in samples if one.second < end), default=end)
+    early = [one for one in samples if loaded / 4 <= one.second <= loaded / 2]
+    problems = ended(samples)
     for last in [one for one in samples if one.second == end]:
-        rows = [s for s in samples if s.role == last.role and end / 4 <= s.second <= end / 2]
+        rows = [one for one in early if one.role == last.role]
+        if not rows:
+            problems.append(f"{last.role}: no samples of the second quarter")
+            continue
         for measure, spread in (("fds", SPREAD), ("threads", 2), ("own_mib", GROWTH_MIB)):
-            before = median(getattr(row, measure) for row in rows or [last])
+            before = median(getattr(row, measure) for row in rows)
             now = getattr(last, measure)
             if now > before + spread * last.processes:
                 problems.append(f"{last.role}: {before} -> {now} {measure}")
     return problems
+
+
+def ended(samples: list[Sample]) -> list[str]:
+    """Processes of the first samples that are not in the last ones."""
+    begin, end = samples[0].second, samples[-1].second
+    left = {pid for one in samples if one.second == end for pid in one.pids.split()}
+    return [
+        f"{one.role}: process {pid} has ended"
+        for one in samples
+        for pid in one.pids.split()
+        if one.second == begin and pid not in left
+    ]
 
 
 def write(samples: list[Sample], output: Path, title: str) -> None:
@@ -147,7 +172,7 @@ def main() -> int:
         every_s = max(0.5, options.seconds / 300)
         verdict, samples = soak(server, options.seconds, every_s)
     write(samples, options.output, f"{sum(verdict.counts.values())} requests of 4 KiB and 4 MiB")
-    problems = grown(samples) + server.leaks() + verdict.wrong[:5]
+    problems = grown(samples) + server.leaks() + verdict.silent() + verdict.wrong[:5]
     print(json.dumps({"counts": dict(verdict.counts), "problems": problems}))
     return 1 if problems else 0
 

@@ -4,8 +4,9 @@
 
 It goes on where it was stopped: STATE/<target>/ has the inputs that reached new code, what
 progress there is, and the findings. Prints a JSON line a turn and a summary, also written to
-STATE/report.json; exit status 1 if there is a finding. `--keep` writes the smallest inputs that
-reach as much code to the corpus in the repository, which `make test` replays.
+STATE/report.json; exit status 1 if there is a finding, or a target whose turn tried nothing new.
+`--keep` writes the smallest inputs that reach as much code to the corpus in the repository, which
+`make test` replays.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from tests.fuzz.targets import CORPUS, SEEDS, TARGETS, inputs
 
 TURN_S = 60  # of one target; the next one follows
+SHORTEST_S = 10  # of a turn: it begins with all that there is
 LIMITS = ("-timeout=20", "-rss_limit_mb=1024", "-malloc_limit_mb=256")
 KEPT_FILES, KEPT_BYTES = 60, 8192  # of a target's corpus in the repository
 
@@ -37,17 +39,20 @@ def prepare(folder: Path, name: str) -> None:
         (folder / "inputs" / hashlib.sha1(data).hexdigest()).write_bytes(data)
 
 
-def engine(name: str, folder: Path, *options: str, seconds: float) -> str:
-    """Run the fuzzer; what it tells. A minute after its time it is told to abort, and so writes
-    the input that it hangs at to the findings."""
+def engine(name: str, folder: Path, *options: str, seconds: float) -> tuple[int, str]:
+    """Run the fuzzer; its exit status, and what it tells. A minute after its time it is told to
+    abort, and so writes the input that it hangs at to the findings."""
     command = [sys.executable, "-m", "tests.fuzz.engine", name, str(folder), *LIMITS, *options]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         for last_word in (signal.SIGABRT, signal.SIGKILL):
             try:
-                return process.communicate(timeout=seconds + 60)[1].decode(errors="replace")
+                told = process.communicate(timeout=seconds + 60)[1]
+                break
             except subprocess.TimeoutExpired:
                 process.send_signal(last_word)
-        return process.communicate()[1].decode(errors="replace")
+        else:
+            told = process.communicate()[1]
+    return process.returncode, told.decode(errors="replace")
 
 
 def progress(folder: Path) -> dict[str, int]:
@@ -58,22 +63,26 @@ def progress(folder: Path) -> dict[str, int]:
 
 
 def turn(name: str, folder: Path, left: int, seconds: float) -> dict[str, object]:
-    """One target for a while; how far it is."""
+    """One target for a while; how far it is. What it begins with was counted before."""
     prepare(folder, name)
-    told = engine(
-        name, folder, f"-runs={left}", f"-max_total_time={int(seconds)}", "-print_final_stats=1",
-        seconds=seconds,
+    known = len(list((folder / "inputs").iterdir()))
+    _, told = engine(
+        name, folder, f"-runs={known + left}", f"-max_total_time={int(seconds)}",
+        "-print_final_stats=1", seconds=seconds,
     )  # fmt: skip
     runs = re.findall(r"stat::number_of_executed_units:\s*(\d+)", told) or re.findall(
         r"^#(\d+)\t", told, re.MULTILINE
     )
     if not runs:
         raise RuntimeError(f"the fuzzer did not run {name}:\n{told[-3000:]}")
+    begun = re.search(r"^#(\d+)\tINITED", told, re.MULTILINE)  # else it ended among what is known
+    new = int(runs[-1]) - int(begun[1]) if begun else 0
     so_far = progress(folder)
-    so_far = {"turns": so_far["turns"] + 1, "inputs": so_far["inputs"] + int(runs[-1])}
+    so_far = {"turns": so_far["turns"] + 1, "inputs": so_far["inputs"] + new}
     (folder / "progress.json").write_text(json.dumps(so_far))
     covered = re.findall(r"cov: (\d+)", told)
-    return {"target": name, **state(folder), "covered": int(covered[-1]) if covered else 0}
+    covers = int(covered[-1]) if covered else 0
+    return {"target": name, **state(folder), "new": new, "covered": covers}
 
 
 def state(folder: Path) -> dict[str, object]:
@@ -82,14 +91,20 @@ def state(folder: Path) -> dict[str, object]:
 
 
 def keep(name: str, folder: Path) -> None:
-    """Replace the target's corpus by the smallest inputs that cover what all of them do."""
+    """Replace the target's corpus by the smallest inputs that cover what all of them do.
+
+    Raises:
+        RuntimeError: the fuzzer found none; the corpus is as it was.
+    """
     prepare(folder, name)
     with tempfile.TemporaryDirectory() as merged:
         own = Path(merged) / "own"
         for part in ("inputs", "findings"):
             (own / part).mkdir(parents=True)
-        engine(name, own, "-merge=1", str(folder / "inputs"), seconds=240)
+        status, told = engine(name, own, "-merge=1", str(folder / "inputs"), seconds=240)
         found = sorted((own / "inputs").iterdir(), key=lambda path: path.stat().st_size)
+        if status or not found:
+            raise RuntimeError(f"the fuzzer merged nothing of {name}:\n{told[-3000:]}")
         target, total = CORPUS / name, 0
         target.mkdir(parents=True, exist_ok=True)
         for old in target.glob("cov-*"):  # what a fault was found with stays
@@ -105,19 +120,23 @@ def keep(name: str, folder: Path) -> None:
 def campaign(options: argparse.Namespace) -> int:
     root, names = Path(options.state), options.targets.split(",")
     until = time.monotonic() + options.seconds
+    stopped: list[str] = []
     while time.monotonic() < until:
         missing = {name: options.inputs - progress(root / name)["inputs"] for name in names}
-        pending = [name for name in names if missing[name] > 0]
+        pending = [name for name in names if missing[name] > 0 and name not in stopped]
         if not pending:
             break
         # Who has had the fewest turns: so the pieces of a campaign add up evenly.
         name = min(pending, key=lambda one: progress(root / one)["turns"])
-        seconds = max(1.0, min(TURN_S, until - time.monotonic()))
-        print(json.dumps(turn(name, root / name, missing[name], seconds)), flush=True)
-    summary = {name: state(root / name) for name in names}
+        seconds = max(SHORTEST_S, min(TURN_S, until - time.monotonic()))
+        row = turn(name, root / name, missing[name], seconds)
+        print(json.dumps(row), flush=True)
+        if not row["new"]:  # nor would the next one try any
+            stopped.append(name)
+    summary = {name: {**state(root / name), "stopped": name in stopped} for name in names}
     (root / "report.json").write_text(json.dumps(summary, indent=1))
     print(json.dumps(summary))
-    return 1 if any(row["findings"] for row in summary.values()) else 0
+    return 1 if stopped or any(row["findings"] for row in summary.values()) else 0
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import faulthandler
 import hashlib
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -47,7 +48,9 @@ def main() -> None:
     faulthandler.enable()
     # The first folder is the one that is written to.
     folders = [str(folder / "inputs"), *sys.argv[3:]]
-    atheris.Setup([sys.argv[0], *folders, *options], guarded)
+    # A merge begins this program again, by a shell.
+    again = shlex.join([sys.executable, "-m", "tests.fuzz.engine", name, str(folder)])
+    atheris.Setup([again, *folders, *options], guarded)
     atheris.Fuzz()
 
 

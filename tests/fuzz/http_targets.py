@@ -80,6 +80,9 @@ class FakeSocket:
         view[: len(found)] = found
         return len(found)
 
+    def getpeername(self) -> tuple[str, int]:
+        return "192.0.2.1", 5
+
     def sendmsg(self, buffers: Any) -> int:
         data = b"".join(buffers)
         self.said += data

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
+from tests.fuzz import __main__ as campaign
 from tests.fuzz.targets import TARGETS, inputs, mutated
 
 MUTATIONS = 150
@@ -31,3 +33,28 @@ def test_inputs_end_as_documented(name: str) -> None:
         except Exception as ex:
             ex.add_note(f"input: {data!r}")
             raise
+
+
+def test_a_merge_that_fails_leaves_the_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "corpus" / "lane" / "cov-1"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    monkeypatch.setattr(campaign, "CORPUS", tmp_path / "corpus")
+    for status in (0, 1):
+        monkeypatch.setattr(campaign, "engine", lambda *_, status=status, **__: (status, "no"))
+        with pytest.raises(RuntimeError, match="merged nothing of lane"):
+            campaign.keep("lane", tmp_path / "state")
+    assert kept.exists()
+
+
+def test_what_a_turn_begins_with_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "#30\tINITED cov: 7\nstat::number_of_executed_units: 100\n"
+    monkeypatch.setattr(campaign, "engine", lambda *_, **__: (0, told))
+    assert campaign.turn("lane", tmp_path, 100, 1)["new"] == 70
+    monkeypatch.setattr(campaign, "engine", lambda *_, **__: (1, "#3\tREDUCE cov: 7\n"))
+    assert campaign.turn("lane", tmp_path, 100, 1)["new"] == 0
+    assert campaign.progress(tmp_path)["inputs"] == 70

@@ -1,0 +1,83 @@
+"""A client of a load that passes tensors in memory of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tests.crash.load import LoadClient
+from tests.integration import region_client
+
+
+class RegionClient(LoadClient):
+    """Memory of its own for inputs and outputs, registered once; again where it is not known."""
+
+    connection: region_client.Client | None = None
+    registered_at: float | None = None  # monotonic time
+    unknown = 0  # times, since it was registered
+
+    def loop(self) -> None:
+        self.size = max(self.work.sizes) * 4
+        with self._memory() as self.source, self._memory() as self.target:
+            super().loop()
+
+    @contextlib.contextmanager
+    def _memory(self) -> Iterator[region_client.Memory]:
+        with region_client.Memory(self.size) as memory:
+            memory.put(np.zeros(self.size // 4, np.float32))  # its pages: there may be none later
+            yield memory
+
+    def send(self, count: int) -> tuple[str, bool]:
+        model, array, wanted = self.next(count)
+        self.source.put(array)
+        try:
+            status, told = self._ask(model, array)
+        except (OSError, http.client.HTTPException) as ex:
+            self.close()
+            return self.closed("region closed", ex)
+        if status == 503:
+            return self.refused("region 503", told["error"])
+        if status == 400 and "region" in told["error"]:
+            return self._not_known(told["error"])
+        if status != 200:
+            return self.wrong(f"with regions: {status} {told}")
+        return self.judge("over regions", self.target.get(wanted.size).tobytes(), wanted)
+
+    def _not_known(self, error: str) -> tuple[str, bool]:
+        """Allowed where a disturbance may have taken it, or a process has not heard of it yet."""
+        self.unknown += 1
+        disturbed = (self.registered_at or 0.0) <= self.verdict.disturbed_until
+        if disturbed or self.unknown > 1:
+            self.registered_at = None
+        if disturbed or self.unknown == 1:
+            return self.refused("region unknown", error)
+        return self.wrong(f"a region is not known again, and nobody disturbed: {error}")
+
+    def _ask(self, model: str, array: np.ndarray) -> tuple[int, Any]:
+        names = [f"load-{self.number}-{part}" for part in ("in", "out")]
+        if self.connection is None:
+            self.connection = region_client.Client(self.server.unix_path)
+        if self.registered_at is None:
+            begun = time.monotonic()
+            for name, memory in zip(names, (self.source, self.target), strict=True):
+                status, told = self.connection.register(name, memory.name, self.size)
+                if status != 200 and "already" not in told["error"]:
+                    return 503, told
+            self.registered_at, self.unknown = begun, 0
+        source, target = (region_client.window((name, 0), array.nbytes) for name in names)
+        tensor = {"name": "IN", "shape": list(array.shape), "datatype": "FP32"}
+        document = {
+            "inputs": [{**tensor, "parameters": source}],
+            "outputs": [{"name": "OUT", "parameters": target}],
+        }
+        return self.connection.request("POST", f"/v2/models/{model}/infer", document)
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
