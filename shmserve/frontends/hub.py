@@ -149,8 +149,8 @@ class Hub:
         self._leaving = True
 
     def close(self) -> None:
-        """Nobody goes on any more. In the loop's thread: what still waits ends here, since a greenlet
-        that is left behind by its thread can bring down the process that frees it."""
+        """Nobody goes on any more. In the loop's thread: what still waits ends here, since a
+        greenlet that is left behind by its thread can bring down the process that frees it."""
         for _ in range(_ENDINGS):
             for one in list(self._living):
                 one.throw()

@@ -98,8 +98,8 @@ class ConnectionWorker(Worker):  # type: ignore[misc]
                 listener.close()
             self._finish()
         finally:
-            waiting.install(None)
             self.hub.close()
+            waiting.install(None)
 
     def _make_service(self) -> ServingContext:
         before, after = self.cfg.settings["pre_request"], self.cfg.settings["post_request"]
