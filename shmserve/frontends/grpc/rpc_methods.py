@@ -19,7 +19,7 @@ class RpcContext(Protocol):
     """One call, as its rpc sees it: the part of `grpc.ServicerContext` that is used here.
 
     Attributes:
-        caller_number: whose it is, where callers take turns and have shares; an engine may not know.
+        caller_number: whose it is, where callers take turns and have shares; it may not be known.
     """
 
     caller_number: int
