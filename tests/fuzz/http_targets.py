@@ -93,9 +93,6 @@ class FakeSocket:
 
     def shutdown(self, how: int) -> None: ...
 
-    def getpeername(self) -> tuple[str, int]:
-        return "127.0.0.1", 1
-
 
 def _serving() -> ServingContext:
     hooks = Hooks(retire=lambda: None)
