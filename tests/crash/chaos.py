@@ -85,7 +85,7 @@ def each_once(rng: random.Random, names: list[str]) -> Iterator[Pair]:
     others = [name for name in names if name in OTHERS and name not in stops]
     others += rng.sample(stops, max(2, len(KILLS) - len(others)))
     rng.shuffle(others)
-    for outer, inner in zip(others, [*KILLS, *[""] * len(others)], strict=False):
+    for outer, inner in zip(others, KILLS, strict=False):
         yield outer, inner, 0.2
 
 
