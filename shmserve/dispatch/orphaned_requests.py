@@ -118,4 +118,6 @@ class OrphanedRequests:
         for orphan in orphans:
             orphan.pool.discard(orphan.connection)
         self._selector.close()
+
+    def __del__(self) -> None:  # whoever may still wake it refers to it
         os.close(self._wake_fd)

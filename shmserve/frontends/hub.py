@@ -153,7 +153,10 @@ class Hub:
         greenlet that is left behind by its thread can bring down the process that frees it."""
         for _ in range(_ENDINGS):
             for one in list(self._living):
-                one.throw()
+                try:
+                    one.throw()
+                except BaseException:
+                    _log.exception("a greenlet ended with an error")
         self._epoll.close()
         self._threads.close()
 

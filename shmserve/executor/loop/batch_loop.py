@@ -94,10 +94,15 @@ class BatchLoop(ServingLoop):
             elif self._is_over:
                 return
             elif resources is not None:
-                resources.may_run(turn.is_due)
+                resources.may_run(turn.is_due and self._has_room)
             self._workspace.settle()
             if time.monotonic() >= self._tick_at and self._tick() and turn.wait_ns is None:
                 wait_s = wait_s and REST_S
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a batch could run now, if it were due and the resources there."""
+        return True
 
     @property
     def _may_run(self) -> bool:

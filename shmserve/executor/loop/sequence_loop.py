@@ -109,9 +109,10 @@ class SequenceLoop(BatchLoop):
         return replace(message, parameters={**message.parameters, **told})
 
     def _number(self) -> int:
-        """For a sequence whose client gave it none; fits every type of a control input."""
+        """For a sequence whose client gave it none; fits every type of a control input. From the
+        end that clients do not begin with."""
         while True:
-            self._last_number = self._last_number % _MOST_NUMBERS + 1
+            self._last_number = (self._last_number or _MOST_NUMBERS + 1) - 1 or _MOST_NUMBERS
             if self._last_number not in self._living:
                 return self._last_number
 

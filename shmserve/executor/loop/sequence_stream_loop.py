@@ -53,8 +53,11 @@ class SequenceStreamLoop(SequenceLoop):
 
     @property
     def _may_run(self) -> bool:
-        released = len(self._book.streams) - len(self._paused)
-        return super()._may_run and released < self._max_streams
+        return super()._may_run and self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._book.streams) - len(self._paused) < self._max_streams
 
     @property
     def _is_over(self) -> bool:
@@ -68,9 +71,12 @@ class SequenceStreamLoop(SequenceLoop):
         return super()._tick() and not self._book.streams
 
     def _publish(self) -> None:
-        self._status.words[RUNNING] = running = len(self._book.streams) - len(self._paused)
+        streams, turn = self._book.streams, self._turn
+        running = len(streams) - len(self._paused) + sum(key not in streams for key in turn)
+        self._status.words[RUNNING] = running
         self._status.words[DEPTH] = len(self._queue) + running
-        self._status.words[BUSY_SINCE] = self._book.quiet_since(paused=self._paused)
+        # A stream that has ended counts for as long as the model has not returned from its run.
+        self._status.words[BUSY_SINCE] = self._book.quiet_since(turn.values(), self._paused)
 
     # ------------------------------------------------------------- from frontends
 

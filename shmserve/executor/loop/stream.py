@@ -50,7 +50,8 @@ class Stream:
     """Implements `backend.Responses`.
 
     Attributes:
-        progress_ns: when the model or the frontend last moved it.
+        moved_ns: when the model or the frontend last moved it.
+        progress_ns: the same, less what earlier runs had taken by then: for the time of an answer.
         waiting: the model waits for the frontend.
     """
 
@@ -67,7 +68,7 @@ class Stream:
         self.frontend = connection.frontend
         self.number = message.request
         self.message = message
-        self.progress_ns = time.monotonic_ns()
+        self.progress_ns = self.moved_ns = time.monotonic_ns()
         self.waiting = False
         self.spent = Spent()
         self._workspace = workspace
@@ -118,7 +119,7 @@ class Stream:
                 self._answer(response, final, called_ns)
             elif self._request is not None:
                 self._request.drop_offers()
-            self.progress_ns = time.monotonic_ns()
+            self.progress_ns = self.moved_ns = time.monotonic_ns()
 
     def _pass(self, full: bool, final: bool) -> Gate:
         """Wait until an answer may be sent, at most as long as the reader may take for one."""
@@ -234,7 +235,7 @@ class Stream:
         assert self._request is not None
         now_ns = time.monotonic_ns()
         self._queue_ns += now_ns - self._paused_ns
-        self.progress_ns = now_ns - self._ran_ns
+        self.progress_ns, self.moved_ns = now_ns - self._ran_ns, now_ns
         self._request.parameters = message.parameters
         self._request.reschedule(False)
         return self._request
@@ -254,5 +255,5 @@ class Stream:
         """
         with self._changed:
             self._flow.grant(answers)
-            self.progress_ns = time.monotonic_ns()
+            self.progress_ns = self.moved_ns = time.monotonic_ns()
             self._changed.notify_all()

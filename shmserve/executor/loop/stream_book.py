@@ -112,7 +112,7 @@ class StreamBook(Generic[More]):
         `paused` are none. Senders that are garbage by then are collected."""
         streams = [stream for key, stream in self.streams.items() if key not in paused]
         streams.extend(others)
-        since = min((s.progress_ns for s in streams if not s.waiting), default=0)
+        since = min((s.moved_ns for s in streams if not s.waiting), default=0)
         now = time.monotonic_ns()
         if since and now - since > _SILENT_NS and now - self._collected_ns > _COLLECT_NS:
             self._collected_ns = now

@@ -7,6 +7,7 @@ their slots (`direct`) or of their arrival (`oldest`).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -77,6 +78,7 @@ class SequenceBackend:
         self.chooses_device = backend.chooses_device
         self.device = backend.device
         self.reads_on_device = backend.reads_on_device
+        self._over = threading.Lock()  # between the end of a run and answers that keep states
         self.load = backend.load
         self.close = backend.close
 
@@ -86,10 +88,15 @@ class SequenceBackend:
         places = list(range(len(steps)))
         if self.slot_of is not None and self.takes_batches and self.controls.has_ready:
             steps, places = self._with_gaps(steps, self.slot_of)
-        if self.stacks and len(steps) > 1:
-            answers = self._stacked(steps)
-        else:
-            answers = self._backend.execute(steps)
+        try:
+            if self.stacks and len(steps) > 1:
+                answers = self._stacked(steps)
+            else:
+                answers = self._backend.execute(steps)
+        finally:
+            with self._over:
+                for step in steps:
+                    step.over = True
         if self._decoupled:
             return answers
         if len(answers) != len(steps):
@@ -110,7 +117,7 @@ class SequenceBackend:
         added = self._added(sequence, flags)
         step = SequenceRequest(request, added, tuple(self.states.outputs), self._xp)
         if request.responses is not None:
-            taken = partial(self._taken_of_stream, request)
+            taken = partial(self._taken_of_stream, request, step)
             step.responses = StepResponses(request.responses, step, taken)
         return step
 
@@ -136,22 +143,26 @@ class SequenceBackend:
             )
         return response
 
-    def _taken_of_stream(self, request: Request, response: Response) -> Response | None:
-        """As `_taken`, of one response among several: states alone are none for the client."""
+    def _taken_of_stream(
+        self, request: Request, step: SequenceRequest, response: Response
+    ) -> Response | None:
+        """As `_taken`, of one response among several: states alone are none for the client, and
+        those that come after the run are nobody's."""
         if response.error is not None or not self.states.outputs:
             return response
-        without = self._without_states(request, response)
+        with self._over:
+            without = self._without_states(request, response, keeps=not step.over)
         return without if without.outputs or not response.outputs else None
 
-    def _without_states(self, request: Request, response: Response) -> Response:
+    def _without_states(self, request: Request, response: Response, keeps: bool = True) -> Response:
         sequence = sequence_of(request.parameters)
-        if sequence and self.states.outputs:
+        if keeps and sequence and self.states.outputs:
             outputs = {
                 output.name: _own(output.array)
                 for output in response.outputs
                 if output.name in self.states.outputs
             }
-            if outputs or not request.rescheduled:
+            if outputs or (request.responses is None and not request.rescheduled):
                 self.states.keep(sequence, outputs)
         wanted = tuple(output for output in response.outputs if output.name in request.requested)
         return msgspec.structs.replace(response, outputs=wanted)

@@ -20,11 +20,13 @@ class SequenceRequest:
     """A request as the model sees it; implements `backend.Request`.
 
     `inputs`: what the client sent and what is added to it; `states`: names of the outputs that
-    are kept; those the client wants as well are its own, too.
+    are kept; those the client wants as well are its own, too; `over`: the model has returned from
+    this run.
     """
 
     responses: Responses | None = None
     rescheduled = False
+    over = False
 
     def __init__(
         self, request: Request, added: dict[str, MemoryInput], states: Sequence[str], xp: Any
@@ -52,6 +54,8 @@ class SequenceRequest:
         return self._request.cancelled
 
     def reschedule(self, again: bool) -> None:
+        if self.over:  # nobody would run it again
+            return
         self.rescheduled = again
         self._request.reschedule(again)
 

@@ -179,12 +179,14 @@ class States:
 
     def keep(self, sequence: SequenceId, outputs: dict[str, Array]) -> None:
         """What a request has left; `outputs` by their names, in memory of their own. It counts
-        with `settle`."""
-        self._given[sequence] = {
-            entry.input_name: outputs[name]
-            for name, entry in self.outputs.items()
-            if name in outputs
-        }
+        with `settle`, beside what earlier answers of the same run have left."""
+        self._given.setdefault(sequence, {}).update(
+            {
+                entry.input_name: outputs[name]
+                for name, entry in self.outputs.items()
+                if name in outputs
+            }
+        )
 
     def settle(self, sequence: SequenceId, succeeded: bool) -> None:
         """The request is over: one that has failed leaves the states as they were."""
@@ -195,6 +197,7 @@ class States:
     def forget(self, sequence: SequenceId) -> None:
         """It has ended, or begins anew."""
         self._left.pop(sequence, None)
+        self._given.pop(sequence, None)
 
 
 def _initial(entry: StateEntry, batch: tuple[int, ...], directory: str, model: str) -> Array:

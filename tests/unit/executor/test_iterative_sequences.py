@@ -130,7 +130,7 @@ def test_a_request_runs_until_it_is_released(rig: Rig, decoupled: bool) -> None:
     assert ask(rig, entry, 1, sequence_id=9) == [1]
     assert ask(rig, entry, 2, sequence_id="name")[-1] == 2
     assert model.seen == [
-        *((1, run == 0, run) for run in range(4)),
+        *(((1 << 31) - 1, run == 0, run) for run in range(4)),  # no client begins with that
         (9, True, 0),
         ("name", True, 0),
         ("name", False, 1),
@@ -138,6 +138,40 @@ def test_a_request_runs_until_it_is_released(rig: Rig, decoupled: bool) -> None:
     found = counts(rig)
     assert (found.requests, found.executions, found.inferences) == (3, 7, 7)
     assert rig.executors[0].loop.executed == 3
+
+
+def test_an_answer_without_states_leaves_those_of_the_one_before(rig: Rig) -> None:
+    def model(request: Request) -> None:
+        run = request.inputs["STATE"].numpy() + 1
+        again = bool(run[0] < request.inputs["IN"].numpy()[0])
+        request.reschedule(again)
+        answer = Output("OUT", "FP32", run)
+        assert request.responses is not None
+        request.responses.send(Response((answer, Output("NEXT", "FP32", run))))
+        request.responses.send(Response((answer,)), final=not again)
+
+    entry = rig.serve(model, spec=spec_of(decoupled=True))
+    assert ask(rig, entry, 3) == [1, 1, 2, 2, 3, 3]
+
+
+def test_states_that_come_after_the_run_are_nobodys(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    kept: list[Any] = []
+
+    def model(request: Request) -> None:
+        kept.append(request)
+
+    entry = rig.serve(model, spec=spec_of(decoupled=True))
+    asked = threads.submit(ask, rig, entry, 1, sequence_id=9)
+    until(lambda: counts(rig).executions == 1, "it has not run")
+    (request,) = kept
+    request.reschedule(True)  # too late as well
+    five = np.array([5], np.float32)
+    request.responses.send(
+        Response((Output("OUT", "FP32", five), Output("NEXT", "FP32", five))), final=True
+    )
+    assert asked.result() == [5]
+    assert rig.executors[0].loop._sequence_backend.states._given == {}
+    kept.clear()
     until(nothing_is_left(rig), "something is left")
 
 

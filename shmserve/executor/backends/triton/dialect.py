@@ -155,7 +155,8 @@ class TritonDialect:
         collected = []
         for request, answer in zip(requests, given, strict=True):
             sink = self._sinks.get(id(request))
-            waits = answer is None and sink is not None and not request.rescheduled
+            sent = sink is not None and sink.has_response
+            waits = answer is None and (sent or not request.rescheduled)
             collected.append(sink.wait(request) if waits and sink else answer)
         return collected
 

@@ -118,6 +118,11 @@ class SingleSink:
         # Takes no lock: it may run in the midst of anything.
         self._done.set()
 
+    @property
+    def has_response(self) -> bool:
+        """Whether one has been sent already."""
+        return self._response is not None
+
     def wait(self, request: Request) -> InferenceResponse | ShmserveError:
         """The response, or why there is none."""
         while not self._done.wait(_LOOK_S):
