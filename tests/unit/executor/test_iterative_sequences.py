@@ -144,11 +144,11 @@ def test_an_answer_without_states_leaves_those_of_the_one_before(rig: Rig) -> No
     def model(request: Request) -> None:
         run = request.inputs["STATE"].numpy() + 1
         again = bool(run[0] < request.inputs["IN"].numpy()[0])
-        request.reschedule(again)
         answer = Output("OUT", "FP32", run)
         assert request.responses is not None
         request.responses.send(Response((answer, Output("NEXT", "FP32", run))))
         request.responses.send(Response((answer,)), final=not again)
+        request.reschedule(again)
 
     entry = rig.serve(model, spec=spec_of(decoupled=True))
     assert ask(rig, entry, 3) == [1, 1, 2, 2, 3, 3]
