@@ -7,6 +7,7 @@ from time import monotonic_ns
 import numpy as np
 
 from shmserve.config import Settings
+from shmserve.dispatch.caller_shares import CallerShare
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.dispatch_api import DispatchApi, InferenceCall
@@ -17,6 +18,9 @@ from shmserve_polynomial.settings import PolynomialSettings
 
 class OneNumber:
     """The request, as `Inference` wants it."""
+
+    nbytes = 4  # of the pool, for its input
+    share: CallerShare | None = None  # of the pool, once it counts
 
     def __init__(self, x: float, largest: float) -> None:
         self.started_ns = monotonic_ns()
