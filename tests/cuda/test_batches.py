@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ class BatchBench(Bench):
         self.batches = BatchRunner(backend, self.workspace, lambda *_: False)
 
     def run_batch(self, *tensors: WireTensor) -> list[BatchMember]:
-        connection: Any = SimpleNamespace(frontend=self.frontend)
+        connection: Any = Mock(frontend=self.frontend)
         batch = [
             (connection, Execute(number, "", (tensor,), (), {}, 0, 0))
             for number, tensor in enumerate(tensors, 1)
