@@ -58,8 +58,9 @@ class OrphanedRequests:
             self._selector.register(fd, selectors.EVENT_READ)
 
     def wake(self) -> None:
-        """Make a waiting `poll` return now."""
-        os.eventfd_write(self._wake_fd, 1)
+        """Make a waiting `poll` return now; nothing once it is closed."""
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
 
     def poll(self, timeout_s: float) -> None:
         """Take in late answers for at most `timeout_s` seconds."""
@@ -118,6 +119,5 @@ class OrphanedRequests:
         for orphan in orphans:
             orphan.pool.discard(orphan.connection)
         self._selector.close()
-
-    def __del__(self) -> None:  # whoever may still wake it refers to it
-        os.close(self._wake_fd)
+        wake_fd, self._wake_fd = self._wake_fd, -1
+        os.close(wake_fd)
