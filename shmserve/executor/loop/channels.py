@@ -98,7 +98,7 @@ class Channels:
         """
         self.closed = True
         transport.refuse(self._listener)
-        while self._accept():
+        while self._accept() is not None:
             continue
         self._epoll.unregister(self._listener.fileno())
         for channel in list(self._strangers.values()):
@@ -180,7 +180,7 @@ class Channels:
 
     def _ready(self, fd: int) -> None:
         if fd in self._strangers:
-            self._greet(self._strangers[fd])
+            self._let_in(self._strangers[fd])
         elif fd == self._wake_r:
             try:
                 os.read(fd, 64)
@@ -188,20 +188,28 @@ class Channels:
                 pass
             self._lanes.turn()
         elif fd == self._listener.fileno():
-            self._accept()
+            while (channel := self._accept()) is not None:
+                self._let_in(channel)
 
-    def _accept(self) -> bool:
+    def _accept(self) -> Channel | None:
         try:
             channel = transport.accept(self._listener)
         except OSError as ex:  # no descriptor is left, and whoever waits goes on waiting
             log.warning("no channel accepted: %s", ex.strerror)
             time.sleep(_NO_DESCRIPTOR_S)
-            return False
-        if channel is None:
-            return False
-        self._strangers[channel.fileno()] = channel
-        self._epoll.register(channel.fileno(), select.EPOLLIN)
-        return True
+            return None
+        if channel is not None:
+            self._strangers[channel.fileno()] = channel
+            self._epoll.register(channel.fileno(), select.EPOLLIN)
+        return channel
+
+    def _let_in(self, channel: Channel) -> None:
+        """Greet, and take what came with the hello: a first request waits like any other, so
+        that it can share a batch with, or go before, those of channels that were there."""
+        self._greet(channel)
+        connection = self._connections.get(channel.fileno())
+        if connection is not None:
+            self._read(connection)
 
     def _greet(self, channel: Channel) -> None:
         """A channel's first message: it is a frontend's from then on."""

@@ -129,6 +129,15 @@ def test_who_does_not_say_hello_is_not_let_in(
     assert executor.receive(1) == [(connection, Cancel(3))]
 
 
+def test_first_requests_of_new_channels_are_there_at_once(executor: Executor) -> None:
+    first, connection = executor.greeted()
+    for number in (1, 2, 3):
+        executor.connect(HELLO, request(number))
+    first.send(messages.encode(request(4)))
+    events = executor.channels.receive(0)
+    assert sorted(message.request for _, message in events if message) == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("data", [b"?", messages.encode(HELLO)], ids=["unreadable", "hello"])
 def test_a_frontend_that_breaks_the_protocol_loses_its_channel_alone(
     executor: Executor, data: bytes
