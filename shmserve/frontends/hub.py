@@ -159,6 +159,9 @@ class Hub:
                     _log.exception("a greenlet ended with an error")
         self._epoll.close()
         self._threads.close()
+        # The greenlet library looks at a thread's end for who else knows its main greenlet, misses
+        # a hub that is being collected as garbage just then, and frees what that still refers to.
+        del self._main
 
     def __del__(self) -> None:  # threads beside the loop may write to it until then
         os.close(self._wake_fd)

@@ -7,10 +7,12 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from greenlet import getcurrent, greenlet
 
 from shmserve import waiting
 from shmserve.errors import DeadlineExceeded, PeerDied, Unavailable
@@ -369,6 +371,26 @@ def test_who_still_waits_ends_with_the_hub_in_its_thread() -> None:
     hub.close()
     assert ended == [threading.get_ident()]
     assert not hub._living
+
+
+def test_a_closed_hub_knows_nothing_of_its_thread() -> None:
+    """Else the greenlet library may free what the hub refers to, when it is collected as garbage
+    while a thread ends."""
+    hub = Hub(1, "some_threads")
+    mains: list[weakref.ref[greenlet]] = []
+
+    def run() -> None:
+        hub.run(0.0)
+        mains.append(weakref.ref(getcurrent()))
+        hub.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    deadline = time.monotonic() + WATCHDOG_S
+    while mains[0]() is not None:
+        assert time.monotonic() < deadline, "the thread's greenlet is still known"
+        gc.collect()  # the library frees it a moment after the thread's end
 
 
 def test_nothing_is_left_open() -> None:
