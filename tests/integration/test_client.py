@@ -340,7 +340,7 @@ def test_a_model_that_takes_no_client_memory(tmp_path: Path) -> None:
         x = np.ones(5000, np.float32)
         for _ in range(3):
             assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
-        assert client._barred == {"echo": {"host", "gpu"}}
+        assert client._requester._barred == {"echo": {"host", "gpu"}}
 
 
 def test_copy_mode_maps_what_is_sealed() -> None:

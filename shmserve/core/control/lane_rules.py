@@ -32,8 +32,6 @@ def _obstacle(entry: ModelEntry) -> str:
     name = f"model '{spec.name}'"
     if spec.steps:
         return f"{name} is an ensemble, which has no lanes"
-    if spec.decoupled:
-        return f"{name} is decoupled and has no lanes"
     if config.sequence_batching is not UNSET:
         return f"{name} has sequences and no lanes"
     if spec.caches_answers:
