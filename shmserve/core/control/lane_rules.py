@@ -46,3 +46,14 @@ def _obstacle(entry: ModelEntry) -> str:
 def most_of_one(settings: Settings) -> int:
     """How many lanes of one instance one user may have."""
     return max(1, int(settings.max_lanes * settings.max_caller_share))
+
+
+def most_requests(settings: Settings, streams: bool) -> int:
+    """How many requests of one user may be under way on an instance's lanes. Streams leave others
+    their share of those that may be open."""
+    most = settings.max_queue
+    return (
+        min(most, max(1, int(settings.max_streams * settings.max_caller_share)))
+        if streams
+        else most
+    )

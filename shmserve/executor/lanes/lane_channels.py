@@ -19,7 +19,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from shmserve.config import Settings
-from shmserve.core.control.lane_rules import most_of_one
+from shmserve.core.control.lane_rules import most_of_one, most_requests
 from shmserve.core.regions.region_book import Caller
 from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, ShmserveError, Unavailable
 from shmserve.executor.lanes import lane_gate
@@ -55,6 +55,7 @@ class LaneChannels:
         self._memory = memory
         self._counting = counting
         self._settings = settings
+        self._most = most_requests(settings, gate.spec.decoupled)
         self._tell = tell
         self._loop: LoopSide
         self._lanes: dict[int, Lane] = {}  # by descriptor
@@ -279,10 +280,9 @@ class LaneChannels:
             self._send(lane, replace(reply, moved=True))
             return
         try:
-            if self._waiting.get(caller.uid, 0) >= self._settings.max_queue:
-                raise QueueFull(
-                    f"{self._settings.max_queue} requests of this user wait already (max_queue)"
-                )
+            if self._waiting.get(caller.uid, 0) >= self._most:
+                why = "max_queue, max_streams, max_caller_share" if decoupled else "max_queue"
+                raise QueueFull(f"{self._most} requests of this user wait already ({why})")
             if lane.credit and lane.credit + message.credit > wire.READ_AHEAD:
                 raise QueueFull(
                     f"credit: {message.credit} and that of this lane's other streams are more than"
