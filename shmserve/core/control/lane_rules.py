@@ -51,9 +51,6 @@ def most_of_one(settings: Settings) -> int:
 def most_requests(settings: Settings, streams: bool) -> int:
     """How many requests of one user may be under way on an instance's lanes. Streams leave others
     their share of those that may be open."""
-    most = settings.max_queue
-    return (
-        min(most, max(1, int(settings.max_streams * settings.max_caller_share)))
-        if streams
-        else most
-    )
+    if not streams:
+        return settings.max_queue
+    return min(settings.max_queue, max(1, int(settings.max_streams * settings.max_caller_share)))

@@ -23,7 +23,7 @@ from shmserve.core.control.lane_rules import most_of_one, most_requests
 from shmserve.core.regions.region_book import Caller
 from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, ShmserveError, Unavailable
 from shmserve.executor.lanes import lane_gate
-from shmserve.executor.lanes.lane import Lane, LaneCall, LoopSide
+from shmserve.executor.lanes.lane import Lane, LoopSide
 from shmserve.executor.lanes.lane_counting import LaneCounting
 from shmserve.executor.lanes.lane_gate import LaneGate
 from shmserve.observe import flight_recorder
@@ -133,13 +133,13 @@ class LaneChannels:
 
     def send(self, lane: Lane, answer: Answer) -> None:
         """Answer a request, which ends with its final answer, and give the output slots back."""
-        call = lane.waiting.get(answer.request)
+        number, waiting = answer.request, lane.waiting
+        call = waiting.pop(number, None) if answer.final else waiting.get(number)
         try:
             if call is not None:
                 reply = lane_gate.answered(answer, call, self._memory.read)
                 self._counting.answered(call, reply)
                 if answer.final:
-                    del lane.waiting[answer.request]
                     self._count(lane, -1)
                 else:
                     call.moved(time.monotonic_ns())
@@ -150,7 +150,7 @@ class LaneChannels:
                     self._shut(lane)
         finally:
             if answer.final:
-                lane.inline.calls.pop(answer.request, None)
+                lane.inline.calls.pop(number, None)
             if answer.outputs:
                 lane.owner.give_back(leases(answer.outputs), self._memory)
 
@@ -254,22 +254,22 @@ class LaneChannels:
         if received is None:
             return False
         message: wire.ToLane = wire.decode_to_lane(received[0])
-        if not isinstance(message, wire.LaneRequest):
-            call = lane.waiting.get(message.number)
-            if call is not None:
-                self._tell_loop(lane, call, message)
+        if isinstance(message, wire.LaneCancel):
+            if message.number in lane.waiting:
+                self._loop.events((lane, Cancel(message.number)))
+        elif isinstance(message, wire.LaneCredit):
+            self._credit(lane, message)
         elif message.number in lane.waiting or message.number in lane.inline.calls:
             raise ProtocolViolation("two requests of one number")
         else:
             self._begin(lane, message)
         return True
 
-    def _tell_loop(
-        self, lane: Lane, call: LaneCall, message: wire.LaneCancel | wire.LaneCredit
-    ) -> None:
-        if isinstance(message, wire.LaneCancel):
-            self._loop.events((lane, Cancel(message.number)))
-        elif call.credit:
+    def _credit(self, lane: Lane, message: wire.LaneCredit) -> None:
+        call = lane.waiting.get(message.number)
+        if message.answers < 1:  # would keep a stream that stands still from looking so
+            raise ProtocolViolation("credit for no answer")
+        if call is not None and call.credit:
             call.moved(time.monotonic_ns())
             self._loop.events((lane, Credit(message.number, message.answers)))
 

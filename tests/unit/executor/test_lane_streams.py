@@ -144,13 +144,16 @@ def test_answers_come_as_far_as_the_credit_goes(rig: Rig, teller: Teller) -> Non
         assert found.copied[2] == sum(r.copied_out for r in receipts) > 0
 
 
-def test_credit_for_what_has_not_come_ends_the_lane_alone(rig: Rig, teller: Teller) -> None:
+@pytest.mark.parametrize("wrong", [2, 0, -1])
+def test_credit_for_what_has_not_come_ends_the_lane_alone(
+    rig: Rig, teller: Teller, wrong: int
+) -> None:
     with lane_to(rig) as lane, lane_to(rig) as other:
         other.send(request(1, floats(3), credit=1))
         lane.send(request(1, floats(3), credit=1))
         lane.receive()
         lane.send(LaneCredit(5, 100))  # of nobody
-        lane.send(LaneCredit(1, 2))
+        lane.send(LaneCredit(1, wrong))
         assert lane.ended()
         assert numbers([other.receive()]) == [0]
         for number in range(1, 3):
