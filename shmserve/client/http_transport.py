@@ -184,6 +184,7 @@ class EventStream:
                     piece = self._response.read1(_PIECE)
                 if not piece:
                     self._over = True
+                    self._response.read()  # which ends one that was empty
                     self._transport.keep(self._connection, self._response.will_close)
                     return None
                 self._received += piece
