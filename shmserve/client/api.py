@@ -13,7 +13,7 @@ from weakref import WeakSet
 import numpy as np
 
 from shmserve.client import device_arrays
-from shmserve.client.call import Call
+from shmserve.client.client_call import ClientCall
 from shmserve.client.http_transport import Transport
 from shmserve.client.lanes import Lanes
 from shmserve.client.memory.shared_memory import SharedMemoryPools
@@ -166,16 +166,10 @@ class Client:
             ValueError: an input is no tensor, or there is no such GPU.
             ImportError: a GPU is meant, and CuPy is not installed.
         """
-        self._check(device)
-        tensors = [ClientTensor(name, value) for name, value in inputs.items()]
-        names = None if outputs is None else tuple(outputs)
-        timeout_s = timeout or self._timeout_s
-        return self._requester.run(
-            Call(
-                *(model, version, tensors, names, parameters, request_id, timeout_s, receipt),
-                device,
-            )
+        call = self._call(
+            *(model, inputs, outputs, parameters, version, request_id, timeout, receipt, device)
         )
+        return self._requester.run(call)
 
     def stream(
         self,
@@ -204,13 +198,8 @@ class Client:
         Raises:
             ValueError, ImportError: as `infer`; its InferenceErrors come from the stream.
         """
-        self._check(device)
-        tensors = [ClientTensor(name, value) for name, value in inputs.items()]
-        names = None if outputs is None else tuple(outputs)
-        timeout_s = timeout or self._timeout_s
-        call = Call(
-            *(model, version, tensors, names, parameters, request_id, timeout_s, receipt),
-            device,
+        call = self._call(
+            *(model, inputs, outputs, parameters, version, request_id, timeout, receipt, device)
         )
         begin = functools.partial(self._requester.begin, call, max_output_bytes)
         stream = ResultStream(begin, self)
@@ -236,6 +225,26 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _call(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None,
+        parameters: Mapping[str, Any] | None,
+        version: str,
+        request_id: str,
+        timeout: float | None,
+        receipt: bool,
+        device: int | None,
+    ) -> ClientCall:
+        """What `infer` and `stream` were asked; raises what is wrong with it by itself."""
+        self._check(device)
+        tensors = [ClientTensor(name, value) for name, value in inputs.items()]
+        names = None if outputs is None else tuple(outputs)
+        timeout_s = timeout or self._timeout_s
+        asked = (parameters, request_id, timeout_s, receipt, device)
+        return ClientCall(model, version, tensors, names, *asked)
 
     def _check(self, device: int | None = None) -> None:
         if os.getpid() != self._pid:

@@ -11,7 +11,7 @@ import numpy as np
 
 from shmserve.client import device_arrays
 from shmserve.client.memory.block_pool import Block, BlockPool
-from shmserve.client.result_reader import HEADER_LENGTH, Place
+from shmserve.client.result_reader import HEADER_LENGTH, TensorPlace
 from shmserve.client.tensors import ClientTensor
 from shmserve.protocol.control.lane_messages import (
     INLINE_BYTES,
@@ -56,8 +56,8 @@ class RequestAttempt:
         self._pool_of = pool_of
         self._device = device
         self._held: list[tuple[BlockPool, Block]] = []
-        self._places: dict[str, Place] = {}  # of inputs
-        self.windows: dict[str, tuple[Place, int]] = {}  # of outputs, with their bytes
+        self._places: dict[str, TensorPlace] = {}  # of inputs
+        self.windows: dict[str, tuple[TensorPlace, int]] = {}  # of outputs, with their bytes
         self._inputs = inputs
         self._outputs = outputs
         self._gpus = {tensor.device for tensor in inputs if tensor.device is not None}
@@ -80,7 +80,7 @@ class RequestAttempt:
             pool = self._pool_of(tensor.device) if tensor.payload is None else None
             location = pool.find(tensor.array) if pool is not None else None
             if pool is not None and location is not None:
-                self._places[tensor.name] = Place(pool, *location)
+                self._places[tensor.name] = TensorPlace(pool, *location)
                 self.on_gpu |= tensor.device is not None
             elif tensor.nbytes and (tensor.device is not None or tensor.nbytes >= self._inline):
                 elsewhere.setdefault(tensor.device, []).append(tensor)
@@ -104,7 +104,7 @@ class RequestAttempt:
         self.on_gpu |= device is not None
         windows, offset = [], 0
         for tensor in tensors:
-            self._places[tensor.name] = Place(pool, block, offset)
+            self._places[tensor.name] = TensorPlace(pool, block, offset)
             windows.append((tensor, block.window(offset, tensor.nbytes)[0]))
             offset += _aligned(tensor)
         return windows
@@ -119,7 +119,7 @@ class RequestAttempt:
                 if pool is None or block is None or not nbytes:
                     continue
                 self._held.append((pool, block))
-                self.windows[name] = Place(pool, block, 0), nbytes
+                self.windows[name] = TensorPlace(pool, block, 0), nbytes
                 if device is not None:
                     self.on_gpu = True
                     self._gpus.add(device)

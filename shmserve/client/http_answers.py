@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmserve.client import device_arrays, tensors
-from shmserve.client.call import Call
+from shmserve.client.client_call import ClientCall
 from shmserve.client.errors import InferenceError
 from shmserve.client.http_transport import EventStream
 from shmserve.client.output_sizes import ModelOutputs
@@ -24,7 +24,7 @@ _IN_MIDST = 500  # an event tells no status
 _ELSE = "over HTTP a decoupled model's tensors are JSON (generate_stream); a lane carries them"
 
 
-def generate_request(call: Call, model: ModelOutputs) -> bytes:
+def generate_request(call: ClientCall, model: ModelOutputs) -> bytes:
     """The body.
 
     Raises:
@@ -61,13 +61,13 @@ def _json(tensor: ClientTensor) -> Any:
 class HttpAnswers:
     """The answers in a stream of events."""
 
-    def __init__(self, events: EventStream, call: Call, model: ModelOutputs) -> None:
+    def __init__(self, events: EventStream, call: ClientCall, model: ModelOutputs) -> None:
         self._events: EventStream | None = events
         self._call = call
         self._model = model
 
     def next(self) -> Result | InferenceError | None:
-        """As `streams.Answers.next`."""
+        """As `streams.AnswerSource.next`."""
         event = self._events.next() if self._events is not None else None
         if event is None:
             self._events = None

@@ -6,8 +6,8 @@ import contextlib
 import time
 
 from shmserve.client.attempt import RequestAttempt
-from shmserve.client.call import Call
 from shmserve.client.cancel_scope import cancellable
+from shmserve.client.client_call import ClientCall
 from shmserve.client.errors import LATE, InferenceError
 from shmserve.client.lanes import DIED, ClientLane, Key, Lanes
 from shmserve.client.result import Result
@@ -21,24 +21,23 @@ class LaneAnswers:
     that ends the lane, and with it the request, and gives up memory that it might still use.
 
     Args:
-        attempt, lane: ours from now on.
-        first: the answer that has come on the lane, which has it back if that is the final one.
+        begun: the first answer, and the lane it came on; that is ours unless it is the final one.
+        attempt: ours from now on.
         until: when the stream must have ended, as `time.monotonic`.
     """
 
     def __init__(
         self,
         lanes: Lanes,
-        lane: ClientLane,
+        begun: tuple[wire.LaneAnswer, ClientLane],
         attempt: RequestAttempt,
         request: wire.LaneRequest,
-        call: Call,
-        first: wire.LaneAnswer,
+        call: ClientCall,
         until: float,
     ) -> None:
         self._lanes = lanes
         self._key: Key = (call.model, call.version)
-        self._lane = lane
+        first, self._lane = begun
         self._attempt = attempt
         self._request = request
         self._call = call
@@ -50,7 +49,7 @@ class LaneAnswers:
         self._lane_open = not first.final
 
     def next(self) -> Result | InferenceError | None:
-        """As `streams.Answers.next`."""
+        """As `streams.AnswerSource.next`."""
         if not self._open:
             return None
         answer, self._first = self._first or self._receive(), None

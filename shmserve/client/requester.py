@@ -10,7 +10,7 @@ from collections.abc import Set
 from typing import Any
 
 from shmserve.client.attempt import PoolOf, RequestAttempt
-from shmserve.client.call import Call
+from shmserve.client.client_call import ClientCall
 from shmserve.client.errors import InferenceError
 from shmserve.client.http_answers import HttpAnswers, generate_request
 from shmserve.client.http_transport import Reply, Transport, left_s
@@ -21,7 +21,7 @@ from shmserve.client.memory.shared_memory import SharedMemoryPools
 from shmserve.client.output_sizes import ModelOutputs, OutputSizes, stream_windows
 from shmserve.client.result import Result
 from shmserve.client.result_reader import ResultReader
-from shmserve.client.streams import Answers
+from shmserve.client.streams import AnswerSource
 from shmserve.protocol.control.lane_messages import LaneAnswer
 from shmserve.protocol.decoding import json_decoder
 
@@ -48,7 +48,7 @@ class Requester:
         self._barred: dict[str, set[str]] = {}  # kinds of memory that a model does not take
         self._sizes = OutputSizes()
 
-    def run(self, call: Call) -> Result:
+    def run(self, call: ClientCall) -> Result:
         """Try, and try again where the reason of a refusal was our memory."""
         described = self._model(call.model, call.version)
         names = tuple(described.outputs) if call.outputs is None else call.outputs
@@ -85,7 +85,7 @@ class Requester:
                 barred = self._barred_next(call.model, attempt, reply, repeat, barred)
         raise self._refused(call, reply)
 
-    def begin(self, call: Call, largest: int) -> Answers:
+    def begin(self, call: ClientCall, largest: int) -> AnswerSource:
         """Have a model answer any number of times.
 
         Args:
@@ -106,8 +106,8 @@ class Requester:
         return HttpAnswers(self._transport.events(path, body, until), call, described)
 
     def _begin_on_lane(
-        self, call: Call, described: ModelOutputs, largest: int, until: float
-    ) -> Answers | None:
+        self, call: ClientCall, described: ModelOutputs, largest: int, until: float
+    ) -> AnswerSource | None:
         """A stream whose first answer is there. None: there is no lane that takes it."""
         key = (call.model, call.version)
         names = tuple(described.outputs) if call.outputs is None else call.outputs
@@ -126,10 +126,10 @@ class Requester:
                 found = converse(self._lanes, key, request, attempt.shared, time_s)
                 if found is None:
                     return None
-                first, lane = found
+                first, _ = found
                 refused = first.final and _is_ours(attempt, first) and not _is_too_large(first)
                 if not refused or repeat == _REPEATS:
-                    answers = LaneAnswers(self._lanes, lane, attempt, request, call, first, until)
+                    answers = LaneAnswers(self._lanes, found, attempt, request, call, until)
                     return answers
             except BaseException:
                 attempt.taint()
@@ -171,7 +171,7 @@ class Requester:
         return {_HOST, _GPU}
 
     def _over_lane(
-        self, attempt: RequestAttempt, call: Call, known: bool
+        self, attempt: RequestAttempt, call: ClientCall, known: bool
     ) -> tuple[LaneAnswer | None, Result | None]:
         """The answer of a lane, and what it means if that is a result. None: it is not the way,
         or there is none."""
@@ -196,7 +196,7 @@ class Requester:
             answer, call.model, call.request_id, lane.opened, call.receipt
         )
 
-    def _send(self, attempt: RequestAttempt, call: Call) -> Reply:
+    def _send(self, attempt: RequestAttempt, call: ClientCall) -> Reply:
         headers, body = attempt.request(call.parameters, call.request_id)
         if call.receipt:
             headers["shmserve-receipt"] = "1"
@@ -210,7 +210,7 @@ class Requester:
             if not ended:
                 attempt.taint()
 
-    def _refused(self, call: Call, reply: Reply | LaneAnswer) -> InferenceError:
+    def _refused(self, call: ClientCall, reply: Reply | LaneAnswer) -> InferenceError:
         if 400 <= reply.status < 500 or reply.status == 501:  # perhaps for what we remember of it
             self._models.pop((call.model, call.version), None)
             self._decoupled.pop((call.model, call.version), None)
@@ -239,13 +239,13 @@ class Requester:
 
 
 class OneAnswer:
-    """The stream of a model that answers once; implements `streams.Answers`."""
+    """The stream of a model that answers once; implements `streams.AnswerSource`."""
 
-    def __init__(self, requester: Requester, call: Call) -> None:
+    def __init__(self, requester: Requester, call: ClientCall) -> None:
         self._run: functools.partial[Result] | None = functools.partial(requester.run, call)
 
     def next(self) -> Result | None:
-        """As `streams.Answers.next`."""
+        """As `streams.AnswerSource.next`."""
         run, self._run = self._run, None
         return run() if run is not None else None
 

@@ -23,7 +23,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 _decode = json_decoder()
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor lies: from `offset` of a block of a pool."""
 
     pool: BlockPool
@@ -54,7 +54,7 @@ class ResultReader:
 
     def __init__(
         self,
-        windows: Mapping[str, tuple[Place, int]],
+        windows: Mapping[str, tuple[TensorPlace, int]],
         device: int | None,
         again: bool = False,
     ) -> None:

@@ -13,7 +13,7 @@ from shmserve.client.errors import InferenceError
 from shmserve.client.result import Result
 
 
-class Answers(Protocol):
+class AnswerSource(Protocol):
     """The answers to a request that has been sent."""
 
     def next(self) -> Result | InferenceError | None:
@@ -36,11 +36,11 @@ class ResultStream:
     stream that is closed, or not referenced any more, before its end is cancelled.
     """
 
-    def __init__(self, begin: Callable[[], Answers], owner: object = None) -> None:
+    def __init__(self, begin: Callable[[], AnswerSource], owner: object = None) -> None:
         """`owner`: lives as long as the stream."""
         self._owner = owner
-        self._begin: Callable[[], Answers] | None = begin
-        self._answers: Answers | None = None
+        self._begin: Callable[[], AnswerSource] | None = begin
+        self._answers: AnswerSource | None = None
         self._scope = CancelScope()
         self._lock = threading.Lock()  # of who waits for an answer, or ends it
         self._pid = os.getpid()

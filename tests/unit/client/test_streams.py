@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from shmserve.client import InferenceError, Result, ResultStream
-from shmserve.client.call import Call
+from shmserve.client.attempt import RequestAttempt
 from shmserve.client.cancel_scope import CancelScope, cancellable
+from shmserve.client.client_call import ClientCall
 from shmserve.client.http_answers import HttpAnswers, generate_request
 from shmserve.client.http_transport import EventStream
+from shmserve.client.lane_answers import LaneAnswers
 from shmserve.client.lanes import ClientLane, Lanes, converse
 from shmserve.client.output_sizes import ModelOutputs, stream_windows
 from shmserve.client.tensors import ClientTensor
@@ -147,10 +151,12 @@ MODEL = ModelOutputs(
 )
 
 
-def call(inputs: dict[str, Any], outputs: tuple[str, ...] | None = None, **more: Any) -> Call:
+def call(inputs: dict[str, Any], outputs: tuple[str, ...] | None = None, **more: Any) -> ClientCall:
     tensors = [ClientTensor(name, value) for name, value in inputs.items()]
     values = {"parameters": None, "request_id": "", **more}
-    return Call("m", "", tensors, outputs, timeout_s=1.0, receipt=False, device=None, **values)
+    return ClientCall(
+        "m", "", tensors, outputs, timeout_s=1.0, receipt=False, device=None, **values
+    )
 
 
 class Events:
@@ -280,3 +286,179 @@ def test_a_request_that_a_lane_has_not_taken_goes_to_another() -> None:
         assert lanes.back == ([lane] if final else []), "a stream keeps its lane"
         assert lanes.lanes[0].channel.fileno() == -1
         lanes.close()
+
+
+class Attempt:
+    """What holds the memory of a request, of which it has none."""
+
+    windows: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.tainted = self.closed = 0
+
+    def taint(self) -> None:
+        self.tainted += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Lane:
+    """A stream with credit for four answers on a lane whose other end is the test's."""
+
+    def __init__(self, first: wire.LaneAnswer, timeout_s: float = 30.0) -> None:
+        self.lanes = FewLanes(first)
+        self.attempt, self.other = Attempt(), self.lanes.others[0]
+        request = wire.LaneRequest(7, (), credit=4)
+        found = converse(cast(Lanes, self.lanes), ("m", ""), request, True, 30.0)
+        assert found is not None
+        self.lane = found[1]
+        self.answers = LaneAnswers(
+            *(cast(Lanes, self.lanes), found, cast(RequestAttempt, self.attempt), request),
+            *(call({}, request_id="q"), time.monotonic() + timeout_s),
+        )
+
+    def say(self, *answers: wire.LaneAnswer) -> None:
+        for answer in answers:
+            self.other.send(wire.encode(answer))
+
+    def heard(self) -> list[Any]:
+        """What the other end has got."""
+        told = []
+        while True:
+            try:
+                told.append(wire.decode_to_lane(self.other.recv(1 << 16, socket.MSG_DONTWAIT)))
+            except BlockingIOError:
+                return told
+
+
+def one(number: int, final: bool = False) -> wire.LaneAnswer:
+    tensor = wire.LaneTensor("N", "INT64", (1,), np.int64(number).tobytes())
+    return wire.LaneAnswer(7, (tensor,), final=final)
+
+
+@pytest.fixture
+def lane() -> Iterator[Lane]:
+    lane = Lane(one(0))
+    yield lane
+    lane.lanes.close()
+
+
+def number(told: Result | InferenceError | None) -> int:
+    assert isinstance(told, Result)
+    return int(told["N"][0])
+
+
+def test_credit_is_given_for_what_was_taken(lane: Lane) -> None:
+    lane.say(*(one(n) for n in range(1, 4)), one(4, final=True))
+    (asked,) = lane.heard()
+    assert isinstance(asked, wire.LaneRequest)
+    heard = []
+    for n in range(5):
+        assert number(lane.answers.next()) == n
+        heard.append(lane.heard())
+    assert heard == [[], [], [wire.LaneCredit(7, 2)], [], [wire.LaneCredit(7, 2)]]
+    assert lane.lanes.back == [lane.lane]
+    assert (lane.attempt.closed, lane.attempt.tainted) == (1, 0)
+    assert lane.answers.next() is None
+    lane.answers.close()
+    assert lane.lane.channel.fileno() >= 0, "it is others' now"
+    assert lane.attempt.tainted == 0
+
+
+def test_a_stream_that_is_closed_early_ends_its_lane(lane: Lane) -> None:
+    assert number(lane.answers.next()) == 0
+    lane.answers.close()
+    lane.answers.close()
+    assert lane.lane.channel.fileno() == -1
+    assert lane.lanes.back == []
+    assert lane.attempt.tainted == 1
+    assert lane.answers.next() is None
+
+
+def test_a_bare_end_and_errors(lane: Lane) -> None:
+    failed = wire.LaneAnswer(7, (), 400, "INVALID_ARGUMENT", "not this one", final=False)
+    lane.say(failed, one(2), wire.LaneAnswer(7))
+    assert number(lane.answers.next()) == 0
+    error = lane.answers.next()
+    assert isinstance(error, InferenceError)
+    assert (error.status, error.message) == (400, "not this one")
+    assert number(lane.answers.next()) == 2
+    assert lane.answers.next() is None
+    assert lane.lanes.back == [lane.lane]
+
+
+def test_the_last_words_of_an_executor_are_heard(lane: Lane) -> None:
+    lane.say(one(1), one(2), one(3, final=True))
+    lane.other.close()  # which refuses all credit
+    assert [number(lane.answers.next()) for _ in range(4)] == [0, 1, 2, 3]
+    dying = Lane(one(0))
+    dying.say(one(1), one(2))
+    dying.other.close()
+    assert [number(dying.answers.next()) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(InferenceError, match="died while it had the request") as caught:
+        dying.answers.next()
+    assert caught.value.status == 503
+    dying.lanes.close()
+
+
+def test_no_answer_is_waited_for_behind_the_deadline() -> None:
+    lane = Lane(one(0), timeout_s=0.0)
+    assert number(lane.answers.next()) == 0
+    lane.say(one(1))
+    with pytest.raises(InferenceError, match="did not answer in time"):
+        lane.answers.next()
+    lane.lanes.close()
+
+
+class Pieces:
+    """A response that comes as it is cut."""
+
+    will_close = False
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.left = [*pieces, b""]
+        self.closed = 0
+
+    def read1(self, _: int) -> bytes:
+        return self.left.pop(0)
+
+    def read(self) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Kept:
+    """A transport, and a connection of it."""
+
+    def __init__(self) -> None:
+        self.kept = self.closed = 0
+
+    def keep(self, *_: object) -> None:
+        self.kept += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_events_however_they_are_cut(size: int) -> None:
+    sent = [b"a", b"", b"b" * 20, b"c"]
+    data = b"".join(b"data: %b\n\n" % text for text in sent)
+    pieces, kept = Pieces(*(data[n : n + size] for n in range(0, len(data), size))), Kept()
+    with socket.socket() as sock:
+        parts: Any = (kept, kept, sock, pieces, time.monotonic() + 30)
+        events = EventStream(*parts)
+        assert [events.next() for _ in range(5)] == [*sent, None]
+        assert kept.kept == 1
+        events.close()
+        assert (kept.closed, pieces.closed) == (0, 0), "the connection is others' now"
+        again: Any = (kept, kept, sock, Pieces(data[:9]), time.monotonic() - 1)
+        late = EventStream(*again)
+        with pytest.raises(InferenceError, match="did not answer in time"):
+            late.next()
+        assert kept.closed == 1
+        late.close()
+        assert kept.kept == 1

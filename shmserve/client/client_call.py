@@ -10,7 +10,7 @@ from msgspec import Struct
 from shmserve.client.tensors import ClientTensor
 
 
-class Call(Struct, frozen=True):
+class ClientCall(Struct, frozen=True):
     """A request, before it is known which way it takes.
 
     Attributes:
