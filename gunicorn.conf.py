@@ -12,7 +12,7 @@ from setproctitle import setproctitle
 from shmserve.errors import ConfigError
 from shmserve.frontends.http.server import sign_of_life
 from shmserve.frontends.oip.restricted_apis import check_settings
-from shmserve.observe import logs
+from shmserve.observe import logs, trace_files
 from shmserve.supervisor import guard, launch
 from shmserve.transport import key_file, tls
 
@@ -23,7 +23,7 @@ except ConfigError as ex:
 
 wsgi_app = "shmserve.app"
 proc_name = "shmserve"
-bind = list(_settings.http_bind)
+bind = [*_settings.http_bind, *_settings.metrics_bind]
 workers = _settings.http_workers
 worker_class = "shmserve.frontends.http.server.worker.ConnectionWorker"
 worker_connections = _settings.max_connections
@@ -42,6 +42,7 @@ def on_starting(server):
     try:
         check_settings(_settings)
         key_file.read(_settings)
+        trace_files.begin(_settings)
         encrypted = tls.certificates(_settings, "http", "http/1.1")
         if encrypted and server.cfg.worker_class_str != worker_class:  # it would speak plainly
             raise ConfigError("http_tls_cert is for the server's own worker class, not for another")
@@ -65,7 +66,7 @@ def post_fork(server, worker):
 
 
 def post_worker_init(worker):
-    logs.setup(f"http worker {worker.age}", _settings.log_level)
+    logs.setup(f"http worker {worker.age}", _settings.log_level, _settings.log_format)
     guard.start_guard(_settings)
 
 

@@ -10,7 +10,6 @@ Extensions have settings of their own: the key ``x_a_b`` is `a_b` of the extensi
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin
 
@@ -19,6 +18,7 @@ from msgspec import Meta, Struct
 
 from shmserve import extensions
 from shmserve.errors import ConfigError
+from shmserve.setting_texts import SettingTexts
 
 PREFIX = "SHMSERVE_"
 CONFIG_VARIABLE = "SHMSERVE_CONFIG"
@@ -33,6 +33,7 @@ HostRule = Annotated[
     str, Meta(pattern=r"^(cpu-cores=[0-9]{1,4}(-[0-9]{1,4})?|numa-node=[0-9]{1,3})$")
 ]
 ResourceAmount = Annotated[str, Meta(pattern="^[^:]+:[1-9][0-9]{0,8}(:(cpu|[0-9]{1,4}))?$")]
+TcpAddress = Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^][:/]+):[1-9][0-9]{0,4}$")]
 From = Literal["owner", "local", "anyone"]  # the server's user and root, any user of the host, all
 KeysFrom = Literal["nobody", "remote", "local", "anyone"]  # these, and who is further away
 MIB = 1 << 20
@@ -90,6 +91,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     grpc_tls_client_ca: str = ""  # clients must show a certificate of this authority
     grpc_compression: Literal["none", "deflate", "gzip"] = "none"  # of answers
     grpc_reflection: bool = True
+    metrics_bind: tuple[TcpAddress, ...] = ()  # /metrics is there, and not on http_bind any more
     run_dir: str = ""  # default: $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/shmserve, /tmp/shmserve-<uid>
 
     # Memory
@@ -101,6 +103,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # Limits on requests
     max_head_bytes: Positive = 64 * 1024  # request line and header fields
     max_json_bytes: Positive = 64 * MIB  # JSON part of a request, also after decompression
+    max_small_body_bytes: Positive = 64 * 1024  # of HTTP requests without tensors or files
     max_tensor_bytes: Positive = 1024 * MIB  # one tensor
     max_request_bytes: Positive = 4096 * MIB  # a whole request, also after decompression
     max_heap_bytes: Positive = 2048 * MIB  # bodies outside shared memory, per frontend
@@ -187,15 +190,27 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_keys: Positive = 1024  # in keys_file
     http_restricted_api: tuple[str, ...] = ()  # <category>[,<category>]:<header>=<value>
     grpc_restricted_protocol: tuple[str, ...] = ()
-    http_header_forward_pattern: str = ""  # request headers that become request parameters
+    # Header fields, and metadata, that become parameters of the request. (?-i)…: case counts
+    http_header_forward_pattern: str = ""
+    grpc_header_forward_pattern: str = ""
 
     # Logging and numbers
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["default", "ISO8601"] = "default"
     model_log_lines_per_s: Positive = 1000  # of one executor; others are dropped and counted
     metrics: bool = True  # GET /metrics
     metrics_triton_names: bool = False  # also under the names that Triton's dashboards ask for
     dashboard: bool = True  # GET / shows people what happens, from a history that is kept for it
     max_counted_models: Positive = 128  # model versions, and keys, a frontend counts apart
+    trace_level: tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...] = ("OFF",)
+    trace_rate: Positive = 1000  # one of so many requests is traced
+    trace_count: Annotated[int, Meta(ge=-1)] = -1  # so many traces; -1: no limit
+    trace_mode: str = "triton"
+    trace_file: str = ""  # Triton's JSON; default: traces are lines of the log
+    trace_log_frequency: NonNegative = 0  # traces of each file <trace_file>.<n>; 0: all in one
+    max_trace_file_bytes: Positive = 256 * MIB  # one file; what does not fit is lost
+    max_trace_files: Positive = 1000
+    max_trace_tensor_bytes: NonNegative = 64 * 1024  # larger tensors are not in traces
     max_events: NonNegative = 1000  # that each process keeps for `shmserve show events`; 0: none
 
     extensions: dict[str, Any] = {}  # not a key: what `extension` gives, by name
@@ -214,13 +229,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         }
 
 
-_LISTS = {
-    *("model_repository", "load_models", "http_bind", "grpc_bind", "client_shm_allowed_uids"),
-    *("allowed_hosts", "allowed_origins", "remote_binds", "rate_limit_resources"),
-}
 _FORMER = {"grps_pipelines": "pipelines"}  # names that settings had once: they are still taken
-_TABLES = {"pipelines", "host_policies"}  # settings that are tables themselves: name -> list
-_SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
+_TABLES = frozenset({"pipelines", "host_policies"})  # settings that are tables: name -> list
+_SEMICOLONS = frozenset({"http_restricted_api", "grpc_restricted_protocol"})  # items have commas
+_LISTS = frozenset(
+    field.name for field in msgspec.structs.fields(Settings) if get_origin(field.type) is tuple
+)
+_TEXTS = SettingTexts(CONFIG_VARIABLE, _LISTS - _SEMICOLONS, _SEMICOLONS, _TABLES, _FORMER)
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -230,16 +245,16 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         ConfigError: a file that cannot be read, an unknown key, a value of the wrong type.
     """
     environ = os.environ if environ is None else environ
-    values = _from_file(environ.get(CONFIG_VARIABLE, ""))
+    values = _TEXTS.from_file(environ.get(CONFIG_VARIABLE, ""))
     extensions.check()
     own = _of_extensions()
     for variable, text in environ.items():
         if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS:
             continue
-        key = _current(variable.removeprefix(PREFIX).lower())
+        key = _TEXTS.current(variable.removeprefix(PREFIX).lower())
         if key not in own and key not in Settings.__struct_fields__:
             raise ConfigError(f"unknown setting {variable} in the environment")
-        values[key] = _items(key, text)
+        values[key] = _TEXTS.items(key, text)
     if "extensions" in values:
         raise ConfigError("unknown setting extensions")
     given: dict[str, dict[str, Any]] = {name: {} for name, _ in own.values()}
@@ -251,14 +266,37 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     except msgspec.ValidationError as ex:
         raise ConfigError(f"bad setting: {_named(str(ex), values)}") from None
     _check_binds(settings)
+    _check_traces(settings)
     of_extensions = {name: _extension(name, fields) for name, fields in given.items()}
     return msgspec.structs.replace(settings, extensions=of_extensions)
 
 
 def _check_binds(settings: Settings) -> None:
+    binds = settings.http_bind + settings.grpc_bind + settings.metrics_bind
     for bind in settings.remote_binds:
-        if bind not in settings.http_bind + settings.grpc_bind or bind.startswith("fd://"):
-            raise ConfigError(f"remote_binds: '{bind}' is no address of http_bind or grpc_bind")
+        if bind not in binds or bind.startswith("fd://"):
+            raise ConfigError(
+                f"remote_binds: '{bind}' is no address of http_bind, grpc_bind or metrics_bind"
+            )
+    ports = {bind.rpartition(":")[2] for bind in settings.http_bind}
+    for bind in settings.metrics_bind:
+        if not settings.metrics:
+            raise ConfigError("metrics_bind: there are no metrics (setting metrics)")
+        if bind.rpartition(":")[2] in ports:
+            raise ConfigError(f"metrics_bind: '{bind}' has a port of http_bind, and needs its own")
+
+
+def _check_traces(settings: Settings) -> None:
+    if settings.trace_mode != "triton":
+        shown = ascii(settings.trace_mode[:64])
+        raise ConfigError(f"trace_mode: {shown} is not supported: it is 'triton'")
+    if "OFF" in settings.trace_level and len(set(settings.trace_level)) > 1:
+        raise ConfigError("trace_level: OFF cannot be together with other levels")
+    if not settings.trace_file:
+        if settings.trace_log_frequency:
+            raise ConfigError("trace_log_frequency: there is no trace_file")
+        if "TENSORS" in settings.trace_level:
+            raise ConfigError("trace_level: TENSORS go to a trace_file, and there is none")
 
 
 def _named(text: str, values: dict[str, Any]) -> str:
@@ -291,53 +329,6 @@ def _extension(name: str, fields: dict[str, Any]) -> ExtensionSettings:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as ex:
         raise ConfigError(f"bad setting: {str(ex).replace('`$.', f'`$.{name}_')}") from None
-
-
-def _current(key: str) -> str:
-    """The name of a setting today."""
-    return _FORMER.get(key, key)
-
-
-def _items(key: str, text: str) -> str | list[str] | dict[str, list[str]]:
-    """A text as the setting wants it: lists are split."""
-    if key in _TABLES:
-        return _table(key, text)
-    if key not in _LISTS | _SEMICOLONS:
-        return text
-    parts = text.split(";" if key in _SEMICOLONS else ",")
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _table(key: str, text: str) -> dict[str, list[str]]:
-    entries = [part.partition("=") for part in text.split(";") if part.strip()]
-    if any(not separator or not name.strip() for name, separator, _ in entries):
-        raise ConfigError(f"bad setting: {key} is not 'name=item,item;other=item'")
-    return {
-        name.strip(): [item.strip() for item in items.split(",") if item.strip()]
-        for name, _, items in entries
-    }
-
-
-def _from_file(path: str) -> dict[str, Any]:
-    if not path:
-        return {}
-    try:
-        with open(path, "rb") as file:
-            document = tomllib.load(file)
-    except OSError as ex:
-        raise ConfigError(f"cannot read the file named by {CONFIG_VARIABLE}: {ex.strerror}") from ex
-    except tomllib.TOMLDecodeError as ex:
-        raise ConfigError(f"the file named by {CONFIG_VARIABLE} is not TOML: {ex}") from ex
-    values: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, dict) and _current(key) not in _TABLES:
-            values.update({_current(f"{key}_{inner}"): item for inner, item in value.items()})
-        else:
-            values[_current(key)] = value
-    for key, value in values.items():
-        if isinstance(value, str):
-            values[key] = _items(key, value)
-    return values
 
 
 def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:

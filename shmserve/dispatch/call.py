@@ -10,19 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 
-from msgspec import Struct
-
-from shmserve.config import Settings
 from shmserve.core.memory.slots import Slot, SlotState
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.attempt import Attempt, Cancellation
+from shmserve.dispatch.data_plane import DataPlane
 from shmserve.dispatch.executor_pool import ExecutorPool
-from shmserve.dispatch.forwarded_outputs import ForwardingMemory
-from shmserve.dispatch.load_balancer import LoadBalancer
 from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions, StreamLimits
 from shmserve.dispatch.receipt import Receipt
-from shmserve.dispatch.request_counting import Account, RequestCounting
-from shmserve.dispatch.tracing import Tracer
+from shmserve.dispatch.request_counting import Account
+from shmserve.dispatch.traced_request import BACKEND_OUTPUT, inputs_in
 from shmserve.errors import (
     Cancelled,
     Code,
@@ -44,17 +40,6 @@ _EMPTY = memoryview(b"")
 _ACKNOWLEDGE_BYTES = 64 * 1024  # of a stream's outputs, that are given back at the latest
 _NO_ANSWER = Answer(0)
 _LEASED = SlotState.LEASED
-
-
-class DataPlane(Struct, frozen=True):
-    """What all calls of a process have in common. `next_number`: of requests, never the same."""
-
-    memory: ForwardingMemory
-    executors: LoadBalancer
-    counting: RequestCounting
-    tracer: Tracer
-    settings: Settings
-    next_number: Callable[[], int]
 
 
 class Call:
@@ -152,6 +137,8 @@ class Call:
             self.account.failed(ex)
             raise
         self.account.succeeded = True
+        if self.account.trace is not None:
+            self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
         return Outcome(outputs, answer.parameters)
 
     def answered(self) -> None:
@@ -218,6 +205,8 @@ class Call:
         options, plane, account = self._options, self._plane, self.account
         account.request_id = options.request_id
         account.sent_ns = time.monotonic_ns()
+        if self.entry.trace is not None or options.trace is not None:
+            account.begin_trace(options, inputs_in(self._slots, self._inputs))
         message = Execute(
             plane.next_number(),
             options.request_id,
@@ -265,6 +254,8 @@ class Call:
     def _outcome(self, answer: Answer) -> Outcome:
         error = from_code(Code(answer.error_code), answer.error) if answer.error_code else None
         outputs = tuple(map(self._output, answer.outputs))
+        if self.account.trace is not None:
+            self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
         return Outcome(outputs, answer.parameters, answer.final, error)
 
     def _output(self, tensor: WireTensor) -> OutputTensor:

@@ -13,13 +13,14 @@ from shmserve.core.registry import ModelEntry, require_ready
 from shmserve.core.scheduling import ensemble_graph
 from shmserve.core.scheduling.ensemble_progress import ONCE, GraphProgress, Run
 from shmserve.dispatch.cached_call import AnyCall
-from shmserve.dispatch.call import DataPlane
+from shmserve.dispatch.data_plane import DataPlane
 from shmserve.dispatch.ensemble_runs import StepRuns
 from shmserve.dispatch.ensemble_tensors import EnsembleTensors
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.step_call import StepTensor
 from shmserve.dispatch.step_threads import StepThreads
+from shmserve.dispatch.traced_request import Trace
 from shmserve.errors import Cancelled, DeadlineExceeded, Internal, InvalidArgument, ShmserveError
 from shmserve.protocol.control.data_messages import OutputPlace
 from shmserve.tensor.spec import EnsembleStep, ModelSpec
@@ -36,6 +37,7 @@ class EnsembleSteps:
 
     Attributes:
         tensors, progress: with `runs.lock` held.
+        trace: of the request, if it is traced.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class EnsembleSteps:
         self.progress = GraphProgress(spec.steps, inputs, options.outputs, on_way)
         self.tensors = EnsembleTensors(data.memory)
         self.runs = StepRuns(self.progress, threads, self._perform, self._cancel_calls)
+        self.trace: Trace | None = None
         self._spec = spec
         self._options = options
         self._timeout_s = options.timeout_s
@@ -219,6 +222,8 @@ class EnsembleSteps:
             parameters=parameters,
             places=places,
             timeout_s=self._left() if run.number == ONCE else self._answer_s,
+            step=True,
+            trace=self.trace,
         )
 
     def _left(self) -> float:

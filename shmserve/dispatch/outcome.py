@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from shmserve.dispatch.traced_request import Trace
 from shmserve.errors import ShmserveError
 from shmserve.protocol.control.data_messages import CallingModel, OutputPlace, Parameter
 
@@ -31,6 +32,7 @@ class RunOptions(Struct, frozen=True):
         callers: models that wait for the answer, if it is a model that asks.
         caller_number: whose it is, where callers take turns and have shares.
         stream: how long a stream's later answers are waited for; None: as the first.
+        step: it is for an ensemble's step, and traced if that is: `trace`.
     """
 
     request_id: str = ""
@@ -42,6 +44,8 @@ class RunOptions(Struct, frozen=True):
     callers: tuple[CallingModel, ...] = ()
     stream: StreamLimits | None = None
     caller_number: int = 0
+    step: bool = False
+    trace: Trace | None = None
 
 
 NO_OPTIONS = RunOptions()

@@ -65,14 +65,14 @@ class _Stamped(logging.Formatter):
 _filter = _SettingsFilter()
 
 
-def setup(who: str, level: str) -> None:
+def setup(who: str, level: str, line_format: str = "default") -> None:
     """Log to stderr. `who`: the process's role, and instance if it has one."""
     logging.basicConfig(
         format=f"%(asctime)s %(levelname)s {who.replace('%', '%%')} %(name)s: %(message)s",
     )
     logging.getLogger(TRACES).setLevel(logging.INFO)
     if not _filter.final:
-        _filter.use(initial_log(level), final=False)
+        _filter.use(initial_log(level, line_format), final=False)
     _never_wait()
     _install()
 

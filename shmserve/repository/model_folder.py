@@ -69,8 +69,9 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
     """
     directory = os.path.abspath(directory)
     name = os.path.basename(directory)
-    if not ids.is_model_name(name):
-        raise ConfigError(f"'{text_files.printable(name)}' is not a valid model name")
+    fault = ids.model_name_fault(name)
+    if fault:
+        raise ConfigError(f"'{text_files.printable(name)}' is not a valid model name, {fault}")
     readers = folder_reader.readers()
     present = _versions(directory, name, readers)
     config = _config(directory, name, _guess(directory, present, readers), override)

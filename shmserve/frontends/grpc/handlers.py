@@ -11,6 +11,7 @@ from shmserve.config import Settings
 from shmserve.core.access import Action
 from shmserve.errors import InvalidArgument, ResourceExhausted, ShmserveError
 from shmserve.frontends.access import Origins
+from shmserve.frontends.deciding_fields import DecidingFields
 from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.error_statuses import as_error, details_of, status_of
@@ -142,7 +143,7 @@ class Methods:
                 break
         if self._restricted is not None:
             headers = {k: v for k, v in metadata if isinstance(v, str)}
-            self._restricted.check(category, headers)
+            self._restricted.check(category, DecidingFields(headers))
         if self._keyed:
             self._access.admit(category, context)
 

@@ -22,15 +22,10 @@ from shmserve.core.registry import ModelEntry
 from shmserve.errors import Cancelled, ShmserveError, Unavailable
 from shmserve.frontends.grpc.call_context import CallContext
 from shmserve.frontends.grpc.error_statuses import as_error
-from shmserve.frontends.grpc.infer import (
-    Inferences,
-    InferMessage,
-    all_answers,
-    encode_error,
-    only_answer,
-)
+from shmserve.frontends.grpc.infer import Inferences, InferMessage
 from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMessage
 from shmserve.frontends.grpc.silent_calls import AwaitedRequests
+from shmserve.frontends.grpc.stream_answers import all_answers, encode_error, only_answer
 from shmserve.frontends.inference import Inference
 from shmserve.protocol.protobuf.infer_wire import WireInferRequest
 

@@ -30,6 +30,8 @@ class OriginCheck:
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Called before the request is routed."""
         env = req.env
+        if env["PATH_INFO"][:2] == "//":  # Falcon would take all of them for one
+            raise falcon.HTTPRouteNotFound
         marks = (
             env.get("HTTP_HOST"),
             env.get("HTTP_ORIGIN"),

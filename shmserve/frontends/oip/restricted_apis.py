@@ -12,6 +12,7 @@ from typing import Literal, Protocol, get_args
 
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, PermissionDenied, Unavailable
+from shmserve.frontends.oip.forwarded_fields import compiled
 
 Category = Literal[
     "health",
@@ -104,7 +105,8 @@ def check_settings(settings: Settings) -> None:
     """
     Restricted(settings.http_restricted_api)
     Restricted(settings.grpc_restricted_protocol, grpc=True)
-    try:
-        re.compile(settings.http_header_forward_pattern)
-    except re.error as ex:
-        raise ConfigError(f"http_header_forward_pattern: {ex}") from None
+    for name in ("http_header_forward_pattern", "grpc_header_forward_pattern"):
+        try:
+            compiled(getattr(settings, name))
+        except re.error as ex:
+            raise ConfigError(f"{name}: {ex}") from None

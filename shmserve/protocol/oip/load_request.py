@@ -27,12 +27,9 @@ def check_name(name: str, settings: Settings) -> None:
         raise Unavailable(NOT_EXPLICIT)
     if not name.strip():
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
-    if not ids.is_model_name(name):
-        shown = ascii(name[:64])[1:-1]
-        raise InvalidArgument(
-            f"invalid model name '{shown}', model name must not contain path traversal"
-            " characters: it is made of letters, digits and _ . + -"
-        )
+    fault = ids.model_name_fault(name)
+    if fault:
+        raise InvalidArgument(f"invalid model name '{ascii(name[:64])[1:-1]}', {fault}")
 
 
 def overrides(

@@ -223,6 +223,11 @@ def _check_batch(signature: ModelSignature, checked: list[CheckedInput]) -> None
                 f"input '{item.source.name}' batch size does not match other inputs for"
                 f" '{signature.spec.name}'"
             )
+    if not batch and checked:
+        raise InvalidArgument(
+            f"inference request batch-size must be >= 1 for '{signature.spec.name}': input"
+            f" '{checked[0].source.name}' has no row"
+        )
     if batch > signature.spec.max_batch_size:
         raise InvalidArgument(
             f"inference request batch-size must be <= {signature.spec.max_batch_size} for"

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmserve.config import Settings
 from shmserve.core.control.runtime_settings import TraceSettings
-from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.core.control.trace_files import GrantedTraces
+from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.core.stats import executor_counters, request_counters
 from shmserve.core.stats.counter_pages import read_gauges
 from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
@@ -260,6 +262,10 @@ def traced(entry: ModelEntry, **settings: int) -> ModelEntry:
     return ModelEntry(entry.spec, entry.state, entry.instances, trace=made)
 
 
+def everything(model: str, wanted: int, ids: int) -> GrantedTraces:
+    return GrantedTraces(wanted)
+
+
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == TRACES]
 
@@ -269,26 +275,27 @@ def test_one_of_so_many_requests_is_traced(rig: Rig, caplog: pytest.LogCaptureFi
     entry = traced(rig.serve(answer), rate=3)
     for _ in range(7):
         send(rig, entry)
-    rig.dispatcher.tracer.flush(lambda model, wanted: wanted)
+    rig.dispatcher.tracer.flush(everything)
     assert len(lines(caplog)) == 2
     assert '"executor":"m/1/0"' in lines(caplog)[0]
 
 
 def test_a_limit_is_the_coordinators_word(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", TRACES)
-    tracer = Tracer("http-1", "http")
-    entry = ModelEntry(SPEC, "READY")
-    limited = TraceSettings(True, 1, 5)
+    tracer = Tracer("http-1", "http", Settings())
+    entry = ModelEntry(SPEC, ModelState.READY, trace=TraceSettings(True, 1, 5))
     for _ in range(4):
-        tracer.add(entry, limited, "", "", {})
-    asked: list[tuple[str, int]] = []
+        trace = tracer.begin(entry, "", None)
+        assert trace is not None
+        tracer.end(trace)
+    asked: list[tuple[str, int, int]] = []
 
-    def take(model: str, wanted: int) -> int:
-        asked.append((model, wanted))
-        return 3
+    def take(model: str, wanted: int, ids: int) -> GrantedTraces:
+        asked.append((model, wanted, ids))
+        return GrantedTraces(3)
 
     tracer.flush(take)
-    assert asked == [("m", 4)]
+    assert asked == [("m", 4, 4)]
     assert len(lines(caplog)) == 3
     tracer.flush(take)
     assert len(asked) == 1
@@ -299,7 +306,7 @@ def test_times_of_a_trace_are_in_order(rig: Rig, caplog: pytest.LogCaptureFixtur
 
     caplog.set_level("INFO", TRACES)
     send(rig, traced(rig.serve(answer), rate=1))
-    rig.dispatcher.tracer.flush(lambda model, wanted: wanted)
+    rig.dispatcher.tracer.flush(everything)
     times = list(json.loads(lines(caplog)[0].removeprefix("trace "))["timestamps"].values())
     assert times == sorted(times)
-    assert len(times) == 8
+    assert len(times) == 12

@@ -89,6 +89,11 @@ def test_sizes_come_from_shapes() -> None:
         ),
         (
             BATCHED,
+            [one((0, 4), 0), one((0, 4), 0, name="INPUT1")],
+            "batch-size must be >= 1 for 'm': input 'INPUT0' has no row",
+        ),
+        (
+            BATCHED,
             [one((2, 4), 32), one((1, 4), 16, name="INPUT1")],
             "input 'INPUT1' batch size does not match other inputs for 'm'",
         ),

@@ -16,6 +16,7 @@ from shmserve.frontends.http.routes.chunks import send_chunks
 from shmserve.frontends.http.routes.infer import InferBody, client_of
 from shmserve.frontends.http.routes.paths import checked_version
 from shmserve.frontends.inference import Inference
+from shmserve.frontends.oip.forwarded_fields import compiled
 from shmserve.frontends.oip.generate import (
     encode_error,
     encode_outcome,
@@ -40,7 +41,9 @@ class GenerateBody(InferBody):
 
     def check(self, signature: ModelSignature) -> RunOptions:
         settings = self._settings
-        text = open_body(self.environ, settings).read_rest(settings.max_json_bytes)
+        text = open_body(self.environ, settings).read_rest(
+            settings.max_json_bytes, "max_json_bytes"
+        )
         self.request = request = beside_if_large(
             len(text), parse_generate, signature, text, settings
         )
@@ -48,9 +51,8 @@ class GenerateBody(InferBody):
         self.nbytes = slot_bytes(self._inputs)
         self._signature, self._reader = signature, held(b"")
         on_wait, number = client_of(self.environ)
-        return RunOptions(
-            request.id, parameters=request.parameters, on_wait=on_wait, caller_number=number
-        )
+        parameters = self.with_headers(request.parameters)
+        return RunOptions(request.id, parameters=parameters, on_wait=on_wait, caller_number=number)
 
 
 class GenerateRoutes:
@@ -59,9 +61,10 @@ class GenerateRoutes:
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
         self._settings = settings
+        self._forward = compiled(settings.http_header_forward_pattern)
 
     def _open(self, req: Request, name: str, version: str) -> Inference[GenerateBody]:
-        body = GenerateBody(req.env, self._settings)
+        body = GenerateBody(req.env, self._settings, forward=self._forward)
         entry = self._dispatcher.ready_model(name, checked_version(version))
         return Inference(self._dispatcher, entry, body)
 

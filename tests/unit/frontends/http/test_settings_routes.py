@@ -10,11 +10,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import shmserve
-from shmserve.config import Settings
+from shmserve.config import Settings, load
 from shmserve.core.registry import ModelState
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.core.stats.executor_counters import OTHER_SIZES
 from shmserve.core.stats.request_counters import OTHER, Reason
+from shmserve.errors import ConfigError
 from shmserve.protocol.control.stats_messages import (
     GpuReport,
     ModelReport,
@@ -183,6 +184,25 @@ def test_settings_that_are_refused(client: Client, path: str, body: bytes, statu
     assert error_of(client.ask("POST", path, body), status)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/repository/index",
+        "/v2/repository/models/identity/unload",
+        "/v2/logging",
+        "/v2/systemsharedmemory/region/r/register",
+    ],
+)
+def test_a_body_that_is_too_large_names_the_one_setting_that_says_so(path: str) -> None:
+    client = Client(Settings(model_control="explicit", max_small_body_bytes=100))
+    assert "setting" not in client.ask("POST", path, b'{"ready":' + b" " * 80).body.decode()
+    text = error_of(client.ask("POST", path, b'{"ready":' + b" " * 100), 413)
+    assert "109 bytes exceeds the maximum allowed size of 100 bytes" in text
+    assert text.endswith("(setting max_small_body_bytes)")
+    model = "/v2/repository/models/identity/load"
+    assert "setting" not in client.ask("POST", model, b"{}" + b" " * 100).body.decode()
+
+
 # ------------------------------------------------------------------------- metrics
 
 
@@ -199,6 +219,66 @@ def samples(client: Client) -> dict[str, dict[tuple[str, ...], float]]:
             assert labels not in found.setdefault(sample.name, {}), f"twice: {sample}"
             found[sample.name][labels] = sample.value
     return found
+
+
+def test_metrics_on_an_address_of_their_own() -> None:
+    client = Client(Settings(metrics_bind=("127.0.0.1:8002", "[::1]:8003")))
+    client.dispatcher.coordinator.numbers = report()
+    error_of(client.get("/metrics"), 404)
+    assert client.get("/v2").status == 200
+    for port in ("8002", "8003"):
+        there: dict[str, Any] = {
+            "SERVER_PORT": port,
+            "REMOTE_ADDR": "127.0.0.1",
+            "REMOTE_PORT": "5",
+            "HTTP_HOST": f"localhost:{port}",
+        }
+        answer = client.get("/metrics", **there)
+        assert answer.status == 200
+        assert b"shmserve_requests_total" in answer.body
+        assert client.ask("HEAD", "/metrics", **there).status == 200
+        error_of(client.ask("POST", "/metrics", **there), 405)
+        for path in ("/v2", "/v2/health/live", "/", "//metrics", INFER):
+            error_of(client.get(path, **there), 404)
+        foreign = {"Origin": "http://elsewhere.example", "Sec-Fetch-Site": "cross-site"}
+        error_of(client.get("/metrics", headers=foreign, **there), 403)
+        error_of(client.get("/metrics", **{**there, "HTTP_HOST": "evil.example"}), 403)
+        unix = {**there, "REMOTE_ADDR": "", "REMOTE_PORT": None}
+        assert client.get("/v2", **unix).status == 200, "its client only says so"
+
+
+def test_metrics_of_their_own_are_for_those_who_may_have_them() -> None:
+    secret = Settings(metrics_bind=("h:8002",), http_restricted_api=("statistics:x-key=s",))
+    client = Client(secret)
+    client.dispatcher.coordinator.numbers = report()
+    there: dict[str, Any] = {"SERVER_PORT": "8002", "REMOTE_PORT": "5", "HTTP_HOST": "h"}
+    error_of(client.get("/metrics", **there), 403)
+    assert client.get("/metrics", headers={"x-key": "s"}, **there).status == 200
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({"METRICS_BIND": "unix:/run/m.sock"}, "metrics_bind"),
+        ({"METRICS_BIND": "127.0.0.1"}, "metrics_bind"),
+        ({"METRICS_BIND": "127.0.0.1:0"}, "metrics_bind"),
+        (
+            {"METRICS_BIND": "10.0.0.1:8000"},
+            "metrics_bind: '10.0.0.1:8000' has a port of http_bind",
+        ),
+        ({"METRICS_BIND": "h:8002", "METRICS": "false"}, "metrics_bind: there are no metrics"),
+    ],
+)
+def test_addresses_that_metrics_cannot_have(environ: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        load({f"SHMSERVE_{name}": value for name, value in environ.items()})
+
+
+def test_labels_of_tritons_metrics_stand_in_its_order(client: Client) -> None:
+    lines = client.get("/metrics").body.decode().splitlines()
+    assert 'nv_inference_request_success{model="identity",version="1"} 5' in lines
+    failure = 'nv_inference_request_failure{model="identity",reason="%s",version="1"} %d'
+    assert {failure % ("REJECTED", 2), failure % ("BACKEND", 1)} <= set(lines)
 
 
 def test_metrics_say_what_was_counted(client: Client) -> None:
