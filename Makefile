@@ -12,6 +12,11 @@ FUZZ_DEPS := $(VENV)/.fuzz
 TORCH ?= torch
 TORCH_DEPS := $(VENV)/.torch
 
+# Clients in environments of their own: too large for .venv, or not of Python.
+KSERVE := .venv-kserve
+NODE := .node
+NODE_PACKAGES := @grpc/grpc-js@1.14 @grpc/proto-loader@0.8 grpc-reflection-js@0.3
+
 # A GPU host without network: `make wheels PYTHON_VERSION=3.12` somewhere else fills wheels/ for it.
 # With that folder, test-gpu and bench-gpu run under the host's own PYTHON, which has CuPy, numpy
 # and torch, and what it lacks of the rest is put beside it; without, in .venv.
@@ -47,7 +52,7 @@ FUZZ_SECONDS ?= inf
 CHAOS_SECONDS ?= 3600
 SOAK_SECONDS ?= 3600
 
-.PHONY: serve test coverage test-torch test-gpu lint proto proto-check bench bench-gpu wheels gpu-site fuzz \
+.PHONY: serve test coverage test-torch test-kserve test-node test-gpu lint proto proto-check bench bench-gpu wheels gpu-site fuzz \
 	chaos reload-drill soak rounds clean
 
 serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
@@ -66,6 +71,12 @@ coverage: $(DEV_DEPS)  ## run COVERAGE_TESTS; fail if they run less of shmserve 
 
 test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the pytorch backend
 	$(BIN)/python -m pytest -m 'torch and not gpu' tests/torch
+
+test-kserve: $(DEV_DEPS) $(KSERVE)/.kserve  ## set up KServe's Python client and try it
+	$(BIN)/python -m pytest --require=kserve -k kserve tests/e2e/test_public.py
+
+test-node: $(DEV_DEPS) $(NODE)/.grpc-js  ## set up grpc-js, with npm, and try it
+	$(BIN)/python -m pytest --require=grpc-js -k grpc_js tests/e2e/test_public.py
 
 test-gpu: $(GPU_DEPS)  ## pass the tests of CUDA on the machine's GPU; PYTEST_GPU="--session-timeout=540"
 	@# Warnings and plugins of whatever versions the host has are not what is tested. A driver that
@@ -138,6 +149,15 @@ $(BENCH_DEPS): $(DEV_DEPS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $@
 
+$(KSERVE)/.kserve:
+	$(PYTHON) -m venv $(KSERVE)
+	$(KSERVE)/bin/python -m pip install --quiet --disable-pip-version-check kserve==0.21.0
+	@touch $@
+
+$(NODE)/.grpc-js:
+	npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(NODE) $(NODE_PACKAGES)
+	@touch $@
+
 gpu-site:
 	$(PYTHON) tests/gpu_site.py wheels .gpu-site
 	@# As for `test`.
@@ -148,4 +168,4 @@ $(VENV)/.gpu: $(DEV_DEPS) $(TORCH_DEPS)
 	@touch $@
 
 clean:  ## remove what the targets above have made
-	rm -rf $(VENV) .coverage .gpu-site wheels bench/build .fuzz soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(KSERVE) $(NODE) .coverage .gpu-site wheels bench/build .fuzz soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -183,6 +183,9 @@ class PeerDied(ShmserveError):
     code = Code.UNAVAILABLE
 
 
+# Of a process that ends, to what comes yet: what it has is finished, nothing new begins.
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
 _BY_CODE: dict[Code, type[ShmserveError]] = {
     kind.code: kind
     for kind in (

@@ -16,7 +16,11 @@ from collections.abc import Callable
 from ctypes.util import find_library
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
+KSERVE_PYTHON = ROOT / ".venv-kserve/bin/python"  # made by `make test-kserve`
+NODE_PACKAGES = ROOT / ".node/node_modules"  # made by `make test-node`
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -97,9 +101,11 @@ NEEDS = {
         lambda: bool(browser()), "apt-get install -y chromium (or CHROMIUM=<path of one>)"
     ),
     "curl": Need(_program("curl"), "apt-get install -y curl"),
+    "grpc-js": Need((ROOT / ".node/.grpc-js").exists, "make test-node, with Node.js and npm"),
     "h2load": Need(_program("h2load"), "apt-get install -y nghttp2-client"),
     "hugepages": Need(_hugepages, "a kernel with CONFIG_HUGETLBFS"),
     "ipv6": Need(_ipv6, "sysctl net.ipv6.conf.lo.disable_ipv6=0"),
+    "kserve": Need((ROOT / ".venv-kserve/.kserve").exists, "make test-kserve, for 450 MB of disk"),
     "mounts": Need(_mounts, "apt-get install -y util-linux, and be root with CAP_SYS_ADMIN"),
     "netns": Need(_netns, "apt-get install -y iproute2, and be root with CAP_SYS_ADMIN"),
     "network": Need(lambda: bool(own_address()), "an IPv4 address beside that of loopback"),

@@ -236,7 +236,7 @@ class EnsembleSteps:
         """The same error, which says where it was."""
         spec = self._spec
         named = copy.copy(error)
-        named.message = f"in {spec.platform} '{spec.name}', step '{step.model}': {error.message}"
+        named.message = f"in {spec.platform} '{spec.name}', {error.message} (step '{step.model}')"
         named.args = (named.message,)
         return named
 

@@ -12,7 +12,7 @@ from shmserve.grps.executor import framework
 def main() -> None:
     """Entry point: the script and its arguments."""
     if len(sys.argv) < 2:
-        sys.exit("usage: python -m shmserve.grps.executor SCRIPT [ARGUMENT...]")
+        sys.exit("usage: python -m shmserve.grps SCRIPT [ARGUMENT...]")
     framework.install()
     del sys.argv[0]
     sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))

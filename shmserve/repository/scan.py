@@ -60,7 +60,7 @@ def locate(paths: Sequence[str], name: str) -> str:
 
 def _only(name: str, directories: list[str]) -> str:
     if len(directories) > 1:
-        raise ConfigError(f"model '{name}' is in {len(directories)} paths of the repository")
+        raise ConfigError("model appears in two or more repositories")
     return directories[0]
 
 

@@ -40,7 +40,7 @@ from shmserve.transport.process_identity import started_at
 HANDLE = b"0123456789abcdef" * 4
 SPEC = ModelSpec("m", "1", "", "python", 0, (), ())
 UID = 1000
-FAILED = "failed to register CUDA shared memory region: 'r'"
+FAILED = "failed to register shared memory region 'r'"
 
 
 class World:
@@ -161,7 +161,7 @@ def test_what_the_executor_found_decides(world: World) -> None:
     assert probed(nbytes=63) == RegionAnswer(1, "INVALID_ARGUMENT", told)
     closed = "the handle cannot be opened (is the exporting process alive?)"
     refused = probed(error_code="INVALID_ARGUMENT", error=closed)
-    assert refused == RegionAnswer(1, "INVALID_ARGUMENT", f"{FAILED}: {closed}")
+    assert refused == RegionAnswer(1, "INVALID_ARGUMENT", f"{FAILED}: invalid args: {closed}")
     assert world.names() == []
     assert probed(error_code="UNAVAILABLE", error="no device") == RegionAnswer(1)  # nobody knows
     assert world.names() == ["r"]
@@ -262,7 +262,8 @@ def test_gpus_are_counted_until_there_are_some(tmp_path: Path) -> None:
     world = World(tmp_path, "cpu")
     world.gpus = [0, 1, 0]
     ((_, answer),) = world.register()
-    assert answer.error == f"{FAILED}, GPUs not supported"
+    failed = "failed to register CUDA shared memory region: 'r'"
+    assert answer.error == f"{failed}, GPUs not supported"
     for ticket in (2, 3):
         assert world.register(ticket, name=f"r{ticket}") == [("http-1", RegionAnswer(ticket))]
     assert world.counted == 2

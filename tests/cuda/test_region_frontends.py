@@ -23,7 +23,7 @@ from tests.unit import http_client
 HANDLE = bytes(range(64))
 B64 = base64.b64encode(HANDLE).decode()
 BASE = "/v2/cudasharedmemory"
-FAILED = "failed to register CUDA shared memory region: 'r'"
+FAILED = "failed to register shared memory region 'r'"
 
 
 class Http:
@@ -163,7 +163,7 @@ def test_grpc_refusals(grpc: grpc_client.Rig, message: Any, told: str) -> None:
 
 
 def test_without_devices(grpc: grpc_client.Rig) -> None:
-    told = f"{FAILED}, GPUs not supported"
+    told = "failed to register CUDA shared memory region: 'r', GPUs not supported"
     grpc.dispatcher.coordinator.devices = 0
     refused = grpc.client.error("CudaSharedMemoryRegister", register(device_id=99))
     assert refused == ("INVALID_ARGUMENT", told)

@@ -1,8 +1,9 @@
-"""Programs that were written for another server: tritonclient's ways, and curl's."""
+"""Programs that were written for another server: tritonclient's ways, KServe's, grpc-js's, curl's."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shmserve.testing.running_server import WATCHDOG_S, RunningServer
+from tests.needs import KSERVE_PYTHON, NODE_PACKAGES
 
 HERE = Path(__file__).parent
 
@@ -38,6 +40,32 @@ def test_every_client_does_what_public_examples_do(public_server: RunningServer)
         *("tritonclient.http", "tritonclient.http.aio"),
         *("tritonclient.grpc", "tritonclient.grpc.aio", "contents"),
     ]
+
+
+@pytest.mark.needs("kserve")
+def test_kserve_s_clients(public_server: RunningServer) -> None:
+    url = f"http://{public_server.http_host}:{public_server.http_port}"
+    done = subprocess.run(
+        [KSERVE_PYTHON, "-I", HERE / "kserve_program.py", url, public_server.grpc_address],
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["REST", "gRPC"]
+
+
+@pytest.mark.needs("grpc-js")
+def test_grpc_js_needs_no_proto_files(public_server: RunningServer) -> None:
+    done = subprocess.run(
+        ["node", HERE / "grpc_js_program.js", public_server.grpc_address],
+        env=os.environ | {"NODE_PATH": str(NODE_PACKAGES)},
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["reflection", "health", "inference"]
 
 
 def post_without_a_body(server: RunningServer, path: str) -> tuple[int, bytes]:

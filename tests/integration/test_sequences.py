@@ -103,7 +103,7 @@ def refusal(server: RunningServer, tensor: dict[str, Any], flags: str, **paramet
     status, document = post(server, "tally", tensor, flags, **parameters)
     assert status == 400, document
     error: str = document["error"]
-    return error.removeprefix("[request id: <id_unknown>] ")
+    return error
 
 
 def say(server: RunningServer, sequence: str, command: str = "", flags: str = "") -> str:

@@ -48,7 +48,8 @@ try:
     client.infer("diamond", [cold])
 except InferenceServerException as ex:
     problem = str(ex)
-assert "in ensemble 'diamond', step 'scale'" in problem, problem
+assert "in ensemble 'diamond', " in problem, problem
+assert "(step 'scale')" in problem, problem
 if protocol == "grpc":
     answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))

@@ -52,6 +52,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.now = 1000
         self.number = self.told = 0
         self.orphaned: set[int] = set()  # to be told at the next turn
+        self.given_up: set[int] = set()  # at this turn
 
     # --------------------------------------------------------- it is the listener
 
@@ -64,6 +65,12 @@ class SequenceMachine(RuleBasedStateMachine):
         assert not life.waiting
         assert life.running is None
 
+    def gave_up(self, items: list[int]) -> None:
+        (life,) = [each for each in self.lives.values() if [-s.key for s in each.waiting] == items]
+        life.waiting.clear()
+        self.given_up |= {-item for item in items}
+        self.told += len(items)
+
     # --------------------------------------------------------------------- rules
 
     @rule(
@@ -72,8 +79,11 @@ class SequenceMachine(RuleBasedStateMachine):
         end=st.booleans(),
         kind=st.sampled_from("aaab"),
         deadline=st.sampled_from([0, 0, 30, 90]),
+        patience=st.sampled_from([0, 0, 20, 100]),
     )
-    def push(self, id: int | str, start: bool, end: bool, kind: str, deadline: int) -> None:
+    def push(
+        self, id: int | str, start: bool, end: bool, kind: str, deadline: int, patience: int
+    ) -> None:
         life = self.lives.get(id)
         if not start and not self.queue.knows(id):
             return
@@ -88,7 +98,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.number += 1
         step = Step(
             self.number, -self.number, 1, kind, self.now, self.now + deadline if deadline else 0,
-            start=start, end=end,
+            self.now + patience if patience else 0, start=start, end=end,
         )  # fmt: skip
         self.queue.push(id, step)
         self.lives[id].waiting.append(step)
@@ -96,7 +106,7 @@ class SequenceMachine(RuleBasedStateMachine):
     @rule()
     def begin_many(self) -> None:
         for id in _IDS[:4]:
-            self.push(id, True, False, "a", 0)
+            self.push(id, True, False, "a", 0, 0)
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -138,11 +148,15 @@ class SequenceMachine(RuleBasedStateMachine):
     @rule(hurry=st.booleans())
     def turn(self, hurry: bool) -> None:
         lives = dict(self.lives)
+        impatient = self.impatient()
         for life in list(lives.values()):
             for step in list(life.waiting):
-                if step in life.waiting and step.deadline_ns and self.now >= step.deadline_ns:
+                is_late = step.deadline_ns and self.now >= step.deadline_ns
+                if step in life.waiting and is_late and step.key not in impatient:
                     self.forget_one(step.key)
+        self.given_up = set()
         turn = self.queue.next(self.now, hurry)
+        assert self.given_up == impatient
         assert {-item for item in turn.rejected} == self.orphaned
         self.told += len(turn.rejected)
         self.orphaned = set()
@@ -150,6 +164,16 @@ class SequenceMachine(RuleBasedStateMachine):
             if life not in self.lives.values() and life.ran and not hurry and not turn.late:
                 assert self.now >= life.quiet_ns + self.policy.idle_ns
         self.check(turn, hurry)
+
+    def impatient(self) -> set[int]:
+        """Requests of sequences that have no slot, and one that has waited for it too long."""
+        waiting = [self.lives[sequence.id].waiting for sequence in self.queue.backlog]
+        return {
+            step.key
+            for steps in waiting
+            if any(step.expires_ns and self.now >= step.expires_ns for step in steps)
+            for step in steps
+        }
 
     def check(self, turn: Turn[int, int], hurry: bool) -> None:
         assert len(turn.batch) <= self.policy.max_size

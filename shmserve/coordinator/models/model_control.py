@@ -184,7 +184,7 @@ class ModelControl:
         if read.error_code or (read.failures and serving is not None and serving.working):
             problems = read.failures or {"": read.error}
             self._perform(self._reconciler.excuse(name) + models.refuse(name, problems))
-            begin = "failed to load" if read.error_code else "load failed for model"
+            begin = f"failed to load '{name}': " if read.error_code else ""
             self._finish(request, *self._failure(name, in_words(problems), begin))
         elif any(spec.steps for spec, _ in read.versions):
             request.found, request.stage = read, _Stage.STEPS
@@ -274,12 +274,12 @@ class ModelControl:
         versions = [self._sync.version(*version, number) for version in read.versions]
         return Revision(number, versions, dict(read.failures), read.fingerprint, overrides)
 
-    def _failure(self, name: str, reason: str, begin: str = "load failed for model") -> Refusal:
-        """A refusal that begins as Triton's: its clients tell a bad configuration by that."""
+    def _failure(self, name: str, reason: str, begin: str = "") -> Refusal:
+        """A refusal in Triton's words: its clients tell a bad configuration by how it begins."""
         if not reason:
             return "", ""
         _log.error("model not loaded model=%s reason=%s", name, reason)
-        return Code.INVALID_ARGUMENT, f"{begin} '{name}': {reason}"
+        return Code.INVALID_ARGUMENT, f"{begin}load failed for model '{name}': {reason}"
 
     def _finish(self, request: _ControlRequest, code: str = "", error: str = "") -> None:
         """The first request of its model has been done."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from shmserve.core.control.reconciler import Reconciler
-from shmserve.core.regions.cuda_allocation import check_allocation, cuda_region
+from shmserve.core.regions.cuda_allocation import check_allocation, cuda_region, refusal
 from shmserve.core.regions.region_book import Caller, RegionBook
 from shmserve.core.registry import Region
 from shmserve.errors import Code, InvalidArgument, ResourceExhausted, ShmserveError
@@ -90,8 +90,7 @@ class CudaRegions(Struct):
         del self.parked[message.ticket]
         region = parked.region
         if message.error_code == Code.INVALID_ARGUMENT:
-            text = f"failed to register CUDA shared memory region: '{region.name}': {message.error}"
-            self._refuse(parked.process, parked.ticket, InvalidArgument(text))
+            self._refuse(parked.process, parked.ticket, refusal(region.name, message.error))
         elif message.error_code:
             self._unproved(parked, message.error)
         else:

@@ -62,5 +62,6 @@ def check_allocation(region: Region, nbytes: int) -> None:
 
 def refusal(name: str, why: str) -> InvalidArgument:
     """Why arguments cannot be right."""
-    text = f"failed to register CUDA shared memory region: '{name}': invalid args: {why}"
-    return InvalidArgument(text)
+    return InvalidArgument(
+        f"failed to register shared memory region '{name}': invalid args: {why}"
+    )

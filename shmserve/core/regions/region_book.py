@@ -29,6 +29,7 @@ from shmserve.errors import (
 
 REMOTE_UID = -1
 _MAX_SIZE = (1 << 63) - 1
+_MAX_UINT64 = (1 << 64) - 1
 
 
 class Caller(Struct, frozen=True):
@@ -142,9 +143,9 @@ class RegionBook:
                 the order of docs/ARCHITECTURE.md, section 3.
         """
         self.may_register(caller)
-        check_name(name)
         if not sealed:
             object_name(key, name)
+        check_name(name)
         self._check_object(caller, name, facts)
         if not (offset >= 0 and byte_size > 0 and offset + byte_size <= min(facts.size, _MAX_SIZE)):
             raise InvalidArgument(
@@ -282,6 +283,11 @@ def find(
         raise InvalidArgument(f"shared memory region '{name}' is out of use: {region.quarantined}")
     if offset < 0 or offset >= region.byte_size:
         raise InvalidArgument(f"Invalid offset for shared memory region: '{name}'")
+    if offset + nbytes > _MAX_UINT64:
+        raise InvalidArgument(
+            f"Integer overflow detected: byte_size ({nbytes}) + offset ({offset}) exceeds maximum"
+            f" value ({_MAX_UINT64}) for region '{name}'"
+        )
     if nbytes < 0 or offset + nbytes > region.byte_size:
         raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{name}'")
     return region

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from shmserve.core.scheduling.batch_queue import Turn, Waiting
 from shmserve.core.scheduling.sequence_policy import SequencePolicy
@@ -29,9 +29,14 @@ class Listener(Protocol):
 
     def ended(self, sequence: SequenceId) -> None: ...
 
+    def gave_up(self, items: list[Any]) -> None:
+        """All requests of a sequence, which has waited for a slot longer than one of them may."""
+        ...
+
 
 class Step(Waiting[Key, Item], Generic[Key, Item]):
-    """A request of a sequence; `start` and `end`: that it is the first one, and the last."""
+    """A request of a sequence; `start` and `end`: that it is the first one, and the last.
+    `expires_ns` counts while its sequence has no slot."""
 
     start: bool = False
     end: bool = False
@@ -54,6 +59,16 @@ class _Sequence(Generic[Key, Item]):
         self.is_open = False
         self.running: Step[Key, Item] | None = None
         self.quiet_ns = 0
+
+    def has_expired(self, now_ns: int) -> bool:
+        """Whether one of its requests has waited too long; it matters while it has no slot."""
+        return any(step.expires_ns and now_ns >= step.expires_ns for step in self.waiting)
+
+
+def _ends_ns(step: Step[Key, Item], sequence: _Sequence[Key, Item]) -> int:
+    """From when on a request that waits is not to run any more."""
+    expires_ns = step.expires_ns if sequence.slot is None else 0
+    return min(step.deadline_ns or _NEVER, expires_ns or _NEVER)
 
 
 class SequenceQueue(Generic[Key, Item]):
@@ -97,7 +112,7 @@ class SequenceQueue(Generic[Key, Item]):
         sequence.waiting.append(step)
         sequence.is_open = not step.end
         self._of_key[step.key] = sequence
-        self.next_end_ns = min(self.next_end_ns, step.deadline_ns or _NEVER)
+        self.next_end_ns = min(self.next_end_ns, _ends_ns(step, sequence))
 
     def cancel(self, key: Key) -> Item | None:
         """Take a request out that has not started; None if it is not here. Without the one that
@@ -147,14 +162,25 @@ class SequenceQueue(Generic[Key, Item]):
         sequence."""
         late: list[Item] = []
         if now_ns >= self.next_end_ns:
+            for sequence in [each for each in self.backlog if each.has_expired(now_ns)]:
+                self._give_up(sequence)
             for step in [step for each in self._live.values() for step in each.waiting]:
                 is_late = step.deadline_ns and now_ns >= step.deadline_ns
                 if is_late and self.cancel(step.key) is not None:
                     late.append(step.item)
-            left = [step.deadline_ns for each in self._live.values() for step in each.waiting]
-            self.next_end_ns = min(filter(None, left), default=_NEVER)
+            left = [_ends_ns(step, each) for each in self._live.values() for step in each.waiting]
+            self.next_end_ns = min(left, default=_NEVER)
         orphans, self._orphans = self._orphans, []
         return late, orphans
+
+    def _give_up(self, sequence: _Sequence[Key, Item]) -> None:
+        steps = list(sequence.waiting)
+        sequence.waiting.clear()
+        sequence.is_open = False
+        for step in steps:
+            del self._of_key[step.key]
+        self._listener.gave_up([step.item for step in steps])
+        self._end(sequence)
 
     def done(
         self, now_ns: int, again: Mapping[Key, Step[Key, Item]] = MappingProxyType({})
@@ -173,6 +199,8 @@ class SequenceQueue(Generic[Key, Item]):
             if step is not None and step.end and sequence.waiting and self.backlog:
                 self._free(sequence)  # its successor takes its turn behind those that wait
                 self.backlog.append(sequence)
+                ends_ns = (_ends_ns(step, sequence) for step in sequence.waiting)
+                self.next_end_ns = min(self.next_end_ns, *ends_ns)
             self._end_if_over(sequence)
         self._fill_slots()
 

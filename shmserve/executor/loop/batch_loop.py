@@ -188,7 +188,8 @@ class BatchLoop(ServingLoop):
         for connection, message in overdue:
             self._send_unrun(connection, late(message.request))
         for requested in rejected:
-            self._refuse(requested, "Request timeout expired")
+            self._send_refusal(requested, "Request timeout expired")  # that and no more: clients
+            # of Triton compare it
 
     def _send_unrun(self, connection: FrontendConnection, answer: Answer) -> None:
         """The answer to a request that waits no longer, and has run if it has been rescheduled."""
@@ -199,13 +200,12 @@ class BatchLoop(ServingLoop):
         """The model has worked on these, whose answers go next: for loops with books of them."""
 
     def _refuse(self, requested: Requested, why: str) -> None:
+        _, message = requested
+        self._send_refusal(requested, f"[request id: {message.id or '<id_unknown>'}] {why}")
+
+    def _send_refusal(self, requested: Requested, text: str) -> None:
         connection, message = requested
-        answer = Answer(
-            message.request,
-            error_code=Code.UNAVAILABLE,
-            error=f"[request id: {message.id or '<id_unknown>'}] {why}",
-            refused=True,
-        )
+        answer = Answer(message.request, error_code=Code.UNAVAILABLE, error=text, refused=True)
         self._channels.send(connection, answer, [])
 
     def _publish(self) -> None:

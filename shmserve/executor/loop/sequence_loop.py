@@ -25,7 +25,6 @@ from shmserve.executor.sequences.sequence_backend import SequenceBackend, flags_
 from shmserve.executor.sequences.sequence_tensors import Flags
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Answer, Execute
-from shmserve.protocol.oip.validation import UNKNOWN_ID
 
 _MOST_NUMBERS = (1 << 31) - 1
 
@@ -72,6 +71,10 @@ class SequenceLoop(BatchLoop):
         self._status.show_free_slots(self._sequences.free_slots)
         self._sequence_backend.states.forget(sequence)
 
+    def gave_up(self, items: list[Requested]) -> None:
+        for requested in items:
+            self._send_refusal(requested, "timeout of the corresponding sequence has been expired")
+
     def _push(self, connection: FrontendConnection, message: Execute) -> None:
         if self._iterative:
             message = self._as_sequence(message)
@@ -85,7 +88,11 @@ class SequenceLoop(BatchLoop):
             self._refuse((connection, message), "Exceeds maximum number of sequences")
             return
         arrived_ns = min(message.sent_ns, time.monotonic_ns())
-        self._sequences.push(sequence, self._step(connection, message, flags, arrived_ns))
+        step = self._step(connection, message, flags, arrived_ns)
+        timeout = message.parameters.get("timeout")
+        if isinstance(timeout, int) and timeout:  # microseconds
+            step.expires_ns = arrived_ns + timeout * 1000
+        self._sequences.push(sequence, step)
 
     def _step(
         self, connection: FrontendConnection, message: Execute, flags: Flags, arrived_ns: int
@@ -156,7 +163,6 @@ class SequenceLoop(BatchLoop):
     def _answer(
         self, connection: FrontendConnection, message: Execute, code: str, text: str
     ) -> None:
-        text = f"[request id: {message.id or UNKNOWN_ID}] {text}"
         answer = Answer(message.request, error_code=code, error=text)
         self._channels.send(connection, answer, [])
 

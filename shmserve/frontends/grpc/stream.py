@@ -19,7 +19,7 @@ from typing import TypeGuard
 import grpc
 
 from shmserve.core.registry import ModelEntry
-from shmserve.errors import Cancelled, ShmserveError, Unavailable
+from shmserve.errors import STOPPING, Cancelled, ShmserveError, Unavailable
 from shmserve.frontends.grpc.call_context import CallContext
 from shmserve.frontends.grpc.error_statuses import as_error
 from shmserve.frontends.grpc.infer import Inferences, InferMessage
@@ -78,7 +78,7 @@ class Streams:
         entry: ModelEntry | None = None
         try:
             if self.draining:
-                raise Unavailable("the server is stopping")
+                raise Unavailable(STOPPING)
             wire = self.inferences.parse(data)
             entry = self.inferences.entry_of(wire)
             return self.inferences.open(wire, entry, asker, started)

@@ -18,7 +18,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from shmserve.errors import QueueFull, ResourceExhausted, Unavailable
+from shmserve.errors import STOPPING, QueueFull, ResourceExhausted, Unavailable
 from shmserve.frontends.grpc.call_turns import CallTurn, PoolPlace, PoolSize
 from shmserve.frontends.grpc.silent_calls import SilentCalls
 from shmserve.frontends.grpc.waiting_turns import WaitingTurns
@@ -142,7 +142,7 @@ class BoundedPool(ThreadPoolExecutor):
         subject = turn.subject
         with self._lock:
             if self._closed:
-                raise Unavailable("the server is stopping")
+                raise Unavailable(STOPPING)
             counts = self._subjects.get(subject) or [0, 0]
             if subject and counts[1] >= self._size.subject_limit:
                 raise QueueFull(

@@ -55,8 +55,9 @@ def parse_generate(signature: ModelSignature, text: bytes, limits: Settings) -> 
         elif isinstance(value, bool | int | float | str):
             parameters[key] = value
         else:
+            within = "" if key in document else "Converting keyword: 'parameters': "
             raise InvalidArgument(
-                f"parameter '{key}' has invalid type: it is no input of model"
+                f"{within}parameter '{key}' has invalid type. It is no input of model"
                 f" '{signature.spec.name}',"
                 f" and must be a boolean, a number or a string, got {_show(value)}"
             )
@@ -89,7 +90,9 @@ def _members(signature: ModelSignature, document: dict[str, Any]) -> Iterable[tu
     for key, value in document.items():
         if key == "parameters" and key not in signature.inputs:
             if not isinstance(value, dict):
-                raise InvalidArgument(f"parameters must be an object, got {_show(value)}")
+                raise InvalidArgument(
+                    f"Expected JSON object for keyword: 'parameters', got {_show(value)}"
+                )
             yield from value.items()
         else:
             yield key, value

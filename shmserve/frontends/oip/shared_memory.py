@@ -102,8 +102,8 @@ class SharedMemory:
             ShmserveError: it was refused.
         """
         self.require_on()
-        check_name(name)
         object_name(key, name)
+        check_name(name)
         if not 0 < byte_size <= MAX_INT64 or not 0 <= offset <= MAX_INT64 - byte_size:
             raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
         caller = rules.acting(caller, self._server_uid)

@@ -6,10 +6,10 @@ from typing import Any
 
 from shmserve._generated import grps_pb2
 from shmserve.grps.executor import answers
-from shmserve.grps.executor import flask_request as http
 from shmserve.grps.executor.answers import Answers
+from shmserve.grps.executor.flask_request import HttpRequest
+from shmserve.grps.executor.flask_response import response_of
 from shmserve.grps.protocol import model_parameters
-from shmserve.grps.protocol.custom_http import HttpAnswer
 
 
 def mark_success(message: Any) -> None:
@@ -26,7 +26,7 @@ class GrpsContext:
     def __init__(
         self,
         answers: Answers | None = None,
-        http_request: http.HttpRequest | None = None,
+        http_request: HttpRequest | None = None,
         streaming: bool = False,
         stream_type: str = model_parameters.STREAM_TYPE,
         deadline_ns: int = 0,
@@ -34,7 +34,7 @@ class GrpsContext:
         self.deadline_ns = deadline_ns  # from then on nobody waits for the answer; 0: never
         self._answers = answers
         self._http_request = http_request
-        self._http_response: tuple[HttpAnswer, bytes] | None = None
+        self._http_response: Any = None
         self._streaming = streaming
         self._stream_type = stream_type
         self._data: dict[Any, Any] = {}
@@ -123,7 +123,7 @@ class GrpsContext:
 
     # ---------------------------------------------------------- custom HTTP
 
-    def get_http_request(self) -> http.HttpRequest | None:
+    def get_http_request(self) -> HttpRequest | None:
         """The request of a custom HTTP path, else None."""
         return self._http_request
 
@@ -133,10 +133,11 @@ class GrpsContext:
         Raises:
             ValueError: it is none of these.
         """
-        self._http_response = http.answer_of(http_response)
+        self._http_response = response_of(http_response)
 
-    def get_http_response(self) -> tuple[HttpAnswer, bytes] | None:
-        """Head and body of what was set."""
+    def get_http_response(self) -> Any:
+        """The response that was set (`HttpResponse`, or Flask's own), or None. What is changed of
+        it until the request ends is sent."""
         return self._http_response
 
     # ------------------------------------------------- for the server alone

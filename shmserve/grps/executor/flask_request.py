@@ -1,8 +1,4 @@
-"""A custom HTTP request as a model sees it, and what it may answer.
-
-The request has the attributes that code written for Flask's request uses; a Flask
-response is understood by what it has, not by what it is.
-"""
+"""A custom HTTP request as a model sees it: it has what code written for Flask's request uses."""
 
 from __future__ import annotations
 
@@ -14,12 +10,10 @@ from urllib.parse import parse_qsl, urlencode
 from shmserve.errors import InvalidArgument, UnreadableMessage
 from shmserve.executor.backend import InputTensor
 from shmserve.grps.protocol import custom_http
-from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
+from shmserve.grps.protocol.custom_http import RequestHead
 from shmserve.protocol.decoding import json_decoder
 
 _from_json = json_decoder()
-_TEXT = "text/plain"
-_BINARY = "application/octet-stream"
 _FORM = "application/x-www-form-urlencoded"
 
 
@@ -162,45 +156,3 @@ def request_of(inputs: Mapping[str, InputTensor]) -> HttpRequest | None:
         return None
     data = b"" if body is None else bytes(body.buffer)
     return HttpRequest(custom_http.decode_request(head.buffer), data)
-
-
-def answer_of(response: Any) -> tuple[HttpAnswer, bytes]:
-    """Head and body of what a model set as its response.
-
-    Raises:
-        ValueError: it is nothing that can be sent.
-    """
-    if isinstance(response, str):
-        return _head(200, {"Content-Type": _TEXT}), response.encode()
-    if isinstance(response, bytes | bytearray | memoryview):
-        return _head(200, {"Content-Type": _BINARY}), bytes(response)
-    if isinstance(response, tuple) and len(response) == 3:
-        body, status, headers = response
-        if not isinstance(body, str | bytes):
-            raise ValueError("the body of an HTTP response must be str or bytes")
-        if not isinstance(status, int) or not 100 <= int(status) <= 599:
-            raise ValueError("the status of an HTTP response must be a number from 100 to 599")
-        if not isinstance(headers, Mapping):
-            raise ValueError("the headers of an HTTP response must be a dict")
-        kind = _TEXT if isinstance(body, str) else _BINARY
-        given = {str(name): str(value) for name, value in headers.items()}
-        if "content-type" not in {name.lower() for name in given}:
-            given["Content-Type"] = kind
-        return _head(int(status), given), body.encode() if isinstance(body, str) else body
-    if hasattr(response, "get_data") and hasattr(response, "status_code"):
-        pairs = [(str(n), str(v)) for n, v in dict(response.headers).items()]
-        return _head(int(response.status_code), dict(pairs)), bytes(response.get_data())
-    raise ValueError(
-        "an HTTP response must be str, bytes, (body, status, headers) or a Flask response"
-    )
-
-
-# The frontend says these itself
-_OWN = {"content-length", "transfer-encoding", "connection"}
-
-
-def _head(status: int, headers: Mapping[str, str]) -> HttpAnswer:
-    for name, value in headers.items():
-        if any(c in name + value for c in "\r\n\0"):
-            raise ValueError("a header of an HTTP response has a line break")
-    return HttpAnswer(status, tuple((n, v) for n, v in headers.items() if n.lower() not in _OWN))

@@ -19,7 +19,8 @@ from shmserve.executor.backends.native.request_forms import RequestForm
 from shmserve.executor.backends.native.stream_request import StreamRequest
 from shmserve.executor.backends.output_check import OutputCheck
 from shmserve.grps.executor import answers
-from shmserve.grps.executor.flask_request import HttpRequest, answer_of, request_of
+from shmserve.grps.executor.flask_request import HttpRequest, request_of
+from shmserve.grps.executor.flask_response import answer_of, response_of
 from shmserve.grps.protocol import custom_http, message_wire, model_parameters
 from shmserve.grps.protocol.custom_http import HttpAnswer
 from shmserve.grps.protocol.message import GrpsMessage, success
@@ -66,7 +67,7 @@ class _WithMessages:
         if isinstance(result, GrpsMessage):
             result = result.str_data if result.str_data is not None else result.bin_data or b""
         try:
-            head, body = answer_of(result)
+            head, body = answer_of(response_of(result))
         except ValueError as ex:
             raise Internal(str(ex)) from None
         if self.streaming and not isinstance(result, tuple):

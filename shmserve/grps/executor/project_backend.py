@@ -20,6 +20,7 @@ from shmserve.grps.executor import answers, framework
 from shmserve.grps.executor.answers import Answers
 from shmserve.grps.executor.context import GrpsContext, mark_success
 from shmserve.grps.executor.flask_request import request_of
+from shmserve.grps.executor.flask_response import answer_of
 from shmserve.grps.executor.project_models import ProjectModels
 from shmserve.grps.protocol import model_parameters
 from shmserve.grps.protocol.custom_http import HttpAnswer
@@ -128,7 +129,7 @@ class GrpsBackend:
             return
         response = context.get_http_response()
         if response is not None and not out.started:
-            out.send(answers.http(*response), True)
+            out.send(answers.http(*answer_of(response)), True)
         elif context.has_err():
             text = sanitised(context.get_err_msg())
             if text != context.get_err_msg():

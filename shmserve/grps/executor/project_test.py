@@ -1,6 +1,6 @@
 """`GrpsTest`: the base class of a project's own unit tests, run from its folder.
 
-python -m shmserve.grps.executor test.py
+python -m shmserve.grps test.py
 """
 
 from __future__ import annotations

@@ -52,15 +52,16 @@ def overrides(
         elif key.startswith(_FILE):
             if not isinstance(value, bytes):
                 raise InvalidArgument(f"parameter '{_shown(key)}' must be the file's content")
-            files[_path(key)] = value
+            files[_path(name, key)] = value
         else:
             raise InvalidArgument(
                 f"unexpected parameter '{_shown(key)}': 'config' and 'file:<path>' are known"
             )
     if files and config is None:
         raise InvalidArgument(
-            f"failed to load '{name}', override model directory requires its configuration:"
-            " parameter 'config' is missing"
+            f"failed to load '{name}', failed to poll from model repository: files make a model"
+            " directory of their own, which requires its configuration: parameter 'config' is"
+            " missing"
         )
     _check_sizes(config or "", files, settings)
     return config, files
@@ -77,7 +78,7 @@ def _check_sizes(config: str, files: dict[str, bytes], settings: Settings) -> No
         raise TooLarge(f"the files have more than {limit} bytes (max_override_bytes)")
 
 
-def _path(key: str) -> str:
+def _path(name: str, key: str) -> str:
     """The relative path a file override names, if it cannot lead out of the model's folder."""
     path = key.removeprefix(_FILE)
     parts = path.split("/")
@@ -86,8 +87,8 @@ def _path(key: str) -> str:
         fine = fine and part not in ("", ".", "..") and len(part.encode()) <= 255
     if not fine or "\\" in path:
         raise InvalidArgument(
-            f"Invalid file path '{_shown(key)}': the path of a file must be relative and stay"
-            " inside the model's folder"
+            f"failed to load '{name}': invalid file path '{_shown(key)}': the path of a file must"
+            " be relative and stay inside the model's folder"
         )
     return path
 

@@ -102,8 +102,9 @@ def check_json_size(size: int, limits: Settings) -> None:
     """Refuse more JSON than `max_json_bytes` with `TooLarge`."""
     if size > limits.max_json_bytes:
         raise TooLarge(
-            f"request JSON size of {size} bytes exceeds the maximum allowed input size of"
-            f" {limits.max_json_bytes} bytes (setting max_json_bytes)"
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size. It"
+            f" exceeds the maximum allowed value of {limits.max_json_bytes} bytes (setting"
+            " max_json_bytes)"
         )
 
 

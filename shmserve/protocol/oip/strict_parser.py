@@ -24,6 +24,8 @@ from shmserve.protocol.oip import json_request as wire
 
 # Levels around a "data" array: the request, "inputs" and the input itself
 _OUTER_LEVELS = 3
+# What a window of a region may say, for whoever looks up the region to refuse in its own words
+_MAX_UINT64 = (1 << 64) - 1
 _SHOWN = 64  # characters of a client's value that a message repeats
 _IN_WORDS: dict[type, str] = {dict: "an object", list: "an array", str: "a string"}
 _T = TypeVar("_T")
@@ -113,13 +115,22 @@ def _input(value: Any, where: str) -> wire.JsonInput:
             raise InvalidArgument(f"{where} has no '{key}'")
     name = _typed(item["name"], str, f"{where}.name")
     shape = _typed(item["shape"], list, f"{where}.shape")
-    dims = tuple([uint(dim, f"{where}.shape[{axis}]") for axis, dim in enumerate(shape)])
+    dims = tuple([_dimension(dim, f"{where}.shape[{axis}]") for axis, dim in enumerate(shape)])
     datatype = _typed(item["datatype"], str, f"{where}.datatype")
     parameters = _input_parameters(item.get("parameters", {}), f"{where}.parameters")
     if "data" not in item:
         return wire.JsonInput(name, dims, datatype, parameters)
     data = _typed(item["data"], list, f"{where}.data")
     return wire.JsonInput(name, dims, datatype, parameters, cast("msgspec.Raw", data))
+
+
+def _dimension(value: Any, where: str) -> int:
+    if type(value) is not int or value < 0:
+        raise InvalidArgument(
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as"
+            f" unsigned-integer: {where} must be a non-negative integer, got {_show(value)}"
+        )
+    return uint(value, where)
 
 
 def _input_parameters(value: Any, where: str) -> wire.InputParameters:
@@ -147,13 +158,15 @@ def _region(item: dict[str, Any], where: str) -> tuple[Any, int, Any]:
     name = "shared_memory_region"
     return (
         _typed(item[name], str, f"{where}.{name}") if name in item else UNSET,
-        uint(item.get("shared_memory_offset", 0), f"{where}.shared_memory_offset"),
-        _size(item, "shared_memory_byte_size", where),
+        uint(item.get("shared_memory_offset", 0), f"{where}.shared_memory_offset", _MAX_UINT64),
+        _size(item, "shared_memory_byte_size", where, _MAX_UINT64),
     )
 
 
-def _size(item: dict[str, Any], name: str, where: str) -> int | UnsetType:
-    return uint(item[name], f"{where}.{name}") if name in item else UNSET
+def _size(
+    item: dict[str, Any], name: str, where: str, most: int = wire.MAX_INT64
+) -> int | UnsetType:
+    return uint(item[name], f"{where}.{name}", most) if name in item else UNSET
 
 
 def _parameters(value: Any, where: str) -> dict[str, Parameter]:
@@ -177,7 +190,7 @@ def _typed(value: Any, kind: type[_T], where: str) -> _T:
     return value
 
 
-def uint(value: Any, where: str) -> int:
+def uint(value: Any, where: str, most: int = wire.MAX_INT64) -> int:
     """A number of bytes, of a device or the like, that a signed 64-bit integer can hold.
 
     Raises:
@@ -185,8 +198,8 @@ def uint(value: Any, where: str) -> int:
     """
     if type(value) is not int or value < 0:
         raise InvalidArgument(f"{where} must be a non-negative integer, got {_show(value)}")
-    if value > wire.MAX_INT64:
-        raise InvalidArgument(f"{where} must be at most {wire.MAX_INT64}, got {_show(value)}")
+    if value > most:
+        raise InvalidArgument(f"{where} must be at most {most}, got {_show(value)}")
     return value
 
 

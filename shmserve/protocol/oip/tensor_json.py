@@ -33,6 +33,7 @@ class _Kind(Struct, frozen=True):
     flat: _Decode
     types: tuple[type, ...]
     what: str
+    in_triton: str = ""  # what its clients look for where an element is of another type
     low: int | None = None
     high: int | None = None
 
@@ -48,12 +49,14 @@ def _kind(datatype: Datatype) -> _Kind:
         if datatype.name == "UINT64":
             element = Annotated[int, Meta(ge=0)]
         what = f"an integer from {low} to {high}"
-        return _Kind(json_decoder(list[element]), (int,), what, low, high)
+        return _Kind(json_decoder(list[element]), (int,), what, "", low, high)
     if char == "b":
-        return _Kind(json_decoder(list[bool]), (bool,), "true or false")
+        accessed = ": attempt to access JSON non-boolean as boolean"
+        return _Kind(json_decoder(list[bool]), (bool,), "true or false", accessed)
     if char == "f":
         return _Kind(json_decoder(list[float]), (float, int), "a number")
-    return _Kind(json_decoder(list[str]), (str,), "a string")
+    accessed = ": attempt to access JSON non-string as string"
+    return _Kind(json_decoder(list[str]), (str,), "a string", accessed)
 
 
 _KINDS = {d.name: _kind(d) for d in DATATYPES.values() if d.json_ok}
@@ -104,7 +107,8 @@ def decode(
     if len(elements) != count:
         problem = "too few" if len(elements) < count else "too many"
         raise InvalidArgument(
-            f"{where}.data has {len(elements)} elements, which is {problem}: its shape has {count}"
+            "Unable to parse 'data': Shape does not match true shape of 'data' field:"
+            f" {where}.data has {len(elements)} elements, which is {problem}: its shape has {count}"
         )
     if datatype.itemsize:
         return JsonTensor(elements, datatype, count * datatype.itemsize, where)
@@ -144,6 +148,7 @@ def _checked(data: list[Any], kind: _Kind, where: str, limits: Settings) -> list
         if not good:
             raise InvalidArgument(
                 f"{where}.data[{index}] must be {kind.what}, got {json.dumps(element)[:64]}"
+                f"{kind.in_triton}"
             )
     return elements
 

@@ -121,7 +121,8 @@ def check_outputs(
         if output.classification:
             if not spec.classifiable:
                 raise InvalidArgument(
-                    f"output '{output.name}' of datatype {spec.datatype} has no classification"
+                    "class result not available for output due to unsupported type"
+                    f" '{spec.datatype}': output '{output.name}'"
                 )
             if output.classification > limits.max_classes:
                 raise TooLarge(
@@ -165,6 +166,11 @@ def _input(signature: ModelSignature, source: InferInput, limits: Settings) -> C
     else:
         _check_shape(signature, source, spec)
         count = prod(source.shape)
+        if count <= MAX_INT64 < count * datatype.itemsize:
+            raise InvalidArgument(
+                f"byte size overflow for input '{source.name}': {count} elements of"
+                f" {datatype.itemsize} bytes"
+            )
         if count > limits.max_elements or count > MAX_INT64:
             raise InvalidArgument(
                 f"the shape of input '{source.name}' causes total element count to exceed maximum"
@@ -184,8 +190,8 @@ def _input(signature: ModelSignature, source: InferInput, limits: Settings) -> C
         )
     if nbytes > limits.max_tensor_bytes:
         raise TooLarge(
-            f"input '{source.name}' has {nbytes} bytes, at most {limits.max_tensor_bytes} are"
-            " allowed (setting max_tensor_bytes)"
+            f"input '{source.name}' has a byte_size ({nbytes} bytes) that exceeds the maximum"
+            f" allowed value of {limits.max_tensor_bytes} bytes (setting max_tensor_bytes)"
         )
     return CheckedInput(source, spec, count, nbytes)
 

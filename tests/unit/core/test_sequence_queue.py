@@ -18,6 +18,10 @@ class Sequences:
         self.alive: list[int | str] = []
         self.queue: SequenceQueue[str, str] = SequenceQueue(policy, self)
         self.now = 1000
+        self.gone: list[str] = []
+
+    def gave_up(self, items: list[str]) -> None:
+        self.gone += items
 
     def began(self, sequence: int | str) -> None:
         self.alive.append(sequence)
@@ -25,12 +29,20 @@ class Sequences:
     def ended(self, sequence: int | str) -> None:
         self.alive.remove(sequence)
 
-    def push(self, name: str, flags: str = "", kind: str = "", deadline_ns: int = 0) -> None:
+    def push(
+        self,
+        name: str,
+        flags: str = "",
+        kind: str = "",
+        deadline_ns: int = 0,
+        expires_ns: int = 0,
+    ) -> None:
         sequence = name.partition("/")[0]
         start, end = "start" in flags, "end" in flags
         assert start or self.queue.knows(sequence)
         self.queue.push(
-            sequence, Step(name, name, 1, kind, self.now, deadline_ns, start=start, end=end)
+            sequence,
+            Step(name, name, 1, kind, self.now, deadline_ns, expires_ns, start=start, end=end),
         )
 
     def run(self, after_ns: int = 0, hurry: bool = False) -> list[str]:
@@ -63,6 +75,22 @@ def test_a_sequence_without_a_slot_waits_for_an_end() -> None:
     assert them.queue.free_slots == 0
     assert [them.run(), them.run()] == [["a/2"], ["c/1"]]
     assert them.alive == ["b", "c"]
+
+
+def test_who_waits_for_a_slot_for_too_long_gives_up_with_its_whole_sequence() -> None:
+    them = Sequences(replace(POLICY, slots=1, idle_ns=10_000))
+    them.push("a/1", "start", expires_ns=1010)
+    them.push("b/1", "start")
+    them.push("b/2", expires_ns=1010)
+    them.push("c/1", "start end")
+    assert them.queue.next(them.now).wait_ns == 10
+    assert them.run() == ["a/1"]
+    them.push("a/2", expires_ns=1010)
+    assert them.run(10) == ["a/2"]  # who has a slot waits for nobody
+    assert (them.gone, them.alive) == (["b/1", "b/2"], ["a", "c"])
+    assert not them.queue.knows("b")
+    them.push("a/3", "end")
+    assert [them.run(), them.run()] == [["a/3"], ["c/1"]]
 
 
 def test_who_begins_anew_while_others_wait_goes_behind_them() -> None:

@@ -252,7 +252,7 @@ def test_an_error_ends_the_steps_beside_it(made: Any) -> None:
 
     models = made(BRANCHES)
     models.serve(one=waits, ten=fails, sum=sums)
-    with pytest.raises(ModelFailure, match=r"^in ensemble 'e', step 'ten': no such luck$"):
+    with pytest.raises(ModelFailure, match=r"^in ensemble 'e', no such luck \(step 'ten'\)$"):
         models.run("e", {"IN": ARRAY})
     assert ended.wait(30)
     models.assert_nothing_held()
@@ -303,7 +303,7 @@ def test_a_clients_tensor_that_a_step_cannot_take(made: Any) -> None:
     four = spec("four", inputs=(TensorSpec("IN", "FP32", (4,)),))
     models.entries["four"] = models.rig.serve(plus(1), spec=four)
     models.serve()
-    with pytest.raises(InvalidArgument, match=r"step 'four': tensor 'IN' has shape \[5\], but"):
+    with pytest.raises(InvalidArgument, match=r"tensor 'IN' has shape \[5\], but.*step 'four'"):
         models.run("e", {"IN": ARRAY[:5]})
     assert models.run("e", {"IN": ARRAY[:4]})["OUT"].size == 4
     models.assert_nothing_held()
@@ -421,7 +421,7 @@ def test_an_error_behind_a_stream_ends_it(made: Any) -> None:
 
     models = made(CHAIN)
     models.serve(told=endless, one=fails_at(2))
-    with pytest.raises(ModelFailure, match=r"^in ensemble 'e', step 'one': no such luck$"):
+    with pytest.raises(ModelFailure, match=r"^in ensemble 'e', no such luck \(step 'one'\)$"):
         streamed(models, {"IN": TWO})
     assert ended.wait(30)
     models.assert_nothing_held()
@@ -454,7 +454,7 @@ def test_who_leaves_a_stream_cancels_what_is_in_flight(made: Any) -> None:
         next(answers)
         assert begun.wait(30)
     assert ended.wait(30)
-    with pytest.raises(DeadlineExceeded, match="in ensemble 'e', step"):
+    with pytest.raises(DeadlineExceeded, match="in ensemble 'e', .*step 'one'"):
         streamed(models, {"IN": TWO}, timeout_s=1)
     models.assert_nothing_held()
 
@@ -469,7 +469,7 @@ def test_an_error_of_one_answer_of_the_last_step_leaves_the_others(made: Any) ->
     models.serve(one=plus(1), told=told)
     with models.call("e", {"IN": TWO}) as call:
         first, second = ((a.error, a.final) for a in call.stream())
-    assert "in ensemble 'e', step 'told': no such luck" in str(first[0])
+    assert "in ensemble 'e', no such luck (step 'told')" in str(first[0])
     assert (first[1], second) == (False, (None, True))
     models.assert_nothing_held()
 

@@ -106,8 +106,8 @@ def test_execute_may_be_a_coroutine(make: Make) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("return []", "returned list, not None"),
-        ("return [pb.InferenceResponse([])]", "not None"),
+        ("return []", "is using the decoupled mode and the execute function must return None."),
+        ("return [pb.InferenceResponse([])]", "must return None"),
         ("raise ValueError('mine')", "mine"),
         ("return None", "abandoned"),
         ("requests[0].get_response_sender()", "abandoned"),

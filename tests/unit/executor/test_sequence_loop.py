@@ -16,6 +16,7 @@ from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import DeadlineExceeded, InvalidArgument, ModelFailure, QueueFull
 from shmserve.executor.backend import Output, Request, Response
+from shmserve.protocol.control.data_messages import Parameter
 from shmserve.shm.status_page import StatusView
 from shmserve.tensor.config_document import ConfigDocument, OldestEntry, SequenceEntry, StateEntry
 from shmserve.tensor.spec import ModelSpec, TensorSpec
@@ -57,9 +58,16 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def ask(rig: Rig, entry: ModelEntry, sequence: int, flags: str = "", timeout_s: float = 30) -> int:
+def ask(
+    rig: Rig,
+    entry: ModelEntry,
+    sequence: int,
+    flags: str = "",
+    timeout_s: float = 30,
+    **parameters: Parameter,
+) -> int:
     """The number of the model that a request of a sequence came to."""
-    told = {f"sequence_{flag}": True for flag in flags.split()}
+    told = {f"sequence_{flag}": True for flag in flags.split()} | parameters
     options = RunOptions(parameters={"sequence_id": sequence, **told}, timeout_s=timeout_s)
     with rig.dispatcher.call(entry, options) as call:
         slot = call.reserve(4)
@@ -147,6 +155,24 @@ def test_what_never_began_is_refused_with_what_would_have_begun_it(
     with pytest.raises(InvalidArgument, match="START flag"):
         second.result(30)
     assert ask(rig, entry, 1, "end") == 7
+
+
+def test_a_timeout_ends_a_sequence_that_waits_for_a_slot(
+    rig: Rig, threads: ThreadPoolExecutor
+) -> None:
+    entry = rig.serve(Named(7), spec=spec_of())
+    loop = rig.executors[0].loop
+    ask(rig, entry, 1, "start")
+    waiting = [threads.submit(ask, rig, entry, 2, "start")]
+    until(lambda: loop.queued == 1, "it does not wait")
+    waiting.append(threads.submit(ask, rig, entry, 2, timeout=1000))
+    for each in waiting:
+        with pytest.raises(QueueFull) as caught:
+            each.result(30)
+        assert caught.value.message == "timeout of the corresponding sequence has been expired"
+    with pytest.raises(InvalidArgument, match="START flag"):
+        ask(rig, entry, 2)
+    assert ask(rig, entry, 1, timeout=1) == 7  # it has its slot
 
 
 def test_silence_gives_a_slot_back(rig: Rig) -> None:

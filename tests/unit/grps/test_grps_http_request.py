@@ -1,4 +1,4 @@
-"""Custom HTTP requests as models see them, and what models may answer."""
+"""Custom HTTP requests as models see them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from shmserve.errors import InvalidArgument
-from shmserve.grps.executor.flask_request import HttpRequest, answer_of
-from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
+from shmserve.grps.executor.flask_request import HttpRequest
+from shmserve.grps.protocol.custom_http import RequestHead
 
 
 def request(body: bytes = b"", content_type: str = "application/json; charset=utf-8") -> Any:
@@ -58,46 +58,3 @@ def test_json_that_is_none() -> None:
     with pytest.raises(InvalidArgument, match="is not JSON"):
         request(b"{").get_json()
     assert request(b"{").get_json(silent=True) is None
-
-
-class Duck:
-    """Like a Flask response."""
-
-    def __init__(self) -> None:
-        self.status_code = 418
-        self.headers = {"Content-Type": "text/html", "Content-Length": "2"}
-
-    def get_data(self) -> bytes:
-        return b"hi"
-
-
-@pytest.mark.parametrize(
-    ("given", "status", "headers", "body"),
-    [
-        ("hé", 200, {"Content-Type": "text/plain"}, "hé".encode()),
-        (b"\0", 200, {"Content-Type": "application/octet-stream"}, b"\0"),
-        (("x", 404, {}), 404, {"Content-Type": "text/plain"}, b"x"),
-        ((b"x", 201, {"content-type": "a/b"}), 201, {"content-type": "a/b"}, b"x"),
-        (Duck(), 418, {"Content-Type": "text/html"}, b"hi"),
-    ],
-)
-def test_what_may_be_answered(given: Any, status: int, headers: Any, body: bytes) -> None:
-    assert answer_of(given) == (HttpAnswer(status, tuple(headers.items())), body)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        None,
-        3,
-        ("x", 200),
-        ("x", "200", {}),
-        ("x", 99, {}),
-        ({}, 200, {}),
-        ("x", 200, []),
-        ("x", 200, {"A": "b\r\nC: d"}),
-    ],
-)
-def test_what_may_not(given: Any) -> None:
-    with pytest.raises(ValueError, match="HTTP response"):
-        answer_of(given)

@@ -59,7 +59,7 @@ def test_a_name_in_two_paths_is_a_failure(tmp_path: Path) -> None:
     make(tmp_path / "two", "a")
     found = repository.scan([str(tmp_path / "one"), str(tmp_path / "two")])
     assert found.models == {}
-    assert found.failures == {"a": "model 'a' is in 2 paths of the repository"}
+    assert found.failures == {"a": "model appears in two or more repositories"}
     with pytest.raises(ConfigError, match="2 paths"):
         repository.find([str(tmp_path / "one"), str(tmp_path / "two")], "a")
 

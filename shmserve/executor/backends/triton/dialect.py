@@ -83,9 +83,13 @@ class TritonDialect:
         self._device_inputs = _has_device_inputs(spec)
         other_models.serve(context.models, self._writable)
         arguments = _arguments(context, spec)
+        instance = arguments["model_instance_name"]
         self._failed = (
-            "Failed to process the request(s) for model instance "
-            f"'{arguments['model_instance_name']}', message: "
+            f"Failed to process the request(s) for model instance '{instance}', message: "
+        )
+        self._not_none = (
+            f"Python model '{instance}' is using the decoupled mode and the execute function must"
+            " return None."
         )
         model = self._kind()
         if hasattr(model, "initialize"):
@@ -174,11 +178,8 @@ class TritonDialect:
         if self._tasks is not None:
             self._tasks.run(result, lambda error: _fail(requests, error))
         elif result is not None:
-            name, kind = self._spec.name, _kind(result)
-            _fail(
-                requests,
-                Internal(f"model '{name}': execute of a decoupled model returned {kind}, not None"),
-            )
+            _log.error("execute of a decoupled model returned %s, not None", _kind(result))
+            _fail(requests, Internal(self._not_none))
 
     def close(self) -> None:
         model, self._model = self._model, None

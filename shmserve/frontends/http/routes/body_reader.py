@@ -84,7 +84,7 @@ class KnownLengthReader:
     def read_rest(self, limit: int, setting: str, cost: int = JSON_COST) -> bytes:
         assert self.remaining is not None
         if self.remaining > limit:
-            raise _too_large(self.remaining, limit, setting)
+            raise _too_large(self.remaining, limit, setting, cost)
         if self.remaining <= FREE:
             return self.read(self.remaining)
         return self._read_large(self.remaining, cost)
@@ -153,7 +153,7 @@ class PieceReader:
         pieces = iter(lambda: self._next(limit + 1 - gathered.tell()), b"")
         _gather(pieces, gathered, self._heap, cost)
         if gathered.tell() > limit:
-            raise _too_large(None, limit, setting)
+            raise _too_large(None, limit, setting, cost)
         return gathered.getvalue()
 
     def fill(self, view: memoryview) -> int:
@@ -324,9 +324,10 @@ def _short(expected: int, got: int) -> InvalidArgument:
     return InvalidArgument(f"the request body ended early: expected {expected} bytes, got {got}")
 
 
-def _too_large(size: int | None, limit: int, setting: str) -> TooLarge:
+def _too_large(size: int | None, limit: int, setting: str, cost: int) -> TooLarge:
+    what = "request JSON size" if cost == JSON_COST else "request body size"
     shown = "" if size is None else f" of {size} bytes"
     return TooLarge(
-        f"this part of the request body{shown} exceeds the maximum allowed size of {limit} bytes"
-        f" (setting {setting})"
+        f"{what}{shown} exceeds the maximum allowed input size. It exceeds the maximum allowed"
+        f" value of {limit} bytes (setting {setting})"
     )

@@ -85,9 +85,13 @@ class GenerateRoutes:
         inference = self._open(req, name, version)
         try:
             answers = _answers(inference)
-            first = next(answers, None)  # what fails before it has the status of its error
-            event = _event(_encoded(inference, first)) if first is not None else b""
-        except BaseException as ex:
+            first, event = next(answers, None), b""
+            if first is not None and first.error is not None:  # an event all the same
+                resp.status = first.error.http_status
+                event = _event(encode_error(first.error.message))
+            elif first is not None:
+                event = _event(_encoded(inference, first))
+        except BaseException as ex:  # its answer is an error's, not a stream
             inference.failed(ex)
             inference.close()
             raise

@@ -38,7 +38,7 @@ def streaming(client: Client, function: Any) -> None:
     client.dispatcher.functions["decoupled"] = function
 
 
-def events(client: Client, document: Any) -> list[Any]:
+def events(client: Client, document: Any, status: str = "200 OK") -> list[Any]:
     """The events of a stream, and what its body gives back is checked."""
     env_body = json.dumps(document).encode()
     started: list[Any] = []
@@ -55,7 +55,7 @@ def events(client: Client, document: Any) -> list[Any]:
         "CONTENT_LENGTH": str(len(env_body)),
     }
     result = client.app(env, lambda status, fields, _=None: started.extend((status, fields)))
-    assert started[0] == "200 OK"
+    assert started[0] == status
     assert dict(started[1])["content-type"] == "text/event-stream; charset=utf-8"
     body = b"".join(result).decode()
     result.close()
@@ -121,7 +121,16 @@ def test_shapes(client: Client, model: str, value: Any, shape: tuple[int, ...]) 
         ("identity", {"INPUT0": [1, [2]]}, "INPUT0"),
         ("identity", {"INPUT0": 1, "id": 5}, "id must be a string"),
         ("identity", {"INPUT0": 1, "other": [1]}, "parameter 'other' has invalid type"),
-        ("identity", {"INPUT0": 1, "parameters": 5}, "parameters must be an object"),
+        (
+            "identity",
+            {"INPUT0": 1, "parameters": 5},
+            "Expected JSON object for keyword: 'parameters', got 5",
+        ),
+        (
+            "identity",
+            {"INPUT0": 1, "parameters": {"nested": {"twice": 1}}},
+            "Converting keyword: 'parameters': parameter 'nested' has invalid type.",
+        ),
         (
             "identity",
             {"INPUT0": 1, "parameters": {"INPUT0": 2}},
@@ -200,10 +209,11 @@ def test_a_models_error_has_its_status(client: Client) -> None:
         yield Outcome(error=ModelFailure("nothing of that name", Code.NOT_FOUND))
 
     streaming(client, missing)
-    for stream in (False, True):
-        path = f"/v2/models/decoupled/generate{'_stream' if stream else ''}"
-        answer = client.ask("POST", path, b'{"INPUT0": 1}')
-        assert error_of(answer, 404) == "nothing of that name"
+    assert error_of(generate(client, "decoupled", {"INPUT0": 1}), 404) == "nothing of that name"
+    assert events(client, {"INPUT0": 1}, "404 Not Found") == [{"error": "nothing of that name"}]
+    answer = client.ask("POST", "/v2/models/decoupled/generate_stream", b"{}")
+    assert answer.headers["content-type"] == "application/json"
+    assert "missing required input" in error_of(answer, 400)
 
 
 def test_a_stream_of_events(client: Client) -> None:
