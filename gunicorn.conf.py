@@ -45,10 +45,15 @@ def on_starting(server):
         encrypted = tls.certificates(_settings, "http", "http/1.1")
         if encrypted and server.cfg.worker_class_str != worker_class:  # it would speak plainly
             raise ConfigError("http_tls_cert is for the server's own worker class, not for another")
-        launch.begin(_settings)
+        launch.prepare(_settings)
+        launch.claim(_settings, server.cfg.address)
         sign_of_life.when_asked(launch.beat)
     except ConfigError as ex:
         sys.exit(f"shmserve: {ex.message}")
+
+
+def when_ready(server):
+    launch.begin(_settings, map(str, server.LISTENERS))
 
 
 def on_reload(server):
@@ -61,6 +66,7 @@ def pre_fork(server, worker):
 
 
 def post_fork(server, worker):
+    launch.forked()
     setproctitle(f"shmserve: http worker {worker.age}")
 
 

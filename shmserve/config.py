@@ -70,6 +70,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     host_policies: dict[str, Annotated[tuple[HostRule, ...], Meta(min_length=1)]] = {}
     max_override_bytes: NonNegative = 64 * MIB  # files sent along with a request to load a model
     max_override_files: NonNegative = 64
+    # When the server is ready: "all" models that should be loaded are, "any" model is, or these are
+    ready_requires: Annotated[tuple[str, ...], Meta(min_length=1)] = ("all",)
     server_name: str = "shmserve"
     # Models that run one after the other under one name. SHMSERVE_PIPELINES has them as
     # "name=model,model;other=model,model"
@@ -216,7 +218,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 _LISTS = {
     *("model_repository", "load_models", "http_bind", "grpc_bind", "client_shm_allowed_uids"),
-    *("allowed_hosts", "allowed_origins", "remote_binds", "rate_limit_resources"),
+    *("ready_requires", "allowed_hosts", "allowed_origins", "remote_binds", "rate_limit_resources"),
 }
 _FORMER = {"grps_pipelines": "pipelines"}  # names that settings had once: they are still taken
 _TABLES = {"pipelines", "host_policies"}  # settings that are tables themselves: name -> list
