@@ -147,6 +147,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     min_bytes_per_s: Positive = 1 * MIB
     request_timeout_s: Seconds = 60.0  # from admission to the answer; streams: to the next one
     stream_timeout_s: Annotated[float, Meta(ge=0)] = 0.0  # a whole stream; 0: no limit
+    # A request of which nothing has run, for a model whose executors are being restarted; 0: not
+    restart_wait_s: Annotated[float, Meta(ge=0)] = 5.0
     execute_timeout_s: Seconds = 120.0  # an executor busy with one request longer is killed
     load_timeout_s: Seconds = 300.0  # loading a model
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted

@@ -129,7 +129,7 @@ def converse(
             answered = answer is not None and answer.number == request.number
         except (PeerDied, ProtocolViolation):
             if sent and (once or not lane.opened.rerun):
-                raise InferenceError(503, "the executor died while it had the request") from None
+                raise InferenceError(502, "the executor died while it had the request") from None
             once = once or sent  # what could not be sent is at no executor's
             continue
         finally:

@@ -17,7 +17,7 @@ import pytest
 
 from shmserve import config
 from shmserve.dispatch import Dispatcher, RunOptions
-from shmserve.errors import Cancelled, DeadlineExceeded, ShmserveError, Unavailable
+from shmserve.errors import Cancelled, DeadlineExceeded, ExecutorLost, ShmserveError
 from shmserve.testing.running_server import RunningServer, wait_until
 from tests.integration.region_client import Client, Memory
 
@@ -312,7 +312,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
     kill(server, "left/1/0")
     thread.join()
     (error,) = errors
-    assert isinstance(error, Unavailable)
+    assert isinstance(error, ExecutorLost)
     assert "in ensemble 'alone', step 'left': the executor of model 'left' died" in error.message
     server.wait_instances()
     # In the midst of a stream: all that is on its way comes back
@@ -321,7 +321,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
         feed(call, np.full(1, 6000, np.float32))
         answers = call.stream()
         threading.Timer(0.3, kill, (server, "left/1/0")).start()
-        with pytest.raises(Unavailable, match="step 'left': the executor of model 'left' died"):
+        with pytest.raises(ExecutorLost, match="step 'left': the executor of model 'left' died"):
             next(answers)
     server.wait_instances()
     wait_until(lambda: frontend.snapshot().ready, "the models are not back")

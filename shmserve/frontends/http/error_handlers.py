@@ -11,10 +11,8 @@ import msgspec
 from falcon import Request, Response
 
 from shmserve.errors import (
-    ArenaExhausted,
     Code,
     ModelFailure,
-    QueueFull,
     ShmserveError,
     Unauthenticated,
     UnsupportedEncoding,
@@ -23,7 +21,6 @@ from shmserve.errors import (
 log = logging.getLogger("shmserve.http")
 
 _encode = msgspec.json.Encoder().encode
-_RETRY_AFTER_S = "1"
 _CHALLENGE = 'Bearer realm="shmserve"'
 _GENERIC = "internal server error"
 
@@ -51,8 +48,8 @@ class ErrorHandlers:
         self._answer(req, resp, ex.http_status, ex.message)
         if ex.code is Code.INTERNAL and not isinstance(ex, ModelFailure):
             log.error("%s %s failed", req.method, req.path, exc_info=ex)
-        if isinstance(ex, QueueFull | ArenaExhausted):
-            resp.set_header("Retry-After", _RETRY_AFTER_S)
+        if ex.retry_after_s and ex.http_status == 503:
+            resp.set_header("Retry-After", str(ex.retry_after_s))
         elif isinstance(ex, Unauthenticated):
             resp.set_header("WWW-Authenticate", _CHALLENGE)
         elif isinstance(ex, UnsupportedEncoding):
