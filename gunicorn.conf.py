@@ -31,6 +31,10 @@ worker_tmp_dir = "/dev/shm"  # the heartbeat file, unlinked at once: a disk woul
 preload_app = False  # the application attaches to the service after the fork
 control_socket_disable = True  # on by default, at a path all servers of a user share
 loglevel = _settings.log_level
+logs.setup("master", _settings.log_level, _settings.log_format)
+logger_class = "shmserve.frontends.http.server.service_log.ServiceLog"
+accesslog = "-" if _settings.access_log else None
+access_log_format = '%(h)s "%(r)s" %(s)s %(b)s %(M)sms %({x-request-id}o)s'
 timeout = max(1, round(_settings.watchdog_s))  # of the main thread's sign of life
 graceful_timeout = max(1, round(_settings.drain_timeout_s))
 keepalive = max(1, round(_settings.idle_timeout_s))
@@ -71,7 +75,7 @@ def post_fork(server, worker):
 
 
 def post_worker_init(worker):
-    logs.setup(f"http worker {worker.age}", _settings.log_level)
+    logs.setup(f"http worker {worker.age}", _settings.log_level, _settings.log_format)
     guard.start_guard(_settings)
 
 

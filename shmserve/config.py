@@ -195,6 +195,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     # Logging and numbers
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"  # of all processes' lines
+    access_log: bool = False  # a line for each request over HTTP, and for each rpc
     model_log_lines_per_s: Positive = 1000  # of one executor; others are dropped and counted
     metrics: bool = True  # GET /metrics
     metrics_triton_names: bool = False  # also under the names that Triton's dashboards ask for

@@ -138,6 +138,7 @@ class CachedCall:
         if answer is None:
             return None
         account.request_id, account.sent_ns = self._options.request_id, began_ns
+        account.traceparent = self._options.traceparent
         account.succeeded = True
         return answer.outcome
 

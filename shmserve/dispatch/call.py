@@ -216,7 +216,7 @@ class Call:
 
     def _begin(self, credit: int) -> Attempt:
         options, plane, account = self._options, self._plane, self.account
-        account.request_id = options.request_id
+        account.request_id, account.traceparent = options.request_id, options.traceparent
         account.sent_ns = time.monotonic_ns()
         message = Execute(
             plane.next_number(),

@@ -148,6 +148,7 @@ class EnsembleCall:
         """Run all steps; the outputs of an answer stay until the next one is asked for."""
         account, runs, progress = self.account, self._steps.runs, self._steps.progress
         account.request_id = self._options.request_id
+        account.traceparent = self._options.traceparent
         account.sent_ns = time.monotonic_ns()
         streams = self.entry.spec.decoupled
         due, final = self._due(time.monotonic() + self._timeout_s), False

@@ -31,6 +31,7 @@ class RunOptions(Struct, frozen=True):
         callers: models that wait for the answer, if it is a model that asks.
         caller_number: whose it is, where callers take turns and have shares.
         stream: how long a stream's later answers are waited for; None: as the first.
+        traceparent: as the client sent it (W3C Trace Context); it is looked at by traces only.
     """
 
     request_id: str = ""
@@ -42,6 +43,7 @@ class RunOptions(Struct, frozen=True):
     callers: tuple[CallingModel, ...] = ()
     stream: StreamLimits | None = None
     caller_number: int = 0
+    traceparent: str = ""
 
 
 NO_OPTIONS = RunOptions()

@@ -21,7 +21,7 @@ from shmserve.core.stats.counter_pages import Gauges, write_gauges
 from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
 from shmserve.core.stats.request_counters import HITS, MISSES, Reason, RequestCounters, nwords
 from shmserve.dispatch.receipt import Receipt
-from shmserve.dispatch.tracing import Tracer, timestamps
+from shmserve.dispatch.tracing import Tracer, timestamps, trace_context
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control.data_messages import Timing
 from shmserve.shm.counter_page import OwnCounterPage
@@ -101,7 +101,7 @@ class Account(Struct):
     """The account of one call: it is counted once, as answered or as failed for one reason.
 
     Attributes:
-        request_id: the client's.
+        request_id, traceparent: the client's.
         sent_ns: when an executor was asked; 0: none has been.
         timing: what the executor said of its times.
         succeeded: all of the answer is here.
@@ -120,6 +120,7 @@ class Account(Struct):
     counted_ns: int = 0
     counted_copies: int = 0
     closed: bool = False
+    traceparent: str = ""
 
     def answered(self) -> None:
         """The answer is about to be sent, and what it cost is known."""
@@ -168,4 +169,5 @@ class Account(Struct):
             arrived = self.sent_ns - self.receipt.receive_ns
             times = timestamps(arrived, self.sent_ns, self.timing, self.counted_ns, monotonic_ns())
             executor = self.receipt.executor
-            self.tracer.add(self.entry, settings, self.request_id, executor, times)
+            ids = {"request": self.request_id, **trace_context(self.traceparent)}
+            self.tracer.add(self.entry, settings, ids, executor, times)

@@ -8,6 +8,7 @@ of them may be, so that a limit holds for all processes together.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -22,11 +23,21 @@ from shmserve.observe.logs import TRACES
 from shmserve.protocol.control.data_messages import Timing
 
 _MOST_WAITING = 10_000
+_TRACEPARENT = re.compile(  # ids of zeros only are none, and there is no version ff
+    "(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}"
+)
 _log = logging.getLogger(__name__)
 _traces = logging.getLogger(TRACES)
 _encode = msgspec.json.Encoder().encode
 
 Take = Callable[[str, int], int]  # of (model, wanted): how many traces there may be
+
+
+def trace_context(traceparent: str) -> dict[str, str]:
+    """What a trace says of the one that it is part of: W3C Trace Context; nothing, if that is
+    malformed or missing."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    return {"trace_id": found[1], "parent_id": found[2]} if found else {}
 
 
 class Tracer:
@@ -50,15 +61,15 @@ class Tracer:
         self,
         entry: ModelEntry,
         settings: TraceSettings,
-        request: str,
+        ids: dict[str, str],
         executor: str,
         times: dict[str, int],
     ) -> None:
-        """A sampled request is over."""
+        """A sampled request is over. `ids`: what it is known by."""
         trace = {
             "model": entry.spec.name,
             "version": entry.spec.version,
-            "request": request,
+            **ids,
             "protocol": self._protocol,
             "process": self._process,
             "executor": executor,

@@ -329,7 +329,7 @@ def run_instance(process: str, master_fd: int) -> int:
         sys.stdout.reconfigure(line_buffering=True)  # what models print belongs to the log
     raise_oom_score(settings.executor_oom_score_adj)
     setproctitle(f"shmserve: executor {instance.name}")
-    logs.setup(f"executor {instance.name}", settings.log_level)
+    logs.setup(f"executor {instance.name}", settings.log_level, settings.log_format)
     model_output.limit(settings.model_log_lines_per_s)
     flight_recorder.start(config.run_dir(settings), process, settings.max_events)
     executor = Executor(instance, process, settings)

@@ -40,7 +40,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     settings = config.load()
     setproctitle("shmserve: supervisor")
-    logs.setup("supervisor", settings.log_level)
+    logs.setup("supervisor", settings.log_level, settings.log_format)
     run_dir = config.run_dir(settings)
     commands = Commands(
         coordinator=[sys.executable, "-m", "shmserve.coordinator"],

@@ -22,9 +22,9 @@ from shmserve.errors import (
     Cancelled,
     Code,
     DeadlineExceeded,
+    ExecutorLost,
     ModelFailure,
     ProtocolViolation,
-    ExecutorLost,
 )
 from shmserve.executor.backend import Output, Request, Response, Responses
 from tests.unit.dispatch.test_dispatch import feed, slots_in_use, until
