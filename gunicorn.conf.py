@@ -31,6 +31,10 @@ worker_tmp_dir = "/dev/shm"  # the heartbeat file, unlinked at once: a disk woul
 preload_app = False  # the application attaches to the service after the fork
 control_socket_disable = True  # on by default, at a path all servers of a user share
 loglevel = _settings.log_level
+logs.setup("master", _settings.log_level, _settings.log_format)
+logger_class = "shmserve.frontends.http.server.service_log.ServiceLog"
+accesslog = "-" if _settings.access_log else None
+access_log_format = '%(h)s "%(r)s" %(s)s %(b)s %(M)sms %({x-request-id}o)s'
 timeout = max(1, round(_settings.watchdog_s))  # of the main thread's sign of life
 graceful_timeout = max(1, round(_settings.drain_timeout_s))
 keepalive = max(1, round(_settings.idle_timeout_s))
@@ -46,10 +50,15 @@ def on_starting(server):
         encrypted = tls.certificates(_settings, "http", "http/1.1")
         if encrypted and server.cfg.worker_class_str != worker_class:  # it would speak plainly
             raise ConfigError("http_tls_cert is for the server's own worker class, not for another")
-        launch.begin(_settings)
+        launch.prepare(_settings)
+        launch.claim(_settings, server.cfg.address)
         sign_of_life.when_asked(launch.beat)
     except ConfigError as ex:
         sys.exit(f"shmserve: {ex.message}")
+
+
+def when_ready(server):
+    launch.begin(_settings, map(str, server.LISTENERS))
 
 
 def on_reload(server):
@@ -62,6 +71,7 @@ def pre_fork(server, worker):
 
 
 def post_fork(server, worker):
+    launch.forked()
     setproctitle(f"shmserve: http worker {worker.age}")
 
 

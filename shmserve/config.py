@@ -71,6 +71,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     host_policies: dict[str, Annotated[tuple[HostRule, ...], Meta(min_length=1)]] = {}
     max_override_bytes: NonNegative = 64 * MIB  # files sent along with a request to load a model
     max_override_files: NonNegative = 64
+    # When the server is ready: "all" models that should be loaded are, "any" model is, or these are
+    ready_requires: Annotated[tuple[str, ...], Meta(min_length=1)] = ("all",)
     server_name: str = "shmserve"
     # Models that run one after the other under one name. SHMSERVE_PIPELINES has them as
     # "name=model,model;other=model,model"
@@ -148,6 +150,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     min_bytes_per_s: Positive = 1 * MIB
     request_timeout_s: Seconds = 60.0  # from admission to the answer; streams: to the next one
     stream_timeout_s: Annotated[float, Meta(ge=0)] = 0.0  # a whole stream; 0: no limit
+    # A request of which nothing has run, for a model whose executors are being restarted; 0: not
+    restart_wait_s: Annotated[float, Meta(ge=0)] = 5.0
     execute_timeout_s: Seconds = 120.0  # an executor busy with one request longer is killed
     load_timeout_s: Seconds = 300.0  # loading a model
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted
@@ -196,7 +200,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     # Logging and numbers
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["default", "ISO8601"] = "default"
+    # of all processes' lines: their timestamps, or objects of JSON
+    log_format: Literal["default", "ISO8601", "json"] = "default"
+    access_log: bool = False  # a line for each request over HTTP, and for each rpc
     model_log_lines_per_s: Positive = 1000  # of one executor; others are dropped and counted
     metrics: bool = True  # GET /metrics
     metrics_triton_names: bool = False  # also under the names that Triton's dashboards ask for

@@ -100,7 +100,7 @@ class LaneAnswers:
                 with cancellable(lane.channel.refuse):
                     answer = lane.receive(left_s)
         except (PeerDied, ProtocolViolation):
-            raise InferenceError(503, DIED) from None
+            raise InferenceError(502, DIED) from None
         if answer is None or answer.number != request.number:
             raise InferenceError(0, LATE)
         return answer

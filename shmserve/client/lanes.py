@@ -131,7 +131,7 @@ def converse(
             ours = answer is not None and answer.number == request.number and not answer.moved
         except (PeerDied, ProtocolViolation):
             if sent and (once or not lane.opened.rerun):
-                raise InferenceError(503, DIED) from None
+                raise InferenceError(502, DIED) from None
             once = once or sent  # what could not be sent is at no executor's
             continue
         finally:

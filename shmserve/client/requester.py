@@ -27,7 +27,7 @@ from shmserve.protocol.decoding import json_decoder
 
 _REPEATS = 4
 # With these the request has ended or never begun; after others it may still be running.
-_ENDED = frozenset({500, 501, 503})
+_ENDED = frozenset({500, 501, 502, 503})
 _REFUSED = frozenset({400, 403, 404, 501})
 # What is said of an output that is larger than expected, and of one that is over a lane
 _TOO_LARGE = ("should be at least", "no window of shared memory")

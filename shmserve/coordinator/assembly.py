@@ -101,7 +101,7 @@ def assemble(launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int
     sync = SupervisorSync(reconciler, send)
     publication = Publication(
         *(outside.writer, reconciler, regions, runtime_settings),
-        *(settings.flags(), settings.pipelines, send),
+        *(settings.flags(), settings.pipelines, send, settings.ready_requires),
     )
     effects = EffectRunner(reconciler, outside.checkpoint, publication, sync, outside.jobs, send)
     return Parts(

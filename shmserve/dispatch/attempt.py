@@ -18,6 +18,8 @@ from shmserve.errors import (
     DeadlineExceeded,
     ExecutorLost,
     InvalidArgument,
+    NoExecutor,
+    NotConfigured,
     PeerDied,
     ProtocolViolation,
     ShmserveError,
@@ -36,6 +38,7 @@ from shmserve.protocol.control.data_messages import (
 from shmserve.waiting import installed
 
 _TICK_S = 1.0  # how often a waiting request looks whether its client is still there
+_RESTART_LOOK_S = 0.05  # how often one that waits for a restart looks whether it is over
 _QUARANTINE_S = 0.5  # how long to wait for the coordinator's word on what killed an executor
 _RUNS = 2  # of one request; a request that kills executors must not go round
 
@@ -146,14 +149,18 @@ class Attempt:
         """Send the request, on another executor if one dies of it; the first answer.
 
         Raises:
-            Unavailable, NotFound, QueueFull: no executor could run it.
+            Unavailable, NotFound, QueueFull: nothing of it has run.
+            ExecutorLost: an executor died while it had it.
             DeadlineExceeded, Cancelled: it was abandoned.
         """
         executors, message, entry = self._executors, self._message, self._entry
         tried: set[str] = _blocked(entry, message) if message.callers else set()
         runs = 0
         while True:
-            pool, connection, entry = executors.connect(entry, tried, message)
+            try:
+                pool, connection, entry = self._connect(entry, tried)
+            except NoExecutor as ex:
+                raise self._died() if runs else ex from None
             try:
                 if self._cancellation is not None and self._cancellation.requested:
                     raise Cancelled("the request was cancelled")
@@ -180,6 +187,32 @@ class Attempt:
                 runs += 1
                 if not again or runs == _RUNS or not entry.spec.rerun:
                     raise self._died() from ex
+
+    def _connect(
+        self, entry: ModelEntry, tried: set[str]
+    ) -> tuple[ExecutorPool, ExecutorConnection, ModelEntry]:
+        """As `LoadBalancer.connect`; an executor that is being started is waited for."""
+        executors, message = self._executors, self._message
+        try:
+            return executors.connect(entry, tried, message)
+        except NoExecutor as ex:
+            missing = ex
+        now = looked = time.monotonic()
+        give_up = min(now + executors.restart_wait_s(), self.deadline_ns / 1e9)
+        with executors.waiting(entry, message.caller_number):
+            while (now := time.monotonic()) < give_up:
+                waiting.sleep(_RESTART_LOOK_S)
+                if self._cancellation is not None and self._cancellation.requested:
+                    raise Cancelled("the request was cancelled")
+                if now - looked >= _TICK_S and self._on_wait is not None:
+                    looked = now
+                    if not self._on_wait():
+                        raise Cancelled("the client has gone")
+                try:
+                    return executors.connect(entry, tried, message)
+                except NoExecutor:
+                    continue
+        raise missing
 
     def next(self) -> Answer:
         """The next answer of a stream whose final one has not come; raises as `first`."""
@@ -310,13 +343,13 @@ def _blocked(entry: ModelEntry, message: Execute) -> set[str]:
     """Executors that can only run the request once it has been answered.
 
     Raises:
-        Unavailable: there is no other one.
+        NotConfigured: there is no other one.
     """
     blocked = {caller.process for caller in message.callers if caller.blocked}
     instances = [instance.process for instance in entry.instances]
     if instances and blocked.issuperset(instances):
         way = " -> ".join([*(caller.model for caller in message.callers), entry.spec.name])
-        raise Unavailable(
+        raise NotConfigured(
             f"model '{entry.spec.name}' cannot be called: all its instances wait for this very"
             f" call ({way})"
         )

@@ -24,8 +24,9 @@ from shmserve.errors import (
     Code,
     ProtocolViolation,
     QueueFull,
+    ShmserveError,
     StaleDescriptor,
-    from_code,
+    of_run,
 )
 from shmserve.protocol.control.data_messages import (
     Answer,
@@ -127,11 +128,10 @@ class Call:
         try:
             answer = self._begin(0).first()
             self._accept(answer)
-            if answer.refused:
-                raise QueueFull(answer.error)
-            if answer.error_code:
-                self.account.refused(answer.error_code)
-                raise from_code(Code(answer.error_code), answer.error)
+            if error := _error_of(answer):
+                if not answer.refused:
+                    self.account.refused(answer.error_code)
+                raise error
             outputs = tuple(map(self._output, answer.outputs))
         except BaseException as ex:
             self.account.failed(ex)
@@ -252,11 +252,10 @@ class Call:
         receipt.copied_in += copied.inputs
 
     def _outcome(self, answer: Answer) -> Outcome:
-        error = from_code(Code(answer.error_code), answer.error) if answer.error_code else None
         outputs = tuple(map(self._output, answer.outputs))
         if self.account.trace is not None:
             self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
-        return Outcome(outputs, answer.parameters, answer.final, error)
+        return Outcome(outputs, answer.parameters, answer.final, _error_of(answer))
 
     def _output(self, tensor: WireTensor) -> OutputTensor:
         at = tensor.at
@@ -336,3 +335,10 @@ class Call:
         if error is not None:
             self.account.failed(error)
         self.close()
+
+
+def _error_of(answer: Answer) -> ShmserveError | None:
+    """What an executor's answer says instead of outputs."""
+    if answer.refused:
+        return QueueFull(answer.error)
+    return of_run(Code(answer.error_code), answer.error) if answer.error_code else None

@@ -91,7 +91,9 @@ class Dispatcher:
         self.rest = Rest(self.orphans.wake)
         # A model that calls others is one caller, and has no others to leave room for
         share = 1.0 if role == "model" else settings.max_caller_share
-        bounds = RequestBounds(settings.max_queue, settings.max_model_requests, share)
+        bounds = RequestBounds(
+            settings.max_queue, settings.max_model_requests, share, settings.restart_wait_s
+        )
         self.executors = LoadBalancer(run_dir, self._registry, self.orphans, self._pool, bounds)
         self._plane = DataPlane(
             self.memory,

@@ -21,7 +21,14 @@ from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.step_call import StepTensor
 from shmserve.dispatch.step_threads import StepThreads
 from shmserve.dispatch.traced_request import Trace
-from shmserve.errors import Cancelled, DeadlineExceeded, Internal, InvalidArgument, ShmserveError
+from shmserve.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    ShmserveError,
+    WorkLost,
+)
 from shmserve.protocol.control.data_messages import OutputPlace
 from shmserve.tensor.spec import EnsembleStep, ModelSpec
 
@@ -69,6 +76,7 @@ class EnsembleSteps:
         self._make_call = make_call
         self._last = ensemble_graph.last_step(spec)
         self._lock = self.runs.lock
+        self._answered = False
         self._calls: list[AnyCall] = []
         self._streams: dict[Run, tuple[AnyCall, Iterator[Outcome]]] = {}  # that go on
 
@@ -122,6 +130,7 @@ class EnsembleSteps:
 
     def _keep(self, run: Run, call: AnyCall, answer: Outcome) -> None:
         """What a step has given goes to other steps, and into answers."""
+        self._answered = True
         step = self._spec.steps[run.step]
         with self._lock:
             given = self._given(call, step)
@@ -233,10 +242,14 @@ class EnsembleSteps:
         return left
 
     def _named(self, step: EnsembleStep, error: ShmserveError) -> ShmserveError:
-        """The same error, which says where it was."""
+        """The same error, which says where it was; where steps have run, none that promises that
+        nothing has."""
         spec = self._spec
+        text = f"in {spec.platform} '{spec.name}', {error.message} (step '{step.model}')"
+        if error.retry_after_s and self._answered:
+            return WorkLost(f"{text}; steps before it have run")
         named = copy.copy(error)
-        named.message = f"in {spec.platform} '{spec.name}', {error.message} (step '{step.model}')"
+        named.message = text
         named.args = (named.message,)
         return named
 

@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec import UNSET, Struct
@@ -17,7 +18,14 @@ from shmserve.dispatch.executor_connection import ExecutorConnection
 from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.orphaned_requests import OrphanedRequests
 from shmserve.dispatch.sequence_placement import home_of, where_to_begin
-from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, ShmserveError, Unavailable
+from shmserve.errors import (
+    NoExecutor,
+    PeerDied,
+    ProtocolViolation,
+    QueueFull,
+    ShmserveError,
+    Unavailable,
+)
 from shmserve.protocol.control.data_messages import Execute, RegionRef
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.shm.status_page import StatusView
@@ -27,11 +35,13 @@ log = logging.getLogger(__name__)
 
 class RequestBounds(Struct, frozen=True):
     """How many requests may be with executors at a time: for one instance, for one model version;
-    and the part of these that one caller may have."""
+    and the part of these that one caller may have. `restart_wait_s`: how long one may wait for an
+    executor that is being started."""
 
     instance: int
     model: int
     caller_share: float = 1.0
+    restart_wait_s: float = 0.0
 
 
 class LoadBalancer:
@@ -59,6 +69,7 @@ class LoadBalancer:
         self._run_dir = run_dir
         self._make = make
         self._bounds = bounds
+        self._waiting: Counter[tuple[str, int]] = Counter()  # for a restart: model and caller
         self._lock = threading.Lock()
         self._departed: list[ExecutorPool] = []  # they may still hold something of ours
         self._pruned_at = -1
@@ -73,9 +84,9 @@ class LoadBalancer:
         Raises:
             QueueFull: all instances that take requests have full queues, or the model has, or this
                 caller has his share of them.
-            Unavailable, NotFound: no instance takes requests now, or the version is served no
-                more, or as something that takes other requests than this one, which was checked
-                against `entry`.
+            NoExecutor: no instance takes requests now.
+            Unavailable, NotFound: the version is served no more, or as something that takes other
+                requests than this one, which was checked against `entry`.
         """
         snapshot = self.registry.current()
         if snapshot.ready_entries.get((entry.spec.name, entry.spec.version)) is not entry:
@@ -108,10 +119,36 @@ class LoadBalancer:
             snapshot = self.registry.current()
             entry = snapshot.refreshed(entry)  # those known of have ended: who has taken over?
             if all(instance.process in tried for instance in entry.instances):
-                raise Unavailable(
+                raise NoExecutor(
                     f"no executor of model '{entry.spec.name}' is running now;"
                     " it is being restarted"
                 )
+
+    def restart_wait_s(self) -> float:
+        """How long to wait for an executor that is being started."""
+        return 0.0 if self.registry.current().draining else self._bounds.restart_wait_s
+
+    @contextmanager
+    def waiting(self, entry: ModelEntry, caller: int) -> Iterator[None]:
+        """Somebody waits for an executor of the model that is being started.
+
+        Raises:
+            QueueFull: too many do already, altogether or of this caller.
+        """
+        name, most = entry.spec.name, self._bounds.model
+        share = most * self._bounds.caller_share if caller else most
+        with self._lock:
+            total = sum(count for (model, _), count in self._waiting.items() if model == name)
+            if total >= most or self._waiting[name, caller] >= share:
+                raise QueueFull(f"too many requests wait for a restart of model '{name}'")
+            self._waiting[name, caller] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting[name, caller] -= 1
+                if not self._waiting[name, caller]:
+                    del self._waiting[name, caller]
 
     def _check_bounds(self, entry: ModelEntry, pools: list[ExecutorPool], caller: int) -> None:
         """Raises QueueFull: what the pools have together is too much for one model or caller."""

@@ -33,6 +33,7 @@ class RunOptions(Struct, frozen=True):
         caller_number: whose it is, where callers take turns and have shares.
         stream: how long a stream's later answers are waited for; None: as the first.
         step: it is for an ensemble's step, and traced if that is: `trace`.
+        traceparent: as the client sent it (W3C Trace Context); it is looked at by traces only.
     """
 
     request_id: str = ""
@@ -46,6 +47,7 @@ class RunOptions(Struct, frozen=True):
     caller_number: int = 0
     step: bool = False
     trace: Trace | None = None
+    traceparent: str = ""
 
 
 NO_OPTIONS = RunOptions()

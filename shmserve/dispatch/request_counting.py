@@ -127,7 +127,7 @@ class Account(Struct):
     def begin_trace(self, options: RunOptions, inputs: Iterable[NamedTensor] = ()) -> None:
         """The request begins; it is traced if it is one of those, or its ensemble is traced."""
         if options.trace is not None or (self.entry.trace is not None and not options.step):
-            self.trace = self.tracer.begin(self.entry, options.request_id, options.trace)
+            self.trace = self.tracer.begin(self.entry, options)
             if self.trace is not None:
                 self.trace.add_tensors(QUEUE_INPUT, inputs)
 

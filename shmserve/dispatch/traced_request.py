@@ -61,6 +61,7 @@ class Trace(Struct, eq=False):
 
     Attributes:
         most_bytes: of a tensor that is kept.
+        traceparent: what it is part of, as the client sent it (W3C Trace Context).
         inner: it is a step of another one.
         executor, times: told when it is over; without times it has failed.
         tensors: copies of them, where they are wanted.
@@ -71,6 +72,7 @@ class Trace(Struct, eq=False):
     settings: TraceSettings
     request_id: str
     most_bytes: int
+    traceparent: str = ""
     inner: bool = False
     executor: str = ""
     times: Times = ()

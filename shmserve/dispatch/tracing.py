@@ -20,6 +20,7 @@ from shmserve.config import Settings
 from shmserve.core.control.runtime_settings import UNLIMITED
 from shmserve.core.control.trace_files import GrantedTraces
 from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.trace_entries import entries_of, line_of
 from shmserve.dispatch.traced_request import Times, Trace
 from shmserve.errors import ShmserveError
@@ -55,11 +56,12 @@ class Tracer:
         self._waiting_bytes = 0
         self._dropped = 0
 
-    def begin(self, entry: ModelEntry, request_id: str, whole: Trace | None) -> Trace | None:
-        """The trace of a request that begins, if it is one of those to be traced. `whole`: that of
-        the ensemble whose step it is, and within which it then is."""
-        if whole is not None:
-            step = Trace(entry, whole.settings, request_id, self._most_bytes, inner=True)
+    def begin(self, entry: ModelEntry, options: RunOptions) -> Trace | None:
+        """The trace of a request that begins, if it is one of those to be traced. A step of an
+        ensemble is within the ensemble's."""
+        known = options.request_id, self._most_bytes, options.traceparent
+        if (whole := options.trace) is not None:
+            step = Trace(entry, whole.settings, *known, inner=True)
             whole.steps.append(step)
             return step
         settings = entry.trace
@@ -68,7 +70,7 @@ class Tracer:
             self._seen[entry.spec.name] += 1
             if self._seen[entry.spec.name] % settings.rate:
                 return None
-        return Trace(entry, settings, request_id, self._most_bytes)
+        return Trace(entry, settings, *known)
 
     def end(self, trace: Trace) -> None:
         """A sampled request that is no step is over, and was answered."""

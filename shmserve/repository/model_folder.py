@@ -99,6 +99,17 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
     return ModelFolder(name, directory, config, tuple(specs), failures, groups)
 
 
+def looks_like_model(directory: str) -> bool:
+    """Whether a folder has a configuration or a version, or cannot be looked at."""
+    try:
+        with os.scandir(directory) as entries:
+            found = any(e.name == CONFIG_FILE or _VERSION.fullmatch(e.name) for e in entries)
+    except OSError:
+        return True  # the reason is told with the model
+    readers = folder_reader.readers()
+    return found or any(reader.plain_versions(directory) for reader in readers.values())
+
+
 def read_labels(config: ModelConfig, directory: str) -> dict[str, tuple[str, ...]]:
     """Class names by output, of the outputs that have a label_filename.
 

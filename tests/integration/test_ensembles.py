@@ -17,7 +17,7 @@ import pytest
 
 from shmserve import config
 from shmserve.dispatch import Dispatcher, RunOptions
-from shmserve.errors import Cancelled, DeadlineExceeded, ShmserveError, Unavailable
+from shmserve.errors import Cancelled, DeadlineExceeded, ExecutorLost, ShmserveError
 from shmserve.testing.running_server import RunningServer, wait_until
 from tests.integration.region_client import Client, Memory
 
@@ -235,7 +235,9 @@ def test_branches_of_a_diamond_run_at_once(frontend: Dispatcher) -> None:
 
 
 def test_an_error_names_the_step(frontend: Dispatcher, server: RunningServer) -> None:
-    with pytest.raises(ShmserveError, match=r"^in ensemble 'chain', .*too cold.* \(step 'scale'\)$"):
+    with pytest.raises(
+        ShmserveError, match=r"^in ensemble 'chain', .*too cold.* \(step 'scale'\)$"
+    ):
         run(frontend, "chain", np.full(10, -600, np.float32))
     tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [-600]}
     status, answer = server.infer("chain", {"inputs": [tensor]})
@@ -313,7 +315,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
     kill(server, "left/1/0")
     thread.join()
     (error,) = errors
-    assert isinstance(error, Unavailable)
+    assert isinstance(error, ExecutorLost)
     assert "in ensemble 'alone', the executor of model 'left' died" in error.message
     server.wait_instances()
     # In the midst of a stream: all that is on its way comes back
@@ -322,7 +324,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
         feed(call, np.full(1, 6000, np.float32))
         answers = call.stream()
         threading.Timer(0.3, kill, (server, "left/1/0")).start()
-        with pytest.raises(Unavailable, match="the executor of model 'left' died.*step 'left'"):
+        with pytest.raises(ExecutorLost, match="the executor of model 'left' died.*step 'left'"):
             next(answers)
     server.wait_instances()
     wait_until(lambda: frontend.snapshot().ready, "the models are not back")

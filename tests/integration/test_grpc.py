@@ -130,7 +130,7 @@ def test_failures_of_models(client: Client, shared: RunningServer) -> None:
     assert code == "INTERNAL"
     assert "no such luck" in details
     code, details = client.error("ModelInfer", command("leave"))
-    assert (code, "died" in details) == ("UNAVAILABLE", True)
+    assert (code, "died" in details) == ("ABORTED", True)
     wait_until(lambda: client_ok(client, command("ok")), "its executor is back")
     wait_until(lambda: slots(shared) == 0, "slots are left")
 

@@ -246,7 +246,7 @@ def test_the_calling_executors_death_leaves_nothing(server: RunningServer) -> No
     row = next(row for row in server.show("models") if row["model"] == "bls")
     os.kill(row["pid"], signal.SIGKILL)
     client.join(60)
-    assert failed == [503]
+    assert failed == [502]
     wait_until(lambda: row["pid"] not in linked(server), "its part of the pool comes back")
     wait_until(lambda: runs(server, "bls"), "another executor runs")
     wait_until(lambda: held(server) == [], "what it held comes back")

@@ -304,7 +304,7 @@ def test_kill_9_in_the_midst_of_a_batch_of_sequences(
         os.kill(victim, signal.SIGKILL)
         hold.let_go()
         answers = [future.result() for future in futures]
-    assert [status for status, _ in answers] == [503] * len(names)
+    assert [status for status, _ in answers] == [502] * len(names)
     assert all("it is being restarted" in document["error"] for _, document in answers)
     wait_until(lambda: server.pids("executor slots") not in ([], [victim]), "it is not back")
     server.wait_instances()

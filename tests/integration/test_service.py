@@ -205,7 +205,7 @@ def test_systemd_may_hold_sockets_of_http_and_grpc_and_each_takes_its_own(tmp_pa
 
 
 def test_grpcio_cannot_take_a_socket_and_says_so():
-    server = RunningServer(**SMALL, grpc_server="grpcio")
+    server = RunningServer(**{**SMALL, "grpc_processes": 1}, grpc_server="grpcio")
     start_with_sockets(server, {"grpc": socket.create_server(("127.0.0.1", 0))})
     assert server.master.wait(WATCHDOG_S) != 0
     assert "shmserve: grpc_server: only 'http2' can serve on a socket" in server.log()
@@ -226,6 +226,40 @@ def test_a_service_that_cannot_work_says_why_and_does_not_start(settings, messag
     assert f"shmserve: {message}" in server.log()
     assert "Traceback" not in server.log()
     assert server.processes() == {}
+
+
+@pytest.mark.parametrize("setting", ["http_bind", "grpc_bind"])
+def test_a_taken_address_ends_the_start_before_anything_is_launched(setting):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "{}:{}".format(*taken.getsockname())
+        server = RunningServer(**{setting: address})
+        server.start(wait_ready=False)
+        assert server.master.wait(WATCHDOG_S) != 0
+        said = server.log()
+        told = f"shmserve: {setting}: cannot listen on {address}: Address already in use, by pid "
+        assert told in said
+        assert f"by pid {os.getpid()} (" in said
+        assert "supervisor" not in said
+        assert rundir.lock(server.run_dir, "supervisor").last_beat() is None
+        assert server.processes() == {}
+
+
+def test_a_live_services_socket_is_not_taken_away(tmp_path):
+    path = tmp_path / "http.sock"
+    with socket.create_server(str(path), family=socket.AF_UNIX):
+        server = RunningServer(http_bind=f"unix:{path}")
+        server.start(wait_ready=False)
+        assert server.master.wait(WATCHDOG_S) != 0
+        assert f"http_bind: cannot listen on unix:{path}: another process listens" in server.log()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_a_socket_for_grpc_that_nobody_would_take():
+    server = RunningServer(**SMALL)
+    start_with_sockets(server, {"grpc": socket.create_server(("127.0.0.1", 0))})
+    assert server.master.wait(WATCHDOG_S) != 0
+    assert "shmserve: grpc_processes: 0, but systemd passes a socket for gRPC" in server.log()
 
 
 def test_http_survives_the_supervisor_being_told_to_stop():

@@ -273,7 +273,7 @@ def test_the_watchdog_knows_long_streams_from_stuck_ones() -> None:
         assert number(server, "pid") == pid
         body = json.dumps({"COMMAND": "silent"}).encode()
         status, _, answer = server.request("POST", STREAM, body)
-        assert status == 503, answer
+        assert status == 502, answer
         wait_until(lambda: bool(set(server.pids("executor")) - {pid}), "no new executor")
     assert server.leaks() == []
 

@@ -97,7 +97,8 @@ def _given(change: LogChange | TraceChange) -> dict[str, Any]:
 def initial_log(level: str, line_format: str) -> LogSettings:
     """What the settings `log_level` and `log_format` mean."""
     rank = _LEVELS.index(level)
-    return LogSettings(rank <= 1, rank <= 2, verbose=int(rank == 0), format=line_format)
+    stamps = line_format if line_format in LOG_FORMATS else LOG_FORMATS[0]
+    return LogSettings(rank <= 1, rank <= 2, verbose=int(rank == 0), format=stamps)
 
 
 class RuntimeSettings(Struct, frozen=True, array_like=True):

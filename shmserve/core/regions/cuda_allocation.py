@@ -62,6 +62,4 @@ def check_allocation(region: Region, nbytes: int) -> None:
 
 def refusal(name: str, why: str) -> InvalidArgument:
     """Why arguments cannot be right."""
-    return InvalidArgument(
-        f"failed to register shared memory region '{name}': invalid args: {why}"
-    )
+    return InvalidArgument(f"failed to register shared memory region '{name}': invalid args: {why}")

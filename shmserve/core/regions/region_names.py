@@ -31,12 +31,7 @@ def object_name(key: str, region: str) -> str:
         InvalidArgument: the key names no object of its own.
     """
     name = key.lstrip("/")
-    bad = (
-        name in ("", ".", "..")
-        or "/" in name
-        or "\0" in name
-        or _encoded_size(name) > MAX_NAME
-    )
+    bad = name in ("", ".", "..") or "/" in name or "\0" in name or _encoded_size(name) > MAX_NAME
     if bad:
         raise InvalidArgument(
             f"cannot register shared memory region '{region}' - invalid shm key '{_shown(key)}'"

@@ -61,7 +61,7 @@ def options(settings: Settings) -> list[tuple[str, int]]:
     """gRPC's channel arguments for a server with these settings."""
     most = settings.grpc_max_message_bytes
     made = [
-        ("grpc.so_reuseport", int(settings.grpc_processes > 1)),
+        ("grpc.so_reuseport", 1),
         ("grpc.max_receive_message_length", most),
         ("grpc.max_send_message_length", most),
         ("grpc.keepalive_time_ms", _ms(settings.grpc_keepalive_time_s)),

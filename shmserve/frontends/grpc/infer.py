@@ -28,6 +28,7 @@ from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.frontends.inference import Inference, signature_of
 from shmserve.frontends.oip.results import classify
 from shmserve.frontends.oip.shared_memory import SharedMemory
+from shmserve.frontends.request_ids import brought
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.validation import (
     check_inputs,
@@ -215,7 +216,8 @@ class Inferences:
             inference.answered()
             if asker.wants(RECEIPT, "1"):
                 costs = _encode_receipt(receipt.as_dict())
-                context.set_trailing_metadata(((RECEIPT, costs.decode()),))
+                own = (RECEIPT, costs.decode())
+                context.set_trailing_metadata((*brought(context.invocation_metadata()), own))
         except BaseException as ex:
             inference.failed(ex)
             inference.close()

@@ -27,6 +27,7 @@ from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMessage
 from shmserve.frontends.grpc.silent_calls import AwaitedRequests
 from shmserve.frontends.grpc.stream_answers import all_answers, encode_error, only_answer
 from shmserve.frontends.inference import Inference
+from shmserve.frontends.request_ids import request_id
 from shmserve.protocol.protobuf.infer_wire import WireInferRequest
 
 Running = Inference[InferMessage]
@@ -106,9 +107,10 @@ class Streams:
         Raises:
             ShmserveError: the failure itself, where it is to end the stream.
         """
-        error = as_error(ex, METHOD)
         if strict:
-            raise error
+            raise ex
+        request = wire.id if wire is not None else ""
+        error = as_error(ex, METHOD, request_id(request) if request else "-")
         return encode_error(wire, error, entry, final=True)
 
     def count(self, by: int) -> None:
@@ -206,7 +208,8 @@ class Session:
         except grpc.RpcError:
             self._end()  # the client has gone
         except Exception as ex:
-            self._put(as_error(ex, METHOD))
+            # One of ours is told in the log when it has ended the call
+            self._put(ex if isinstance(ex, ShmserveError) else as_error(ex, METHOD, "-"))
         finally:
             with self._changed:
                 self._working -= 1

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Literal, Protocol, get_args
 
 from shmserve.config import Settings
-from shmserve.errors import ConfigError, PermissionDenied, Unavailable
+from shmserve.errors import ConfigError, NotConfigured, PermissionDenied
 from shmserve.frontends.oip.forwarded_fields import compiled
 
 Category = Literal[
@@ -71,7 +71,7 @@ class Restricted:
         """Let a request of a category through, or not.
 
         Raises:
-            PermissionDenied: its secret is missing or wrong (over gRPC: Unavailable).
+            PermissionDenied: its secret is missing or wrong (over gRPC: NotConfigured).
         """
         rule = self._keys.get(category)
         if rule is None:
@@ -82,7 +82,7 @@ class Restricted:
         if hmac.compare_digest(given.encode(errors="surrogateescape"), wanted):
             return
         if self._grpc:
-            raise Unavailable(f"This protocol is restricted, expecting header '{name}'")
+            raise NotConfigured(f"This protocol is restricted, expecting header '{name}'")
         raise PermissionDenied(f"This API is restricted, expecting header '{header}'")
 
 

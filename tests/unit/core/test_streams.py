@@ -22,9 +22,9 @@ from shmserve.errors import (
     Cancelled,
     Code,
     DeadlineExceeded,
+    ExecutorLost,
     ModelFailure,
     ProtocolViolation,
-    Unavailable,
 )
 from shmserve.executor.backend import Output, Request, Response, Responses
 from tests.unit.dispatch.test_dispatch import feed, slots_in_use, until
@@ -509,7 +509,7 @@ def test_an_executors_death_in_mid_stream(rig: Rig) -> None:
         next(stream)
         for connection in list(rig.executors[0].channels._connections.values()):
             connection.channel._socket.shutdown(2)
-        with pytest.raises(Unavailable):
+        with pytest.raises(ExecutorLost):
             list(stream)
     assert told.wait(30)
     all_slots_come_back(rig)

@@ -23,6 +23,7 @@ from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
     ConfigError,
     DeadlineExceeded,
+    ExecutorLost,
     Internal,
     ModelFailure,
     NotFound,
@@ -252,7 +253,7 @@ def test_an_executors_death_gives_everything_back(line: Any, victim: int) -> Non
     models[victim] = dies
     whole = line(*models)
     lines.append(whole)
-    with pytest.raises(Unavailable, match=f"executor of model '{'ab'[victim]}' died"):
+    with pytest.raises(ExecutorLost, match=f"executor of model '{'ab'[victim]}' died"):
         whole.run(np.ones(5000, np.float32))
     memory = whole.rig.dispatcher.memory
     assert memory.stats().slots == memory.stats().free

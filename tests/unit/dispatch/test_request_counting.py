@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -285,7 +286,7 @@ def test_a_limit_is_the_coordinators_word(caplog: pytest.LogCaptureFixture) -> N
     tracer = Tracer("http-1", "http", Settings())
     entry = ModelEntry(SPEC, ModelState.READY, trace=TraceSettings(True, 1, 5))
     for _ in range(4):
-        trace = tracer.begin(entry, "", None)
+        trace = tracer.begin(entry, RunOptions())
         assert trace is not None
         tracer.end(trace)
     asked: list[tuple[str, int, int]] = []
@@ -301,9 +302,33 @@ def test_a_limit_is_the_coordinators_word(caplog: pytest.LogCaptureFixture) -> N
     assert len(asked) == 1
 
 
-def test_times_of_a_trace_are_in_order(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    import json
+@pytest.mark.parametrize(
+    ("traceparent", "ids"),
+    [
+        (f"00-{'a' * 32}-{'b' * 16}-01", {"trace_id": "a" * 32, "parent_id": "b" * 16}),
+        (f"00-{'0' * 32}-{'b' * 16}-01", {}),
+        (f"ff-{'a' * 32}-{'b' * 16}-01", {}),
+        (f"00-{'A' * 32}-{'b' * 16}-01", {}),
+        ("nonsense", {}),
+        ("", {}),
+    ],
+)
+def test_a_trace_tells_of_which_one_it_is_part(
+    rig: Rig, caplog: pytest.LogCaptureFixture, traceparent: str, ids: dict[str, str]
+) -> None:
+    caplog.set_level("INFO", TRACES)
+    entry = traced(rig.serve(answer), rate=1)
+    with rig.dispatcher.call(entry, RunOptions("7", traceparent=traceparent)) as call:
+        reservation = call.reserve(ONES.nbytes)
+        call.add_input("IN", "FP32", ONES.shape, reservation)
+        call.execute()
+    rig.dispatcher.tracer.flush(lambda model, wanted: wanted)
+    told = json.loads(lines(caplog)[0].removeprefix("trace "))
+    assert {key: told[key] for key in ("trace_id", "parent_id") if key in told} == ids
+    assert told["request"] == "7"
 
+
+def test_times_of_a_trace_are_in_order(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", TRACES)
     send(rig, traced(rig.serve(answer), rate=1))
     rig.dispatcher.tracer.flush(everything)

@@ -121,7 +121,9 @@ def test_half_floats_do_not_come_as_json() -> None:
 
 
 def test_a_tensor_may_be_too_large() -> None:
-    with pytest.raises(TooLarge, match="exceeds the maximum allowed value of 39 .*max_tensor_bytes"):
+    with pytest.raises(
+        TooLarge, match="exceeds the maximum allowed value of 39 .*max_tensor_bytes"
+    ):
         check(IDENTITY, one((10,), 40), limits=Settings(max_tensor_bytes=39))
 
 

@@ -176,7 +176,7 @@ class PieceReader:
         part, self._piece = self._piece[:size], self._piece[size:]
         self._left -= len(part)
         if self._left < 0:
-            raise _too_large(None, self._limit, "max_request_bytes")
+            raise _too_large(None, self._limit, "max_request_bytes", 0)
         if self.remaining is not None:
             self.remaining -= len(part)
         return part

@@ -9,6 +9,7 @@ from falcon import Request, Response
 from shmserve.config import Settings
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.errors import InvalidArgument, NotFound, ShmserveError
+from shmserve.frontends import request_ids
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.route_table import MODEL_PATHS, Routes
 from shmserve.frontends.http.routes.body_reader import held, open_body
@@ -79,6 +80,7 @@ class GenerateRoutes:
             if not data:
                 raise InvalidArgument(_exactly_one("none"))
         resp.data = data
+        _name(req, resp)
 
     def on_post_stream(self, req: Request, resp: Response, name: str, version: str = "") -> None:
         """Any number of answers, as server-sent events."""
@@ -97,6 +99,7 @@ class GenerateRoutes:
             raise
         resp.content_type = "text/event-stream; charset=utf-8"
         resp.set_header("Cache-Control", "no-cache")
+        _name(req, resp)
         send_chunks(resp, event, _events(inference, answers), inference.close)
 
 
@@ -106,6 +109,13 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
     for path in MODEL_PATHS:
         routes.add("inference", f"{path}/generate", resource)
         routes.add("inference", f"{path}/generate_stream", resource, suffix="stream")
+
+
+def _name(req: Request, resp: Response) -> None:
+    """The answer to a request that has brought an id has it, too."""
+    if request_ids.IN_ENVIRON in req.env:
+        given = req.env[request_ids.IN_ENVIRON]
+        resp.set_header(request_ids.HEADER, request_ids.request_id(given))
 
 
 def _answers(inference: Inference[GenerateBody]) -> Iterator[Outcome]:

@@ -16,6 +16,7 @@ from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import InvalidArgument
+from shmserve.frontends import request_ids
 from shmserve.frontends.caller_numbers import IN_ENVIRON, of_host
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import compression
@@ -143,7 +144,9 @@ class InferBody:
         self._signature, self._reader, self.request = signature, reader, request
         on_wait, number = client_of(environ)
         return RunOptions(
-            *(request.id, found.names, parameters, found.places, on_wait), caller_number=number
+            *(request.id, found.names, parameters, found.places, on_wait),
+            caller_number=number,
+            traceparent=environ.get("HTTP_TRACEPARENT", ""),
         )
 
     def with_headers(self, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
@@ -269,6 +272,8 @@ def _respond(resp: falcon.Response, inference: Inference[InferBody]) -> None:
     else:
         resp.data = result.head
     receipt.send_ns = monotonic_ns() - answered
+    if request_ids.IN_ENVIRON in environ:
+        resp.set_header(request_ids.HEADER, request_ids.request_id(environ[request_ids.IN_ENVIRON]))
     if environ.get("HTTP_SHMSERVE_RECEIPT") == "1":
         set_receipt(resp, receipt)
     inference.answered()

@@ -295,6 +295,28 @@ def test_failures_of_models(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
         assert fail(5) == ("INTERNAL", "internal server error")  # a defect of ours
 
 
+def test_a_failure_is_one_line_with_an_id_that_the_client_has(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    infer = rig.client.method("ModelInfer")
+    message = request(np.float32([1]), "failing")
+    with pytest.raises(grpc.RpcError) as caught:
+        infer(message, metadata=(("x-request-id", "mine-7"),))
+    assert dict(caught.value.trailing_metadata())["x-request-id"] == "mine-7"
+    line = "ModelInfer failed status=500 request=mine-7 error=ValueError: boom raised"
+    assert [text for text in caplog.messages if "mine-7" in text] == [line]
+    with pytest.raises(grpc.RpcError) as caught:
+        infer(message)
+    made = dict(caught.value.trailing_metadata())["x-request-id"]
+    assert f"request={made} " in caplog.text
+    brought = (("x-request-id", "mine-8"), ("shmserve-receipt", "1"))
+    _, call = infer.with_call(request(), metadata=brought)
+    assert dict(call.trailing_metadata())["x-request-id"] == "mine-8"
+    assert "shmserve-receipt" in dict(call.trailing_metadata())
+    _, call = infer.with_call(request(), metadata=brought[:1])
+    assert dict(call.trailing_metadata()) == {"x-request-id": "mine-8"}
+
+
 def test_long_details_reach_the_client() -> None:
     def fail(_: Any) -> Outcome:
         raise ModelFailure("ü" * 100_000, Code.INVALID_ARGUMENT)
