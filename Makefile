@@ -47,7 +47,7 @@ FUZZ_SECONDS ?= inf
 CHAOS_SECONDS ?= 3600
 SOAK_SECONDS ?= 3600
 
-.PHONY: serve test coverage test-torch test-gpu lint proto proto-check bench bench-gpu wheels gpu-site fuzz \
+.PHONY: serve test coverage test-torch test-gpu lint proto proto-check docs bench bench-gpu wheels gpu-site fuzz \
 	chaos reload-drill soak rounds clean
 
 serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
@@ -83,6 +83,10 @@ lint: $(DEV_DEPS)  ## ruff, mypy strict (the tests' helpers, too), import layers
 
 proto: $(DEV_DEPS)  ## generate shmserve/_generated from proto/
 	$(BIN)/python proto/generate.py
+
+docs: $(SERVE_DEPS)  ## write what of docs/ comes from the code: settings.md, drawings
+	$(BIN)/python -m shmserve settings --markdown > docs/settings.md
+	$(BIN)/python docs/draw.py
 
 proto-check: $(DEV_DEPS)  ## fail if shmserve/_generated is stale
 	$(BIN)/python proto/generate.py --check

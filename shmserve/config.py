@@ -3,6 +3,7 @@
 The file is named by `SHMSERVE_CONFIG`; every key ``a_b`` is also the environment
 variable ``SHMSERVE_A_B``, which wins. A table is a prefix: ``[client_shm] mode``
 is ``client_shm_mode``. Unknown keys are errors. Nothing else reads the environment.
+Sizes (``…_bytes``) and times (``…_s``) may have units; docs/settings.md has every setting.
 
 Extensions have settings of their own: the key ``x_a_b`` is `a_b` of the extension ``x``.
 """
@@ -10,15 +11,15 @@ Extensions have settings of their own: the key ``x_a_b`` is `a_b` of the extensi
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from shmserve import extensions
 from shmserve.errors import ConfigError
+from shmserve.setting_sources import Declared, Sources
 
 PREFIX = "SHMSERVE_"
 CONFIG_VARIABLE = "SHMSERVE_CONFIG"
@@ -214,130 +215,80 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         }
 
 
-_LISTS = {
-    *("model_repository", "load_models", "http_bind", "grpc_bind", "client_shm_allowed_uids"),
-    *("allowed_hosts", "allowed_origins", "remote_binds", "rate_limit_resources"),
-}
 _FORMER = {"grps_pipelines": "pipelines"}  # names that settings had once: they are still taken
-_TABLES = {"pipelines", "host_policies"}  # settings that are tables themselves: name -> list
 _SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
+SECRET = _SEMICOLONS  # values that are not shown
+
+
+class Reading(NamedTuple):
+    """Settings, and for those that were given, where."""
+
+    settings: Settings
+    origins: dict[str, str]
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings.
+    """Read the settings. Raises as `read`."""
+    return read(environ).settings
+
+
+def read(environ: Mapping[str, str] | None = None) -> Reading:
+    """Read the settings, and remember where they are from.
 
     Raises:
-        ConfigError: a file that cannot be read, an unknown key, a value of the wrong type.
+        ConfigError: a file that cannot be read, unknown keys, values of the wrong type: all that
+            is wrong, one to a line.
     """
     environ = os.environ if environ is None else environ
-    values = _from_file(environ.get(CONFIG_VARIABLE, ""))
     extensions.check()
-    own = _of_extensions()
-    for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS:
-            continue
-        key = _current(variable.removeprefix(PREFIX).lower())
-        if key not in own and key not in Settings.__struct_fields__:
-            raise ConfigError(f"unknown setting {variable} in the environment")
-        values[key] = _items(key, text)
-    if "extensions" in values:
-        raise ConfigError("unknown setting extensions")
-    given: dict[str, dict[str, Any]] = {name: {} for name, _ in own.values()}
-    for key in own.keys() & values.keys():
-        name, field = own[key]
-        given[name][field] = values.pop(key)
-    try:
-        settings = msgspec.convert(values, Settings, strict=False)
-    except msgspec.ValidationError as ex:
-        raise ConfigError(f"bad setting: {_named(str(ex), values)}") from None
-    _check_binds(settings)
-    of_extensions = {name: _extension(name, fields) for name, fields in given.items()}
-    return msgspec.structs.replace(settings, extensions=of_extensions)
-
-
-def _check_binds(settings: Settings) -> None:
-    for bind in settings.remote_binds:
-        if bind not in settings.http_bind + settings.grpc_bind or bind.startswith("fd://"):
-            raise ConfigError(f"remote_binds: '{bind}' is no address of http_bind or grpc_bind")
-
-
-def _named(text: str, values: dict[str, Any]) -> str:
-    """An error about a table, with the name of its entry, which msgspec leaves out."""
-    for key in _TABLES & values.keys():
-        for name, items in values[key].items() if isinstance(values[key], dict) else ():
-            try:
-                msgspec.convert({key: {name: items}}, Settings, strict=False)
-            except msgspec.ValidationError:
-                return text.replace(f"`$.{key}[...]", f"`$.{key}.{name}", 1)
-    return text
-
-
-def _of_extensions() -> dict[str, tuple[str, str]]:
-    """Keys of extensions: the extension, and its field."""
-    return {
-        f"{name}_{field}": (name, field)
+    known = declared()
+    source = Sources(known, _FORMER)
+    if path := environ.get(CONFIG_VARIABLE, ""):
+        source.take_file(path, CONFIG_VARIABLE)
+    source.take_variables(
+        {name: text for name, text in environ.items() if name not in _NOT_SETTINGS}, PREFIX
+    )
+    values = source.converted()
+    problems = source.problems + _wrong_binds(values)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    own = {
+        name: kind(**{f: values.pop(f"{name}_{f}") for f in _given(name, kind, values)})
         for name, kind in extensions.load_all(extensions.SETTINGS).items()
-        for field in kind.__struct_fields__
     }
+    origins = {name: given.origin for name, given in source.given.items()}
+    return Reading(Settings(**values, extensions=own), origins)
 
 
-def _extension(name: str, fields: dict[str, Any]) -> ExtensionSettings:
-    kind: type[ExtensionSettings] = extensions.load(extensions.SETTINGS, name)
-    for field in msgspec.structs.fields(kind):
-        text = fields.get(field.name)
-        if isinstance(text, str) and get_origin(field.type) is tuple:
-            fields[field.name] = [part.strip() for part in text.split(",") if part.strip()]
-    try:
-        return msgspec.convert(fields, kind, strict=False)
-    except msgspec.ValidationError as ex:
-        raise ConfigError(f"bad setting: {str(ex).replace('`$.', f'`$.{name}_')}") from None
+def _given(name: str, kind: type[ExtensionSettings], values: Mapping[str, Any]) -> list[str]:
+    return [field for field in kind.__struct_fields__ if f"{name}_{field}" in values]
 
 
-def _current(key: str) -> str:
-    """The name of a setting today."""
-    return _FORMER.get(key, key)
+def declared() -> dict[str, Declared]:
+    """Every setting there is, those of extensions behind the server's own."""
+    kinds: dict[str, type[Struct]] = {"": Settings}
+    for name, kind in extensions.load_all(extensions.SETTINGS).items():
+        kinds[f"{name}_"] = kind
+    found = {}
+    for prefix, kind in kinds.items():
+        for field in msgspec.structs.fields(kind):
+            name = prefix + field.name
+            factory = field.default_factory
+            default = field.default if factory is msgspec.NODEFAULT else factory()
+            separator = ";" if name in _SEMICOLONS else ","
+            found[name] = Declared(name, field.type, default, separator, name in SECRET)
+    del found["extensions"]
+    return found
 
 
-def _items(key: str, text: str) -> str | list[str] | dict[str, list[str]]:
-    """A text as the setting wants it: lists are split."""
-    if key in _TABLES:
-        return _table(key, text)
-    if key not in _LISTS | _SEMICOLONS:
-        return text
-    parts = text.split(";" if key in _SEMICOLONS else ",")
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _table(key: str, text: str) -> dict[str, list[str]]:
-    entries = [part.partition("=") for part in text.split(";") if part.strip()]
-    if any(not separator or not name.strip() for name, separator, _ in entries):
-        raise ConfigError(f"bad setting: {key} is not 'name=item,item;other=item'")
-    return {
-        name.strip(): [item.strip() for item in items.split(",") if item.strip()]
-        for name, _, items in entries
-    }
-
-
-def _from_file(path: str) -> dict[str, Any]:
-    if not path:
-        return {}
-    try:
-        with open(path, "rb") as file:
-            document = tomllib.load(file)
-    except OSError as ex:
-        raise ConfigError(f"cannot read the file named by {CONFIG_VARIABLE}: {ex.strerror}") from ex
-    except tomllib.TOMLDecodeError as ex:
-        raise ConfigError(f"the file named by {CONFIG_VARIABLE} is not TOML: {ex}") from ex
-    values: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, dict) and _current(key) not in _TABLES:
-            values.update({_current(f"{key}_{inner}"): item for inner, item in value.items()})
-        else:
-            values[_current(key)] = value
-    for key, value in values.items():
-        if isinstance(value, str):
-            values[key] = _items(key, value)
-    return values
+def _wrong_binds(values: Mapping[str, Any]) -> list[str]:
+    default = Settings()
+    http, grpc = (values.get(key, getattr(default, key)) for key in ("http_bind", "grpc_bind"))
+    return [
+        f"remote_binds: '{bind}' is no address of http_bind or grpc_bind"
+        for bind in values.get("remote_binds", ())
+        if bind not in http + grpc or bind.startswith("fd://")
+    ]
 
 
 def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
