@@ -35,7 +35,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from shmserve.transport.notify import Notifier
 
     settings = config.load()
-    setproctitle("shmserve: supervisor")
+    setproctitle(f"shmserve: supervisor ({config.run_dir(settings)})")
     logs.setup("supervisor", settings.log_level)
     run_dir = config.run_dir(settings)
     commands = Commands(
