@@ -9,7 +9,7 @@ import sys
 
 from setproctitle import setproctitle
 
-from shmserve import config
+from shmserve.config import run_dir  # (gunicorn has a setting of the name of the module)
 from shmserve.errors import ConfigError
 from shmserve.frontends.http.server import sign_of_life
 from shmserve.frontends.oip.restricted_apis import check_settings
@@ -59,7 +59,7 @@ def on_reload(server):
 
 def pre_fork(server, worker):
     # here, because gunicorn sets its own after its start; a host may have several services
-    setproctitle(f"shmserve: master ({config.run_dir(_settings)})")
+    setproctitle(f"shmserve: master ({run_dir(_settings)})")
 
 
 def post_fork(server, worker):

@@ -140,6 +140,8 @@ def _add_key(key: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     arguments = parser().parse_args(argv)
+    if (arguments.command, getattr(arguments, "what", "")) == ("show", "top"):
+        arguments.module = "top"
     if arguments.config is not None:  # for the server that `serve` becomes, too
         os.environ[CONFIG_VARIABLE] = os.path.abspath(arguments.config)
     try:

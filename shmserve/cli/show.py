@@ -24,12 +24,7 @@ Row = dict[str, Any]
 
 
 def main(arguments: argparse.Namespace) -> int:
-    settings = config.load()
-    if arguments.what == "top":
-        from shmserve.cli import top
-
-        return top.run(settings, arguments.interval)
-    return run(settings, arguments.what, as_json=arguments.json)
+    return run(config.load(), arguments.what, as_json=arguments.json)
 
 
 def run(settings: Settings, name: str, *, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,10 @@ class Look(Struct, frozen=True):
     time: float
     tables: dict[str, list[Row]]
     usage: dict[int, tuple[float, int]]
+
+
+def main(arguments: argparse.Namespace) -> int:
+    return run(config.load(), arguments.interval)
 
 
 def run(settings: Settings, interval_s: float) -> int:
