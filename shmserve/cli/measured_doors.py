@@ -39,7 +39,8 @@ def maker(
 ) -> Callable[[], Door]:
     """What opens a door of this kind. Raises ConfigError: there is none of that kind here."""
     if over != "grpc":
-        return functools.partial(ClientDoor, over, url, arguments.model, inputs)
+        control = "" if over == "http" else server_address.client_socket(settings, arguments.url)
+        return functools.partial(ClientDoor, over, url, control, arguments.model, inputs)
     target = server_address.grpc(settings, arguments.grpc)
     from shmserve.cli.grpc_door import GrpcDoor
 
@@ -49,10 +50,15 @@ def maker(
 class ClientDoor:
     """`shmserve.client`, told which way to take."""
 
-    def __init__(self, over: str, url: str, model: str, inputs: Mapping[str, Any]) -> None:
-        """Raises Unavailable: no server, or it gives no shared memory."""
+    def __init__(
+        self, over: str, url: str, control: str | None, model: str, inputs: Mapping[str, Any]
+    ) -> None:
+        """`control`: as `shmserve.client.connect` has it.
+
+        Raises:
+            Unavailable: no server, or it gives no shared memory.
+        """
         self._over, self._model, self._warm = over, model, 0
-        control = "" if over == "http" else None
         try:
             self._client = shmserve.client.connect(
                 url, control, timeout=_WAIT_S, lanes=over == "lane"

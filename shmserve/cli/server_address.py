@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from shmserve import config
 from shmserve.client.errors import InferenceError
 from shmserve.client.http_transport import Transport
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, Unavailable
+from shmserve.protocol.control.client_messages import SOCKET_NAME
 
 _ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]"}
 
@@ -38,6 +41,14 @@ def grpc(settings: Settings, address: str | None) -> str:
     if not address and settings.grpc_tls_cert and not found.startswith("unix:"):
         raise ConfigError("grpc_bind: no address without TLS that can be used from here")
     return found
+
+
+def client_socket(settings: Settings, url: str | None) -> str | None:
+    """Where the server of these settings takes shared memory; None: `url` is another's, and its
+    client socket is looked for beside its HTTP socket."""
+    if url:
+        return None
+    return settings.client_socket or os.path.join(config.run_dir(settings), SOCKET_NAME)
 
 
 def _bound(binds: Iterable[str]) -> str:
