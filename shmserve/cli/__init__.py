@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
         one = command(name, "model_commands", text)
         one.add_argument("model", metavar="MODEL", nargs="?" if name == "ready" else None)
         _add_address(one)
+        one.add_argument("--key-file", metavar="FILE", help="of a key to show (docs/security.md)")
         if name == "ready":
             one.add_argument("--wait", type=float, default=0.0, metavar="S", help="for so long")
     _add_measure(command("measure", "measure", "send a model generated requests and time them"))
@@ -102,7 +103,6 @@ def _add_address(one: argparse.ArgumentParser) -> None:
     one.add_argument(
         "--url", help="http://HOST:PORT or unix:/PATH; default: the first of http_bind"
     )
-    one.add_argument("--key-file", metavar="FILE", help="of a key to show (docs/security.md)")
 
 
 def _add_measure(measure: argparse.ArgumentParser) -> None:

@@ -33,18 +33,19 @@ _MOST = {"seconds": 3600.0, "requests": 10_000_000, "concurrency": 256}
 
 
 class Measurement(Struct):
-    """Of one way. `ends`: of each request its end, in seconds from the start, and its ms."""
+    """Of one way. `ends`: of each request its end, in seconds from the start, and its ms;
+    `failures`: why others failed; `error`: why the way is none."""
 
     over: str
     elapsed_s: float = 0.0
-    failed: int = 0
+    failures: list[str] = []
     error: str = ""
     receipt: Receipt = {}
     ends: list[tuple[float, float]] = []
 
     def row(self) -> Row:
         """As it is shown. Percentiles are of what succeeded."""
-        row: Row = {"over": self.over, "requests": len(self.ends), "failed": self.failed}
+        row: Row = {"over": self.over, "requests": len(self.ends), "failed": len(self.failures)}
         if self.ends:
             ms = np.array([latency for _, latency in self.ends])
             row["per_s"] = round(len(self.ends) / self.elapsed_s, 1)
@@ -55,7 +56,7 @@ class Measurement(Struct):
         row["copied_bytes"] = " ".join(f"{stage}={n}" for stage, n in copied.items() if n) or (
             "0" if copied else ""
         )
-        row["error"] = self.error
+        row["error"] = self.error or (self.failures[-1] if self.failures else "")
         return row
 
 
@@ -79,13 +80,13 @@ def main(arguments: argparse.Namespace) -> int:
     rows = [result.row() for result in results]
     print(msgspec.json.encode(rows).decode() if arguments.json else table(rows))
     if arguments.svg:
-        _draw(arguments, results)
-    return 1 if any(result.error for result in results) else 0
+        draw(arguments, results)
+    return 1 if any(row["error"] for row in rows) else 0
 
 
 def _inputs(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
     path = f"/v2/models/{urllib.parse.quote(arguments.model, safe='')}"
-    with Asking(url, arguments.key_file, _ASK_S) as server:
+    with Asking(url, None, _ASK_S) as server:
         answers = []
         for page in (path, f"{path}/config"):
             status, error, body = server.ask("GET", page)
@@ -131,19 +132,19 @@ def _call(result: Measurement, door: Door, count: int, start: float, seconds: fl
     clock = time.perf_counter
     for _ in range(count):
         begun = clock()
-        if begun - start > seconds or result.failed >= _MOST_FAILED:
+        if begun - start > seconds or len(result.failures) >= _MOST_FAILED:
             return
         try:
             door.send()
         except ShmserveError as ex:
-            result.failed += 1
-            result.error = ex.message
+            result.failures.append(ex.message)
             continue
         ended = clock()
         result.ends.append((ended - start, (ended - begun) * 1e3))
 
 
-def _draw(arguments: argparse.Namespace, results: Sequence[Measurement]) -> None:
+def draw(arguments: argparse.Namespace, results: Sequence[Measurement]) -> None:
+    """Medians and rates over time, into the file. Raises ConfigError: it cannot be written."""
     median: dict[str, list[tuple[float, float]]] = {}
     rates: dict[str, list[tuple[float, float]]] = {}
     for result in results:

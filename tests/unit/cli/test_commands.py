@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import runpy
 import socket
@@ -15,10 +16,12 @@ import pytest
 
 import shmserve
 from shmserve import cli, config
-from shmserve.cli import line_chart, made_inputs, model_code, server_address, top
+from shmserve.cli import line_chart, made_inputs, measure, model_code, server_address, top
+from shmserve.cli.grpc_door import GrpcDoor
 from shmserve.cli.measure import Measurement
 from shmserve.config import Settings
-from shmserve.errors import ConfigError
+from shmserve.errors import ConfigError, Unavailable
+from tests.grpc_client import VALUES, Rig
 
 ROOT = Path(__file__).parents[3]
 
@@ -169,7 +172,7 @@ def test_inputs_are_made_from_what_a_model_says(tmp_path: Path) -> None:
 
 def test_a_measurement_becomes_a_row() -> None:
     ends = [(n / 100, float(n)) for n in range(1, 101)]
-    row = Measurement("lane", 2.0, 1, "", {"copied_bytes": {"in": 0, "out": 8}}, ends).row()
+    row = Measurement("lane", 2.0, ["x"], "", {"copied_bytes": {"in": 0, "out": 8}}, ends).row()
     assert (row["requests"], row["failed"], row["per_s"]) == (100, 1, 50.0)
     assert (row["p50_ms"], row["p90_ms"], row["max_ms"]) == (50.5, 90.1, 100.0)
     assert row["copied_bytes"] == "out=8"
@@ -220,3 +223,69 @@ def test_the_programs_of_the_cli_start_quickly_without_what_they_do_not_need() -
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
+
+
+class CountingDoor:
+    """Answers at once, but every fifth time."""
+
+    def __init__(self) -> None:
+        self.sent = self.open = 0
+
+    def send(self, receipt: bool = False) -> dict[str, object]:
+        self.sent += 1
+        if not receipt and self.sent % 5 == 0:
+            raise Unavailable("not now")
+        return {"copied_bytes": {"in": 3}} if receipt else {}
+
+    def __enter__(self) -> CountingDoor:
+        self.open += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open -= 1
+
+
+def limits(**given: object) -> argparse.Namespace:
+    return argparse.Namespace(**{"requests": 51, "seconds": 60.0, "concurrency": 2, **given})
+
+
+def test_requests_are_shared_among_callers_and_counted() -> None:
+    doors = [CountingDoor(), CountingDoor()]
+    made = iter(doors)
+    result = Measurement("lane")
+    measure.run(result, lambda: next(made), limits())
+    assert [door.sent for door in doors] == [5 + 26, 5 + 25]
+    assert len(result.ends) + len(result.failures) == 51
+    assert result.failures == ["not now"] * 10, "the first five of each are not counted"
+    assert result.receipt == {"copied_bytes": {"in": 3}}
+    assert result.ends == sorted(result.ends)
+    assert [door.open for door in doors] == [0, 0]
+
+
+def test_a_measurement_ends_with_its_time_and_with_too_many_failures() -> None:
+    result = Measurement("lane")
+    measure.run(result, CountingDoor, limits(seconds=0.0))
+    assert len(result.ends) <= 2
+    result = Measurement("lane")
+    measure.run(result, CountingDoor, limits(requests=1000))
+    assert 20 <= len(result.failures) <= 21
+
+
+def test_latencies_are_drawn_over_time(tmp_path: Path) -> None:
+    arguments = limits(model="m", svg=str(tmp_path / "m.svg"))
+    ends = [(n / 100, 1.0) for n in range(100)]
+    measure.draw(arguments, [Measurement("lane", 1.0, ends=ends), Measurement("grpc")])
+    assert (tmp_path / "m.svg").read_text().count("<polyline") == 2
+    with pytest.raises(ConfigError, match="--svg"):
+        measure.draw(limits(model="m", svg=str(tmp_path / "no/m.svg")), [])
+
+
+def test_grpc_is_measured_with_every_datatype() -> None:
+    with Rig() as rig, GrpcDoor(rig.target, "identity", {"INPUT0": VALUES}) as door:
+        assert door.send(receipt=True)["copied_bytes"]["in"] >= 0
+        assert door.send() == {}
+        wrong = GrpcDoor(rig.target, "identity", {"X": np.array([b"a"], object)})
+        with wrong, pytest.raises(Unavailable, match=r"INVALID_ARGUMENT.*unexpected .* input 'X'"):
+            wrong.send()
+    with pytest.raises(ConfigError, match="--input x: complex128 is no datatype"):
+        GrpcDoor("127.0.0.1:1", "m", {"x": np.zeros(1, complex)})
