@@ -9,6 +9,7 @@ import sys
 
 from setproctitle import setproctitle
 
+from shmserve.config import run_dir  # (gunicorn has a setting of the name of the module)
 from shmserve.errors import ConfigError
 from shmserve.frontends.http.server import sign_of_life
 from shmserve.frontends.oip.restricted_apis import check_settings
@@ -19,7 +20,7 @@ from shmserve.transport import key_file, tls
 try:
     _settings = launch.settings()
 except ConfigError as ex:
-    sys.exit(f"shmserve: {ex.message}")
+    sys.exit("\n".join(f"shmserve: {line}" for line in ex.message.splitlines()))
 
 wsgi_app = "shmserve.app"
 proc_name = "shmserve"
@@ -67,7 +68,8 @@ def on_reload(server):
 
 
 def pre_fork(server, worker):
-    setproctitle("shmserve: master")  # here, because gunicorn sets its own after its start
+    # here, because gunicorn sets its own after its start; a host may have several services
+    setproctitle(f"shmserve: master ({run_dir(_settings)})")
 
 
 def post_fork(server, worker):

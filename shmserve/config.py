@@ -3,6 +3,7 @@
 The file is named by `SHMSERVE_CONFIG`; every key ``a_b`` is also the environment
 variable ``SHMSERVE_A_B``, which wins. A table is a prefix: ``[client_shm] mode``
 is ``client_shm_mode``. Unknown keys are errors. Nothing else reads the environment.
+Sizes (``…_bytes``) and times (``…_s``) may have units; docs/settings.md has every setting.
 
 Extensions have settings of their own: the key ``x_a_b`` is `a_b` of the extension ``x``.
 """
@@ -11,14 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from shmserve import extensions
 from shmserve.errors import ConfigError
-from shmserve.setting_texts import SettingTexts
+from shmserve.setting_sources import Declared, Sources
 
 PREFIX = "SHMSERVE_"
 CONFIG_VARIABLE = "SHMSERVE_CONFIG"
@@ -236,105 +237,106 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _FORMER = {"grps_pipelines": "pipelines"}  # names that settings had once: they are still taken
-_TABLES = frozenset({"pipelines", "host_policies"})  # settings that are tables: name -> list
-_SEMICOLONS = frozenset({"http_restricted_api", "grpc_restricted_protocol"})  # items have commas
-_LISTS = frozenset(
-    field.name for field in msgspec.structs.fields(Settings) if get_origin(field.type) is tuple
-)
-_TEXTS = SettingTexts(CONFIG_VARIABLE, _LISTS - _SEMICOLONS, _SEMICOLONS, _TABLES, _FORMER)
+_SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
+SECRET = _SEMICOLONS  # values that are not shown
+
+
+class Reading(NamedTuple):
+    """Settings, and for those that were given, where."""
+
+    settings: Settings
+    origins: dict[str, str]
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings.
+    """Read the settings. Raises as `read`."""
+    return read(environ).settings
+
+
+def read(environ: Mapping[str, str] | None = None) -> Reading:
+    """Read the settings, and remember where they are from.
 
     Raises:
-        ConfigError: a file that cannot be read, an unknown key, a value of the wrong type.
+        ConfigError: a file that cannot be read, unknown keys, values of the wrong type: all that
+            is wrong, one to a line.
     """
     environ = os.environ if environ is None else environ
-    values = _TEXTS.from_file(environ.get(CONFIG_VARIABLE, ""))
     extensions.check()
-    own = _of_extensions()
-    for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS:
-            continue
-        key = _TEXTS.current(variable.removeprefix(PREFIX).lower())
-        if key not in own and key not in Settings.__struct_fields__:
-            raise ConfigError(f"unknown setting {variable} in the environment")
-        values[key] = _TEXTS.items(key, text)
-    if "extensions" in values:
-        raise ConfigError("unknown setting extensions")
-    given: dict[str, dict[str, Any]] = {name: {} for name, _ in own.values()}
-    for key in own.keys() & values.keys():
-        name, field = own[key]
-        given[name][field] = values.pop(key)
-    try:
-        settings = msgspec.convert(values, Settings, strict=False)
-    except msgspec.ValidationError as ex:
-        raise ConfigError(f"bad setting: {_named(str(ex), values)}") from None
-    _check_binds(settings)
-    _check_traces(settings)
-    of_extensions = {name: _extension(name, fields) for name, fields in given.items()}
-    return msgspec.structs.replace(settings, extensions=of_extensions)
+    known = declared()
+    source = Sources(known, _FORMER)
+    if path := environ.get(CONFIG_VARIABLE, ""):
+        source.take_file(path, CONFIG_VARIABLE)
+    source.take_variables(
+        {name: text for name, text in environ.items() if name not in _NOT_SETTINGS}, PREFIX
+    )
+    values = source.converted()
+    problems = source.problems
+    if not problems:
+        settings = Settings(
+            **{key: values[key] for key in Settings.__struct_fields__ if key in values}
+        )
+        problems = _wrong_binds(settings) + _wrong_traces(settings)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    own = {
+        name: kind(**{f: values.pop(f"{name}_{f}") for f in _given(name, kind, values)})
+        for name, kind in extensions.load_all(extensions.SETTINGS).items()
+    }
+    origins = {name: given.origin for name, given in source.given.items()}
+    return Reading(Settings(**values, extensions=own), origins)
 
 
-def _check_binds(settings: Settings) -> None:
+def _given(name: str, kind: type[ExtensionSettings], values: Mapping[str, Any]) -> list[str]:
+    return [field for field in kind.__struct_fields__ if f"{name}_{field}" in values]
+
+
+def declared() -> dict[str, Declared]:
+    """Every setting there is, those of extensions behind the server's own."""
+    kinds: dict[str, type[Struct]] = {"": Settings}
+    for name, kind in extensions.load_all(extensions.SETTINGS).items():
+        kinds[f"{name}_"] = kind
+    found = {}
+    for prefix, kind in kinds.items():
+        for field in msgspec.structs.fields(kind):
+            name = prefix + field.name
+            factory = field.default_factory
+            default = field.default if factory is msgspec.NODEFAULT else factory()
+            separator = ";" if name in _SEMICOLONS else ","
+            found[name] = Declared(name, field.type, default, separator, name in SECRET)
+    del found["extensions"]
+    return found
+
+
+def _wrong_binds(settings: Settings) -> list[str]:
     binds = settings.http_bind + settings.grpc_bind + settings.metrics_bind
-    for bind in settings.remote_binds:
-        if bind not in binds or bind.startswith("fd://"):
-            raise ConfigError(
-                f"remote_binds: '{bind}' is no address of http_bind, grpc_bind or metrics_bind"
-            )
+    wrong = [
+        f"remote_binds: '{bind}' is no address of http_bind, grpc_bind or metrics_bind"
+        for bind in settings.remote_binds
+        if bind not in binds or bind.startswith("fd://")
+    ]
     ports = {bind.rpartition(":")[2] for bind in settings.http_bind}
-    for bind in settings.metrics_bind:
-        if not settings.metrics:
-            raise ConfigError("metrics_bind: there are no metrics (setting metrics)")
-        if bind.rpartition(":")[2] in ports:
-            raise ConfigError(f"metrics_bind: '{bind}' has a port of http_bind, and needs its own")
+    wrong += [
+        f"metrics_bind: '{bind}' has a port of http_bind, and needs its own"
+        for bind in settings.metrics_bind
+        if bind.rpartition(":")[2] in ports
+    ]
+    if settings.metrics_bind and not settings.metrics:
+        wrong.append("metrics_bind: there are no metrics (setting metrics)")
+    return wrong
 
 
-def _check_traces(settings: Settings) -> None:
+def _wrong_traces(settings: Settings) -> list[str]:
+    wrong = []
     if settings.trace_mode != "triton":
         shown = ascii(settings.trace_mode[:64])
-        raise ConfigError(f"trace_mode: {shown} is not supported: it is 'triton'")
+        wrong.append(f"trace_mode: {shown} is not supported: it is 'triton'")
     if "OFF" in settings.trace_level and len(set(settings.trace_level)) > 1:
-        raise ConfigError("trace_level: OFF cannot be together with other levels")
-    if not settings.trace_file:
-        if settings.trace_log_frequency:
-            raise ConfigError("trace_log_frequency: there is no trace_file")
-        if "TENSORS" in settings.trace_level:
-            raise ConfigError("trace_level: TENSORS go to a trace_file, and there is none")
-
-
-def _named(text: str, values: dict[str, Any]) -> str:
-    """An error about a table, with the name of its entry, which msgspec leaves out."""
-    for key in _TABLES & values.keys():
-        for name, items in values[key].items() if isinstance(values[key], dict) else ():
-            try:
-                msgspec.convert({key: {name: items}}, Settings, strict=False)
-            except msgspec.ValidationError:
-                return text.replace(f"`$.{key}[...]", f"`$.{key}.{name}", 1)
-    return text
-
-
-def _of_extensions() -> dict[str, tuple[str, str]]:
-    """Keys of extensions: the extension, and its field."""
-    return {
-        f"{name}_{field}": (name, field)
-        for name, kind in extensions.load_all(extensions.SETTINGS).items()
-        for field in kind.__struct_fields__
-    }
-
-
-def _extension(name: str, fields: dict[str, Any]) -> ExtensionSettings:
-    kind: type[ExtensionSettings] = extensions.load(extensions.SETTINGS, name)
-    for field in msgspec.structs.fields(kind):
-        text = fields.get(field.name)
-        if isinstance(text, str) and get_origin(field.type) is tuple:
-            fields[field.name] = [part.strip() for part in text.split(",") if part.strip()]
-    try:
-        return msgspec.convert(fields, kind, strict=False)
-    except msgspec.ValidationError as ex:
-        raise ConfigError(f"bad setting: {str(ex).replace('`$.', f'`$.{name}_')}") from None
+        wrong.append("trace_level: OFF cannot be together with other levels")
+    if settings.trace_log_frequency and not settings.trace_file:
+        wrong.append("trace_log_frequency: there is no trace_file")
+    if "TENSORS" in settings.trace_level and not settings.trace_file:
+        wrong.append("trace_level: TENSORS go to a trace_file, and there is none")
+    return wrong
 
 
 def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:

@@ -13,6 +13,7 @@ import sys
 
 import msgspec
 
+from shmserve.cli import model_code
 from shmserve.errors import ShmserveError
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
@@ -55,7 +56,8 @@ def main() -> int:
         except Exception as ex:
             raise from_load(ex, logging.getLogger(__name__), instance.name) from ex
     except ShmserveError as ex:
-        print(f"\n{_MARK}{sanitised(ex.message)}", flush=True)
+        where = model_code.place(ex.__cause__ or ex, instance.directory)
+        print(f"\n{_MARK}{where}{sanitised(ex.message)}", flush=True)
         return 1
     return 0
 

@@ -21,7 +21,7 @@ _TRACEPARENT = re.compile(  # ids of zeros only are none, and there is no versio
     "(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}"
 )
 _FRONTENDS = {"http": "HTTP", "grpc": "GRPC"}
-_OF__FRONTENDS = {"RECV_START", "RECV_END", "SEND_START", "SEND_END"}
+_OF_FRONTENDS = {"RECV_START", "RECV_END", "SEND_START", "SEND_END"}
 
 
 def entries_of(

@@ -39,7 +39,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from shmserve.transport.notify import Notifier
 
     settings = config.load()
-    setproctitle("shmserve: supervisor")
+    setproctitle(f"shmserve: supervisor ({config.run_dir(settings)})")
     logs.setup("supervisor", settings.log_level, settings.log_format)
     run_dir = config.run_dir(settings)
     commands = Commands(

@@ -21,9 +21,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from shmserve.cli.line_chart import svg
 from shmserve.testing.running_server import RunningServer, open_fds, rss_bytes, wait_until
 from tests.crash.load import GrpcClient, Load, Verdict
-from tests.crash.plot import svg
 from tests.crash.region_load import RegionClient
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"

@@ -324,7 +324,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
         feed(call, np.full(1, 6000, np.float32))
         answers = call.stream()
         threading.Timer(0.3, kill, (server, "left/1/0")).start()
-        with pytest.raises(ExecutorLost, match="the executor of model 'left' died.*step 'left'"):
+        with pytest.raises(ExecutorLost, match=r"the executor of model 'left' died.*step 'left'"):
             next(answers)
     server.wait_instances()
     wait_until(lambda: frontend.snapshot().ready, "the models are not back")

@@ -109,8 +109,8 @@ def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
         ]
         # What it has just forked has its title for a moment
         assert sorted(set(names))[-3:] == [
-            "shmserve: master",
-            "shmserve: supervisor",
+            f"shmserve: master ({server.run_dir})",
+            f"shmserve: supervisor ({server.run_dir})",
             "shmserve: template",
         ]
         assert server.stop() == 0

@@ -122,6 +122,8 @@ def test_errors_of_single_answers_do_not_end_a_stream(rig: Rig) -> None:
 
 def test_an_answer_that_finds_no_room_is_replaced_by_its_error(tmp_path: Path) -> None:
     class Nothing:
+        pool_bytes = 0
+
         def grant(self, nbytes: int, timeout_s: float) -> bool:
             return nbytes < 1 << 22
 

@@ -454,7 +454,7 @@ def test_who_leaves_a_stream_cancels_what_is_in_flight(made: Any) -> None:
         next(answers)
         assert begun.wait(30)
     assert ended.wait(30)
-    with pytest.raises(DeadlineExceeded, match="in ensemble 'e', .*step 'one'"):
+    with pytest.raises(DeadlineExceeded, match=r"in ensemble 'e', .*step 'one'"):
         streamed(models, {"IN": TWO}, timeout_s=1)
     models.assert_nothing_held()
 
