@@ -97,6 +97,7 @@ lint: $(DEV_DEPS)  ## ruff, mypy strict (the tests' helpers, too), import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/polynomial
 	$(BIN)/lint-imports
 
 proto: $(DEV_DEPS)  ## generate shmserve/_generated from proto/

@@ -132,10 +132,10 @@ SECTIONS: dict[str, dict[str, str]] = {
         ),
         "max_caller_share": (
             "the part that one caller may have: of the threads and places for gRPC calls, and "
-            "with `http2` of the connections (an address); of a model version's requests that "
-            "run or wait, and of the pool (a key, a user over a Unix socket, an address, or an "
-            "IPv6 network of 64 bits): of the pool through each frontend process an equal part "
-            "of that, or one request with all of it; 1: the pool is anybody's "
+            "with `http2` of the connections (a user over a Unix socket, an address, or an IPv6 "
+            "network of 64 bits); of a model version's requests that run or wait, and of the pool "
+            "(a key, else as before): of the pool through each frontend process an equal part of "
+            "that, or one request with all of it; 1: the pool is anybody's "
             "([security.md](security.md#how-much-one-caller-may-have))"
         ),
         "grpc_threads": (

@@ -101,6 +101,7 @@ class Attempt:
     Args:
         timeout_s: how long an answer is waited for, for the text of the error.
         on_wait: called once a tick; False: nobody waits any more.
+        on_sent: called when it has been sent.
 
     Attributes:
         deadline_ns: when the wait for the next answer ends.
@@ -115,6 +116,7 @@ class Attempt:
         "_entry",
         "_executors",
         "_message",
+        "_on_sent",
         "_on_wait",
         "_timeout_s",
         "abandoned",
@@ -132,6 +134,7 @@ class Attempt:
         timeout_s: float,
         on_wait: Callable[[], bool] | None,
         cancellation: Cancellation | None,
+        on_sent: Callable[[], None] | None = None,
     ) -> None:
         self.deadline_ns = message.deadline_ns
         self.overdue = ""
@@ -144,6 +147,7 @@ class Attempt:
         self._message = message
         self._on_wait = on_wait
         self._cancellation = cancellation
+        self._on_sent = on_sent
 
     def first(self) -> Answer:
         """Send the request, on another executor if one dies of it; the first answer.
@@ -179,6 +183,8 @@ class Attempt:
             except BaseException:  # no descriptor to be had, for instance
                 pool.discard(connection)
                 raise
+            if self._on_sent is not None:
+                self._on_sent()
             try:
                 return self._wait(pool, connection)
             except (PeerDied, ProtocolViolation) as ex:

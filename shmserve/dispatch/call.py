@@ -227,6 +227,7 @@ class Call:
             self._timeout_s,
             options.on_wait,
             self._cancellation,
+            options.on_sent,
         )
         return self._attempt
 

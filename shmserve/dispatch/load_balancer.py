@@ -17,7 +17,7 @@ from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot
 from shmserve.dispatch.executor_connection import ExecutorConnection
 from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.orphaned_requests import OrphanedRequests
-from shmserve.dispatch.sequence_placement import home_of, where_to_begin
+from shmserve.dispatch.sequence_placement import BegunSequences, home_of, where_to_begin
 from shmserve.errors import (
     NoExecutor,
     PeerDied,
@@ -29,6 +29,7 @@ from shmserve.errors import (
 from shmserve.protocol.control.data_messages import Execute, RegionRef
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.shm.status_page import StatusView
+from shmserve.tensor.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class LoadBalancer:
         self._lock = threading.Lock()
         self._departed: list[ExecutorPool] = []  # they may still hold something of ours
         self._pruned_at = -1
+        self._begun = BegunSequences()
         self._devices: tuple[Snapshot | None, dict[int, str]] = (None, {})
 
     def connect(
@@ -99,8 +101,9 @@ class LoadBalancer:
                 if instance.process not in tried
             ]
             self._check_bounds(entry, pools, message.caller_number)
-            if len(pools) > 1 and entry.spec.config.sequence_batching is not UNSET:
-                pools = self._by_sequence(pools, message, tried)
+            of_sequence = len(pools) > 1 and entry.spec.config.sequence_batching is not UNSET
+            if of_sequence:
+                pools = self._by_sequence(entry.spec, pools, message, tried)
             elif len(pools) > 1:
                 pools.sort(key=lambda pool: pool.load)
                 near = self._device(snapshot, message)
@@ -108,12 +111,17 @@ class LoadBalancer:
                     pools.sort(key=lambda pool: pool.instance.device != near)
             for pool in pools:
                 try:
-                    return pool, pool.acquire(message.caller_number), entry
+                    connection = pool.acquire(message.caller_number)
                 except QueueFull as ex:
                     full = ex
                 except PeerDied:
                     tried.add(pool.instance.process)
                     self.departed(pool)
+                else:
+                    if of_sequence:
+                        with self._lock:
+                            self._begun.sent(entry.spec, message.parameters, pool)
+                    return pool, connection, entry
             if full is not None:
                 raise full
             snapshot = self.registry.current()
@@ -168,7 +176,7 @@ class LoadBalancer:
             )
 
     def _by_sequence(
-        self, pools: list[ExecutorPool], message: Execute, tried: set[str]
+        self, spec: ModelSpec, pools: list[ExecutorPool], message: Execute, tried: set[str]
     ) -> list[ExecutorPool]:
         """Where the request's sequence lives, and only there; one that lives nowhere goes where
         most slots are free. An executor that has not said hello yet is waited for only where no
@@ -187,6 +195,9 @@ class LoadBalancer:
                 tried.add(pool.instance.process)
                 self.departed(pool)
         home = home_of(views, sequence)
+        if home is None:
+            with self._lock:
+                home = self._begun.home(spec, message.parameters, (pool for pool, _ in views))
         return where_to_begin(views, sequence) if home is None else [home]
 
     def _meet(self, instance: LiveInstance) -> ExecutorPool:

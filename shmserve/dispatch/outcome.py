@@ -29,6 +29,8 @@ class RunOptions(Struct, frozen=True):
         places: where outputs go that the client wants in its own memory.
         on_wait: called about once a second while nothing comes; when it returns False nobody
             wants the answer any more.
+        on_sent: called when an executor has been sent it, if it is sent to one as it is: what is
+            sent to the same one from then on is taken after it.
         callers: models that wait for the answer, if it is a model that asks.
         caller_number: whose it is, where callers take turns and have shares.
         stream: how long a stream's later answers are waited for; None: as the first.
@@ -41,6 +43,7 @@ class RunOptions(Struct, frozen=True):
     parameters: dict[str, Parameter] = {}
     places: tuple[OutputPlace, ...] = ()
     on_wait: Callable[[], bool] | None = None
+    on_sent: Callable[[], None] | None = None
     timeout_s: float | None = None
     callers: tuple[CallingModel, ...] = ()
     stream: StreamLimits | None = None

@@ -17,6 +17,7 @@ from time import monotonic_ns
 from typing import TypeGuard
 
 import grpc
+from msgspec import UNSET
 
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import STOPPING, Cancelled, ShmserveError, Unavailable
@@ -234,17 +235,21 @@ class Session:
                 item.failed(Cancelled("the call has ended"))
                 return
             self._requests += 1
-        self._spawn(lambda: self._produce(item))
+        sent = threading.Event()
+        self._spawn(lambda: self._produce(item, sent))
+        if item.signature.spec.config.sequence_batching is not UNSET:
+            sent.wait()  # what follows in its sequence must not overtake it
 
-    def _produce(self, item: Running) -> None:
+    def _produce(self, item: Running, sent: threading.Event) -> None:
         try:
             with self._streams.working(), self._following.working():
-                for message in all_answers(item, self._strict):
+                for message in all_answers(item, self._strict, sent.set):
                     if not self._put(message):
                         return
         except Exception as ex:
             self._put(self._streams.failure(item.source.wire, item.entry, ex, self._strict))
         finally:
+            sent.set()
             with self._changed:
                 self._requests -= 1
                 self._changed.notify_all()

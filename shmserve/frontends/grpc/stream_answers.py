@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.outcome import Outcome
@@ -27,13 +27,16 @@ def only_answer(inference: Inference[InferMessage]) -> bytes:
         return message
 
 
-def all_answers(inference: Inference[InferMessage], strict: bool) -> Iterator[bytes]:
+def all_answers(
+    inference: Inference[InferMessage], strict: bool, on_sent: Callable[[], None] | None = None
+) -> Iterator[bytes]:
     """All answers of a model as ModelStreamInferResponses, errors of the model among them
-    (or raised, if `strict`). Closing the iterator cancels what has not come.
+    (or raised, if `strict`). Closing the iterator cancels what has not come. `on_sent`: as
+    `RunOptions` has it.
     """
     source = inference.source
     try:
-        for outcome in inference.stream():
+        for outcome in inference.stream(on_sent):
             if outcome.error is not None:
                 if strict:
                     raise outcome.error

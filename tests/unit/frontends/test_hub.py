@@ -252,6 +252,35 @@ def test_a_descriptor_that_was_closed_and_is_another_now(loop: Loop) -> None:
     loop.run()
 
 
+def test_what_is_told_of_a_closed_descriptor_ends_no_wait_for_its_successor(loop: Loop) -> None:
+    """Both were ready; whoever is first closes the other and waits for one with its number."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
+    (first, other), (old, its_peer), (new, silent) = pairs
+    channels, peers = [Channel(first), Channel(old)], [Channel(other), Channel(its_peer)]
+
+    def use() -> None:
+        for channel, peer in zip(channels, peers, strict=True):
+            peer.send(b"so that the loop watches it")
+            channel.receive(WATCHDOG_S)
+        waiting.sleep(0.01)  # a turn without either, or the one that came last is told of first
+        for peer in peers:
+            peer.send(b"in one turn")
+        channels[0].receive(WATCHDOG_S)
+        number = channels[1].fileno()
+        channels[1].close()
+        os.dup2(new.fileno(), number, inheritable=False)
+        channels[1] = Channel(socket.socket(fileno=number))
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            channels[1].receive(0.1)
+        assert time.monotonic() - began >= 0.1
+
+    loop.start(use)
+    loop.run()
+    for each in (*channels, *peers, new, silent):
+        each.close()
+
+
 def test_who_is_called_for_a_descriptor_that_another_waited_for_before(loop: Loop) -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel, got = Channel(one), []

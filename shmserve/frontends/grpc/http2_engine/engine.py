@@ -169,7 +169,7 @@ class Http2Engine:
 
     def _connected(self, sock: socket.socket, certificates: Certificates | None) -> None:
         connections = self._serving.connections
-        if not connections.room_for(ConnectedClient(sock).host, monotonic()):
+        if not connections.room_for(ConnectedClient(sock).number, monotonic()):
             _log.info("refused a connection: too many (max_connections)")
             flight_recorder.record("limit reached", "gRPC connections", "max_connections")
             sock.close()
@@ -215,7 +215,7 @@ class Http2Engine:
 
     def _finish(self) -> None:
         for connection in self._serving.connections:
-            connection.terminate()
+            guarded(connection.terminate)
         self._loop.stop()
 
 
