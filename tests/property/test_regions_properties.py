@@ -177,7 +177,9 @@ def test_what_is_wrong_with_gpu_memory_is_told():
         return caught.value.message
 
     failed = "failed to register shared memory region 'r'"
-    assert told(b"h" * 64, 0, 1, 0) == f"{failed}, GPUs not supported"
+    assert told(b"h" * 64, 0, 1, 0) == (
+        "failed to register CUDA shared memory region: 'r', GPUs not supported"
+    )
     assert told(b"h" * 63, 0, 1, 1) == (
         f"{failed}: invalid args: raw_handle has 63 bytes, a cudaIpcMemHandle_t has 64"
     )

@@ -60,7 +60,7 @@ def test_a_name_in_two_paths_is_a_failure(tmp_path: Path) -> None:
     found = repository.scan([str(tmp_path / "one"), str(tmp_path / "two")])
     assert found.models == {}
     assert found.failures == {"a": "model appears in two or more repositories"}
-    with pytest.raises(ConfigError, match="2 paths"):
+    with pytest.raises(ConfigError, match="two or more repositories"):
         repository.find([str(tmp_path / "one"), str(tmp_path / "two")], "a")
 
 
