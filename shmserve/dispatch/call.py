@@ -19,18 +19,21 @@ from shmserve.dispatch.attempt import Attempt, Cancellation
 from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.forwarded_outputs import ForwardingMemory
 from shmserve.dispatch.load_balancer import LoadBalancer
-from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions, StreamLimits
+from shmserve.dispatch.outcome import (
+    Outcome,
+    OutputTensor,
+    RunOptions,
+    StreamLimits,
+    error_of,
+)
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.request_counting import Account, RequestCounting
 from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
     Cancelled,
-    Code,
     ProtocolViolation,
     QueueFull,
-    ShmserveError,
     StaleDescriptor,
-    of_run,
 )
 from shmserve.protocol.control.data_messages import (
     Answer,
@@ -143,10 +146,10 @@ class Call:
         try:
             answer = self._begin(0).first()
             self._accept(answer)
-            if error := _error_of(answer):
+            if answer.error_code:
                 if not answer.refused:
                     self.account.refused(answer.error_code)
-                raise error
+                raise error_of(answer)
             outputs = tuple(map(self._output, answer.outputs))
         except BaseException as ex:
             self.account.failed(ex)
@@ -263,8 +266,9 @@ class Call:
         receipt.copied_in += copied.inputs
 
     def _outcome(self, answer: Answer) -> Outcome:
+        error = error_of(answer) if answer.error_code else None
         outputs = tuple(map(self._output, answer.outputs))
-        return Outcome(outputs, answer.parameters, answer.final, _error_of(answer))
+        return Outcome(outputs, answer.parameters, answer.final, error)
 
     def _output(self, tensor: WireTensor) -> OutputTensor:
         at = tensor.at
@@ -344,10 +348,3 @@ class Call:
         if error is not None:
             self.account.failed(error)
         self.close()
-
-
-def _error_of(answer: Answer) -> ShmserveError | None:
-    """What an executor's answer says instead of outputs."""
-    if answer.refused:
-        return QueueFull(answer.error)
-    return of_run(Code(answer.error_code), answer.error) if answer.error_code else None
