@@ -12,12 +12,12 @@ from shmserve import waiting
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.executor_connection import ExecutorConnection
 from shmserve.dispatch.executor_pool import ExecutorPool
+from shmserve.dispatch.guilty_regions import explain, regions_of
 from shmserve.dispatch.load_balancer import LoadBalancer
 from shmserve.errors import (
     Cancelled,
     DeadlineExceeded,
     ExecutorLost,
-    InvalidArgument,
     NoExecutor,
     NotConfigured,
     PeerDied,
@@ -33,13 +33,11 @@ from shmserve.protocol.control.data_messages import (
     Credit,
     Descriptor,
     Execute,
-    RegionRef,
 )
 from shmserve.waiting import installed
 
 _TICK_S = 1.0  # how often a waiting request looks whether its client is still there
 _RESTART_LOOK_S = 0.05  # how often one that waits for a restart looks whether it is over
-_QUARANTINE_S = 0.5  # how long to wait for the coordinator's word on what killed an executor
 _RUNS = 2  # of one request; a request that kills executors must not go round
 
 
@@ -162,9 +160,12 @@ class Attempt:
         runs = 0
         while True:
             try:
-                pool, connection, entry = self._connect(entry, tried)
-            except NoExecutor as ex:
-                raise self._died() if runs else ex from None
+                pool, connection, entry = executors.connect(entry, tried, message)
+            except Unavailable as ex:
+                try:
+                    pool, connection, entry = self._after_restart(entry, tried, ex)
+                except Unavailable as last:
+                    raise (self._died() if runs else last) from None
             try:
                 if self._cancellation is not None and self._cancellation.requested:
                     raise Cancelled("the request was cancelled")
@@ -194,15 +195,14 @@ class Attempt:
                 if not again or runs == _RUNS or not entry.spec.rerun:
                     raise self._died() from ex
 
-    def _connect(
-        self, entry: ModelEntry, tried: set[str]
+    def _after_restart(
+        self, entry: ModelEntry, tried: set[str], missing: Unavailable
     ) -> tuple[ExecutorPool, ExecutorConnection, ModelEntry]:
-        """As `LoadBalancer.connect`; an executor that is being started is waited for."""
+        """As `LoadBalancer.connect`, of an executor that is being started; raises what is `missing`
+        if that is something else, or none comes in time."""
+        if not isinstance(missing, NoExecutor):
+            raise missing
         executors, message = self._executors, self._message
-        try:
-            return executors.connect(entry, tried, message)
-        except NoExecutor as ex:
-            missing = ex
         now = looked = time.monotonic()
         give_up = min(now + executors.restart_wait_s(), self.deadline_ns / 1e9)
         with executors.waiting(entry, message.caller_number):
@@ -299,32 +299,10 @@ class Attempt:
         """
         pool.discard(connection)
         self._executors.lost(pool, ex)
-        regions = _regions_of(self._message)
+        regions = regions_of(self._message)
         if regions:  # was it one of them? Whatever it was: not a second time
-            self._explain(regions)
+            explain(self._executors.registry, regions)
         return not regions
-
-    def _explain(self, regions: set[int]) -> None:
-        """Say so if one of these regions is found guilty, for which the registry is watched.
-
-        Raises:
-            InvalidArgument: one of them is in quarantine.
-        """
-        deadline = time.monotonic() + _QUARANTINE_S
-        registry = self._executors.registry
-        snapshot = registry.current()
-        while True:
-            for region in snapshot.regions.values():
-                if region.number in regions and region.quarantined:
-                    raise InvalidArgument(
-                        f"the executor died on shared memory region '{region.name}':"
-                        f" {region.quarantined}"
-                    )
-            left_s = deadline - time.monotonic()
-            newer = waiting.beside(registry.newer, snapshot, left_s)
-            if newer is None:
-                return
-            snapshot = newer
 
     def _died(self) -> ExecutorLost:
         return ExecutorLost(
@@ -360,9 +338,3 @@ def _blocked(entry: ModelEntry, message: Execute) -> set[str]:
             f" call ({way})"
         )
     return blocked
-
-
-def _regions_of(message: Execute) -> set[int]:
-    """Numbers of the client regions a request touches."""
-    inputs = {t.at.region for t in message.inputs if isinstance(t.at, RegionRef)}
-    return inputs | {place.at.region for place in message.places}

@@ -15,18 +15,21 @@ from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.attempt import Attempt, Cancellation
 from shmserve.dispatch.data_plane import DataPlane
 from shmserve.dispatch.executor_pool import ExecutorPool
-from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions, StreamLimits
+from shmserve.dispatch.outcome import (
+    Outcome,
+    OutputTensor,
+    RunOptions,
+    StreamLimits,
+    error_of,
+)
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.request_counting import Account
 from shmserve.dispatch.traced_request import BACKEND_OUTPUT, inputs_in
 from shmserve.errors import (
     Cancelled,
-    Code,
     ProtocolViolation,
     QueueFull,
-    ShmserveError,
     StaleDescriptor,
-    of_run,
 )
 from shmserve.protocol.control.data_messages import (
     Answer,
@@ -128,10 +131,10 @@ class Call:
         try:
             answer = self._begin(0).first()
             self._accept(answer)
-            if error := _error_of(answer):
+            if answer.error_code:
                 if not answer.refused:
                     self.account.refused(answer.error_code)
-                raise error
+                raise error_of(answer)
             outputs = tuple(map(self._output, answer.outputs))
         except BaseException as ex:
             self.account.failed(ex)
@@ -253,10 +256,11 @@ class Call:
         receipt.copied_in += copied.inputs
 
     def _outcome(self, answer: Answer) -> Outcome:
+        error = error_of(answer) if answer.error_code else None
         outputs = tuple(map(self._output, answer.outputs))
         if self.account.trace is not None:
             self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
-        return Outcome(outputs, answer.parameters, answer.final, _error_of(answer))
+        return Outcome(outputs, answer.parameters, answer.final, error)
 
     def _output(self, tensor: WireTensor) -> OutputTensor:
         at = tensor.at
@@ -336,10 +340,3 @@ class Call:
         if error is not None:
             self.account.failed(error)
         self.close()
-
-
-def _error_of(answer: Answer) -> ShmserveError | None:
-    """What an executor's answer says instead of outputs."""
-    if answer.refused:
-        return QueueFull(answer.error)
-    return of_run(Code(answer.error_code), answer.error) if answer.error_code else None

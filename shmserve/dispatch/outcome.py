@@ -7,8 +7,8 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from shmserve.dispatch.traced_request import Trace
-from shmserve.errors import ShmserveError
-from shmserve.protocol.control.data_messages import CallingModel, OutputPlace, Parameter
+from shmserve.errors import Code, QueueFull, ShmserveError, of_run
+from shmserve.protocol.control.data_messages import Answer, CallingModel, OutputPlace, Parameter
 
 
 class StreamLimits(Struct, frozen=True):
@@ -76,3 +76,9 @@ class Outcome(Struct, frozen=True):
     parameters: dict[str, Parameter] = {}
     final: bool = True
     error: ShmserveError | None = None
+
+
+def error_of(answer: Answer) -> ShmserveError:
+    """What an executor's answer says instead of outputs; `refused`: the request has not run."""
+    code, text = Code(answer.error_code), answer.error
+    return QueueFull(text) if answer.refused else of_run(code, text)

@@ -97,25 +97,24 @@ def require_free(setting: str, address: ListenAddress, patience_s: float = _ORPH
 
 def reserve(setting: str, address: ListenAddress) -> list[socket.socket]:
     """Have a TCP address that is free without listening on it: nobody but this user's processes
-    that share it (SO_REUSEPORT) can, until the sockets are closed. None are needed where the
-    kernel chooses the port; raises as `require_free`."""
+    that share it (SO_REUSEPORT) can, until the sockets are closed. None where the kernel chooses
+    the port, or where connections of somebody who did not share it have not run out yet.
+
+    Raises:
+        ConfigError: the address is none.
+    """
     held: list[socket.socket] = []
-    if address.path or not address.port:
-        return held
-    for family, kind, protocol, _, place in _resolve(setting, address):
+    for family, kind, protocol, _, place in _resolve(setting, address) if address.port else ():
         sock = socket.socket(family, kind, protocol)
-        held.append(sock)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
             sock.bind(place)
-        except OSError as ex:  # just now
-            for made in held:
-                made.close()
-            raise ConfigError(
-                f"{setting}: cannot listen on {address.text}: {ex.strerror}"
-            ) from None
+        except OSError:
+            sock.close()
+        else:
+            held.append(sock)
     return held
 
 

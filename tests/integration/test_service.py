@@ -66,6 +66,9 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
     with RunningServer(environ=environ, **SMALL) as server:
         said = hear(manager, "READY=1")
         assert "STATUS=Gunicorn arbiter booted" not in said
+        wait_until(lambda: "try: curl http://127.0.0.1:" in server.log(), "no greeting")
+        assert "all models ready after " in server.log()
+        assert f"HTTP: {server.base_url} unix:{server.unix_path}, gRPC: none" in server.log()
         assert {row["state"] for row in show.ask(server.run_dir, "models")} == {"READY"}
         hear(manager, "WATCHDOG=1")
         for pid in server.pids("executor"):  # a model's library must not speak for the service
@@ -74,6 +77,7 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
             assert b"WATCHDOG_USEC" not in environ
         os.kill(role_pid(server, "supervisor"), signal.SIGKILL)
         hear(manager, "READY=1")  # its successor speaks to systemd, too
+        assert server.log().count("all models ready after ") == 1
         server.stop()
         hear(manager, "STOPPING=1")
     assert server.leaks() == []
@@ -273,8 +277,8 @@ def test_http_survives_the_supervisor_being_told_to_stop():
     assert server.leaks() == []
 
 
-def test_killed_executors_leave_no_sockets_behind():
-    with RunningServer(**SMALL) as server:
+def test_killed_executors_leave_no_sockets_behind_and_every_line_is_an_object():
+    with RunningServer(**SMALL, log_format="json", access_log="true") as server:
 
         def sockets():
             return {n for n in os.listdir(server.run_dir) if n.startswith("executor-")}
@@ -286,6 +290,11 @@ def test_killed_executors_leave_no_sockets_behind():
         wait_until(lambda: not (sockets() & before), "the old sockets' end")
         wait_until(server.ready, "readiness")
     assert server.leaks() == []
+    lines = [json.loads(line) for line in server.log().splitlines()]
+    roles = {line["process"].split()[0] for line in lines}
+    assert {"master", "http", "supervisor", "coordinator"} <= roles
+    asked = [line["message"] for line in lines if line["logger"] == "gunicorn.access"]
+    assert any('"GET /v2/health/ready HTTP/1.1" 200' in message for message in asked)
 
 
 def test_with_the_master_everything_ends():

@@ -355,6 +355,22 @@ def test_who_waits_for_a_restart_is_bounded_and_can_be_cancelled(tmp_path: Path)
         rig.close()
 
 
+def test_what_may_run_again_and_finds_nobody_is_lost_and_not_refused(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, restart_wait_s=0.0)
+
+    def dies(request: Request) -> Response:
+        for connection in list(rig.executors[0].channels._connections.values()):
+            connection.channel._socket.shutdown(2)
+        return own_array(request)
+
+    try:
+        entry = rig.serve(dies, spec=msgspec.structs.replace(SPEC, rerun=True))
+        with pytest.raises(ExecutorLost):
+            run(rig, entry, np.ones(3, np.float32))
+    finally:
+        rig.close()
+
+
 def test_what_has_run_is_lost_and_nothing_else_is(rig: Rig) -> None:
     """A model's own word that it is not available is no promise that nothing has run."""
 

@@ -11,7 +11,7 @@ import pytest
 from shmserve.config import Settings
 from shmserve.core.registry import ModelState
 from shmserve.dispatch.outcome import Outcome
-from shmserve.errors import ModelFailure, QueueFull
+from shmserve.errors import ExecutorLost, ModelFailure, QueueFull
 from shmserve.tensor import bytes_codec
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeRequest
@@ -59,7 +59,8 @@ def test_health(client: Client) -> None:
     assert client.get("/v2/health/ready").json == {"ready": True}
     assert client.ask("HEAD", "/v2/health/ready").status == 200
     client.dispatcher.draining = True
-    error_of(client.get("/v2/health/ready"), 503)
+    told = error_of(client.get("/v2/health/ready"), 503)
+    assert told == "the server is not ready: it is about to stop"
     client.dispatcher.published = False
     error_of(client.get("/v2/health/ready"), 503)
     assert client.get("/v2/health/live").status == 200
@@ -68,6 +69,9 @@ def test_health(client: Client) -> None:
 def test_a_model_that_is_not_ready(client: Client) -> None:
     client.dispatcher.put(fake_models.spec("identity", "FP32", (-1,)), ModelState.LOADING)
     error_of(client.get("/v2/models/identity/ready"), 503)
+    answer = client.get("/v2/health/ready")
+    assert error_of(answer, 503) == "the server is not ready: 'identity' version 1 is loading"
+    assert answer.headers["retry-after"] == "1"
     assert "not at ready state" in error_of(client.infer({"inputs": []}), 503)
 
 
@@ -166,6 +170,19 @@ def test_no_line_of_the_log_is_a_clients(client: Client, caplog: Any) -> None:
     client.infer(BINARY, tail=VALUES)
     assert "\n" not in caplog.messages[-1]
     assert "one\\nforged line" in caplog.messages[-1]
+
+
+def test_what_no_retry_mends_says_nothing_of_one(client: Client) -> None:
+    refused = client.ask("POST", "/v2/repository/models/identity/load")
+    assert (refused.status, "retry-after" in refused.headers) == (503, False)
+
+    def lost(request: FakeRequest) -> Outcome:
+        raise ExecutorLost("it died")
+
+    client.dispatcher.functions["identity"] = lost
+    answer = client.infer(BINARY, tail=VALUES)
+    error_of(answer, 502)
+    assert "retry-after" not in answer.headers
 
 
 def test_a_full_server_says_when_to_come_back(client: Client) -> None:
