@@ -6,7 +6,7 @@ import traceback
 import warnings
 from pathlib import Path
 
-_MOST_FILES = 100
+_MOST_FILES, _MOST_CAUSES = 100, 10
 
 
 def problem(folder: Path) -> str:
@@ -22,11 +22,17 @@ def problem(folder: Path) -> str:
     return ""
 
 
-def place(ex: BaseException, directory: str) -> str:
-    """The last line of the model's own code that an exception came through, or where it is no
-    Python; empty: none."""
-    if isinstance(ex, SyntaxError) and ex.filename:
-        return f"{ex.filename}, line {ex.lineno}: "
-    frames = traceback.extract_tb(ex.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith(f"{directory}/")]
-    return f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
+def place(ex: BaseException | None, directory: str) -> str:
+    """The last line of the model's own code that an exception, or what has caused it, came
+    through, or where it is no Python; empty: none."""
+    found = ""
+    for _ in range(_MOST_CAUSES):
+        if ex is None:
+            break
+        if isinstance(ex, SyntaxError) and ex.filename:
+            return f"{ex.filename}, line {ex.lineno}: "
+        for frame in traceback.extract_tb(ex.__traceback__):
+            if frame.filename.startswith(f"{directory}/"):
+                found = f"{frame.filename}, line {frame.lineno}: "
+        ex = ex.__cause__ or ex.__context__
+    return found

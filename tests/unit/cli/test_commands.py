@@ -8,6 +8,7 @@ import runpy
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -191,6 +192,19 @@ def test_code_that_is_no_python_is_found_with_its_place(tmp_path: Path) -> None:
     assert model_code.problem(tmp_path) == ""
     (tmp_path / "model.py").write_text("x = 1\ndef f(:\n")
     assert model_code.problem(tmp_path).startswith(f"{tmp_path}/model.py, line 2: ")
+
+
+def test_the_line_of_the_model_that_failed_is_found_behind_other_errors(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("def load():\n    return 1 / 0\n")
+    names: dict[str, Callable[[], None]] = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    with pytest.raises(ZeroDivisionError) as told:
+        names["load"]()
+    outer = ConfigError("told otherwise")
+    outer.__cause__ = told.value
+    assert model_code.place(outer, str(tmp_path)) == f"{path}, line 2: "
+    assert model_code.place(outer, "/elsewhere") == ""
 
 
 def test_the_live_view_shows_rates() -> None:
