@@ -18,7 +18,8 @@ from shmserve.core.scheduling.batch_queue import BatchQueue, BatchSource, Waitin
 from shmserve.errors import Code
 from shmserve.executor.backend import Backend, BatchForm
 from shmserve.executor.batch_runner import BatchMember, BatchRunner
-from shmserve.executor.loop.channels import Channels, Event
+from shmserve.executor.lanes.lane import Event
+from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
 from shmserve.executor.loop.serving_loop import REST_S, WAKE_S, Key, Requested, ServingLoop
 from shmserve.executor.rate_limited import SharedResources

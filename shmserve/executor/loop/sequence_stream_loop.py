@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from shmserve.core.scheduling.sequence_policy import SequencePolicy
 from shmserve.core.scheduling.sequence_queue import Step
 from shmserve.errors import Cancelled, ProtocolViolation, ShmserveError
-from shmserve.executor.loop.channels import Channels, Event
+from shmserve.executor.lanes.lane import Event
+from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
 from shmserve.executor.loop.sequence_loop import SequenceLoop
 from shmserve.executor.loop.serving_loop import Key, Requested
