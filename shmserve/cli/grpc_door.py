@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import grpc
-import msgspec
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.errors import ConfigError, Unavailable
+from shmserve.protocol.decoding import json_decoder
 from shmserve.tensor import bytes_codec, dtypes
 
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _RECEIPT = "shmserve-receipt"
+_decode = json_decoder(dict)
 _WAIT_S = 60.0
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
@@ -47,7 +48,7 @@ class GrpcDoor:
             raise Unavailable(f"{ex.code().name}: {ex.details()}") from None
         fields = [*call.initial_metadata(), *call.trailing_metadata()] if receipt else []
         found = [value for name, value in fields if name == _RECEIPT]
-        return msgspec.json.decode(found[0]) if found else {}
+        return dict(_decode(found[0].encode())) if found else {}
 
     def __enter__(self) -> Self:
         return self

@@ -24,7 +24,9 @@ from shmserve.cli.measured_doors import Door, Receipt
 from shmserve.cli.server_address import Asking
 from shmserve.cli.show import Row, table
 from shmserve.errors import ConfigError, ShmserveError, Unavailable
+from shmserve.protocol.decoding import json_decoder
 
+_decode = json_decoder(dict[str, Any])
 _ASK_S = 10.0
 _WARM_UP = 5  # requests: connections, memory that is mapped, sizes of outputs that are learned
 _MOST_FAILED = 20  # then a way is given up
@@ -92,7 +94,7 @@ def _inputs(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
             status, error, body = server.ask("GET", page)
             if status != 200:
                 raise Unavailable(f"{arguments.model}: {error}")
-            answers.append(msgspec.json.decode(body))
+            answers.append(_decode(body))
     metadata, configuration = answers
     batch = arguments.batch if configuration.get("max_batch_size") else None
     return made_inputs.make(metadata["inputs"], arguments.input, batch, arguments.size)
