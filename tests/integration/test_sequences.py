@@ -274,7 +274,7 @@ def test_a_death_ends_the_sequences_that_lived_there_and_no_others(server: Runni
             assert add(server, number, 1)["SUM"] == [number + 1]
             continue
         status, document = post(server, "tally", IN, "", sequence_id=number)
-        assert status in (400, 503), document
+        assert status in (400, 502, 503), document  # it may have been sent just before
         wanted = "must specify the START flag" if status == 400 else "it is being restarted"
         assert wanted in document["error"]
 
