@@ -6,7 +6,6 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
 
 from shmserve import waiting
 from shmserve.core.registry import ModelEntry
@@ -14,6 +13,7 @@ from shmserve.dispatch.executor_connection import ExecutorConnection
 from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.guilty_regions import explain, regions_of
 from shmserve.dispatch.load_balancer import LoadBalancer
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -98,8 +98,7 @@ class Attempt:
 
     Args:
         timeout_s: how long an answer is waited for, for the text of the error.
-        on_wait: called once a tick; False: nobody waits any more.
-        on_sent: called when it has been sent.
+        options: of the request; `on_wait` is called once a tick, `on_sent` when it was sent.
 
     Attributes:
         deadline_ns: when the wait for the next answer ends.
@@ -130,9 +129,8 @@ class Attempt:
         entry: ModelEntry,
         message: Execute,
         timeout_s: float,
-        on_wait: Callable[[], bool] | None,
+        options: RunOptions,
         cancellation: Cancellation | None,
-        on_sent: Callable[[], None] | None = None,
     ) -> None:
         self.deadline_ns = message.deadline_ns
         self.overdue = ""
@@ -143,9 +141,8 @@ class Attempt:
         self._executors = executors
         self._entry = entry
         self._message = message
-        self._on_wait = on_wait
+        self._on_wait, self._on_sent = options.on_wait, options.on_sent
         self._cancellation = cancellation
-        self._on_sent = on_sent
 
     def first(self) -> Answer:
         """Send the request, on another executor if one dies of it; the first answer.

@@ -228,9 +228,8 @@ class Call:
             self.entry,
             message,
             self._timeout_s,
-            options.on_wait,
+            options,
             self._cancellation,
-            options.on_sent,
         )
         return self._attempt
 

@@ -398,7 +398,7 @@ def test_the_last_words_of_an_executor_are_heard(lane: Lane) -> None:
     assert [number(dying.answers.next()) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(InferenceError, match="died while it had the request") as caught:
         dying.answers.next()
-    assert caught.value.status == 503
+    assert caught.value.status == 502
     dying.lanes.close()
 
 
