@@ -23,6 +23,7 @@ _LONGEST_PATH = 107  # bytes, of a Unix socket
 _OURS = "shmserve: "  # what the titles of our processes begin with
 _ORPHANS_S = 6.0  # those that have lost their master or supervisor end within this
 _LOOK_S = 0.05
+_UNKNOWN_S = 0.5  # for who has an address and cannot be seen
 
 
 class ListenAddress(Struct, frozen=True):
@@ -86,11 +87,14 @@ def require_free(setting: str, address: ListenAddress, patience_s: float = _ORPH
     if address.path:
         _require_free_path(setting, address.path)
         return
-    give_up = time.monotonic() + patience_s
+    begun = time.monotonic()
     while reason := _cannot_bind(setting, address):
         holders = list(tcp_holders(address.port))
-        if not (holders and all(h.orphan for h in holders)) or time.monotonic() > give_up:
-            who = f", by {holders[0]}" if holders else ""
+        stranger = next((holder for holder in holders if not holder.orphan), None)
+        # Where nobody is found it may have ended between these two looks.
+        patience = 0.0 if stranger else patience_s if holders else _UNKNOWN_S
+        if time.monotonic() - begun > patience:
+            who = f", by {stranger or holders[0]}" if holders else ""
             raise ConfigError(f"{setting}: cannot listen on {address.text}: {reason}{who}")
         time.sleep(_LOOK_S)
 
