@@ -1,4 +1,4 @@
-"""Programs that were written for another server: tritonclient's ways, KServe's, grpc-js's, curl's."""
+"""Programs that were written for other servers: the ways of tritonclient, KServe, grpc-js, curl."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_grpcio_cannot_take_a_socket_and_says_so():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"http_restricted_api": "x:y=z"}, "http_restricted_api: there is no category 'x'"),
+        ({"http_restricted_api": "x:y=z"}, "http_restricted_api: unknown restricted api 'x'"),
         ({"model_repository": "/nowhere"}, "model_repository: '/nowhere' is not a directory"),
         ({"nonsense": 1}, "unknown setting SHMSERVE_NONSENSE in the environment"),
     ],

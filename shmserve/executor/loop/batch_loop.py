@@ -192,9 +192,8 @@ class BatchLoop(ServingLoop):
         """Answer requests that will never run."""
         for connection, message in overdue:
             self._send_unrun(connection, late(message.request))
-        for requested in rejected:
-            self._send_refusal(requested, "Request timeout expired")  # that and no more: clients
-            # of Triton compare it
+        for requested in rejected:  # that and no more: clients compare all of it
+            self._send_refusal(requested, "Request timeout expired")
 
     def _send_unrun(self, connection: FrontendConnection, answer: Answer) -> None:
         """The answer to a request that waits no longer, and has run if it has been rescheduled."""

@@ -17,7 +17,7 @@ from shmserve.frontends.http import route_table
 from shmserve.frontends.http.error_handlers import ErrorHandlers
 from shmserve.frontends.http.origin_check import OriginCheck
 from shmserve.frontends.http.restricted_api import Guard, HttpApp
-from shmserve.frontends.http.route_table import MODEL_PATHS, Routes
+from shmserve.frontends.http.route_table import MODEL_PATHS, Given, Routes
 from shmserve.frontends.http.routes import dashboard, generate, metadata
 from shmserve.frontends.http.routes import regions as region_routes
 from shmserve.frontends.http.routes import repository as repository_routes
@@ -86,6 +86,7 @@ def _empty(
     guard = Guard(Restricted(settings.http_restricted_api), access, keys)
     middleware: list[Any] = [origins, guard] if guard else [origins]
     app: HttpApp = falcon.App(media_type="application/json", middleware=middleware)
+    app.router_options.converters["given"] = Given
     errors = ErrorHandlers()
     errors.install(app)
     return app, Routes(app, guard, origins, errors)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import falcon
 from falcon import inspect
+from falcon.routing import BaseConverter
 
 from shmserve import extensions
 from shmserve.config import Settings
@@ -19,8 +20,15 @@ from shmserve.frontends.oip.restricted_apis import Category, known
 
 Responder = Callable[[falcon.Request, falcon.Response], None]
 Finder = Callable[[falcon.Request], Responder | None]
-# A model's paths stand once without and once with a version
-MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+# A model's paths stand once without and once with a version, which is not empty then (`Given`)
+MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version:given}")
+
+
+class Given(BaseConverter):
+    """A part of a path that must not be empty: without it the path is another one."""
+
+    def convert(self, value: str) -> str | None:
+        return value or None
 
 
 class Get:

@@ -50,6 +50,7 @@ class Restricted:
         self._grpc = grpc
         self._keys: dict[str, tuple[str, bytes]] = {}
         setting = "grpc_restricted_protocol" if grpc else "http_restricted_api"
+        what = "protocol" if grpc else "api"
         for number, rule in enumerate(rules, 1):
             categories, colon, secret = rule.partition(":")
             header, equals, value = secret.partition("=")
@@ -59,9 +60,12 @@ class Restricted:
                 )
             for category in (part.strip() for part in categories.split(",")):
                 if category not in CATEGORIES:
-                    raise ConfigError(f"{setting}: there is no category '{category}'")
+                    raise ConfigError(f"{setting}: unknown restricted {what} '{category}'")
                 if category in self._keys:
-                    raise ConfigError(f"{setting}: category '{category}' is there twice")
+                    raise ConfigError(
+                        f"{setting}: {what} '{category}' can not be specified in multiple config"
+                        " groups"
+                    )
                 self._keys[category] = (header.strip(), value.encode())
 
     def __bool__(self) -> bool:

@@ -26,7 +26,9 @@ class ResponseHeaders:
         self.extend(fields)
 
     def __getitem__(self, name: str) -> str:
-        return self.getlist(name)[0] if name in self else _missing(name)
+        if name not in self:
+            raise KeyError(name)
+        return self.getlist(name)[0]
 
     def __setitem__(self, name: str, value: object) -> None:
         """Set the field; of several the first one stays where it is."""
@@ -62,7 +64,7 @@ class ResponseHeaders:
 
     def get(self, name: str, default: Any = None) -> Any:
         """The first value; `default` if there is none."""
-        return self[name] if name in self else default
+        return next(iter(self.getlist(name)), default)
 
     def getlist(self, name: str) -> list[str]:
         """All values of that name."""
@@ -205,10 +207,6 @@ class GrpsResponse:
             elif given is not None and given is not False:
                 parts.append(f"{shown}={given}")
         self.headers.add("Set-Cookie", "; ".join(parts))
-
-
-def _missing(name: str) -> str:
-    raise KeyError(name)
 
 
 def response_of(given: Any) -> Any:

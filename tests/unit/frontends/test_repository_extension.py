@@ -232,7 +232,7 @@ def test_over_grpc_the_header_has_a_prefix_and_the_answer_is_unavailable() -> No
         (("health:=secret",), "item 1 is not"),
         (("health:key=",), "item 1 is not"),
         (("healthy:key=secret",), "no category 'healthy'"),
-        (("health:a=secret", "health:b=secret"), "'health' is there twice"),
+        (("health:a=secret", "health:b=secret"), "api 'health' can not be specified in multiple"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused_without_their_secret(rules: Any, text: str) -> None:

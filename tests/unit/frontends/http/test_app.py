@@ -95,6 +95,9 @@ def test_a_model_that_is_not_ready(client: Client) -> None:
         "/v2/models/nosuch/ready",
         "/v2/models/identity/versions/7/ready",
         "/v2/models/identity/versions/x",
+        "/v2/models/identity/versions/",
+        "/v2/models/identity/versions//config",
+        "/v2/systemsharedmemory/region//status",
         "/v2/models/identity/versions/-1",
         "/v2/models/identity/versions/1.0/config",
         "/v2/models/identity/versions/" + "9" * 5000,
@@ -207,6 +210,14 @@ def test_regions_are_recognised_and_not_found(client: Client) -> None:
     error_of(client.infer({"inputs": [as_json([1])], "outputs": outputs}), 404)
     outputs = [{"name": "OUTPUT0", "parameters": {**parameters, "classification": 1}}]
     error_of(client.infer({"inputs": [as_json([1])], "outputs": outputs}), 400)
+
+
+@pytest.mark.parametrize("kind", ["system", "cuda"])
+@pytest.mark.parametrize("action", ["register", "unregister"])
+def test_an_empty_name_stands_for_no_region_and_not_for_all(
+    client: Client, kind: str, action: str
+) -> None:
+    error_of(client.ask("POST", f"/v2/{kind}sharedmemory/region//{action}", b"{}"), 404)
 
 
 def test_strings_without_a_json_form_must_be_asked_for_in_binary(client: Client) -> None:
