@@ -24,6 +24,7 @@ from shmserve.protocol.decoding import json_decoder
 Array = np.ndarray[Any, Any]
 _MAX_IDLE = 16
 _PIECE = 1 << 16  # bytes of a stream that are read at a time
+_EVENTS = "text/event-stream"
 _EVENT_END = b"\n\n"
 _decode = json_decoder()
 
@@ -98,7 +99,7 @@ class Transport:
         with failures(connection), _interruptible(connection) as sock:
             self._send(connection, "POST", path, fields, [body])
             response = connection.getresponse()
-            if response.status == 200:
+            if response.headers.get_content_type() == _EVENTS:  # whatever the first one's status
                 return EventStream(self, connection, sock, response, until)
             reply = Reply(response.status, {}, _read(response))
         connection.close()

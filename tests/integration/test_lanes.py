@@ -553,7 +553,7 @@ def _streaming(own: RunningServer, client: Client) -> None:
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(InferenceError, match="died while it had the request") as caught:
             list(stream)
-        assert caught.value.status == 503
+        assert caught.value.status == 502
     wait_until(lambda: own.pids("executor teller") not in ([], [pid]), "no new executor")
     own.wait_instances()
     with client.stream("teller", told("slowly:40"), ["N"]) as stream:

@@ -231,7 +231,7 @@ def test_over_grpc_the_header_has_a_prefix_and_the_answer_is_unavailable() -> No
         (("health:secret",), "item 1 is not"),
         (("health:=secret",), "item 1 is not"),
         (("health:key=",), "item 1 is not"),
-        (("healthy:key=secret",), "no category 'healthy'"),
+        (("healthy:key=secret",), "unknown restricted api 'healthy'"),
         (("health:a=secret", "health:b=secret"), "api 'health' can not be specified in multiple"),
     ],
 )
