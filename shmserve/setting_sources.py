@@ -44,7 +44,7 @@ class Declared(NamedTuple):
         return setting_types.text(value, self.separator)
 
 
-class Given(NamedTuple):
+class GivenValue(NamedTuple):
     """A value and where it is from. `name`: of the setting, as it was written there."""
 
     value: Any
@@ -59,7 +59,7 @@ class Sources:
     """
 
     def __init__(self, declared: Mapping[str, Declared], former: Mapping[str, str]) -> None:
-        self.given: dict[str, Given] = {}
+        self.given: dict[str, GivenValue] = {}
         self.problems: list[str] = []
         self._declared = declared
         self._former = former
@@ -76,7 +76,7 @@ class Sources:
                 self.problems.append(f"unknown setting {variable} in the environment{near}")
                 continue
             name = self._former.get(name, name)
-            self.given[name] = Given(text, f"{variable} in the environment", name)
+            self.given[name] = GivenValue(text, f"{variable} in the environment", name)
 
     def take_file(self, path: str, variable: str) -> None:
         """A TOML file, whose tables are prefixes of names. `variable`: what has named it.
@@ -106,7 +106,7 @@ class Sources:
                     f"{name} is set twice: {self.given[name].origin}, and {origin}"
                 )
             else:
-                self.given[name] = Given(value, origin, written)
+                self.given[name] = GivenValue(value, origin, written)
 
     def _leaves(self, table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for key, value in table.items():
@@ -154,7 +154,7 @@ def _table(text: str) -> dict[str, list[str]]:
     return {name.strip(): _items(items, ",") for name, _, items in entries}
 
 
-def _problem(declared: Declared, given: Given) -> str:
+def _problem(declared: Declared, given: GivenValue) -> str:
     try:
         name, value = _culprit(declared.name, _parsed(declared, given.value), declared.type)
     except ValueError:  # a table whose parts cannot be told apart
