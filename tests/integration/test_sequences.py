@@ -194,7 +194,7 @@ def test_refusals_have_the_words_of_triton(server: RunningServer) -> None:
     assert refusal(server, IN, "start", sequence_id="name") == (
         "sequence_id 'name' does not fit TYPE_UINT64 of the control input 'ID'"
     )
-    assert statistics(server, "tally")["inference_stats"]["fail"]["count"] == 8
+    assert statistics(server, "tally")["inference_stats"]["fail"]["count"] == 7
 
 
 def test_what_clients_do_not_send_is_in_no_metadata(server: RunningServer) -> None:
