@@ -159,12 +159,20 @@ def test_triton_errors(make: Make, code: str, kind: Code) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("return None", "'m_0_0', message: Expected a list in the execute return, got None"),
-        ("return 5", "Expected a list in the execute return, got int"),
-        ("return []", "one response for each request: 0 for 1"),
+        (
+            "return None",
+            "Failed to process the request(s) for model 'm_0_0', message: Expected a list in the "
+            "execute return, found type '<class 'NoneType'>'.",
+        ),
+        ("return 5", "Expected a list in the execute return, found type '<class 'int'>'."),
+        (
+            "return []",
+            "Number of InferenceResponse objects do not match the number of InferenceRequest "
+            "objects. InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0",
+        ),
         ("return [None]", "Expected an 'InferenceResponse' object in the execute function return"),
-        ("return ['x']", "return list, got str"),
-        ("1 / 0", "Failed to process the request(s) for model instance 'm_0_0', message: division"),
+        ("return ['x']", "return list, found type '<class 'str'>'."),
+        ("1 / 0", "for model 'm_0_0', message: ZeroDivisionError: division by zero"),
         (
             "t = pb.Tensor('Y', requests[0].inputs()[0].as_numpy())\n"
             "return [pb.InferenceResponse([t, t])]",
