@@ -196,6 +196,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     metrics_triton_names: bool = False  # also under the names that Triton's dashboards ask for
     dashboard: bool = True  # GET / shows people what happens, from a history that is kept for it
     max_counted_models: Positive = 128  # model versions, and keys, a frontend counts apart
+    max_metric_families: Positive = 64  # metrics of its own one instance of a model may have:
+    max_metric_series: Positive = 512  # names, and names with labels; how many characters a name,
+    max_metric_text: Positive = 256  # a label or its value may have
     max_events: NonNegative = 1000  # that each process keeps for `shmserve show events`; 0: none
 
     extensions: dict[str, Any] = {}  # not a key: what `extension` gives, by name

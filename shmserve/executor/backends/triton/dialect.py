@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from shmserve.core.devices import ordinal_of
 from shmserve.errors import ConfigError, ModelFailure, ShmserveError
 from shmserve.executor.backend import BatchForm, Context, Request, Response
@@ -15,7 +17,7 @@ from shmserve.executor.backends.config_merge import with_own_tensors
 from shmserve.executor.backends.event_loop import Tasks
 from shmserve.executor.backends.model_errors import from_exception, sanitised, without_frames
 from shmserve.executor.backends.reshape import model_side
-from shmserve.executor.backends.triton import other_models
+from shmserve.executor.backends.triton import metrics, other_models
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.executor.backends.triton.exceptions import TritonError, to_code
 from shmserve.executor.backends.triton.given_outputs import GivenOutputs
@@ -79,9 +81,12 @@ class TritonDialect:
         self._check = GivenOutputs(model_side(spec))
         InferenceRequest.served = (spec.name, int(spec.version))
         InferenceRequest.iterative = spec.config.is_iterative
+        sequences = spec.config.sequence_batching
+        self._keeps_states = sequences is not UNSET and bool(sequences.state)
         self._writable = spec.parameters.get("writable_inputs") == "true"
         self._device_inputs = _has_device_inputs(spec)
         other_models.serve(context.models, self._writable)
+        metrics.serve(context.metrics)
         arguments = _arguments(context, spec)
         self._instance = arguments["model_instance_name"]
         model = self._kind()
@@ -111,11 +116,22 @@ class TritonDialect:
         else:
             answers = self._collected(requests, answers)
         return [
-            Response()
-            if request.rescheduled and answer is None
-            else self._response(request, answer, request.rescheduled)
+            self._again(request, answer) if request.rescheduled else self._response(request, answer)
             for request, answer in zip(requests, answers, strict=True)
         ]
+
+    def _again(self, request: Request, answer: Any) -> Response:
+        """What a request that is to run again has so far: nothing, or states."""
+        if answer is None:
+            return Response()
+        response = self._response(request, answer, partial=True)
+        if response.error is not None or self._keeps_states:
+            return response
+        wrong = (
+            "Expected a None object in the execute function return list for reschduled request, "
+            f"found type '{type(answer)}'."
+        )
+        return Response(error=self._failure(wrong))
 
     def _run(self, requests: Sequence[Request]) -> Any:
         """What `execute` returns, or the coroutine that it has returned."""
