@@ -218,6 +218,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_trace_file_bytes: Positive = 256 * MIB  # one file; what does not fit is lost
     max_trace_files: Positive = 1000
     max_trace_tensor_bytes: NonNegative = 64 * 1024  # larger tensors are not in traces
+    max_metric_families: Positive = 64  # metrics of its own one instance of a model may have:
+    max_metric_series: Positive = 512  # names, and names with labels; how many characters a name,
+    max_metric_text: Positive = 256  # a label or its value may have
     max_events: NonNegative = 1000  # that each process keeps for `shmserve show events`; 0: none
 
     extensions: dict[str, Any] = {}  # not a key: what `extension` gives, by name

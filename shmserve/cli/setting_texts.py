@@ -293,6 +293,12 @@ SECTIONS: dict[str, dict[str, str]] = {
         "max_trace_file_bytes": "one file of traces; what does not fit is lost",
         "max_trace_files": "files of traces; further ones are lost",
         "max_trace_tensor_bytes": "larger tensors are left out of traces",
+        "max_metric_families": (
+            "names of metrics that one instance of a Python model may have "
+            "([python_models.md](python_models.md#metrics))"
+        ),
+        "max_metric_series": "the same of names with labels",
+        "max_metric_text": "characters of such a name, a label or its value",
         "metrics_triton_names": (
             "`/metrics` also has the `nv_inference_*` names that dashboards for Triton ask for"
         ),

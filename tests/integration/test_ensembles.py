@@ -94,6 +94,7 @@ class TritonPythonModel:
             parts = [
                 pb_utils.get_output_tensor_by_name(response, "OUT").as_numpy()
                 for response in asked.exec(decoupled=True)
+                if response.output_tensors()
             ]
             y = pb_utils.Tensor("Y", np.concatenate(parts))
             answers.append(pb_utils.InferenceResponse([y]))

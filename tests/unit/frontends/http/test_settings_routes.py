@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,6 +14,7 @@ import shmserve
 from shmserve.config import Settings, load
 from shmserve.core.registry import ModelState
 from shmserve.core.stats.counter_pages import Gauges
+from shmserve.core.stats.custom_metrics import Family, InstanceMetrics, MetricKind, Series
 from shmserve.core.stats.executor_counters import OTHER_SIZES
 from shmserve.core.stats.request_counters import OTHER, Reason
 from shmserve.errors import ConfigError
@@ -403,3 +405,53 @@ def test_label_values_are_escaped(client: Client) -> None:
     numbers: Any = Report((ModelReport('a"b\\c\nd', "1"),), (), {}, {})
     client.dispatcher.coordinator.numbers = numbers
     assert samples(client)["nv_inference_count_total"] == {('a"b\\c\nd', "1"): 0}
+
+
+def test_metrics_of_models_stand_behind_the_servers_own(client: Client) -> None:
+    series = Series((("a", 'b"\\\n'),), (), (3.0,))
+    families = (
+        Family("counted_things", "of\n\\all", MetricKind.COUNTER, (series,)),
+        Family("level:now", "", MetricKind.GAUGE, (Series((), (), (-math.inf,)),)),
+        Family(
+            *("sizes", "", MetricKind.HISTOGRAM),
+            (Series((("k", "v"),), (0.1, 1.0, 2.5), (1, 0, 2, 1, 7.55)),),
+        ),
+        Family("without", "", MetricKind.GAUGE),
+    )
+    numbers = (1 / 3, 1e300, 12345678.0, math.nan)
+    more = Series((("k", "v"),), (0.1, 1.0, 2.5), (0, 0, 0, 0, 0.45))
+    others = (
+        Family("sizes", "", MetricKind.HISTOGRAM, (more,)),
+        *(
+            Family(f"x{index}", "", MetricKind.GAUGE, (Series((), (), (number,)),))
+            for index, number in enumerate(numbers)
+        ),
+    )
+    custom = (
+        InstanceMetrics("identity", "1", "identity/1/0", families),
+        InstanceMetrics("gone", "1", "gone/1/0", others),
+    )
+    client.dispatcher.coordinator.numbers = msgspec.structs.replace(report(), custom=custom)
+    text = client.get("/metrics").body.decode()
+    told = text[text.index("# HELP counted_things") : text.index("# HELP nv_inference")]
+    assert told.splitlines() == [
+        "# HELP counted_things of\\n\\\\all",
+        "# TYPE counted_things counter",
+        'counted_things{a="b\\"\\\\\\n"} 3',
+        "# HELP level:now ",
+        "# TYPE level:now gauge",
+        "level:now -Inf",
+        "# HELP sizes ",
+        "# TYPE sizes histogram",
+        'sizes_count{k="v"} 4',
+        'sizes_sum{k="v"} 8',
+        'sizes_bucket{k="v",le="0.1"} 1',
+        'sizes_bucket{k="v",le="1"} 1',
+        'sizes_bucket{k="v",le="2.5"} 3',
+        'sizes_bucket{k="v",le="+Inf"} 4',
+        *("# HELP x0 ", "# TYPE x0 gauge", "x0 0.3333333333333333"),
+        *("# HELP x1 ", "# TYPE x1 gauge", "x1 1e+300"),
+        *("# HELP x2 ", "# TYPE x2 gauge", "x2 12345678"),
+        *("# HELP x3 ", "# TYPE x3 gauge", "x3 NaN"),
+    ]
+    assert list(text_string_to_metric_families(text))
