@@ -136,7 +136,7 @@ class GrpsContext:
         self._http_response = response_of(http_response)
 
     def get_http_response(self) -> Any:
-        """The response that was set (`GrpsResponse`, or Flask's own), or None. What is changed of
+        """The response that was set (`CustomResponse`, or Flask's own), or None. What is changed of
         it until the request ends is sent."""
         return self._http_response
 

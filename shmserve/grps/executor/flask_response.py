@@ -102,7 +102,7 @@ class ResponseHeaders:
         return [value for _, value in self._pairs]
 
 
-class GrpsResponse:
+class CustomResponse:
     """A response that a model has set, and may change until it is sent. `response`: its body's
     parts; `headers`: all its fields."""
 
@@ -216,14 +216,14 @@ def response_of(given: Any) -> Any:
         ValueError: it is nothing that can be sent.
     """
     if isinstance(given, str | bytes | bytearray | memoryview):
-        return GrpsResponse(given if isinstance(given, str) else bytes(given), 200, {})
+        return CustomResponse(given if isinstance(given, str) else bytes(given), 200, {})
     if isinstance(given, tuple) and len(given) == 3:
         body, status, headers = given
         if not isinstance(body, str | bytes):
             raise ValueError("the body of an HTTP response must be str or bytes")
         if not isinstance(headers, Mapping):
             raise ValueError("the headers of an HTTP response must be a dict")
-        response = GrpsResponse(body, status, headers)
+        response = CustomResponse(body, status, headers)
         answer_of(response)
         return response
     if hasattr(given, "get_data") and hasattr(given, "status_code"):

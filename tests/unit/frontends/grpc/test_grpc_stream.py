@@ -12,7 +12,7 @@ import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.dispatch.outcome import Outcome
-from shmserve.errors import Code, ModelFailure
+from shmserve.errors import STOPPING, Code, ModelFailure
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeDispatcher, FakeRequest
 from shmserve.testing.running_server import WATCHDOG_S, wait_until
@@ -311,4 +311,4 @@ def test_a_drain_finishes_requests_and_refuses_more(models: Models) -> None:
 
 def refused_within(sender: Sender, call: Any) -> bool:
     sender.send(ask("one", 1, "x"))
-    return "stopping" in next(call).error_message
+    return STOPPING in next(call).error_message
