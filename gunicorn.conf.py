@@ -47,12 +47,13 @@ def on_starting(server):
     try:
         check_settings(_settings)
         key_file.read(_settings)
-        trace_files.begin(_settings)
         encrypted = tls.certificates(_settings, "http", "http/1.1")
+        tls.certificates(_settings, "grpc", "h2")
         if encrypted and server.cfg.worker_class_str != worker_class:  # it would speak plainly
             raise ConfigError("http_tls_cert is for the server's own worker class, not for another")
         launch.prepare(_settings)
         launch.claim(_settings, server.cfg.address)
+        trace_files.begin(_settings)  # they are this service's from here on
         sign_of_life.when_asked(launch.beat)
     except ConfigError as ex:
         sys.exit(f"shmserve: {ex.message}")

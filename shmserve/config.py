@@ -27,7 +27,7 @@ _NOT_SETTINGS = {CONFIG_VARIABLE}
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Origin = Annotated[str, Meta(pattern="^[a-z][a-z0-9+.-]*://[^/ ]+$")]  # https://host[:port]
 HostRule = Annotated[

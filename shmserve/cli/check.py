@@ -50,6 +50,7 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
         check_settings(settings)
         key_file.read(settings)
         tls.certificates(settings, "http", "http/1.1")
+        tls.certificates(settings, "grpc", "h2")
         desired = desired_models.choose(settings, scan)
     except ConfigError as ex:
         print(f"FAIL  {ex.message}")

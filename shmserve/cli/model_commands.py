@@ -53,7 +53,8 @@ def _ready(server: Asking, model: str | None, wait_s: float) -> int:
         if status == 200:
             print(f"{what} is ready")
             return 0
-        if time.monotonic() >= deadline or 400 <= status < 500:
+        refused = 400 <= status < 500 and status != 404  # which a model may be until it is loaded
+        if time.monotonic() >= deadline or refused:
             reason = f": {error}" if error and status != 503 else ""
             print(f"{what} is not ready{reason}")
             return 1

@@ -276,7 +276,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "metrics": "GET `/metrics` on the HTTP addresses, or `metrics_bind`",
         "metrics_bind": (
             "addresses of TCP, such as `127.0.0.1:8002`, that have `/metrics` and nothing else; "
-            "`http_bind` has it no more"
+            "`http_bind` has it no more. Not together with HTTP sockets that systemd passes"
         ),
         "trace_level": (
             "what is traced: `TIMESTAMPS`, `TENSORS`; clients may change it while the server runs, "
@@ -286,8 +286,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "trace_count": "so many are; -1: no limit",
         "trace_mode": "`triton` is the only one",
         "trace_file": (
-            "file of traces, as Triton writes it; emptied at the start. Without one they are lines "
-            "of the log"
+            "file of traces, as Triton writes it; emptied at the start, when files "
+            "`<trace_file>.<n>` are removed. Without one traces are lines of the log"
         ),
         "trace_log_frequency": "traces of each file `<trace_file>.<n>`; 0: all in one",
         "max_trace_file_bytes": "one file of traces; what does not fit is lost",

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 from weakref import WeakSet
@@ -76,6 +77,7 @@ class Client:
         self._lanes = Lanes(self._pools.control) if on and self._pools.control else None
         self._requester = Requester(self._transport, self._pools, self._lanes)
         self._streams: WeakSet[ResultStream] = WeakSet()
+        self._streams_lock = threading.Lock()
 
     @property
     def shared_memory(self) -> bool:
@@ -203,13 +205,16 @@ class Client:
         )
         begin = functools.partial(self._requester.begin, call, max_output_bytes)
         stream = ResultStream(begin, self)
-        self._streams.add(stream)
+        with self._streams_lock:
+            self._streams.add(stream)
         return stream
 
     def close(self) -> None:
         """End streams, unregister all memory and end the connections; results stay readable."""
         ours = os.getpid() == self._pid  # a forked child must not undo its parent's doing
-        for stream in list(self._streams) if ours else ():
+        with self._streams_lock:
+            streams = list(self._streams) if ours else []
+        for stream in streams:
             stream.close()
         if self._lanes is not None:
             self._lanes.close()

@@ -103,7 +103,11 @@ class Requester:
             return answers
         body = generate_request(call, described)
         path = _path(call.model, call.version) + "/generate_stream"
-        return HttpAnswers(self._transport.events(path, body, until), call, described)
+        try:
+            return HttpAnswers(self._transport.events(path, body, until), call, described)
+        except InferenceError as ex:
+            self._forget(call, ex.status)
+            raise
 
     def _begin_on_lane(
         self, call: ClientCall, described: ModelOutputs, largest: int, until: float
@@ -129,6 +133,8 @@ class Requester:
                 first, _ = found
                 refused = first.final and _is_ours(attempt, first) and not _is_too_large(first)
                 if not refused or repeat == _REPEATS:
+                    if first.final:
+                        self._forget(call, first.status)
                     answers = LaneAnswers(self._lanes, found, attempt, request, call, until)
                     return answers
             except BaseException:
@@ -211,10 +217,14 @@ class Requester:
                 attempt.taint()
 
     def _refused(self, call: ClientCall, reply: Reply | LaneAnswer) -> InferenceError:
-        if 400 <= reply.status < 500 or reply.status == 501:  # perhaps for what we remember of it
+        self._forget(call, reply.status)
+        return InferenceError(reply.status, reply.error)
+
+    def _forget(self, call: ClientCall, status: int) -> None:
+        """A request was refused, perhaps for what we remember of its model."""
+        if 400 <= status < 500 or status == 501:
             self._models.pop((call.model, call.version), None)
             self._decoupled.pop((call.model, call.version), None)
-        return InferenceError(reply.status, reply.error)
 
     def _model(self, model: str, version: str) -> ModelOutputs:
         described = self._models.get((model, version))

@@ -20,6 +20,7 @@ from shmserve.errors import (
     ExecutorLost,
     NoExecutor,
     NotConfigured,
+    NotFound,
     PeerDied,
     ProtocolViolation,
     ShmserveError,
@@ -161,8 +162,10 @@ class Attempt:
             except Unavailable as ex:
                 try:
                     pool, connection, entry = self._after_restart(entry, tried, ex)
-                except Unavailable as last:
+                except (Unavailable, NotFound) as last:
                     raise (self._died() if runs else last) from None
+            except NotFound as ex:
+                raise (self._died() if runs else ex) from None
             try:
                 if self._cancellation is not None and self._cancellation.requested:
                     raise Cancelled("the request was cancelled")
@@ -184,13 +187,17 @@ class Attempt:
             if self._on_sent is not None:
                 self._on_sent()
             try:
-                return self._wait(pool, connection)
+                answer = self._wait(pool, connection)
             except (PeerDied, ProtocolViolation) as ex:
                 tried.add(pool.instance.process)
                 again = self._lost(pool, connection, ex)
                 runs += 1
                 if not again or runs == _RUNS or not entry.spec.rerun:
                     raise self._died() from ex
+                continue
+            if answer.refused and runs:  # which would say that nothing of it has run
+                raise self._died()
+            return answer
 
     def _after_restart(
         self, entry: ModelEntry, tried: set[str], missing: Unavailable
@@ -215,6 +222,8 @@ class Attempt:
                     return executors.connect(entry, tried, message)
                 except NoExecutor:
                     continue
+        if now * 1e9 >= self.deadline_ns:
+            raise self._late()
         raise missing
 
     def next(self) -> Answer:

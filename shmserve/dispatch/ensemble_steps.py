@@ -76,7 +76,7 @@ class EnsembleSteps:
         self._make_call = make_call
         self._last = ensemble_graph.last_step(spec)
         self._lock = self.runs.lock
-        self._answered = False
+        self._begun = False  # a step has been sent to an executor, or has answered
         self._calls: list[AnyCall] = []
         self._streams: dict[Run, tuple[AnyCall, Iterator[Outcome]]] = {}  # that go on
 
@@ -130,7 +130,6 @@ class EnsembleSteps:
 
     def _keep(self, run: Run, call: AnyCall, answer: Outcome) -> None:
         """What a step has given goes to other steps, and into answers."""
-        self._answered = True
         step = self._spec.steps[run.step]
         with self._lock:
             given = self._given(call, step)
@@ -206,6 +205,9 @@ class EnsembleSteps:
         entry = snapshot.ready_entries.get((step.model, step.version))
         return entry or require_ready(snapshot.model(step.model, step.version), step.version)
 
+    def _sent(self) -> None:
+        self._begun = True
+
     def _step_options(self, run: Run, entry: ModelEntry) -> RunOptions:
         """What the model of a step is asked: what others need and, the last one, the client."""
         whole, step = self._options, self._spec.steps[run.step]
@@ -227,6 +229,7 @@ class EnsembleSteps:
         )
         return replace(
             whole,
+            on_sent=self._sent,
             outputs=outputs,
             parameters=parameters,
             places=places,
@@ -246,8 +249,8 @@ class EnsembleSteps:
         nothing has."""
         spec = self._spec
         text = f"in {spec.platform} '{spec.name}', {error.message} (step '{step.model}')"
-        if error.retry_after_s and self._answered:
-            return WorkLost(f"{text}; steps before it have run")
+        if error.retry_after_s and self._begun:
+            return WorkLost(f"{text}; other steps have begun")
         named = copy.copy(error)
         named.message = text
         named.args = (named.message,)

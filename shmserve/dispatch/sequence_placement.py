@@ -25,11 +25,11 @@ class BegunSequences:
     has told that they live there. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._processes: dict[tuple[str, str, Parameter], str] = {}  # the latest last
+        self._processes: dict[tuple[str, str, int], str] = {}  # the latest last
 
     def sent(self, spec: ModelSpec, parameters: dict[str, Parameter], pool: ExecutorPool) -> None:
         """A request of a sequence is about to be sent there."""
-        key = (spec.name, spec.version, parameters.get("sequence_id", 0))
+        key = (spec.name, spec.version, _number(parameters.get("sequence_id", 0)))
         if parameters.get("sequence_start"):
             self._processes.pop(key, None)
             self._processes[key] = pool.instance.process
@@ -44,7 +44,7 @@ class BegunSequences:
         """Where a sequence that goes on should live."""
         if parameters.get("sequence_start"):
             return None
-        key = (spec.name, spec.version, parameters.get("sequence_id", 0))
+        key = (spec.name, spec.version, _number(parameters.get("sequence_id", 0)))
         process = self._processes.get(key)
         return next((pool for pool in pools if pool.instance.process == process), None)
 

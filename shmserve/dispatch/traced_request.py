@@ -13,6 +13,7 @@ from shmserve.core.registry import ModelEntry
 from shmserve.protocol.control.data_messages import Descriptor, WireTensor
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"  # activities
+_MOST_TENSORS, _MOST_STEPS = 256, 1024  # of one trace: streams may go on for ever
 Times = tuple[tuple[str, int], ...]  # stages and CLOCK_MONOTONIC nanoseconds
 
 
@@ -83,10 +84,15 @@ class Trace(Struct, eq=False):
         """Keep those that are not too large, and do not lie in client memory, if any."""
         for tensor in tensors if self.settings.tensors else ():
             data = tensor.view
-            if 0 < data.nbytes <= self.most_bytes:
+            if 0 < data.nbytes <= self.most_bytes and len(self.tensors) < _MOST_TENSORS:
                 self.tensors.append(
                     TracedTensor(activity, tensor.name, tensor.datatype, tensor.shape, bytes(data))
                 )
+
+    def add_step(self, step: Trace) -> None:
+        """A request to a model of this ensemble begins."""
+        if len(self.steps) < _MOST_STEPS:
+            self.steps.append(step)
 
     @property
     def whole(self) -> list[Trace]:

@@ -62,7 +62,7 @@ class Tracer:
         known = options.request_id, self._most_bytes, options.traceparent
         if (whole := options.trace) is not None:
             step = Trace(entry, whole.settings, *known, inner=True)
-            whole.steps.append(step)
+            whole.add_step(step)
             return step
         settings = entry.trace
         assert settings is not None

@@ -132,7 +132,7 @@ def _never_wait() -> None:
             ):
                 below = handler.stream
                 if below not in streams:
-                    streams[below] = DroppingStream(below)
+                    streams[below] = DroppingStream(below, printed)
                 handler.setStream(streams[below])
 
 

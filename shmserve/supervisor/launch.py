@@ -145,9 +145,13 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
             address = listen_addresses.parse("grpc_bind", text)
             listen_addresses.require_free("grpc_bind", address)
             _state.grpc_places += tuple(listen_addresses.reserve("grpc_bind", address))
-    if not activation.has_http(os.environ):
-        for place in filter(None, map(listen_addresses.of_gunicorn, http)):
-            listen_addresses.require_free("http_bind", place)
+    if activation.has_http(os.environ):
+        if settings.metrics_bind:
+            raise ConfigError("metrics_bind: cannot be together with HTTP sockets of systemd's")
+        return
+    for place in filter(None, map(listen_addresses.of_gunicorn, http)):
+        is_metrics = place.text in settings.metrics_bind
+        listen_addresses.require_free("metrics_bind" if is_metrics else "http_bind", place)
 
 
 def forked() -> None:

@@ -84,10 +84,10 @@ def require_free(setting: str, address: ListenAddress, patience_s: float = _ORPH
     Raises:
         ConfigError: it cannot; the message names who listens there, if that is known.
     """
-    if address.path:
-        _require_free_path(setting, address.path)
-        return
     begun = time.monotonic()
+    if address.path:
+        _require_free_path(setting, address.path, begun + patience_s)
+        return
     while reason := _cannot_bind(setting, address):
         holders = list(tcp_holders(address.port))
         stranger = next((holder for holder in holders if not holder.orphan), None)
@@ -207,8 +207,9 @@ def _cannot_bind(setting: str, address: ListenAddress) -> str:
     return ""
 
 
-def _require_free_path(setting: str, path: str) -> bool:
-    """Whether there is the file of a socket that nobody listens on."""
+def _require_free_path(setting: str, path: str, give_up: float = 0.0) -> bool:
+    """Whether there is the file of a socket that nobody listens on. Until `give_up` processes are
+    waited for whose parent has listened and is gone."""
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise ConfigError(f"{setting}: unix:{path} is too long for a Unix socket")
     cannot = f"{setting}: cannot listen on unix:{path}"
@@ -222,14 +223,18 @@ def _require_free_path(setting: str, path: str) -> bool:
         raise ConfigError(f"{cannot}: {ex.strerror}") from None
     if not stat.S_ISSOCK(info.st_mode):
         raise ConfigError(f"{setting}: unix:{path} is there already and no socket")
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(_PROBE_S)
-        try:
-            sock.connect(path)
-        except ConnectionRefusedError:
-            return True  # what a process left that was killed
-        except OSError as ex:
-            raise ConfigError(f"{cannot}: {ex.strerror}") from None
-        pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    while True:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(_PROBE_S)
+            try:
+                sock.connect(path)
+            except (ConnectionRefusedError, FileNotFoundError):
+                return os.path.lexists(path)  # what a process left that was killed
+            except OSError as ex:
+                raise ConfigError(f"{cannot}: {ex.strerror}") from None
+            pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        if os.path.exists(f"/proc/{pid}") or time.monotonic() > give_up:
+            break
+        time.sleep(_LOOK_S)
     who = f", by {_holder(pid)}" if pid else ""
     raise ConfigError(f"{cannot}: another process listens there{who}")

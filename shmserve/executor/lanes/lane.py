@@ -108,10 +108,11 @@ class Lane(FrontendConnection):
         waiting: requests that are not answered, by the caller's numbers.
         leaving: its requests go elsewhere; while streams are under way, their credit still comes.
         mask: what epoll looks for; that the other end has gone it tells of anyway.
+        running: streams that the model has, by the same numbers; after the lane's end as well.
         stalled_at: when it began not to take its answers, in seconds; 0: it does.
     """
 
-    __slots__ = ("caller", "inline", "leaving", "mask", "owner", "stalled_at", "waiting")
+    __slots__ = ("caller", "inline", "leaving", "mask", "owner", "running", "stalled_at", "waiting")
 
     def __init__(self, channel: Channel, caller: Caller) -> None:
         owner = LaneOwner(f"lane of {caller.uid}")
@@ -120,6 +121,7 @@ class Lane(FrontendConnection):
         self.owner = owner
         self.inline = owner.inline
         self.leaving = False
+        self.running: set[int] = set()
         self.waiting: dict[int, LaneCall] = {}
         self.mask = 0
         self.stalled_at = 0.0

@@ -197,10 +197,18 @@ class LaneChannels:
         lane.backlog.clear()
         for call in lane.waiting.values():
             self._counting.lost(call)
-        self._count(lane, -len(lane.waiting))
+        lane.running &= lane.waiting.keys()  # the model may go on with them: they still count
+        self._count(lane, len(lane.running) - len(lane.waiting))
         lane.waiting.clear()
         self._loop.events((lane, None))
         self._tell(LanesOpen((lane.caller.uid,), ended=True))
+
+    def stream_ended(self, lane: Lane, number: int) -> None:
+        """The model has sent all of a stream's answers."""
+        if number in lane.running:
+            lane.running.remove(number)
+            if lane.closed:
+                self._count(lane, -1)
 
     def close(self) -> None:
         """End all of them."""

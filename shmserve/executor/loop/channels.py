@@ -120,6 +120,16 @@ class Channels:
         """Of lanes: a frontend itself gives up what takes too long."""
         self._lanes.end_late()
 
+    def stream_begun(self, connection: FrontendConnection, number: int) -> None:
+        """The model has a request that is answered by a stream."""
+        if isinstance(connection, Lane):
+            connection.running.add(number)
+
+    def stream_ended(self, connection: FrontendConnection, number: int) -> None:
+        """It has sent all that it will."""
+        if isinstance(connection, Lane):
+            self._lanes.stream_ended(connection, number)
+
     @property
     def settled(self) -> bool:
         """Whether everything that came has been told, and every answer has gone."""

@@ -151,12 +151,14 @@ class Methods:
 
     def _check_caller(self, category: Category, context: RpcContext) -> None:
         metadata = context.invocation_metadata()
+        is_page = False
         for key, value in metadata:
             if key == KEY:
                 context.set_trailing_metadata(((KEY, request_id(value)),))
             elif key in _OF_PAGES:
-                self._check_page({k: v for k, v in metadata if isinstance(v, str)})
-                break
+                is_page = True
+        if is_page:
+            self._check_page({k: v for k, v in metadata if isinstance(v, str)})
         if self._restricted is not None:
             headers = {k: v for k, v in metadata if isinstance(v, str)}
             self._restricted.check(category, DecidingFields(headers))

@@ -357,7 +357,7 @@ def test_credit_is_given_for_what_was_taken(lane: Lane) -> None:
     for n in range(5):
         assert number(lane.answers.next()) == n
         heard.append(lane.heard())
-    assert heard == [[], [], [wire.LaneCredit(7, 2)], [], [wire.LaneCredit(7, 2)]]
+    assert heard == [[], *[[wire.LaneCredit(7, 1)]] * 4]
     assert lane.lanes.back == [lane.lane]
     assert (lane.attempt.closed, lane.attempt.tainted) == (1, 0)
     assert lane.answers.next() is None
