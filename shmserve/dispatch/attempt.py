@@ -6,13 +6,13 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
 
 from shmserve import waiting
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.executor_connection import ExecutorConnection
 from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.load_balancer import LoadBalancer
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -97,8 +97,7 @@ class Attempt:
 
     Args:
         timeout_s: how long an answer is waited for, for the text of the error.
-        on_wait: called once a tick; False: nobody waits any more.
-        on_sent: called when it has been sent.
+        options: whom to ask whether anybody waits still, once a tick, and to tell that it was sent.
 
     Attributes:
         deadline_ns: when the wait for the next answer ends.
@@ -113,8 +112,7 @@ class Attempt:
         "_entry",
         "_executors",
         "_message",
-        "_on_sent",
-        "_on_wait",
+        "_options",
         "_timeout_s",
         "abandoned",
         "deadline_ns",
@@ -129,9 +127,8 @@ class Attempt:
         entry: ModelEntry,
         message: Execute,
         timeout_s: float,
-        on_wait: Callable[[], bool] | None,
+        options: RunOptions,
         cancellation: Cancellation | None,
-        on_sent: Callable[[], None] | None = None,
     ) -> None:
         self.deadline_ns = message.deadline_ns
         self.overdue = ""
@@ -142,9 +139,8 @@ class Attempt:
         self._executors = executors
         self._entry = entry
         self._message = message
-        self._on_wait = on_wait
+        self._options = options
         self._cancellation = cancellation
-        self._on_sent = on_sent
 
     def first(self) -> Answer:
         """Send the request, on another executor if one dies of it; the first answer.
@@ -176,8 +172,8 @@ class Attempt:
             except BaseException:  # no descriptor to be had, for instance
                 pool.discard(connection)
                 raise
-            if self._on_sent is not None:
-                self._on_sent()
+            if self._options.on_sent is not None:
+                self._options.on_sent()
             try:
                 return self._wait(pool, connection)
             except (PeerDied, ProtocolViolation) as ex:
@@ -221,7 +217,7 @@ class Attempt:
             PeerDied, ProtocolViolation: of the channel.
             DeadlineExceeded, Cancelled: nobody waits any more.
         """
-        message, cancellation = self._message, self._cancellation
+        message, cancellation, on_wait = self._message, self._cancellation, self._options.on_wait
         answer: Answer | None = None
         try:
             while answer is None:
@@ -235,7 +231,7 @@ class Attempt:
                 received = connection.channel.receive_within(tick_s)
                 if received is not None:
                     answer = pool.take(*received)
-                elif self._on_wait is not None and not self._on_wait():
+                elif on_wait is not None and not on_wait():
                     raise Cancelled("the client has gone")
             if answer.request != message.request or not (answer.final or message.credit):
                 raise ProtocolViolation("an answer to something that was not asked")

@@ -26,8 +26,10 @@ from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
     Cancelled,
     Code,
+    InvalidArgument,
     ProtocolViolation,
     QueueFull,
+    ShmserveError,
     StaleDescriptor,
     from_code,
 )
@@ -143,7 +145,7 @@ class Call:
             answer = self._begin(0).first()
             self._accept(answer)
             if answer.refused:
-                raise QueueFull(answer.error)
+                raise _refusal(answer)
             if answer.error_code:
                 self.account.refused(answer.error_code)
                 raise from_code(Code(answer.error_code), answer.error)
@@ -168,7 +170,7 @@ class Call:
         try:
             for answer in answers:
                 if answer.refused:
-                    self.account.failed(QueueFull(answer.error))
+                    self.account.failed(_refusal(answer))
                 elif answer.final and answer.error_code:
                     self.account.refused(answer.error_code)
                 elif answer.final:
@@ -236,9 +238,8 @@ class Call:
             self.entry,
             message,
             self._timeout_s,
-            options.on_wait,
+            options,
             self._cancellation,
-            options.on_sent,
         )
         return self._attempt
 
@@ -346,3 +347,10 @@ class Call:
         if error is not None:
             self.account.failed(error)
         self.close()
+
+
+def _refusal(answer: Answer) -> ShmserveError:
+    """Why the model was not asked."""
+    if answer.error_code == Code.INVALID_ARGUMENT:
+        return InvalidArgument(answer.error)
+    return QueueFull(answer.error)

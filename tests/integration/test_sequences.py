@@ -194,6 +194,9 @@ def test_refusals_have_the_words_of_triton(server: RunningServer) -> None:
         "sequence_id 'name' does not fit TYPE_UINT64 of the control input 'ID'"
     )
     assert statistics(server, "tally")["inference_stats"]["fail"]["count"] == 8
+    _, _, text = server.request("GET", "/metrics")
+    refused = re.findall(rb'failures_total\{.*model="tally".*reason="bad_request".*\} (\d+)', text)
+    assert sum(map(int, refused)) == 8, "the model has seen none of them"
 
 
 def test_what_clients_do_not_send_is_in_no_metadata(server: RunningServer) -> None:

@@ -157,7 +157,7 @@ class SequenceLoop(BatchLoop):
         self, connection: FrontendConnection, message: Execute, code: str, text: str
     ) -> None:
         text = f"[request id: {message.id or UNKNOWN_ID}] {text}"
-        answer = Answer(message.request, error_code=code, error=text)
+        answer = Answer(message.request, error_code=code, error=text, refused=True)
         self._channels.send(connection, answer, [])
 
     def _serve(self, batch: list[Requested]) -> None:

@@ -171,7 +171,7 @@ class Answer(Message, frozen=True):
     final: bool = True
     retained: tuple[int, ...] = ()  # inputs (as for alias) the model holds: they stay leased
     freed: tuple[tuple[int, int], ...] = ()  # (slot, generation) of earlier retained inputs
-    refused: bool = False  # the model's queue did not take it, or not let it wait any longer
+    refused: bool = False  # the model's queue did not take it, not let it wait, or it does not fit
 
 
 class ExecutorHello(Message, frozen=True):
