@@ -99,7 +99,7 @@ class Attempt:
 
     Args:
         timeout_s: how long an answer is waited for, for the text of the error.
-        options: of the request; `on_wait` is called once a tick, `on_sent` when it was sent.
+        options: whom to ask whether anybody waits still, once a tick, and to tell that it was sent.
 
     Attributes:
         deadline_ns: when the wait for the next answer ends.
@@ -114,8 +114,7 @@ class Attempt:
         "_entry",
         "_executors",
         "_message",
-        "_on_sent",
-        "_on_wait",
+        "_options",
         "_timeout_s",
         "abandoned",
         "deadline_ns",
@@ -142,7 +141,7 @@ class Attempt:
         self._executors = executors
         self._entry = entry
         self._message = message
-        self._on_wait, self._on_sent = options.on_wait, options.on_sent
+        self._options = options
         self._cancellation = cancellation
 
     def first(self) -> Answer:
@@ -184,8 +183,8 @@ class Attempt:
             except BaseException:  # no descriptor to be had, for instance
                 pool.discard(connection)
                 raise
-            if self._on_sent is not None:
-                self._on_sent()
+            if self._options.on_sent is not None:
+                self._options.on_sent()
             try:
                 answer = self._wait(pool, connection)
             except (PeerDied, ProtocolViolation) as ex:
@@ -214,9 +213,9 @@ class Attempt:
                 waiting.sleep(_RESTART_LOOK_S)
                 if self._cancellation is not None and self._cancellation.requested:
                     raise Cancelled("the request was cancelled")
-                if now - looked >= _TICK_S and self._on_wait is not None:
+                if now - looked >= _TICK_S and self._options.on_wait is not None:
                     looked = now
-                    if not self._on_wait():
+                    if not self._options.on_wait():
                         raise Cancelled("the client has gone")
                 try:
                     return executors.connect(entry, tried, message)
@@ -260,7 +259,7 @@ class Attempt:
             PeerDied, ProtocolViolation: of the channel.
             DeadlineExceeded, Cancelled: nobody waits any more.
         """
-        message, cancellation = self._message, self._cancellation
+        message, cancellation, on_wait = self._message, self._cancellation, self._options.on_wait
         answer: Answer | None = None
         try:
             while answer is None:
@@ -274,7 +273,7 @@ class Attempt:
                 received = connection.channel.receive_within(tick_s)
                 if received is not None:
                     answer = pool.take(*received)
-                elif self._on_wait is not None and not self._on_wait():
+                elif on_wait is not None and not on_wait():
                     raise Cancelled("the client has gone")
             if answer.request != message.request or not (answer.final or message.credit):
                 raise ProtocolViolation("an answer to something that was not asked")

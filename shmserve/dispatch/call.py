@@ -28,7 +28,6 @@ from shmserve.dispatch.traced_request import BACKEND_OUTPUT, inputs_in
 from shmserve.errors import (
     Cancelled,
     ProtocolViolation,
-    QueueFull,
     StaleDescriptor,
 )
 from shmserve.protocol.control.data_messages import (
@@ -158,7 +157,7 @@ class Call:
         try:
             for answer in answers:
                 if answer.refused:
-                    self.account.failed(QueueFull(answer.error))
+                    self.account.failed(error_of(answer))
                 elif answer.final and answer.error_code:
                     self.account.refused(answer.error_code)
                 elif answer.final:

@@ -221,10 +221,12 @@ def receive_in_order(channels: Channels, wait_s: float) -> list[Event]:
     """What has come, requests in the order in which they were sent: those of one sequence, whose
     client does not wait for the answers, come on several connections, some of them new."""
     events = channels.receive(wait_s)
-    turns = _MOST_TURNS if any(type(message) is Execute for _, message in events) else 0
-    while turns and not channels.quiet:  # what was sent before is there by now
-        events += channels.receive(0)
-        turns -= 1
+    if any(type(message) is Execute for _, message in events):
+        for _ in range(_MOST_TURNS):  # what was sent before is there by now
+            events += channels.receive(0)
+            if channels.quiet:
+                break
+        channels.quiet = False
     events.sort(key=_sent_ns)
     return events
 
