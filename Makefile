@@ -52,7 +52,14 @@ FUZZ_SECONDS ?= inf
 CHAOS_SECONDS ?= 3600
 SOAK_SECONDS ?= 3600
 
-.PHONY: serve test coverage test-torch test-kserve test-node test-gpu lint proto proto-check bench bench-gpu wheels gpu-site fuzz \
+# Where `make install` puts the systemd units, and what they run: an environment of APP with shmserve in it.
+PREFIX ?= /usr/local
+SYSCONFDIR ?= /etc
+APP ?= /opt/shmserve
+UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
+CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
+
+.PHONY: install wheel serve test coverage test-torch test-kserve test-node test-gpu lint proto proto-check docs bench bench-gpu wheels gpu-site fuzz \
 	chaos reload-drill soak rounds clean
 
 serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
@@ -90,10 +97,15 @@ lint: $(DEV_DEPS)  ## ruff, mypy strict (the tests' helpers, too), import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/polynomial
 	$(BIN)/lint-imports
 
 proto: $(DEV_DEPS)  ## generate shmserve/_generated from proto/
 	$(BIN)/python proto/generate.py
+
+docs: $(SERVE_DEPS)  ## write what of docs/ comes from the code: settings.md, drawings
+	$(BIN)/python -m shmserve settings --markdown > docs/settings.md
+	$(BIN)/python docs/draw.py
 
 proto-check: $(DEV_DEPS)  ## fail if shmserve/_generated is stale
 	$(BIN)/python proto/generate.py --check
@@ -125,6 +137,20 @@ soak: $(DEV_DEPS)  ## SOAK_SECONDS of load, looking for growth; writes and draws
 
 rounds: $(DEV_DEPS)  ## 50,000 rounds of registering, using and removing memory, over HTTP and gRPC
 	$(BIN)/python -m tests.crash.rounds
+
+install:  ## the systemd units, below DESTDIR and PREFIX, for an environment in APP (python -m venv; pip install)
+	install -d $(UNIT_DIR) $(DESTDIR)$(PREFIX)/lib/sysusers.d $(CONFIG_DIR)
+	for unit in shmserve.service shmserve.socket shmserve-grpc.socket; do \
+		sed 's|/opt/shmserve|$(APP)|g; s|/etc/shmserve|$(SYSCONFDIR)/shmserve|g' deploy/systemd/$$unit \
+			> $(UNIT_DIR)/$$unit && chmod 644 $(UNIT_DIR)/$$unit || exit 1; \
+	done
+	install -m 644 deploy/systemd/shmserve.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/shmserve.conf
+	@# What somebody has written there stays.
+	test -e $(CONFIG_DIR)/shmserve.toml || install -m 644 deploy/shmserve.toml $(CONFIG_DIR)
+
+wheel: $(VENV)/bin/python  ## dist/: a wheel, and an archive of the sources
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	$(BIN)/python -m build --outdir dist .
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -9,21 +9,22 @@ import sys
 
 from setproctitle import setproctitle
 
+from shmserve.config import run_dir  # (gunicorn has a setting of the name of the module)
 from shmserve.errors import ConfigError
 from shmserve.frontends.http.server import sign_of_life
 from shmserve.frontends.oip.restricted_apis import check_settings
-from shmserve.observe import logs
+from shmserve.observe import logs, trace_files
 from shmserve.supervisor import guard, launch
 from shmserve.transport import key_file, tls
 
 try:
     _settings = launch.settings()
 except ConfigError as ex:
-    sys.exit(f"shmserve: {ex.message}")
+    sys.exit("\n".join(f"shmserve: {line}" for line in ex.message.splitlines()))
 
 wsgi_app = "shmserve.app"
 proc_name = "shmserve"
-bind = list(_settings.http_bind)
+bind = [*_settings.http_bind, *_settings.metrics_bind]
 workers = _settings.http_workers
 worker_class = "shmserve.frontends.http.server.worker.ConnectionWorker"
 worker_connections = _settings.max_connections
@@ -31,6 +32,10 @@ worker_tmp_dir = "/dev/shm"  # the heartbeat file, unlinked at once: a disk woul
 preload_app = False  # the application attaches to the service after the fork
 control_socket_disable = True  # on by default, at a path all servers of a user share
 loglevel = _settings.log_level
+logs.setup("master", _settings.log_level, _settings.log_format)
+logger_class = "shmserve.frontends.http.server.service_log.ServiceLog"
+accesslog = "-" if _settings.access_log else None
+access_log_format = '%(h)s "%(r)s" %(s)s %(b)s %(M)sms %({x-request-id}o)s'
 timeout = max(1, round(_settings.watchdog_s))  # of the main thread's sign of life
 graceful_timeout = max(1, round(_settings.drain_timeout_s))
 keepalive = max(1, round(_settings.idle_timeout_s))
@@ -43,12 +48,19 @@ def on_starting(server):
         check_settings(_settings)
         key_file.read(_settings)
         encrypted = tls.certificates(_settings, "http", "http/1.1")
+        tls.certificates(_settings, "grpc", "h2")
         if encrypted and server.cfg.worker_class_str != worker_class:  # it would speak plainly
             raise ConfigError("http_tls_cert is for the server's own worker class, not for another")
-        launch.begin(_settings)
+        launch.prepare(_settings)
+        launch.claim(_settings, server.cfg.address)
+        trace_files.begin(_settings)  # they are this service's from here on
         sign_of_life.when_asked(launch.beat)
     except ConfigError as ex:
         sys.exit(f"shmserve: {ex.message}")
+
+
+def when_ready(server):
+    launch.begin(_settings, map(str, server.LISTENERS))
 
 
 def on_reload(server):
@@ -57,15 +69,17 @@ def on_reload(server):
 
 
 def pre_fork(server, worker):
-    setproctitle("shmserve: master")  # here, because gunicorn sets its own after its start
+    # here, because gunicorn sets its own after its start; a host may have several services
+    setproctitle(f"shmserve: master ({run_dir(_settings)})")
 
 
 def post_fork(server, worker):
+    launch.forked()
     setproctitle(f"shmserve: http worker {worker.age}")
 
 
 def post_worker_init(worker):
-    logs.setup(f"http worker {worker.age}", _settings.log_level)
+    logs.setup(f"http worker {worker.age}", _settings.log_level, _settings.log_format)
     guard.start_guard(_settings)
 
 

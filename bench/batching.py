@@ -1,8 +1,9 @@
 """What dynamic batching gives: `python -m bench.batching [SECONDS]`.
 
-Two models with the same code, whose cost is per call (2 ms, as of a GPU that is hardly filled);
-one has `dynamic_batching`. Clients send 256 bytes each over kept HTTP connections, one request
-after the other, to both models in turn in the same run.
+Models whose cost is per call (2 ms, as of a GPU that is hardly filled) and such whose cost is per
+element (0.5 ms for each row, as of a filled one): of each kind one without `dynamic_batching`, one
+with, and one that also waits up to 2 ms for more. Clients send 256 bytes each over kept HTTP
+connections, one request after the other, to all in turn in the same run.
 """
 
 from __future__ import annotations
@@ -21,15 +22,21 @@ import numpy as np
 from shmserve.testing.running_server import RunningServer
 
 CLIENTS = (1, 8, 32)
-COST_S = 0.002
-MODEL = f"""
+PER_CALL_S, PER_ROW_S, DELAY_US = 0.002, 0.0005, 2000
+COSTS = {"call": f"{PER_CALL_S}", "element": f"{PER_ROW_S} * len(x)"}
+KINDS = {
+    "alone": "",
+    "batched": "dynamic_batching {}",
+    "waiting": f"dynamic_batching {{ max_queue_delay_microseconds: {DELAY_US} }}",
+}
+MODEL = """
 import time
 import numpy as np
 
 class Model:
     def infer(self, request):
         x = request.input("X")
-        time.sleep({COST_S})
+        time.sleep(COST)
         np.add(x, 1, out=request.output("Y", x.shape))
 
     infer_batch = infer
@@ -43,11 +50,13 @@ output [ { name: "Y" data_type: TYPE_FP32 dims: [ 64 ] } ]
 
 
 def write_models(folder: Path) -> None:
-    """The two models, `alone` and `batched`."""
-    for name, more in (("alone", ""), ("batched", "dynamic_batching {}")):
-        (folder / name / "1").mkdir(parents=True)
-        (folder / name / "1" / "model.py").write_text(MODEL)
-        (folder / name / "config.pbtxt").write_text(CONFIG + more)
+    """A model for each cost and kind: `call-alone` and so on."""
+    for cost, seconds in COSTS.items():
+        for kind, more in KINDS.items():
+            model = folder / f"{cost}-{kind}"
+            (model / "1").mkdir(parents=True)
+            (model / "1" / "model.py").write_text(MODEL.replace("COST", seconds))
+            (model / "config.pbtxt").write_text(CONFIG + more)
 
 
 def load(server: RunningServer, model: str, clients: int, seconds: float) -> list[float]:
@@ -100,21 +109,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder))
         with RunningServer(folder, grpc_processes=0) as server:
-            for clients in CLIENTS:
-                rates = {}
-                before = sizes(server, "batched")
-                for model in ("alone", "batched"):
-                    load(server, model, clients, 0.3)
-                    latencies = load(server, model, clients, seconds)
-                    rates[model] = len(latencies) / seconds
-                    p50, p99 = np.percentile(latencies, (50, 99)) * 1000
-                    print(
-                        f"{clients:3} clients {model:8} {rates[model]:8.0f}/s"
-                        f"  p50 {p50:6.2f} ms  p99 {p99:6.2f} ms"
-                    )
-                after = sizes(server, "batched")
-                met = {size: n - before.get(size, 0) for size, n in sorted(after.items())}
-                print(f"    ratio {rates['batched'] / rates['alone']:.2f}, batch sizes {met}")
+            server.wait_instances()
+            for cost in COSTS:
+                for clients in CLIENTS:
+                    compare(server, cost, clients, seconds)
+
+
+def compare(server: RunningServer, cost: str, clients: int, seconds: float) -> None:
+    """Print how the models of one cost do with so many clients."""
+    alone = 0.0
+    for kind in KINDS:
+        model = f"{cost}-{kind}"
+        load(server, model, clients, 0.3)
+        before = sizes(server, model)
+        latencies = load(server, model, clients, seconds)
+        rate = len(latencies) / seconds
+        alone = alone or rate
+        p50, p99 = np.percentile(latencies, (50, 99)) * 1000
+        met = {n: count - before.get(n, 0) for n, count in sorted(sizes(server, model).items())}
+        print(
+            f"cost per {cost:7} {clients:3} clients {kind:8} {rate:8.0f}/s,"
+            f" ratio {rate / alone:5.2f}, p50 {p50:6.2f} ms, p99 {p99:6.2f} ms, batches {met}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

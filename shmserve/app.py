@@ -10,13 +10,13 @@ import gc
 
 from shmserve import config
 from shmserve.dispatch import Dispatcher
-from shmserve.frontends.http.app import create_app
+from shmserve.frontends.http.app import worker_application
 
 _settings = config.load()
 _dispatcher = Dispatcher(_settings)
 _dispatcher.start()
 
-application = create_app(_dispatcher, _settings)
+application = worker_application(_dispatcher, _settings)
 
 gc.collect()
 gc.freeze()  # modules and routes live for ever: no request should pay for looking at them

@@ -3,6 +3,7 @@
 The file is named by `SHMSERVE_CONFIG`; every key ``a_b`` is also the environment
 variable ``SHMSERVE_A_B``, which wins. A table is a prefix: ``[client_shm] mode``
 is ``client_shm_mode``. Unknown keys are errors. Nothing else reads the environment.
+Sizes (``…_bytes``) and times (``…_s``) may have units; docs/settings.md has every setting.
 
 Extensions have settings of their own: the key ``x_a_b`` is `a_b` of the extension ``x``.
 """
@@ -10,15 +11,15 @@ Extensions have settings of their own: the key ``x_a_b`` is `a_b` of the extensi
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from shmserve import extensions
 from shmserve.errors import ConfigError
+from shmserve.setting_sources import Declared, Sources
 
 PREFIX = "SHMSERVE_"
 CONFIG_VARIABLE = "SHMSERVE_CONFIG"
@@ -26,13 +27,14 @@ _NOT_SETTINGS = {CONFIG_VARIABLE}
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Origin = Annotated[str, Meta(pattern="^[a-z][a-z0-9+.-]*://[^/ ]+$")]  # https://host[:port]
 HostRule = Annotated[
     str, Meta(pattern=r"^(cpu-cores=[0-9]{1,4}(-[0-9]{1,4})?|numa-node=[0-9]{1,3})$")
 ]
 ResourceAmount = Annotated[str, Meta(pattern="^[^:]+:[1-9][0-9]{0,8}(:(cpu|[0-9]{1,4}))?$")]
+TcpAddress = Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^][:/]+):[1-9][0-9]{0,4}$")]
 From = Literal["owner", "local", "anyone"]  # the server's user and root, any user of the host, all
 KeysFrom = Literal["nobody", "remote", "local", "anyone"]  # these, and who is further away
 MIB = 1 << 20
@@ -70,6 +72,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     host_policies: dict[str, Annotated[tuple[HostRule, ...], Meta(min_length=1)]] = {}
     max_override_bytes: NonNegative = 64 * MIB  # files sent along with a request to load a model
     max_override_files: NonNegative = 64
+    # When the server is ready: "all" models that should be loaded are, "any" model is, or these are
+    ready_requires: Annotated[tuple[str, ...], Meta(min_length=1)] = ("all",)
     server_name: str = "shmserve"
     # Models that run one after the other under one name. SHMSERVE_PIPELINES has them as
     # "name=model,model;other=model,model"
@@ -90,6 +94,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     grpc_tls_client_ca: str = ""  # clients must show a certificate of this authority
     grpc_compression: Literal["none", "deflate", "gzip"] = "none"  # of answers
     grpc_reflection: bool = True
+    metrics_bind: tuple[TcpAddress, ...] = ()  # /metrics is there, and not on http_bind any more
     run_dir: str = ""  # default: $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/shmserve, /tmp/shmserve-<uid>
 
     # Memory
@@ -101,6 +106,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     # Limits on requests
     max_head_bytes: Positive = 64 * 1024  # request line and header fields
     max_json_bytes: Positive = 64 * MIB  # JSON part of a request, also after decompression
+    max_small_body_bytes: Positive = 64 * 1024  # of HTTP requests without tensors or files
     max_tensor_bytes: Positive = 1024 * MIB  # one tensor
     max_request_bytes: Positive = 4096 * MIB  # a whole request, also after decompression
     max_heap_bytes: Positive = 2048 * MIB  # bodies outside shared memory, per frontend
@@ -145,6 +151,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     min_bytes_per_s: Positive = 1 * MIB
     request_timeout_s: Seconds = 60.0  # from admission to the answer; streams: to the next one
     stream_timeout_s: Annotated[float, Meta(ge=0)] = 0.0  # a whole stream; 0: no limit
+    # A request of which nothing has run, for a model whose executors are being restarted; 0: not
+    restart_wait_s: Annotated[float, Meta(ge=0)] = 5.0
     execute_timeout_s: Seconds = 120.0  # an executor busy with one request longer is killed
     load_timeout_s: Seconds = 300.0  # loading a model
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted
@@ -187,15 +195,32 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_keys: Positive = 1024  # in keys_file
     http_restricted_api: tuple[str, ...] = ()  # <category>[,<category>]:<header>=<value>
     grpc_restricted_protocol: tuple[str, ...] = ()
-    http_header_forward_pattern: str = ""  # request headers that become request parameters
+    # Header fields, and metadata, that become parameters of the request. (?-i)…: case counts
+    http_header_forward_pattern: str = ""
+    grpc_header_forward_pattern: str = ""
 
     # Logging and numbers
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    # of all processes' lines: their timestamps, or objects of JSON
+    log_format: Literal["default", "ISO8601", "json"] = "default"
+    access_log: bool = False  # a line for each request over HTTP, and for each rpc
     model_log_lines_per_s: Positive = 1000  # of one executor; others are dropped and counted
     metrics: bool = True  # GET /metrics
     metrics_triton_names: bool = False  # also under the names that Triton's dashboards ask for
     dashboard: bool = True  # GET / shows people what happens, from a history that is kept for it
     max_counted_models: Positive = 128  # model versions, and keys, a frontend counts apart
+    trace_level: tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...] = ("OFF",)
+    trace_rate: Positive = 1000  # one of so many requests is traced
+    trace_count: Annotated[int, Meta(ge=-1)] = -1  # so many traces; -1: no limit
+    trace_mode: str = "triton"
+    trace_file: str = ""  # Triton's JSON; default: traces are lines of the log
+    trace_log_frequency: NonNegative = 0  # traces of each file <trace_file>.<n>; 0: all in one
+    max_trace_file_bytes: Positive = 256 * MIB  # one file; what does not fit is lost
+    max_trace_files: Positive = 1000
+    max_trace_tensor_bytes: NonNegative = 64 * 1024  # larger tensors are not in traces
+    max_metric_families: Positive = 64  # metrics of its own one instance of a model may have:
+    max_metric_series: Positive = 512  # names, and names with labels; how many characters a name,
+    max_metric_text: Positive = 256  # a label or its value may have
     max_events: NonNegative = 1000  # that each process keeps for `shmserve show events`; 0: none
 
     extensions: dict[str, Any] = {}  # not a key: what `extension` gives, by name
@@ -214,130 +239,107 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         }
 
 
-_LISTS = {
-    *("model_repository", "load_models", "http_bind", "grpc_bind", "client_shm_allowed_uids"),
-    *("allowed_hosts", "allowed_origins", "remote_binds", "rate_limit_resources"),
-}
 _FORMER = {"grps_pipelines": "pipelines"}  # names that settings had once: they are still taken
-_TABLES = {"pipelines", "host_policies"}  # settings that are tables themselves: name -> list
 _SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
+SECRET = _SEMICOLONS  # values that are not shown
+
+
+class Reading(NamedTuple):
+    """Settings, and for those that were given, where."""
+
+    settings: Settings
+    origins: dict[str, str]
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings.
+    """Read the settings. Raises as `read`."""
+    return read(environ).settings
+
+
+def read(environ: Mapping[str, str] | None = None) -> Reading:
+    """Read the settings, and remember where they are from.
 
     Raises:
-        ConfigError: a file that cannot be read, an unknown key, a value of the wrong type.
+        ConfigError: a file that cannot be read, unknown keys, values of the wrong type: all that
+            is wrong, one to a line.
     """
     environ = os.environ if environ is None else environ
-    values = _from_file(environ.get(CONFIG_VARIABLE, ""))
     extensions.check()
-    own = _of_extensions()
-    for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS:
-            continue
-        key = _current(variable.removeprefix(PREFIX).lower())
-        if key not in own and key not in Settings.__struct_fields__:
-            raise ConfigError(f"unknown setting {variable} in the environment")
-        values[key] = _items(key, text)
-    if "extensions" in values:
-        raise ConfigError("unknown setting extensions")
-    given: dict[str, dict[str, Any]] = {name: {} for name, _ in own.values()}
-    for key in own.keys() & values.keys():
-        name, field = own[key]
-        given[name][field] = values.pop(key)
-    try:
-        settings = msgspec.convert(values, Settings, strict=False)
-    except msgspec.ValidationError as ex:
-        raise ConfigError(f"bad setting: {_named(str(ex), values)}") from None
-    _check_binds(settings)
-    of_extensions = {name: _extension(name, fields) for name, fields in given.items()}
-    return msgspec.structs.replace(settings, extensions=of_extensions)
-
-
-def _check_binds(settings: Settings) -> None:
-    for bind in settings.remote_binds:
-        if bind not in settings.http_bind + settings.grpc_bind or bind.startswith("fd://"):
-            raise ConfigError(f"remote_binds: '{bind}' is no address of http_bind or grpc_bind")
-
-
-def _named(text: str, values: dict[str, Any]) -> str:
-    """An error about a table, with the name of its entry, which msgspec leaves out."""
-    for key in _TABLES & values.keys():
-        for name, items in values[key].items() if isinstance(values[key], dict) else ():
-            try:
-                msgspec.convert({key: {name: items}}, Settings, strict=False)
-            except msgspec.ValidationError:
-                return text.replace(f"`$.{key}[...]", f"`$.{key}.{name}", 1)
-    return text
-
-
-def _of_extensions() -> dict[str, tuple[str, str]]:
-    """Keys of extensions: the extension, and its field."""
-    return {
-        f"{name}_{field}": (name, field)
+    known = declared()
+    source = Sources(known, _FORMER)
+    if path := environ.get(CONFIG_VARIABLE, ""):
+        source.take_file(path, CONFIG_VARIABLE)
+    source.take_variables(
+        {name: text for name, text in environ.items() if name not in _NOT_SETTINGS}, PREFIX
+    )
+    values = source.converted()
+    problems = source.problems
+    if not problems:
+        settings = Settings(
+            **{key: values[key] for key in Settings.__struct_fields__ if key in values}
+        )
+        problems = _wrong_binds(settings) + _wrong_traces(settings)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    own = {
+        name: kind(**{f: values.pop(f"{name}_{f}") for f in _given(name, kind, values)})
         for name, kind in extensions.load_all(extensions.SETTINGS).items()
-        for field in kind.__struct_fields__
     }
+    origins = {name: given.origin for name, given in source.given.items()}
+    return Reading(Settings(**values, extensions=own), origins)
 
 
-def _extension(name: str, fields: dict[str, Any]) -> ExtensionSettings:
-    kind: type[ExtensionSettings] = extensions.load(extensions.SETTINGS, name)
-    for field in msgspec.structs.fields(kind):
-        text = fields.get(field.name)
-        if isinstance(text, str) and get_origin(field.type) is tuple:
-            fields[field.name] = [part.strip() for part in text.split(",") if part.strip()]
-    try:
-        return msgspec.convert(fields, kind, strict=False)
-    except msgspec.ValidationError as ex:
-        raise ConfigError(f"bad setting: {str(ex).replace('`$.', f'`$.{name}_')}") from None
+def _given(name: str, kind: type[ExtensionSettings], values: Mapping[str, Any]) -> list[str]:
+    return [field for field in kind.__struct_fields__ if f"{name}_{field}" in values]
 
 
-def _current(key: str) -> str:
-    """The name of a setting today."""
-    return _FORMER.get(key, key)
+def declared() -> dict[str, Declared]:
+    """Every setting there is, those of extensions behind the server's own."""
+    kinds: dict[str, type[Struct]] = {"": Settings}
+    for name, kind in extensions.load_all(extensions.SETTINGS).items():
+        kinds[f"{name}_"] = kind
+    found = {}
+    for prefix, kind in kinds.items():
+        for field in msgspec.structs.fields(kind):
+            name = prefix + field.name
+            factory = field.default_factory
+            default = field.default if factory is msgspec.NODEFAULT else factory()
+            separator = ";" if name in _SEMICOLONS else ","
+            found[name] = Declared(name, field.type, default, separator, name in SECRET)
+    del found["extensions"]
+    return found
 
 
-def _items(key: str, text: str) -> str | list[str] | dict[str, list[str]]:
-    """A text as the setting wants it: lists are split."""
-    if key in _TABLES:
-        return _table(key, text)
-    if key not in _LISTS | _SEMICOLONS:
-        return text
-    parts = text.split(";" if key in _SEMICOLONS else ",")
-    return [part.strip() for part in parts if part.strip()]
+def _wrong_binds(settings: Settings) -> list[str]:
+    binds = settings.http_bind + settings.grpc_bind + settings.metrics_bind
+    wrong = [
+        f"remote_binds: '{bind}' is no address of http_bind, grpc_bind or metrics_bind"
+        for bind in settings.remote_binds
+        if bind not in binds or bind.startswith("fd://")
+    ]
+    ports = {bind.rpartition(":")[2] for bind in settings.http_bind}
+    wrong += [
+        f"metrics_bind: '{bind}' has a port of http_bind, and needs its own"
+        for bind in settings.metrics_bind
+        if bind.rpartition(":")[2] in ports
+    ]
+    if settings.metrics_bind and not settings.metrics:
+        wrong.append("metrics_bind: there are no metrics (setting metrics)")
+    return wrong
 
 
-def _table(key: str, text: str) -> dict[str, list[str]]:
-    entries = [part.partition("=") for part in text.split(";") if part.strip()]
-    if any(not separator or not name.strip() for name, separator, _ in entries):
-        raise ConfigError(f"bad setting: {key} is not 'name=item,item;other=item'")
-    return {
-        name.strip(): [item.strip() for item in items.split(",") if item.strip()]
-        for name, _, items in entries
-    }
-
-
-def _from_file(path: str) -> dict[str, Any]:
-    if not path:
-        return {}
-    try:
-        with open(path, "rb") as file:
-            document = tomllib.load(file)
-    except OSError as ex:
-        raise ConfigError(f"cannot read the file named by {CONFIG_VARIABLE}: {ex.strerror}") from ex
-    except tomllib.TOMLDecodeError as ex:
-        raise ConfigError(f"the file named by {CONFIG_VARIABLE} is not TOML: {ex}") from ex
-    values: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, dict) and _current(key) not in _TABLES:
-            values.update({_current(f"{key}_{inner}"): item for inner, item in value.items()})
-        else:
-            values[_current(key)] = value
-    for key, value in values.items():
-        if isinstance(value, str):
-            values[key] = _items(key, value)
-    return values
+def _wrong_traces(settings: Settings) -> list[str]:
+    wrong = []
+    if settings.trace_mode != "triton":
+        shown = ascii(settings.trace_mode[:64])
+        wrong.append(f"trace_mode: {shown} is not supported: it is 'triton'")
+    if "OFF" in settings.trace_level and len(set(settings.trace_level)) > 1:
+        wrong.append("trace_level: OFF cannot be together with other levels")
+    if settings.trace_log_frequency and not settings.trace_file:
+        wrong.append("trace_log_frequency: there is no trace_file")
+    if "TENSORS" in settings.trace_level and not settings.trace_file:
+        wrong.append("trace_level: TENSORS go to a trace_file, and there is none")
+    return wrong
 
 
 def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:

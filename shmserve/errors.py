@@ -5,7 +5,9 @@ written for the client: it names the field and the value at fault and shows no
 path, key, address or traceback. Details for operators go to the log.
 
 HTTP statuses follow Triton's mapping (facts: HTTP surface, error mapping) except
-where a clearer status exists (405, 411, 413, 415, 504).
+where a clearer status exists (405, 411, 413, 415, 502, 504).
+
+The server's own 503 means that nothing of the request has run; what had begun and was lost is 502.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ class Code(StrEnum):
     PERMISSION_DENIED = "PERMISSION_DENIED"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     UNAVAILABLE = "UNAVAILABLE"
+    ABORTED = "ABORTED"
     UNIMPLEMENTED = "UNIMPLEMENTED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
@@ -45,6 +48,7 @@ STATUS_TABLE: dict[Code, Statuses] = {
     Code.PERMISSION_DENIED: Statuses(403, 7),
     Code.UNAUTHENTICATED: Statuses(401, 16),
     Code.UNAVAILABLE: Statuses(503, 14),
+    Code.ABORTED: Statuses(502, 10),
     Code.UNIMPLEMENTED: Statuses(501, 12),
     Code.RESOURCE_EXHAUSTED: Statuses(503, 8),
     Code.DEADLINE_EXCEEDED: Statuses(504, 4),
@@ -59,6 +63,7 @@ class ShmserveError(Exception):
 
     code: Code = Code.INTERNAL
     http: int | None = None  # a clearer HTTP status than the table's, if there is one
+    retry_after_s: int = 0  # nothing of the request has run, and it may fare better then; 0: or not
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -113,6 +118,17 @@ class Unavailable(ShmserveError):
     """Not now: a model that is not ready, a full queue, a server that drains."""
 
     code = Code.UNAVAILABLE
+    retry_after_s = 1
+
+
+class NotConfigured(Unavailable):
+    """Not as this server is configured, or as its models are wired: a retry would be in vain."""
+
+    retry_after_s = 0
+
+
+class NoExecutor(Unavailable):
+    """No executor of the model takes requests now; one is being started."""
 
 
 class Unimplemented(ShmserveError):
@@ -121,6 +137,7 @@ class Unimplemented(ShmserveError):
 
 class ResourceExhausted(ShmserveError):
     code = Code.RESOURCE_EXHAUSTED
+    retry_after_s = 1
 
 
 class DeviceMemoryExhausted(ResourceExhausted):
@@ -135,8 +152,14 @@ class QueueFull(Unavailable):
     """The bounded queue in front of an executor is full."""
 
 
-class ExecutorLost(Unavailable):
-    """The executor died while it had the request."""
+class WorkLost(ShmserveError):
+    """Something of the request has run, and what came of it is lost."""
+
+    code = Code.ABORTED
+
+
+class ExecutorLost(WorkLost):
+    """The executor died while it had the request, which may have begun to run."""
 
 
 class DeadlineExceeded(ShmserveError):
@@ -190,7 +213,7 @@ _BY_CODE: dict[Code, type[ShmserveError]] = {
     kind.code: kind
     for kind in (
         *(InvalidArgument, NotFound, AlreadyExists, PermissionDenied, Unauthenticated),
-        *(Unavailable, Unimplemented, ResourceExhausted, DeadlineExceeded),
+        *(Unavailable, Unimplemented, ResourceExhausted, DeadlineExceeded, WorkLost),
     )
 }
 
@@ -199,3 +222,10 @@ def from_code(code: Code, message: str) -> ShmserveError:
     """The error a code stands for, e.g. one that came over a channel."""
     kind = _BY_CODE.get(code)
     return ModelFailure(message, code) if kind is None else kind(message)
+
+
+def of_run(code: Code, message: str) -> ShmserveError:
+    """As `from_code`, of a request that a model has had: what it says of others does not hold."""
+    error = from_code(code, message)
+    error.retry_after_s = 0
+    return error

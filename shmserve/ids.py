@@ -9,7 +9,9 @@ import os
 import re
 from collections.abc import Callable
 
-_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+_LONGEST_NAME = 255  # of a model: it is a folder's
+_NO_MODEL_CHARACTER = re.compile(r"[^A-Za-z0-9_.+-]")
+_NO_BEGINNING = (".", "+", "-")
 
 
 def new_epoch(random_bytes: Callable[[int], bytes] = os.urandom) -> str:
@@ -44,5 +46,21 @@ def instance_model(instance: str) -> tuple[str, str]:
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a name can be a folder of a model repository and nothing else."""
-    return _MODEL_NAME.fullmatch(name) is not None and ".." not in name
+    """Whether a model can be called that: 1 to 255 letters, digits and ``_ . + -`` of ASCII, the
+    first of them a letter, a digit or ``_``. Such a name is a folder's and leads nowhere else."""
+    return bool(name) and not model_name_fault(name)
+
+
+def model_name_fault(name: str) -> str:
+    """Which part of a name that is not empty keeps it from being a model's; empty: none does."""
+    found = _NO_MODEL_CHARACTER.search(name)
+    if name in (".", "..") or "/" in name or "\\" in name:
+        part = "/" if "/" in name else "\\" if "\\" in name else name
+        return f"model name must not contain path traversal characters: it has '{part}'"
+    if found is not None:
+        return f"it has {found[0]!a}, and names have letters, digits and _ . + - only"
+    if name.startswith(_NO_BEGINNING):
+        return f"it begins with '{name[0]}', and names begin with a letter, a digit or _"
+    if len(name) > _LONGEST_NAME:
+        return f"it has {len(name)} characters, and names have at most {_LONGEST_NAME}"
+    return ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+from pathlib import Path
 
 from shmserve import config
-from shmserve.cli import try_load
+from shmserve.cli import model_code, try_load
 from shmserve.config import Settings
 from shmserve.coordinator import pool_sizing
 from shmserve.coordinator.models import desired_models
@@ -17,11 +19,15 @@ from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import key_file, tls
 
 
+def main(arguments: argparse.Namespace) -> int:
+    return run(config.load(), arguments.load)
+
+
 def run(settings: Settings, load: bool = False) -> int:
     """Check settings that were read already, memory limits and the model repository.
 
-    Without `load` no model is run: what is wrong with a configuration or missing is found,
-    what is wrong with a model's code or weights is not.
+    Without `load` no model is run: what is wrong with a configuration or missing is found, and
+    code that is no Python; what only running it can tell is not.
     """
     from shmserve.repository import scan
 
@@ -44,6 +50,7 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
         check_settings(settings)
         key_file.read(settings)
         tls.certificates(settings, "http", "http/1.1")
+        tls.certificates(settings, "grpc", "h2")
         desired = desired_models.choose(settings, scan)
     except ConfigError as ex:
         print(f"FAIL  {ex.message}")
@@ -52,7 +59,9 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
     names = {spec.name for spec, _ in desired.versions}
     for spec, instances in desired.versions:
         reason = _missing_steps(spec, names)
-        if load and instances:
+        if instances and not reason:
+            reason = model_code.problem(Path(instances[0].directory) / spec.version)
+        if load and instances and not reason:
             reason = try_load.problem(instances[0], settings.load_timeout_s)
         if reason:
             problems += 1
@@ -64,8 +73,17 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
         for note in model_config.of_spec(spec, folder_reader.kinds()).notes:
             print(f"note  model {spec.name} version {spec.version}: {note}")
     for name, reason in sorted(desired.failures.items()):
-        print(f"FAIL  model {name}: {reason}")
+        print(f"FAIL  model {name}: {reason}{_where(settings, name)}")
     return 1 if problems else 0
+
+
+def _where(settings: Settings, name: str) -> str:
+    """The folder of a model, or of a version of it: for operators, clients never see it."""
+    for path in settings.model_repository:
+        folder = os.path.join(os.path.abspath(path), name)
+        if os.path.isdir(folder) or os.path.isdir(folder := os.path.dirname(folder)):
+            return f" [{folder}]"
+    return ""
 
 
 def _missing_steps(spec: ModelSpec, names: set[str]) -> str:

@@ -6,6 +6,7 @@ and failures (exit status 1) where they are asked for.
 
 from __future__ import annotations
 
+import argparse
 import platform
 import re
 import resource
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from shmserve import config
 from shmserve.cli import gpu_findings
 from shmserve.cli.findings import Finding, Level
 from shmserve.config import Settings
@@ -21,6 +23,10 @@ from shmserve.observe import gpus
 
 _PYTHON = (3, 11)
 _KERNEL = (5, 14)  # populating and advising shared memory without touching it
+
+
+def main(arguments: argparse.Namespace) -> int:
+    return run(config.load(), arguments.gpu, arguments.json)
 
 
 def run(settings: Settings, gpu: bool, as_json: bool) -> int:

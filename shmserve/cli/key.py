@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import os
 import secrets
@@ -9,9 +10,15 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+from shmserve import config
 from shmserve.config import Settings
 from shmserve.core import keys
 from shmserve.errors import ConfigError
+
+
+def main(arguments: argparse.Namespace) -> int:
+    scopes = arguments.scopes.split(",")
+    return new(config.load(), arguments.file, arguments.name, scopes, arguments.days)
 
 
 def new(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from shmserve import config
 from shmserve.errors import ConfigError
 
 _NAME = "gunicorn.conf.py"
@@ -25,6 +27,11 @@ def conf_file() -> str:
 def command(extra: Sequence[str]) -> list[str]:
     """What to exec; gunicorn's own options may follow."""
     return [sys.executable, "-m", "gunicorn", "-c", conf_file(), *extra, "shmserve.app"]
+
+
+def main(arguments: argparse.Namespace) -> NoReturn:
+    config.load()  # what is wrong with them is told here, before gunicorn begins to speak
+    run(arguments.gunicorn)
 
 
 def run(extra: Sequence[str]) -> NoReturn:

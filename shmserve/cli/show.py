@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from typing import Any
@@ -20,6 +21,10 @@ from shmserve.transport.channel import Channel, close_all
 _WAIT_S = 3.0
 
 Row = dict[str, Any]
+
+
+def main(arguments: argparse.Namespace) -> int:
+    return run(config.load(), arguments.what, as_json=arguments.json)
 
 
 def run(settings: Settings, name: str, *, as_json: bool) -> int:

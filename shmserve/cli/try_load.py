@@ -13,6 +13,7 @@ import sys
 
 import msgspec
 
+from shmserve.cli import model_code
 from shmserve.errors import ShmserveError
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
@@ -47,15 +48,17 @@ def main() -> int:
 
     logs.setup("check", "error")
     instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
+    where = ""
     try:
         try:
             devices = Devices.of(instance.device, Mappings())
             backend, _ = model_loading.load(instance, devices)
             backend.close()
         except Exception as ex:
+            where = model_code.place(ex, instance.directory)
             raise from_load(ex, logging.getLogger(__name__), instance.name) from ex
     except ShmserveError as ex:
-        print(f"\n{_MARK}{sanitised(ex.message)}", flush=True)
+        print(f"\n{_MARK}{where}{sanitised(ex.message)}", flush=True)
         return 1
     return 0
 

@@ -14,5 +14,6 @@ imported when one is met. docs/client.md has the details.
 from shmserve.client.api import Client, connect
 from shmserve.client.errors import InferenceError
 from shmserve.client.result import Result
+from shmserve.client.streams import ResultStream
 
-__all__ = ["Client", "InferenceError", "Result", "connect"]
+__all__ = ["Client", "InferenceError", "Result", "ResultStream", "connect"]

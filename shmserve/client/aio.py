@@ -25,10 +25,11 @@ import numpy as np
 
 from shmserve.client import api
 from shmserve.client.cancel_scope import CancelScope
-from shmserve.client.errors import InferenceError
+from shmserve.client.errors import LATE, InferenceError
 from shmserve.client.result import Result
+from shmserve.client.streams import ResultStream
 
-__all__ = ["AsyncClient", "connect"]
+__all__ = ["AsyncClient", "AsyncResultStream", "connect"]
 
 T = TypeVar("T")
 _LEAST_S = 0.001  # 0 would mean the client's own timeout
@@ -139,12 +140,86 @@ class AsyncClient:
 
         return await self._calls.run(call, timeout_s)
 
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> AsyncResultStream:
+        """Run a model that answers any number of times; arguments and errors are those of
+        `Client.stream`, whose errors all come from the stream.
+
+        The timeout is that of the whole stream, from its first answer's being asked for.
+        """
+        timeout_s = timeout or self._timeout_s
+
+        def begin(left_s: float) -> ResultStream:
+            return self._client.stream(
+                model, inputs, outputs, parameters, timeout=left_s, **options
+            )
+
+        return AsyncResultStream(self._calls, begin, timeout_s)
+
     async def close(self) -> None:
         """End all calls, unregister all memory and end the connections; results stay readable."""
         try:
             await self._calls.close()
         finally:
             await asyncio.to_thread(self._client.close)
+
+
+class AsyncResultStream:
+    """An asynchronous iterator, and a context manager that closes it; else as `ResultStream`.
+
+    For one task at a time. One that is cancelled while it waits for an answer ends the stream.
+    """
+
+    def __init__(
+        self, calls: _Calls, begin: Callable[[float], ResultStream], timeout_s: float
+    ) -> None:
+        self._calls = calls
+        self._begin = begin
+        self._timeout_s = timeout_s
+        self._until = 0.0
+        self._stream: ResultStream | None = None
+        self._over = False
+
+    def __aiter__(self) -> AsyncResultStream:
+        return self
+
+    async def __anext__(self) -> Result:
+        now = time.monotonic()
+        self._until = self._until or now + self._timeout_s
+        try:
+            result = await self._calls.run(self._next, max(self._until - now, _LEAST_S))
+        except asyncio.CancelledError:  # an answer may have been lost
+            self._over = True
+            raise
+        if result is None:
+            raise StopAsyncIteration
+        return result
+
+    async def aclose(self) -> None:
+        """Cancel what is left of it. Idempotent."""
+        self._over = True
+        if self._stream is not None:
+            await asyncio.to_thread(self._stream.close)
+
+    def _next(self) -> Result | None:
+        """In a thread of the client's."""
+        if self._stream is None and not self._over:
+            self._stream = self._begin(max(self._until - time.monotonic(), _LEAST_S))
+        return None if self._over or self._stream is None else next(self._stream, None)
+
+    async def __aenter__(self) -> AsyncResultStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 class _Calls:
@@ -167,7 +242,7 @@ class _Calls:
             async with asyncio.timeout(timeout_s):
                 return await loop.run_in_executor(self._threads, scope.run, call)
         except TimeoutError as ex:
-            raise InferenceError(0, "the server did not answer in time") from ex
+            raise InferenceError(0, LATE) from ex
         finally:
             self._scopes.discard(scope)
             scope.cancel()

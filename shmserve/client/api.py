@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
-import urllib.parse
-from collections.abc import Mapping, Sequence, Set
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
+from weakref import WeakSet
 
-import msgspec
 import numpy as np
-from msgspec import Struct
 
 from shmserve.client import device_arrays
-from shmserve.client.attempt import RequestAttempt
-from shmserve.client.errors import InferenceError
-from shmserve.client.http_transport import Reply, Transport
-from shmserve.client.lanes import Lanes, converse
-from shmserve.client.memory.block_pool import BlockPool
+from shmserve.client.client_call import ClientCall
+from shmserve.client.http_transport import Transport
+from shmserve.client.lanes import Lanes
 from shmserve.client.memory.shared_memory import SharedMemoryPools
-from shmserve.client.output_sizes import ModelOutputs, OutputSizes
+from shmserve.client.requester import Requester
 from shmserve.client.result import Result
+from shmserve.client.streams import ResultStream
 from shmserve.client.tensors import ClientTensor
-from shmserve.protocol.control.lane_messages import LaneAnswer
 
 Array = np.ndarray[Any, Any]
 
-_REPEATS = 4
-# With these the request has ended or never begun; after others it may still be running.
-_ENDED = frozenset({500, 501, 503})
-_REFUSED = frozenset({400, 403, 404, 501})
-# What is said of an output that is larger than expected, and of one that is over a lane
-_TOO_LARGE = ("should be at least", "no window of shared memory")
-_HOST, _GPU = "host", "gpu"  # kinds of memory
-_NOTHING: Set[str] = frozenset()
+_LARGEST = 1 << 20
 
 
 def connect(
@@ -65,20 +56,6 @@ def connect(
     return Client(url, control, max_bytes, max_device_bytes, timeout, lanes)
 
 
-class _Call(Struct, frozen=True):
-    """What `infer` was asked. `timeout_s` 0: the client's."""
-
-    model: str
-    version: str
-    inputs: Sequence[ClientTensor]
-    outputs: tuple[str, ...]
-    parameters: Mapping[str, Any] | None
-    request_id: str
-    timeout_s: float
-    receipt: bool
-    device: int | None
-
-
 class Client:
     """A connection to one server. Thread-safe; not to be used across a fork."""
 
@@ -93,14 +70,14 @@ class Client:
     ) -> None:
         self._pid = os.getpid()
         self._transport = Transport(url, timeout)
-        self._models: dict[tuple[str, str], ModelOutputs] = {}
-        self._barred: dict[str, set[str]] = {}  # kinds of memory that a model does not take
-        self._sizes = OutputSizes()
         self._transport.request("GET", "/v2/health/live")
         self._pools = SharedMemoryPools(self._transport, control, max_bytes, max_device_bytes)
         self._timeout_s = timeout
         on = lanes and self._pools.control is not None
         self._lanes = Lanes(self._pools.control) if on and self._pools.control else None
+        self._requester = Requester(self._transport, self._pools, self._lanes)
+        self._streams: WeakSet[ResultStream] = WeakSet()
+        self._streams_lock = threading.Lock()
 
     @property
     def shared_memory(self) -> bool:
@@ -191,18 +168,54 @@ class Client:
             ValueError: an input is no tensor, or there is no such GPU.
             ImportError: a GPU is meant, and CuPy is not installed.
         """
-        self._check(device)
-        tensors = [ClientTensor(name, value) for name, value in inputs.items()]
-        described = self._model(model, version)
-        names = tuple(described.outputs) if outputs is None else tuple(outputs)
-        call = _Call(
-            model, version, tensors, names, parameters, request_id, timeout or 0.0, receipt, device
+        call = self._call(
+            *(model, inputs, outputs, parameters, version, request_id, timeout, receipt, device)
         )
-        return self._run(call, described)
+        return self._requester.run(call)
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        version: str = "",
+        request_id: str = "",
+        timeout: float | None = None,
+        receipt: bool = False,
+        device: int | None = None,
+        max_output_bytes: int = _LARGEST,
+    ) -> ResultStream:
+        """Run a model that answers any number of times, such as a decoupled one; the answer of
+        another is a stream of one. Arguments are those of `infer`, but for these.
+
+        Args:
+            inputs: they must not change until the stream ends.
+            timeout: seconds until the stream must have ended, from its first `next` on.
+            receipt: as of `infer`, for each answer; over HTTP decoupled models give none.
+            max_output_bytes: of one output of one answer, where the model does not tell. Over a
+                lane a larger one is an InferenceError of that answer.
+
+        Raises:
+            ValueError, ImportError: as `infer`; its InferenceErrors come from the stream.
+        """
+        call = self._call(
+            *(model, inputs, outputs, parameters, version, request_id, timeout, receipt, device)
+        )
+        begin = functools.partial(self._requester.begin, call, max_output_bytes)
+        stream = ResultStream(begin, self)
+        with self._streams_lock:
+            self._streams.add(stream)
+        return stream
 
     def close(self) -> None:
-        """Unregister all memory and end the connections; results stay readable."""
+        """End streams, unregister all memory and end the connections; results stay readable."""
         ours = os.getpid() == self._pid  # a forked child must not undo its parent's doing
+        with self._streams_lock:
+            streams = list(self._streams) if ours else []
+        for stream in streams:
+            stream.close()
         if self._lanes is not None:
             self._lanes.close()
         self._pools.close(unregister=ours)
@@ -218,114 +231,28 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, call: _Call, described: ModelOutputs) -> Result:
-        """Try, and try again where the reason of a refusal was our memory."""
-        key = (call.model, call.version)
-        shapes = tuple(sorted([tensor.signature for tensor in call.inputs]))
-        barred = self._barred.get(call.model, _NOTHING)
-
-        def pool_of(device: int | None) -> BlockPool | None:
-            kind = _HOST if device is None else _GPU
-            return self._pools.on(device) if kind not in barred else None
-
-        for repeat in range(_REPEATS + 1):
-            expected = self._sizes.expected(key, shapes, described, call.outputs)
-            known = self._lanes is not None and expected.known
-            attempt = RequestAttempt(
-                pool_of, call.inputs, expected.sizes, call.device, inline=known
-            )
-            reply: Reply | LaneAnswer
-            try:
-                answer, result = self._over_lane(attempt, call, known)
-                if answer is None:
-                    reply = self._send(attempt, call)
-                    result = attempt.result(reply, call.model) if reply.status == 200 else None
-                else:
-                    reply = answer
-                if result is not None:
-                    self._sizes.learn(key, shapes, result)
-                    return result
-            finally:
-                attempt.close()
-            ours = reply.status in _REFUSED and attempt.is_blamed(reply.error)
-            if not ours or repeat == _REPEATS:
-                break
-            if any(
-                words in reply.error for words in _TOO_LARGE
-            ):  # an output is larger than expected
-                self._sizes.mistaken(key, call.outputs)
-            elif repeat or reply.status != 404 or not self._pools.register_again():
-                barred = barred | self._bar(call.model, attempt, reply.error)
-        if 400 <= reply.status < 500:  # perhaps for what we remember of the model
-            self._models.pop(key, None)
-        raise InferenceError(reply.status, reply.error)
-
-    def _bar(self, model: str, attempt: RequestAttempt, reason: str) -> set[str]:
-        """Which memory to try without; what the model itself does not take is remembered."""
-        if attempt.on_gpu and "CUDA" in reason:
-            self._barred.setdefault(model, set()).add(_GPU)
-            return {_GPU}
-        if "takes no client shared memory" in reason:
-            self._barred[model] = {_HOST, _GPU}
-        return {_HOST, _GPU}
-
-    def _over_lane(
-        self, attempt: RequestAttempt, call: _Call, known: bool
-    ) -> tuple[LaneAnswer | None, Result | None]:
-        """The answer of a lane, and what it means if that is a result. None: it is not the way,
-        or there is none."""
-        timeout_s = call.timeout_s or self._timeout_s
-        request = None
-        if self._lanes is not None and known:
-            request = attempt.lane_request(call.parameters, call.request_id, timeout_s)
-        if self._lanes is None or request is None:
-            return None, None
-        key = (call.model, call.version)
-        try:
-            found = converse(self._lanes, key, request, attempt.shared, timeout_s)
-        except BaseException:
-            attempt.taint()
-            raise
-        if found is None:
-            return None, None
-        answer, opened = found
-        if answer.status != 200:
-            return answer, None
-        return answer, attempt.lane_result(
-            answer, call.model, call.request_id, opened, call.receipt
-        )
-
-    def _send(self, attempt: RequestAttempt, call: _Call) -> Reply:
-        headers, body = attempt.request(call.parameters, call.request_id)
-        if call.receipt:
-            headers["shmserve-receipt"] = "1"
-        path = _path(call.model, call.version) + "/infer"
-        ended = False
-        try:
-            reply = self._transport.request("POST", path, headers, body, call.timeout_s)
-            ended = reply.status < 499 or reply.status in _ENDED
-            return reply
-        finally:
-            if not ended:
-                attempt.taint()
-
-    def _model(self, model: str, version: str) -> ModelOutputs:
-        described = self._models.get((model, version))
-        if described is None:
-            reply = self._transport.request("GET", _path(model, version))
-            if reply.status != 200:
-                raise InferenceError(reply.status, reply.error)
-            described = ModelOutputs.from_metadata(msgspec.json.decode(reply.body.data))
-            self._models[model, version] = described
-        return described
+    def _call(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None,
+        parameters: Mapping[str, Any] | None,
+        version: str,
+        request_id: str,
+        timeout: float | None,
+        receipt: bool,
+        device: int | None,
+    ) -> ClientCall:
+        """What `infer` and `stream` were asked; raises what is wrong with it by itself."""
+        self._check(device)
+        tensors = [ClientTensor(name, value) for name, value in inputs.items()]
+        names = None if outputs is None else tuple(outputs)
+        timeout_s = timeout or self._timeout_s
+        asked = (parameters, request_id, timeout_s, receipt, device)
+        return ClientCall(model, version, tensors, names, *asked)
 
     def _check(self, device: int | None = None) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("a client cannot be used across a fork: connect in the child")
         if device is not None:
             device_arrays.check(device)
-
-
-def _path(model: str, version: str) -> str:
-    path = "/v2/models/" + urllib.parse.quote(model, safe="")
-    return path + "/versions/" + urllib.parse.quote(version, safe="") if version else path

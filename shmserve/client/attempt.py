@@ -4,62 +4,34 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from shmserve.client import device_arrays, tensors
-from shmserve.client.errors import InferenceError
-from shmserve.client.http_transport import Reply
+from shmserve.client import device_arrays
 from shmserve.client.memory.block_pool import Block, BlockPool
-from shmserve.client.result import Result
+from shmserve.client.result_reader import HEADER_LENGTH, TensorPlace
 from shmserve.client.tensors import ClientTensor
-from shmserve.errors import UnreadableMessage
-from shmserve.protocol.control.client_messages import LaneOpened
 from shmserve.protocol.control.lane_messages import (
     INLINE_BYTES,
-    LaneAnswer,
+    INLINE_TOTAL,
     LaneOutput,
-    LaneReceipt,
     LaneRequest,
     LaneTensor,
-    LaneWindow,
 )
-from shmserve.protocol.decoding import json_decoder
 
 PoolOf = Callable[[int | None], BlockPool | None]
 Copy = tuple[ClientTensor, Any]  # and the window that it goes to
-HEADER_LENGTH = "Inference-Header-Content-Length"
-_decode = json_decoder()
 _ALIGNMENT = 256  # what GPUs and vector instructions like best
 _numbers = itertools.count(1)  # of requests over lanes, whichever these take
-
-
-class _Place(NamedTuple):
-    """Where a tensor lies: from `offset` of a block of a pool."""
-
-    pool: BlockPool
-    block: Block
-    offset: int
-
-    def window(self, nbytes: int) -> dict[str, Any]:
-        """The parameters that name it to the server."""
-        return {
-            "shared_memory_region": self.block.name,
-            "shared_memory_offset": self.offset,
-            "shared_memory_byte_size": nbytes,
-        }
-
-    def on_lane(self, nbytes: int) -> LaneWindow:
-        """The same on a lane."""
-        return LaneWindow(self.block.name, self.offset, nbytes)
 
 
 class RequestAttempt:
     """Holds leases on the blocks of a request until `close`.
 
     Attributes:
+        windows: of outputs, with their bytes.
         shared: the server is told of any of our memory.
         on_gpu: of a GPU's.
     """
@@ -84,8 +56,8 @@ class RequestAttempt:
         self._pool_of = pool_of
         self._device = device
         self._held: list[tuple[BlockPool, Block]] = []
-        self._places: dict[str, _Place] = {}  # of inputs
-        self._windows: dict[str, tuple[_Place, int]] = {}  # of outputs, with their bytes
+        self._places: dict[str, TensorPlace] = {}  # of inputs
+        self.windows: dict[str, tuple[TensorPlace, int]] = {}  # of outputs, with their bytes
         self._inputs = inputs
         self._outputs = outputs
         self._gpus = {tensor.device for tensor in inputs if tensor.device is not None}
@@ -98,7 +70,7 @@ class RequestAttempt:
         except BaseException:
             self.close()
             raise
-        self.shared = bool(self._places or self._windows)
+        self.shared = bool(self._places or self.windows)
 
     def _place_inputs(self) -> list[Copy]:
         """Those in memory that the server knows stay where they are; for the others there is
@@ -108,7 +80,7 @@ class RequestAttempt:
             pool = self._pool_of(tensor.device) if tensor.payload is None else None
             location = pool.find(tensor.array) if pool is not None else None
             if pool is not None and location is not None:
-                self._places[tensor.name] = _Place(pool, *location)
+                self._places[tensor.name] = TensorPlace(pool, *location)
                 self.on_gpu |= tensor.device is not None
             elif tensor.nbytes and (tensor.device is not None or tensor.nbytes >= self._inline):
                 elsewhere.setdefault(tensor.device, []).append(tensor)
@@ -132,7 +104,7 @@ class RequestAttempt:
         self.on_gpu |= device is not None
         windows, offset = [], 0
         for tensor in tensors:
-            self._places[tensor.name] = _Place(pool, block, offset)
+            self._places[tensor.name] = TensorPlace(pool, block, offset)
             windows.append((tensor, block.window(offset, tensor.nbytes)[0]))
             offset += _aligned(tensor)
         return windows
@@ -147,7 +119,7 @@ class RequestAttempt:
                 if pool is None or block is None or not nbytes:
                     continue
                 self._held.append((pool, block))
-                self._windows[name] = _Place(pool, block, 0), nbytes
+                self.windows[name] = TensorPlace(pool, block, 0), nbytes
                 if device is not None:
                     self.on_gpu = True
                     self._gpus.add(device)
@@ -191,7 +163,7 @@ class RequestAttempt:
         wanted = [
             {"name": name, "parameters": place.window(nbytes) if place else {"binary_data": True}}
             for name in self._outputs
-            for place, nbytes in [self._windows.get(name, (None, 0))]
+            for place, nbytes in [self.windows.get(name, (None, 0))]
         ]
         document: dict[str, Any] = {"inputs": described, "outputs": wanted}
         if request_id:
@@ -202,9 +174,15 @@ class RequestAttempt:
         return {HEADER_LENGTH: str(len(head))} if body else {}, [head, *body]
 
     def lane_request(
-        self, parameters: Mapping[str, Any] | None, request_id: str, timeout_s: float
+        self,
+        parameters: Mapping[str, Any] | None,
+        request_id: str,
+        timeout_s: float,
+        stream: bool = False,
     ) -> LaneRequest | None:
-        """The same for a lane; None: a tensor is too large for one, and in none of our memory."""
+        """The same for a lane; None: a tensor is too large for one, and in none of our memory.
+        A `stream` has as much credit as answers fit into the lane's socket: it is nobody's fault
+        if they wait there for long."""
         inputs = []
         for tensor in self._inputs:
             place = self._places.get(tensor.name)
@@ -214,12 +192,13 @@ class RequestAttempt:
             inputs.append(LaneTensor(tensor.name, tensor.datatype, tensor.shape, at))
         outputs = []
         for name, nbytes in self._outputs.items():
-            window = self._windows.get(name)
+            window = self.windows.get(name)
             if window is None and nbytes:
                 return None
             outputs.append(
                 LaneOutput(name, None if window is None else window[0].on_lane(window[1]))
             )
+        ahead = 1 if self.windows else max(1, INLINE_TOTAL // (INLINE_BYTES * max(1, len(outputs))))
         return LaneRequest(
             next(_numbers),
             tuple(inputs),
@@ -227,88 +206,8 @@ class RequestAttempt:
             request_id,
             dict(parameters) if parameters else {},
             int(timeout_s * 1e9),
+            ahead if stream else 0,
         )
-
-    # -------------------------------------------------------------------- result
-
-    def lane_result(
-        self, answer: LaneAnswer, model: str, request_id: str, opened: LaneOpened, receipt: bool
-    ) -> Result:
-        """The arrays of a lane's answer; with what it took, if a receipt is wanted.
-
-        Raises:
-            InferenceError: it makes no sense.
-        """
-        arrays = {}
-        try:
-            for tensor in answer.outputs:
-                name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
-                data: Any = tensor.at
-                if isinstance(data, bytes):
-                    data = np.frombuffer(bytearray(data), np.uint8) if data else np.empty(0, "u1")
-                else:
-                    data = self._elsewhere(name, datatype, shape)
-                arrays[name] = self._arrived(tensors.from_bytes(data, datatype, shape, name, model))
-        except (ValueError, KeyError) as ex:
-            raise InferenceError(0, f"the server's answer is malformed: {ex}") from ex
-        document: dict[str, Any] = {"model_name": model, "model_version": opened.version}
-        document |= {"id": request_id, "parameters": answer.parameters}
-        told = _receipt(answer.receipt, opened.instance) if receipt else None
-        return Result(arrays, document, told, "lane")
-
-    def result(self, reply: Reply, model: str) -> Result:
-        """The arrays of a response, each where it lies.
-
-        Raises:
-            InferenceError: the response makes no sense.
-        """
-        try:
-            return self._result(reply, model)
-        except (ValueError, KeyError, TypeError, UnreadableMessage) as ex:
-            raise InferenceError(0, f"the server's response is malformed: {ex}") from ex
-
-    def _result(self, reply: Reply, model: str) -> Result:
-        length = int(reply.headers.get(HEADER_LENGTH.lower(), len(reply.body)))
-        document = _decode(reply.body[:length].data)
-        arrays = {}
-        position = length
-        for output in document["outputs"]:
-            name, shape = output["name"], tuple(output["shape"])
-            size = (output.get("parameters") or {}).get("binary_data_size")
-            if size is not None:
-                data = reply.body[position : position + size]
-                position += size
-            elif "data" in output:
-                if output["data"]:
-                    raise ValueError(f"output '{name}' has data in JSON")
-                data = np.empty(0, np.uint8)
-            else:
-                data = self._elsewhere(name, output["datatype"], shape)
-            array = tensors.from_bytes(data, output["datatype"], shape, name, model)
-            arrays[name] = self._arrived(array)
-        receipt = reply.headers.get("shmserve-receipt")
-        return Result(arrays, document, _decode(receipt.encode()) if receipt else None)
-
-    def _arrived(self, array: Any) -> Any:
-        """On the device that was asked for; numpy's arrays aligned."""
-        if not isinstance(array, np.ndarray):
-            return array
-        array = array if array.flags.aligned else array.copy()
-        if self._device is None or array.dtype.hasobject:
-            return array
-        return device_arrays.to_device(array, self._device)
-
-    def _elsewhere(self, name: str, datatype: str, shape: tuple[int, ...]) -> Any:
-        """The bytes of an output that is not in the body: in its window, or there are none."""
-        place, size = self._windows.get(name, (None, 0))
-        if place is None:
-            return np.empty(0, np.uint8)
-        nbytes = tensors.nbytes_of(datatype, shape)
-        if nbytes is None or nbytes > size:
-            raise ValueError(f"output '{name}' is larger than its memory")
-        if not nbytes:
-            return np.empty(0, np.uint8)
-        return place.pool.array(place.block, 0, nbytes)
 
     # ---------------------------------------------------------------------- life
 
@@ -328,21 +227,6 @@ class RequestAttempt:
         held, self._held = self._held, []
         for pool, block in held:
             pool.release(block)
-
-
-def _receipt(receipt: LaneReceipt, instance: str) -> dict[str, Any]:
-    """In the form of HTTP's, with what came in messages."""
-    return {
-        "copied_bytes": {
-            "in": receipt.copied_in,
-            "batch": receipt.copied_batch,
-            "out": receipt.copied_out,
-            "device": receipt.copied_device,
-        },
-        "inline_bytes": receipt.inline,
-        "ns": {"queue": receipt.queue_ns, "compute": receipt.compute_ns},
-        "executor": instance,
-    }
 
 
 def _aligned(tensor: ClientTensor) -> int:

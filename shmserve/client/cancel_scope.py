@@ -1,8 +1,9 @@
 """Ending a request from another thread than the one that waits for its answer.
 
 A scope is in force in the thread that runs under it, so that what waits for the server need not
-be handed it. What waits says how its wait is interrupted, by shutting down its own end: to the
-server that is a client that has gone, and the request ends there as well.
+be handed it; scopes may lie in each other, and any of them ends the wait. What waits says how its
+wait is interrupted, by shutting down its own end: to the server that is a client that has gone, and
+the request ends there as well.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class CancelScope:
             InferenceError: it was cancelled before its answer was there.
         """
         self._check()
-        token = _current.set(self)
+        token = _current.set((*_current.get(), self))
         try:
             return call()
         finally:
@@ -63,25 +64,35 @@ class CancelScope:
             raise InferenceError(0, "the request was cancelled")
 
 
-_current: ContextVar[CancelScope | None] = ContextVar("cancel_scope", default=None)
+_current: ContextVar[tuple[CancelScope, ...]] = ContextVar("cancel_scopes", default=())
 _NEVER = contextlib.nullcontext()
 
 
 def cancellable(interrupt: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """A wait that `interrupt` makes fail; it must do no more than that, and not raise.
 
-    The context raises InferenceError if the thread's scope is or was cancelled. What was waited on
-    must then not be used again.
+    The context raises InferenceError if a scope of the thread is or was cancelled. What was waited
+    on must then not be used again.
     """
-    scope = _current.get()
-    return _NEVER if scope is None else scope.waiting(interrupt)
+    scopes = _current.get()
+    if not scopes:
+        return _NEVER
+    return scopes[0].waiting(interrupt) if len(scopes) == 1 else _waiting(scopes, interrupt)
+
+
+@contextlib.contextmanager
+def _waiting(scopes: tuple[CancelScope, ...], interrupt: Callable[[], None]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(scope.waiting(interrupt))
+        yield
 
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
     """What is done for the client as a whole, such as giving memory back: no call's cancellation
     interrupts it."""
-    token = _current.set(None)
+    token = _current.set(())
     try:
         yield
     finally:

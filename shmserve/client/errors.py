@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LATE = "the server did not answer in time"
+
 
 class InferenceError(Exception):
     """A request that was not answered with a result.

@@ -8,20 +8,24 @@ import http.client
 import select
 import socket
 import threading
+import time
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from shmserve.client.cancel_scope import cancellable
-from shmserve.client.errors import InferenceError
+from shmserve.client.errors import LATE, InferenceError
 from shmserve.errors import UnreadableMessage
 from shmserve.protocol.decoding import json_decoder
 
 Array = np.ndarray[Any, Any]
 _MAX_IDLE = 16
+_PIECE = 1 << 16  # bytes of a stream that are read at a time
+_EVENTS = "text/event-stream"
+_EVENT_END = b"\n\n"
 _decode = json_decoder()
 
 
@@ -76,31 +80,47 @@ class Transport:
         """
         connection = self._connection(timeout_s or self._timeout_s)
         fields = {"Content-Length": str(sum(len(p) for p in body)), **(headers or {})}
-        try:
-            # A single piece rides with the head; pieces do not, but are not joined either.
-            content: Any = bytes(body[0]) if len(body) == 1 else iter(body)
-            broken = False
-            if connection.sock is None:
-                connection.connect()
-            with cancellable(functools.partial(_interrupt, connection.sock)):
-                try:
-                    path = self._prefix + path
-                    connection.request(method, path, content if body else None, fields)
-                except (BrokenPipeError, ConnectionResetError):
-                    broken = True  # it may have been refused before all of it was sent
-                response = connection.getresponse()
-                data = _read(response)
-        except TimeoutError as ex:
-            connection.close()
-            raise InferenceError(0, "the server did not answer in time") from ex
-        except (OSError, http.client.HTTPException) as ex:
-            connection.close()
-            raise InferenceError(0, f"no answer from the server: {ex}") from ex
-        except BaseException:  # e.g. KeyboardInterrupt: what is left of the response is useless
-            connection.close()
-            raise
-        self._keep(connection, broken or response.will_close)
+        with failures(connection), _interruptible(connection):
+            broken = self._send(connection, method, path, fields, body)
+            response = connection.getresponse()
+            data = _read(response)
+        self.keep(connection, broken or response.will_close)
         return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, data)
+
+    def events(self, path: str, body: bytes, until: float) -> EventStream:
+        """A POST that is answered by server-sent events, the last one at `until`
+        (`time.monotonic`).
+
+        Raises:
+            InferenceError: the server refused, or as `request`.
+        """
+        connection = self._connection(left_s(until))
+        fields = {"Content-Length": str(len(body)), "Content-Type": "application/json"}
+        with failures(connection), _interruptible(connection) as sock:
+            self._send(connection, "POST", path, fields, [body])
+            response = connection.getresponse()
+            if response.headers.get_content_type() == _EVENTS:  # whatever the first one's status
+                return EventStream(self, connection, sock, response, until)
+            reply = Reply(response.status, {}, _read(response))
+        connection.close()
+        raise InferenceError(reply.status, reply.error)
+
+    def _send(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        fields: Mapping[str, str],
+        body: Sequence[bytes | memoryview],
+    ) -> bool:
+        """Whether the connection broke: it may have been refused before all of it was sent."""
+        # A single piece rides with the head; pieces do not, but are not joined either.
+        content: Any = bytes(body[0]) if len(body) == 1 else iter(body)
+        try:
+            connection.request(method, self._prefix + path, content if body else None, fields)
+        except (BrokenPipeError, ConnectionResetError):
+            return True
+        return False
 
     def close(self) -> None:
         with self._lock:
@@ -122,12 +142,63 @@ class Transport:
                 return connection
             connection.close()
 
-    def _keep(self, connection: http.client.HTTPConnection, ends: bool) -> None:
+    def keep(self, connection: http.client.HTTPConnection, ends: bool) -> None:
+        """A response is over; the connection may be of use again, unless it `ends`."""
         with self._lock:
             if not (self._closed or ends or len(self._idle) >= _MAX_IDLE):
                 self._idle.append(connection)
                 return
         connection.close()
+
+
+class EventStream:
+    """Server-sent events, as they come. One thread at a time."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        connection: http.client.HTTPConnection,
+        sock: socket.socket,
+        response: http.client.HTTPResponse,
+        until: float,
+    ) -> None:
+        self._transport = transport
+        self._connection = connection
+        self._sock = sock
+        self._response = response
+        self._until = until
+        self._received = bytearray()
+        self._seen = 0  # of it: no event ends there
+        self._over = False
+
+    def next(self) -> bytes | None:
+        """What the next event tells; None: that was the last one, and nobody asks again.
+
+        Raises:
+            InferenceError: as `Transport.request`.
+        """
+        with failures(self._connection):
+            while (end := self._received.find(_EVENT_END, self._seen)) < 0:
+                self._seen = max(0, len(self._received) - len(_EVENT_END) + 1)
+                with cancellable(functools.partial(_interrupt, self._sock)):
+                    self._sock.settimeout(left_s(self._until))
+                    piece = self._response.read1(_PIECE)
+                if not piece:
+                    self._over = True
+                    self._response.read()  # which ends one that was empty
+                    self._transport.keep(self._connection, self._response.will_close)
+                    return None
+                self._received += piece
+        event = bytes(self._received[:end]).removeprefix(b"data: ")
+        del self._received[: end + len(_EVENT_END)]
+        self._seen = 0
+        return event
+
+    def close(self) -> None:
+        """Nobody wants more of it: the server sees its client go."""
+        if not self._over:
+            self._response.close()
+            self._connection.close()
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -148,6 +219,44 @@ def _usable(connection: http.client.HTTPConnection) -> bool:
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return not poll.poll(0)
+
+
+def left_s(until: float) -> float:
+    """Until then, in seconds.
+
+    Raises:
+        InferenceError: no time is left.
+    """
+    left = until - time.monotonic()
+    if left <= 0:
+        raise InferenceError(0, LATE)
+    return left
+
+
+@contextlib.contextmanager
+def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
+    """What fails closes the connection; if that is a wait, as an InferenceError."""
+    try:
+        yield
+    except TimeoutError as ex:
+        connection.close()
+        raise InferenceError(0, LATE) from ex
+    except (OSError, http.client.HTTPException) as ex:
+        connection.close()
+        raise InferenceError(0, f"no answer from the server: {ex}") from ex
+    except BaseException:  # e.g. KeyboardInterrupt: what is left of the response is useless
+        connection.close()
+        raise
+
+
+@contextlib.contextmanager
+def _interruptible(connection: http.client.HTTPConnection) -> Iterator[socket.socket]:
+    """An open connection, until somebody cancels what is waited for on it."""
+    if connection.sock is None:
+        connection.connect()
+    sock: socket.socket = connection.sock
+    with cancellable(functools.partial(_interrupt, sock)):
+        yield sock
 
 
 def _interrupt(sock: socket.socket) -> None:

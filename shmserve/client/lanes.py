@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from shmserve.client.cancel_scope import cancellable
 from shmserve.client.client_connection import ControlConnection
-from shmserve.client.errors import InferenceError
+from shmserve.client.errors import LATE, InferenceError
 from shmserve.errors import PeerDied, ProtocolViolation, ShmserveError
 from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.client_messages import LaneOpened
@@ -25,6 +25,7 @@ Key = tuple[str, str]  # name and version as they were asked for
 _MAX_IDLE = 16
 _AGAIN_S = 1.0  # until one is asked for again after a refusal
 _GRACE_S = 1.0  # for the server's own word that a deadline has passed
+DIED = "the executor died while it had the request"
 
 
 class ClientLane:
@@ -104,9 +105,10 @@ class Lanes:
 
 def converse(
     lanes: Lanes, key: Key, request: wire.LaneRequest, once: bool, timeout_s: float
-) -> tuple[wire.LaneAnswer, LaneOpened] | None:
-    """Send a request, again if its lane has been moved or died, and wait for its answer; with
-    what was said of the lane it came on. None: there is no lane that takes it.
+) -> tuple[wire.LaneAnswer, ClientLane] | None:
+    """Send a request, again if its lane has been moved or died, and wait for its first answer; with
+    the lane it came on, which is the caller's if that is not the final one. None: there is no lane
+    that takes it.
 
     Args:
         once: it is not to be run again after an executor died of it, whatever the model says:
@@ -120,24 +122,25 @@ def converse(
         return None
     while (lane := lanes.take(key)) is not None:
         answer: wire.LaneAnswer | None = None
-        sent = answered = False
+        sent = ours = False
         try:
             lane.channel.send(data)
             sent = True
             with cancellable(lane.channel.refuse):
                 answer = lane.receive(min(timeout_s, lane.limit_s))
-            answered = answer is not None and answer.number == request.number
+            ours = answer is not None and answer.number == request.number and not answer.moved
         except (PeerDied, ProtocolViolation):
             if sent and (once or not lane.opened.rerun):
-                raise InferenceError(503, "the executor died while it had the request") from None
+                raise InferenceError(502, DIED) from None
             once = once or sent  # what could not be sent is at no executor's
             continue
         finally:
-            if answered:
-                lanes.give(key, lane)
-            else:  # nobody waits any more: that ends the lane, and with it the request
+            if not ours:  # nobody waits any more: that ends the lane, and with it the request
                 lane.channel.close()
-        if answer is None or not answered:
-            raise InferenceError(0, "the server did not answer in time")
-        return answer, lane.opened
+            elif answer is not None and answer.final:
+                lanes.give(key, lane)
+        if answer is not None and ours:
+            return answer, lane
+        if answer is None or not answer.moved:
+            raise InferenceError(0, LATE)
     return None

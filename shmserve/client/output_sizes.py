@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from shmserve.client import tensors
+from shmserve.protocol.control.lane_messages import INLINE_TOTAL
 
 _MANY = 1024
 _SMALL = 4096  # below this a response body, or a lane's answer, carries it as fast
@@ -23,6 +24,23 @@ class ModelOutputs(Struct, frozen=True):
     @classmethod
     def from_metadata(cls, metadata: Any) -> ModelOutputs:
         return cls({o["name"]: (o["datatype"], tuple(o["shape"])) for o in metadata["outputs"]})
+
+
+def stream_windows(
+    model: ModelOutputs, names: Iterable[str], largest: int
+) -> dict[str, int | None]:
+    """Bytes of the windows that a stream's outputs need; None: messages carry it.
+
+    Args:
+        largest: bytes of an output whose size the model does not tell.
+    """
+    sizes: dict[str, int | None] = {}
+    for name in names:
+        size = tensors.nbytes_of(*model.outputs.get(name, _UNKNOWN))
+        sizes[name] = largest if size is None else size
+    inline = sum(size for size in sizes.values() if size is not None and size < _SMALL)
+    least = 1 if inline > INLINE_TOTAL else _SMALL
+    return {name: None if size is None or size < least else size for name, size in sizes.items()}
 
 
 class ExpectedOutputs(Struct, frozen=True):

@@ -21,7 +21,7 @@ def main() -> int:
     arguments = parser.parse_args()
     settings = config.load()
     setproctitle("shmserve: coordinator")
-    logs.setup("coordinator", settings.log_level)
+    logs.setup("coordinator", settings.log_level, settings.log_format)
     run_dir = config.run_dir(settings)
     launch = Launch(settings, run_dir, arguments.process_id, arguments.epoch, arguments.master_fd)
     return service.run(launch, repository)

@@ -30,7 +30,6 @@ from shmserve.coordinator.stats.stats_sources import StatsSources
 from shmserve.core.control.effects import Effect
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import Revision, VersionRecord
-from shmserve.core.control.runtime_settings import initial_log
 from shmserve.core.control.watchdog import Watchdog
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.registry import Snapshot
@@ -98,11 +97,11 @@ def assemble(launch: Launch, outside: Outside, pool_bytes: int, arena_bytes: int
         *(settings, launch.run_dir, reconciler, send, outside.owners),
         devices=lambda: len(gpus.visible_devices()),
     )
-    runtime_settings = RuntimeSettingsStore(initial_log(settings.log_level), send)
+    runtime_settings = RuntimeSettingsStore(settings, send)
     sync = SupervisorSync(reconciler, send)
     publication = Publication(
         *(outside.writer, reconciler, regions, runtime_settings),
-        *(settings.flags(), settings.pipelines, send),
+        *(settings.flags(), settings.pipelines, send, settings.ready_requires),
     )
     effects = EffectRunner(reconciler, outside.checkpoint, publication, sync, outside.jobs, send)
     return Parts(

@@ -14,7 +14,7 @@ from shmserve.coordinator.runtime_settings import RuntimeSettingsStore
 from shmserve.core.control.compositions import Models
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.control.records import UNLOADED
-from shmserve.core.registry import ModelState, Snapshot
+from shmserve.core.registry import ALL, ModelState, Snapshot
 from shmserve.errors import ProtocolViolation
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control.link_messages import RegistryChanged
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 class Publication(Struct):
     """Puts the snapshot together, publishes it, and tells those who may wait for that.
 
-    `flags`: as the service starts. `pipelines`: the setting. `latest`: what was published last in
-    this coordinator's life.
+    `flags`: as the service starts. `pipelines`, `requires`: the settings. `latest`: what was
+    published last in this coordinator's life.
     """
 
     _writer: RegistryWriter
@@ -38,6 +38,7 @@ class Publication(Struct):
     _flags: dict[str, bool]
     _pipelines: Mapping[str, Sequence[str]]
     _send: Callable[[str, FromCoordinator], None]
+    _requires: tuple[str, ...] = ALL
     _told: dict[str, str] = {}
     latest: Snapshot | None = None
     _recorded: dict[str, str] = {}
@@ -71,6 +72,7 @@ class Publication(Struct):
             next_region=book.next_number,
             flags=self._flags,
             tuning=self._runtime_settings.current,
+            requires=self._requires,
         )
         self._writer.publish(self.latest)
         self._record(self.latest)

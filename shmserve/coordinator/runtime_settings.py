@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from shmserve.core.control.runtime_settings import LogSettings, RuntimeSettings
+from shmserve.config import Settings
+from shmserve.core.control.runtime_settings import initial
 from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.errors import Code
 from shmserve.observe import flight_recorder, logs
@@ -23,10 +24,10 @@ Models = dict[str, dict[str, ModelEntry]]
 
 
 class RuntimeSettingsStore:
-    """The settings that hold now. `log`: as the service was started."""
+    """The settings that hold now; at first what the service was started with."""
 
-    def __init__(self, log: LogSettings, send: Callable[[str, FromCoordinator], None]) -> None:
-        self.current = RuntimeSettings(log)
+    def __init__(self, settings: Settings, send: Callable[[str, FromCoordinator], None]) -> None:
+        self.current = initial(settings)
         self._send = send
 
     def restore(self, previous: Snapshot) -> None:
@@ -66,11 +67,11 @@ class RuntimeSettingsStore:
             publish()
             self._send(process, SettingsAnswer(message.ticket))
         else:
-            before = self.current
-            self.current, granted = before.taken(message.model, max(0, message.wanted))
+            before, wanted = self.current, max(0, message.wanted)
+            self.current, granted = before.taken(message.model, wanted, message.ids)
             if self.current != before:
                 publish()
-            self._send(process, SettingsAnswer(message.ticket, granted))
+            self._send(process, SettingsAnswer(message.ticket, granted.count, traces=granted))
 
     def traced(self, models: Models) -> Models:
         """The registry's models with what is to be traced of each; most often the same."""

@@ -51,6 +51,9 @@ class ModelEntry(Struct, frozen=True):
     required: bool = True  # the server is not ready before it is READY
 
 
+ALL, ANY = ("all",), ("any",)  # what a server that is ready may require
+_NAMED = 8  # models, in words why it is not
+
 SYSTEM, CUDA = "system", "cuda"  # kinds of regions
 
 
@@ -112,6 +115,7 @@ class Snapshot(Struct, frozen=True, dict=True):
     `tuning`: what clients have set; None: nobody has said yet.
     `flags`: what clients may change of extensions, by the names of their settings.
     `shortage`: why there is too little memory to be ready, whatever is loaded; empty: there is not.
+    `requires`: the setting `ready_requires`: names of models, or what stands for them.
     """
 
     epoch: str
@@ -126,6 +130,7 @@ class Snapshot(Struct, frozen=True, dict=True):
     refused: dict[str, str] = {}
     flags: dict[str, bool] = {}
     shortage: str = ""
+    requires: tuple[str, ...] = ALL
 
     @cached_property
     def ready_entries(self) -> dict[tuple[str, str], ModelEntry]:
@@ -182,18 +187,59 @@ class Snapshot(Struct, frozen=True, dict=True):
 
     @property
     def ready(self) -> bool:
-        """Whether every model that should be loaded is, with an executor to run it.
+        """Whether every model that is required is loaded, with an executor to run it.
 
-        A model that was loaded, or failed to, or is loading by a later request is not
+        Of all models, one that was loaded, or failed to, or is loading by a later request is not
         required; once it serves it counts as any other.
         """
-        if not self.complete or self.draining or self.failed or self.shortage:
-            return False
-        return all(
-            bool(entry.instances) if entry.state is ModelState.READY else not entry.required
-            for versions in self.models.values()
-            for entry in versions.values()
-        )
+        return not (self._hindrance or self._missing)
+
+    @property
+    def why_not_ready(self) -> str:
+        """What is missing, in words for clients; empty: nothing is."""
+        if self._hindrance:
+            return self._hindrance
+        names = self._missing
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return f"{', '.join(names[:_NAMED])}{more}"
+
+    @cached_property
+    def _hindrance(self) -> str:
+        """What keeps it from being ready whatever is loaded."""
+        if self.draining:
+            return "it is about to stop"
+        if self.shortage:
+            return self.shortage
+        return "" if self.complete else "it has not read its repository yet"
+
+    @cached_property
+    def _missing(self) -> list[str]:
+        """Models that are required and cannot be used, each with why."""
+        if self.requires == ANY:
+            served = any(entry.instances for entry in self.ready_entries.values())
+            return [] if served else ["no model is ready"]
+        if self.requires != ALL:
+            return [why for name in self.requires if (why := self._lacks(name))]
+        failed = [f"'{key}' cannot be served" for key in self.failed]
+        return failed + [
+            f"'{name}' version {version} {_lack(entry)}"
+            for name, versions in self.models.items()
+            for version, entry in versions.items()
+            if (entry.required or entry.state is ModelState.READY) and _lack(entry)
+        ]
+
+    def _lacks(self, name: str) -> str:
+        """Why a model that the setting names cannot be used; empty: it can."""
+        entry = self.newest(name)
+        why = "is not loaded" if entry is None else _lack(entry)
+        return f"'{name}' {why}" if why else ""
+
+
+def _lack(entry: ModelEntry) -> str:
+    """What is wrong with a version; empty: it can be used."""
+    if entry.state is ModelState.READY:
+        return "" if entry.instances else "has no instance"
+    return f"is {entry.state.lower()}"
 
 
 def require_ready(entry: ModelEntry, version: str) -> ModelEntry:

@@ -6,18 +6,21 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
 
 from shmserve import waiting
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.executor_connection import ExecutorConnection
 from shmserve.dispatch.executor_pool import ExecutorPool
+from shmserve.dispatch.guilty_regions import explain, regions_of
 from shmserve.dispatch.load_balancer import LoadBalancer
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
     Cancelled,
     DeadlineExceeded,
     ExecutorLost,
-    InvalidArgument,
+    NoExecutor,
+    NotConfigured,
+    NotFound,
     PeerDied,
     ProtocolViolation,
     ShmserveError,
@@ -31,12 +34,11 @@ from shmserve.protocol.control.data_messages import (
     Credit,
     Descriptor,
     Execute,
-    RegionRef,
 )
 from shmserve.waiting import installed
 
 _TICK_S = 1.0  # how often a waiting request looks whether its client is still there
-_QUARANTINE_S = 0.5  # how long to wait for the coordinator's word on what killed an executor
+_RESTART_LOOK_S = 0.05  # how often one that waits for a restart looks whether it is over
 _RUNS = 2  # of one request; a request that kills executors must not go round
 
 
@@ -97,7 +99,7 @@ class Attempt:
 
     Args:
         timeout_s: how long an answer is waited for, for the text of the error.
-        on_wait: called once a tick; False: nobody waits any more.
+        options: whom to ask whether anybody waits still, once a tick, and to tell that it was sent.
 
     Attributes:
         deadline_ns: when the wait for the next answer ends.
@@ -112,7 +114,7 @@ class Attempt:
         "_entry",
         "_executors",
         "_message",
-        "_on_wait",
+        "_options",
         "_timeout_s",
         "abandoned",
         "deadline_ns",
@@ -127,7 +129,7 @@ class Attempt:
         entry: ModelEntry,
         message: Execute,
         timeout_s: float,
-        on_wait: Callable[[], bool] | None,
+        options: RunOptions,
         cancellation: Cancellation | None,
     ) -> None:
         self.deadline_ns = message.deadline_ns
@@ -139,21 +141,30 @@ class Attempt:
         self._executors = executors
         self._entry = entry
         self._message = message
-        self._on_wait = on_wait
+        self._options = options
         self._cancellation = cancellation
 
     def first(self) -> Answer:
         """Send the request, on another executor if one dies of it; the first answer.
 
         Raises:
-            Unavailable, NotFound, QueueFull: no executor could run it.
+            Unavailable, NotFound, QueueFull: nothing of it has run.
+            ExecutorLost: an executor died while it had it.
             DeadlineExceeded, Cancelled: it was abandoned.
         """
         executors, message, entry = self._executors, self._message, self._entry
         tried: set[str] = _blocked(entry, message) if message.callers else set()
         runs = 0
         while True:
-            pool, connection, entry = executors.connect(entry, tried, message)
+            try:
+                pool, connection, entry = executors.connect(entry, tried, message)
+            except Unavailable as ex:
+                try:
+                    pool, connection, entry = self._after_restart(entry, tried, ex)
+                except (Unavailable, NotFound) as last:
+                    raise (self._died() if runs else last) from None
+            except NotFound as ex:
+                raise (self._died() if runs else ex) from None
             try:
                 if self._cancellation is not None and self._cancellation.requested:
                     raise Cancelled("the request was cancelled")
@@ -172,14 +183,47 @@ class Attempt:
             except BaseException:  # no descriptor to be had, for instance
                 pool.discard(connection)
                 raise
+            if self._options.on_sent is not None:
+                self._options.on_sent()
             try:
-                return self._wait(pool, connection)
+                answer = self._wait(pool, connection)
             except (PeerDied, ProtocolViolation) as ex:
                 tried.add(pool.instance.process)
                 again = self._lost(pool, connection, ex)
                 runs += 1
                 if not again or runs == _RUNS or not entry.spec.rerun:
                     raise self._died() from ex
+                continue
+            if answer.refused and runs:  # which would say that nothing of it has run
+                raise self._died()
+            return answer
+
+    def _after_restart(
+        self, entry: ModelEntry, tried: set[str], missing: Unavailable
+    ) -> tuple[ExecutorPool, ExecutorConnection, ModelEntry]:
+        """As `LoadBalancer.connect`, of an executor that is being started; raises what is `missing`
+        if that is something else, or none comes in time."""
+        if not isinstance(missing, NoExecutor):
+            raise missing
+        executors, message = self._executors, self._message
+        now = looked = time.monotonic()
+        give_up = min(now + executors.restart_wait_s(), self.deadline_ns / 1e9)
+        with executors.waiting(entry, message.caller_number):
+            while (now := time.monotonic()) < give_up:
+                waiting.sleep(_RESTART_LOOK_S)
+                if self._cancellation is not None and self._cancellation.requested:
+                    raise Cancelled("the request was cancelled")
+                if now - looked >= _TICK_S and self._options.on_wait is not None:
+                    looked = now
+                    if not self._options.on_wait():
+                        raise Cancelled("the client has gone")
+                try:
+                    return executors.connect(entry, tried, message)
+                except NoExecutor:
+                    continue
+        if now * 1e9 >= self.deadline_ns:
+            raise self._late()
+        raise missing
 
     def next(self) -> Answer:
         """The next answer of a stream whose final one has not come; raises as `first`."""
@@ -215,7 +259,7 @@ class Attempt:
             PeerDied, ProtocolViolation: of the channel.
             DeadlineExceeded, Cancelled: nobody waits any more.
         """
-        message, cancellation = self._message, self._cancellation
+        message, cancellation, on_wait = self._message, self._cancellation, self._options.on_wait
         answer: Answer | None = None
         try:
             while answer is None:
@@ -229,7 +273,7 @@ class Attempt:
                 received = connection.channel.receive_within(tick_s)
                 if received is not None:
                     answer = pool.take(*received)
-                elif self._on_wait is not None and not self._on_wait():
+                elif on_wait is not None and not on_wait():
                     raise Cancelled("the client has gone")
             if answer.request != message.request or not (answer.final or message.credit):
                 raise ProtocolViolation("an answer to something that was not asked")
@@ -260,32 +304,10 @@ class Attempt:
         """
         pool.discard(connection)
         self._executors.lost(pool, ex)
-        regions = _regions_of(self._message)
+        regions = regions_of(self._message)
         if regions:  # was it one of them? Whatever it was: not a second time
-            self._explain(regions)
+            explain(self._executors.registry, regions)
         return not regions
-
-    def _explain(self, regions: set[int]) -> None:
-        """Say so if one of these regions is found guilty, for which the registry is watched.
-
-        Raises:
-            InvalidArgument: one of them is in quarantine.
-        """
-        deadline = time.monotonic() + _QUARANTINE_S
-        registry = self._executors.registry
-        snapshot = registry.current()
-        while True:
-            for region in snapshot.regions.values():
-                if region.number in regions and region.quarantined:
-                    raise InvalidArgument(
-                        f"the executor died on shared memory region '{region.name}':"
-                        f" {region.quarantined}"
-                    )
-            left_s = deadline - time.monotonic()
-            newer = waiting.beside(registry.newer, snapshot, left_s)
-            if newer is None:
-                return
-            snapshot = newer
 
     def _died(self) -> ExecutorLost:
         return ExecutorLost(
@@ -310,20 +332,14 @@ def _blocked(entry: ModelEntry, message: Execute) -> set[str]:
     """Executors that can only run the request once it has been answered.
 
     Raises:
-        Unavailable: there is no other one.
+        NotConfigured: there is no other one.
     """
     blocked = {caller.process for caller in message.callers if caller.blocked}
     instances = [instance.process for instance in entry.instances]
     if instances and blocked.issuperset(instances):
         way = " -> ".join([*(caller.model for caller in message.callers), entry.spec.name])
-        raise Unavailable(
+        raise NotConfigured(
             f"model '{entry.spec.name}' cannot be called: all its instances wait for this very"
             f" call ({way})"
         )
     return blocked
-
-
-def _regions_of(message: Execute) -> set[int]:
-    """Numbers of the client regions a request touches."""
-    inputs = {t.at.region for t in message.inputs if isinstance(t.at, RegionRef)}
-    return inputs | {place.at.region for place in message.places}

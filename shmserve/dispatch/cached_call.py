@@ -138,6 +138,7 @@ class CachedCall:
         if answer is None:
             return None
         account.request_id, account.sent_ns = self._options.request_id, began_ns
+        account.begin_trace(self._options)
         account.succeeded = True
         return answer.outcome
 

@@ -10,26 +10,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 
-from msgspec import Struct
-
-from shmserve.config import Settings
 from shmserve.core.memory.slots import Slot, SlotState
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.attempt import Attempt, Cancellation
+from shmserve.dispatch.data_plane import DataPlane
 from shmserve.dispatch.executor_pool import ExecutorPool
-from shmserve.dispatch.forwarded_outputs import ForwardingMemory
-from shmserve.dispatch.load_balancer import LoadBalancer
-from shmserve.dispatch.outcome import Outcome, OutputTensor, RunOptions, StreamLimits
+from shmserve.dispatch.outcome import (
+    Outcome,
+    OutputTensor,
+    RunOptions,
+    StreamLimits,
+    error_of,
+)
 from shmserve.dispatch.receipt import Receipt
-from shmserve.dispatch.request_counting import Account, RequestCounting
-from shmserve.dispatch.tracing import Tracer
+from shmserve.dispatch.request_counting import Account
+from shmserve.dispatch.traced_request import BACKEND_OUTPUT, inputs_in
 from shmserve.errors import (
     Cancelled,
-    Code,
     ProtocolViolation,
-    QueueFull,
     StaleDescriptor,
-    from_code,
 )
 from shmserve.protocol.control.data_messages import (
     Answer,
@@ -44,17 +43,6 @@ _EMPTY = memoryview(b"")
 _ACKNOWLEDGE_BYTES = 64 * 1024  # of a stream's outputs, that are given back at the latest
 _NO_ANSWER = Answer(0)
 _LEASED = SlotState.LEASED
-
-
-class DataPlane(Struct, frozen=True):
-    """What all calls of a process have in common. `next_number`: of requests, never the same."""
-
-    memory: ForwardingMemory
-    executors: LoadBalancer
-    counting: RequestCounting
-    tracer: Tracer
-    settings: Settings
-    next_number: Callable[[], int]
 
 
 class Call:
@@ -142,16 +130,17 @@ class Call:
         try:
             answer = self._begin(0).first()
             self._accept(answer)
-            if answer.refused:
-                raise QueueFull(answer.error)
             if answer.error_code:
-                self.account.refused(answer.error_code)
-                raise from_code(Code(answer.error_code), answer.error)
+                if not answer.refused:
+                    self.account.refused(answer.error_code)
+                raise error_of(answer)
             outputs = tuple(map(self._output, answer.outputs))
         except BaseException as ex:
             self.account.failed(ex)
             raise
         self.account.succeeded = True
+        if self.account.trace is not None:
+            self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
         return Outcome(outputs, answer.parameters)
 
     def answered(self) -> None:
@@ -168,7 +157,7 @@ class Call:
         try:
             for answer in answers:
                 if answer.refused:
-                    self.account.failed(QueueFull(answer.error))
+                    self.account.failed(error_of(answer))
                 elif answer.final and answer.error_code:
                     self.account.refused(answer.error_code)
                 elif answer.final:
@@ -218,6 +207,8 @@ class Call:
         options, plane, account = self._options, self._plane, self.account
         account.request_id = options.request_id
         account.sent_ns = time.monotonic_ns()
+        if self.entry.trace is not None or options.trace is not None:
+            account.begin_trace(options, inputs_in(self._slots, self._inputs))
         message = Execute(
             plane.next_number(),
             options.request_id,
@@ -236,7 +227,7 @@ class Call:
             self.entry,
             message,
             self._timeout_s,
-            options.on_wait,
+            options,
             self._cancellation,
         )
         return self._attempt
@@ -263,8 +254,10 @@ class Call:
         receipt.copied_in += copied.inputs
 
     def _outcome(self, answer: Answer) -> Outcome:
-        error = from_code(Code(answer.error_code), answer.error) if answer.error_code else None
+        error = error_of(answer) if answer.error_code else None
         outputs = tuple(map(self._output, answer.outputs))
+        if self.account.trace is not None:
+            self.account.trace.add_tensors(BACKEND_OUTPUT, outputs)
         return Outcome(outputs, answer.parameters, answer.final, error)
 
     def _output(self, tensor: WireTensor) -> OutputTensor:

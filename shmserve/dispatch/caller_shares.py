@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from shmserve.config import Settings
-from shmserve.errors import ResourceExhausted
+from shmserve.errors import ResourceExhausted, TooLarge
 from shmserve.observe import flight_recorder
 
 FREE = 128 << 10  # of each request; the limits of connections and calls bound these
@@ -44,7 +44,8 @@ class CallerShares:
         """One request of a caller has other bytes than before.
 
         Raises:
-            ResourceExhausted: it is more than the caller may have.
+            ResourceExhausted: it is more than the caller may have now.
+            TooLarge: it is more than one request may ever have.
         """
         with self._lock:
             others = self.held[caller] - before
@@ -55,7 +56,15 @@ class CallerShares:
                 del self.held[caller]
 
     def _check(self, others: int, wanted: int) -> None:
-        alone = int(self._pool_bytes() * self._share)
+        pool = self._pool_bytes()
+        alone = int(pool * self._share)
+        if pool and wanted > alone:
+            limit = (
+                f"one caller may have {alone} of the pool (settings pool_bytes, max_caller_share)"
+            )
+            if wanted > pool:
+                limit = f"the whole pool has {pool} (setting pool_bytes)"
+            raise TooLarge(f"this request's tensors have {wanted} bytes: {limit}")
         if not alone or self._share == 1:
             return
         most = alone // self._processes if others else alone
@@ -82,7 +91,7 @@ class CallerShare:
         """From now on it has so many bytes in all.
 
         Raises:
-            ResourceExhausted: as `CallerShares.change`; it has what it had.
+            ResourceExhausted, TooLarge: as `CallerShares.change`; it has what it had.
         """
         self._shares.change(self._caller, self._nbytes, nbytes)
         self._nbytes = nbytes

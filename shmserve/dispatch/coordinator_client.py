@@ -16,6 +16,7 @@ from typing import TypeVar
 from shmserve import config, waiting
 from shmserve.config import Settings
 from shmserve.core.control.runtime_settings import LogChange, TraceChange
+from shmserve.core.control.trace_files import GrantedTraces
 from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import SYSTEM
 from shmserve.dispatch import model_overrides
@@ -189,12 +190,12 @@ class CoordinatorClient:
         """Change what is traced of a model, or (empty name) of all that have no own settings."""
         self.ask(lambda ticket, _: ChangeTrace(ticket, model, change), SettingsAnswer, _REPORT_S)
 
-    def take_traces(self, model: str, wanted: int) -> int:
-        """How many of `wanted` traces may be written."""
+    def take_traces(self, model: str, wanted: int, ids: int) -> GrantedTraces:
+        """Which of `wanted` traces may be written; `ids`: as `TakeTraces` has them."""
         answer = self.ask(
-            lambda ticket, _: TakeTraces(ticket, model, wanted), SettingsAnswer, _REPORT_S
+            lambda ticket, _: TakeTraces(ticket, model, wanted, ids), SettingsAnswer, _REPORT_S
         )
-        return answer.granted
+        return answer.traces
 
     # ---------------------------------------------------------------------- inside
 

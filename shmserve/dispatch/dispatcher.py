@@ -20,9 +20,10 @@ from shmserve.core.registry import (
 )
 from shmserve.core.stats.counter_pages import Gauges
 from shmserve.core.stats.failure_reasons import reason_of
-from shmserve.dispatch.call import Call, DataPlane
+from shmserve.dispatch.call import Call
 from shmserve.dispatch.caller_shares import CallerShares
 from shmserve.dispatch.coordinator_client import CoordinatorClient
+from shmserve.dispatch.data_plane import DataPlane
 from shmserve.dispatch.ensemble_call import EnsembleCall, EnsemblePlane
 from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.forwarded_outputs import ForwardingMemory
@@ -82,7 +83,7 @@ class Dispatcher:
             ),
         )
         self.counting = RequestCounting(rundir.read_epoch(run_dir), settings.max_counted_models)
-        self.tracer = Tracer(self.process, role)
+        self.tracer = Tracer(self.process, role, settings)
         self.memory = ForwardingMemory(self._link, self._epoch, self._link.arena_bytes)
         self.shares = CallerShares(settings, lambda: self._link.pool_bytes)
         self.coordinator = CoordinatorClient(self._link, self.process, settings)
@@ -90,7 +91,9 @@ class Dispatcher:
         self.rest = Rest(self.orphans.wake)
         # A model that calls others is one caller, and has no others to leave room for
         share = 1.0 if role == "model" else settings.max_caller_share
-        bounds = RequestBounds(settings.max_queue, settings.max_model_requests, share)
+        bounds = RequestBounds(
+            settings.max_queue, settings.max_model_requests, share, settings.restart_wait_s
+        )
         self.executors = LoadBalancer(run_dir, self._registry, self.orphans, self._pool, bounds)
         self._plane = DataPlane(
             self.memory,
@@ -124,6 +127,7 @@ class Dispatcher:
         if self._thread.is_alive():
             self._thread.join(timeout=2 * _MAINTENANCE_S)
         self.rest.resting = False  # nobody is woken any more
+        self.tracer.flush(self.coordinator.take_traces)
         self.orphans.close()
         self.executors.close()
         self._link.close()

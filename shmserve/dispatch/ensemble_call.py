@@ -19,7 +19,7 @@ from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry
 from shmserve.core.scheduling.ensemble_progress import ONCE
 from shmserve.dispatch.cached_call import AnyCall, CachedCall
-from shmserve.dispatch.call import DataPlane
+from shmserve.dispatch.data_plane import DataPlane
 from shmserve.dispatch.ensemble_steps import EnsembleSteps
 from shmserve.dispatch.outcome import Outcome, RunOptions, StreamLimits
 from shmserve.dispatch.receipt import Receipt
@@ -27,6 +27,7 @@ from shmserve.dispatch.request_counting import Account
 from shmserve.dispatch.response_cache import ResponseCache
 from shmserve.dispatch.step_call import StepCall, StepTensor
 from shmserve.dispatch.step_threads import StepThreads
+from shmserve.dispatch.traced_request import BACKEND_OUTPUT
 from shmserve.errors import Cancelled
 from shmserve.protocol.control.data_messages import RegionRef
 
@@ -149,6 +150,8 @@ class EnsembleCall:
         account, runs, progress = self.account, self._steps.runs, self._steps.progress
         account.request_id = self._options.request_id
         account.sent_ns = time.monotonic_ns()
+        account.begin_trace(self._options, self._tensors.of_request())
+        self._steps.trace = account.trace
         streams = self.entry.spec.decoupled
         due, final = self._due(time.monotonic() + self._timeout_s), False
         while (number := runs.next_answer(not streams, *due)) is not None:
@@ -158,6 +161,8 @@ class EnsembleCall:
             self._given = answer.tensors
             there = [(name, answer.tensors[name]) for name in self._wanted if name in self._given]
             outputs = tuple(tensor.output(name) for name, tensor in there)
+            if account.trace is not None:
+                account.trace.add_tensors(BACKEND_OUTPUT, outputs)
             yield Outcome(outputs, answer.parameters, final, answer.error)
             if final:
                 return

@@ -13,14 +13,22 @@ from shmserve.core.registry import ModelEntry, require_ready
 from shmserve.core.scheduling import ensemble_graph
 from shmserve.core.scheduling.ensemble_progress import ONCE, GraphProgress, Run
 from shmserve.dispatch.cached_call import AnyCall
-from shmserve.dispatch.call import DataPlane
+from shmserve.dispatch.data_plane import DataPlane
 from shmserve.dispatch.ensemble_runs import StepRuns
 from shmserve.dispatch.ensemble_tensors import EnsembleTensors
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.step_call import StepTensor
 from shmserve.dispatch.step_threads import StepThreads
-from shmserve.errors import Cancelled, DeadlineExceeded, Internal, InvalidArgument, ShmserveError
+from shmserve.dispatch.traced_request import Trace
+from shmserve.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    ShmserveError,
+    WorkLost,
+)
 from shmserve.protocol.control.data_messages import OutputPlace
 from shmserve.tensor.spec import EnsembleStep, ModelSpec
 
@@ -36,6 +44,7 @@ class EnsembleSteps:
 
     Attributes:
         tensors, progress: with `runs.lock` held.
+        trace: of the request, if it is traced.
     """
 
     def __init__(
@@ -56,6 +65,7 @@ class EnsembleSteps:
         self.progress = GraphProgress(spec.steps, inputs, options.outputs, on_way)
         self.tensors = EnsembleTensors(data.memory)
         self.runs = StepRuns(self.progress, threads, self._perform, self._cancel_calls)
+        self.trace: Trace | None = None
         self._spec = spec
         self._options = options
         self._timeout_s = options.timeout_s
@@ -66,6 +76,7 @@ class EnsembleSteps:
         self._make_call = make_call
         self._last = ensemble_graph.last_step(spec)
         self._lock = self.runs.lock
+        self._begun = False  # a step has been sent to an executor, or has answered
         self._calls: list[AnyCall] = []
         self._streams: dict[Run, tuple[AnyCall, Iterator[Outcome]]] = {}  # that go on
 
@@ -194,6 +205,9 @@ class EnsembleSteps:
         entry = snapshot.ready_entries.get((step.model, step.version))
         return entry or require_ready(snapshot.model(step.model, step.version), step.version)
 
+    def _sent(self) -> None:
+        self._begun = True
+
     def _step_options(self, run: Run, entry: ModelEntry) -> RunOptions:
         """What the model of a step is asked: what others need and, the last one, the client."""
         whole, step = self._options, self._spec.steps[run.step]
@@ -215,10 +229,13 @@ class EnsembleSteps:
         )
         return replace(
             whole,
+            on_sent=self._sent,
             outputs=outputs,
             parameters=parameters,
             places=places,
             timeout_s=self._left() if run.number == ONCE else self._answer_s,
+            step=True,
+            trace=self.trace,
         )
 
     def _left(self) -> float:
@@ -228,10 +245,14 @@ class EnsembleSteps:
         return left
 
     def _named(self, step: EnsembleStep, error: ShmserveError) -> ShmserveError:
-        """The same error, which says where it was."""
+        """The same error, which says where it was; where steps have run, none that promises that
+        nothing has."""
         spec = self._spec
+        text = f"in {spec.platform} '{spec.name}', {error.message} (step '{step.model}')"
+        if error.retry_after_s and self._begun:
+            return WorkLost(f"{text}; other steps have begun")
         named = copy.copy(error)
-        named.message = f"in {spec.platform} '{spec.name}', {error.message} (step '{step.model}')"
+        named.message = text
         named.args = (named.message,)
         return named
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
 from shmserve.core.memory.slots import Slot
 from shmserve.core.scheduling.ensemble_progress import ONCE, Item
 from shmserve.dispatch.forwarded_outputs import ForwardingMemory
+from shmserve.dispatch.outcome import OutputTensor
 from shmserve.dispatch.step_call import StepTensor
 from shmserve.errors import ShmserveError
 from shmserve.protocol.control.data_messages import Parameter
@@ -37,6 +38,12 @@ class EnsembleTensors:
     def get(self, item: Item) -> StepTensor | None:
         """One for a step; None: it is optional, and not there."""
         return self._passed.get(item)
+
+    def of_request(self) -> Iterator[OutputTensor]:
+        """Those that came with the request, by name."""
+        for (name, number), tensor in self._passed.items():
+            if number == ONCE:
+                yield tensor.output(name)
 
     def take(self, items: Iterable[Item]) -> list[StepTensor]:
         """Those that no step needs any more, to be released."""

@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec import UNSET, Struct
@@ -16,22 +17,32 @@ from shmserve.core.registry import LiveInstance, ModelEntry, Snapshot
 from shmserve.dispatch.executor_connection import ExecutorConnection
 from shmserve.dispatch.executor_pool import ExecutorPool
 from shmserve.dispatch.orphaned_requests import OrphanedRequests
-from shmserve.dispatch.sequence_placement import home_of, where_to_begin
-from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, ShmserveError, Unavailable
+from shmserve.dispatch.sequence_placement import BegunSequences, home_of, where_to_begin
+from shmserve.errors import (
+    NoExecutor,
+    PeerDied,
+    ProtocolViolation,
+    QueueFull,
+    ShmserveError,
+    Unavailable,
+)
 from shmserve.protocol.control.data_messages import Execute, RegionRef
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.shm.status_page import StatusView
+from shmserve.tensor.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
 
 class RequestBounds(Struct, frozen=True):
     """How many requests may be with executors at a time: for one instance, for one model version;
-    and the part of these that one caller may have."""
+    and the part of these that one caller may have. `restart_wait_s`: how long one may wait for an
+    executor that is being started."""
 
     instance: int
     model: int
     caller_share: float = 1.0
+    restart_wait_s: float = 0.0
 
 
 class LoadBalancer:
@@ -59,9 +70,11 @@ class LoadBalancer:
         self._run_dir = run_dir
         self._make = make
         self._bounds = bounds
+        self._waiting: Counter[tuple[str, int]] = Counter()  # for a restart: model and caller
         self._lock = threading.Lock()
         self._departed: list[ExecutorPool] = []  # they may still hold something of ours
         self._pruned_at = -1
+        self._begun = BegunSequences()
         self._devices: tuple[Snapshot | None, dict[int, str]] = (None, {})
 
     def connect(
@@ -73,9 +86,9 @@ class LoadBalancer:
         Raises:
             QueueFull: all instances that take requests have full queues, or the model has, or this
                 caller has his share of them.
-            Unavailable, NotFound: no instance takes requests now, or the version is served no
-                more, or as something that takes other requests than this one, which was checked
-                against `entry`.
+            NoExecutor: no instance takes requests now.
+            Unavailable, NotFound: the version is served no more, or as something that takes other
+                requests than this one, which was checked against `entry`.
         """
         snapshot = self.registry.current()
         if snapshot.ready_entries.get((entry.spec.name, entry.spec.version)) is not entry:
@@ -88,8 +101,9 @@ class LoadBalancer:
                 if instance.process not in tried
             ]
             self._check_bounds(entry, pools, message.caller_number)
-            if len(pools) > 1 and entry.spec.config.sequence_batching is not UNSET:
-                pools = self._by_sequence(pools, message, tried)
+            of_sequence = len(pools) > 1 and entry.spec.config.sequence_batching is not UNSET
+            if of_sequence:
+                pools = self._by_sequence(entry.spec, pools, message, tried)
             elif len(pools) > 1:
                 pools.sort(key=lambda pool: pool.load)
                 near = self._device(snapshot, message)
@@ -97,21 +111,52 @@ class LoadBalancer:
                     pools.sort(key=lambda pool: pool.instance.device != near)
             for pool in pools:
                 try:
-                    return pool, pool.acquire(message.caller_number), entry
+                    connection = pool.acquire(message.caller_number)
                 except QueueFull as ex:
                     full = ex
                 except PeerDied:
                     tried.add(pool.instance.process)
                     self.departed(pool)
+                else:
+                    if of_sequence:
+                        with self._lock:
+                            self._begun.sent(entry.spec, message.parameters, pool)
+                    return pool, connection, entry
             if full is not None:
                 raise full
             snapshot = self.registry.current()
             entry = snapshot.refreshed(entry)  # those known of have ended: who has taken over?
             if all(instance.process in tried for instance in entry.instances):
-                raise Unavailable(
+                raise NoExecutor(
                     f"no executor of model '{entry.spec.name}' is running now;"
                     " it is being restarted"
                 )
+
+    def restart_wait_s(self) -> float:
+        """How long to wait for an executor that is being started."""
+        return 0.0 if self.registry.current().draining else self._bounds.restart_wait_s
+
+    @contextmanager
+    def waiting(self, entry: ModelEntry, caller: int) -> Iterator[None]:
+        """Somebody waits for an executor of the model that is being started.
+
+        Raises:
+            QueueFull: too many do already, altogether or of this caller.
+        """
+        name, most = entry.spec.name, self._bounds.model
+        share = most * self._bounds.caller_share if caller else most
+        with self._lock:
+            total = sum(count for (model, _), count in self._waiting.items() if model == name)
+            if total >= most or self._waiting[name, caller] >= share:
+                raise QueueFull(f"too many requests wait for a restart of model '{name}'")
+            self._waiting[name, caller] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting[name, caller] -= 1
+                if not self._waiting[name, caller]:
+                    del self._waiting[name, caller]
 
     def _check_bounds(self, entry: ModelEntry, pools: list[ExecutorPool], caller: int) -> None:
         """Raises QueueFull: what the pools have together is too much for one model or caller."""
@@ -131,7 +176,7 @@ class LoadBalancer:
             )
 
     def _by_sequence(
-        self, pools: list[ExecutorPool], message: Execute, tried: set[str]
+        self, spec: ModelSpec, pools: list[ExecutorPool], message: Execute, tried: set[str]
     ) -> list[ExecutorPool]:
         """Where the request's sequence lives, and only there; one that lives nowhere goes where
         most slots are free. An executor that has not said hello yet is waited for only where no
@@ -150,6 +195,9 @@ class LoadBalancer:
                 tried.add(pool.instance.process)
                 self.departed(pool)
         home = home_of(views, sequence)
+        if home is None:
+            with self._lock:
+                home = self._begun.home(spec, message.parameters, (pool for pool, _ in views))
         return where_to_begin(views, sequence) if home is None else [home]
 
     def _meet(self, instance: LiveInstance) -> ExecutorPool:

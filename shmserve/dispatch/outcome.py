@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from shmserve.errors import ShmserveError
-from shmserve.protocol.control.data_messages import CallingModel, OutputPlace, Parameter
+from shmserve.dispatch.traced_request import Trace
+from shmserve.errors import Code, QueueFull, ShmserveError, of_run
+from shmserve.protocol.control.data_messages import Answer, CallingModel, OutputPlace, Parameter
 
 
 class StreamLimits(Struct, frozen=True):
@@ -28,9 +29,13 @@ class RunOptions(Struct, frozen=True):
         places: where outputs go that the client wants in its own memory.
         on_wait: called about once a second while nothing comes; when it returns False nobody
             wants the answer any more.
+        on_sent: called when an executor has been sent it, if it is sent to one as it is: what is
+            sent to the same one from then on is taken after it.
         callers: models that wait for the answer, if it is a model that asks.
         caller_number: whose it is, where callers take turns and have shares.
         stream: how long a stream's later answers are waited for; None: as the first.
+        step: it is for an ensemble's step, and traced if that is: `trace`.
+        traceparent: as the client sent it (W3C Trace Context); it is looked at by traces only.
     """
 
     request_id: str = ""
@@ -38,10 +43,14 @@ class RunOptions(Struct, frozen=True):
     parameters: dict[str, Parameter] = {}
     places: tuple[OutputPlace, ...] = ()
     on_wait: Callable[[], bool] | None = None
+    on_sent: Callable[[], None] | None = None
     timeout_s: float | None = None
     callers: tuple[CallingModel, ...] = ()
     stream: StreamLimits | None = None
     caller_number: int = 0
+    step: bool = False
+    trace: Trace | None = None
+    traceparent: str = ""
 
 
 NO_OPTIONS = RunOptions()
@@ -67,3 +76,9 @@ class Outcome(Struct, frozen=True):
     parameters: dict[str, Parameter] = {}
     final: bool = True
     error: ShmserveError | None = None
+
+
+def error_of(answer: Answer) -> ShmserveError:
+    """What an executor's answer says instead of outputs; `refused`: the request has not run."""
+    code, text = Code(answer.error_code), answer.error
+    return QueueFull(text) if answer.refused else of_run(code, text)

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from time import monotonic_ns
 
 from msgspec import Struct
 
-from shmserve.core.control.runtime_settings import TraceSettings
 from shmserve.core.registry import ModelEntry
 from shmserve.core.stats import request_counters
 from shmserve.core.stats.counter_pages import Gauges, write_gauges
 from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
 from shmserve.core.stats.request_counters import HITS, MISSES, Reason, RequestCounters, nwords
+from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.receipt import Receipt
+from shmserve.dispatch.traced_request import QUEUE_INPUT, NamedTensor, Trace
 from shmserve.dispatch.tracing import Tracer, timestamps
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control.data_messages import Timing
@@ -107,6 +108,7 @@ class Account(Struct):
         succeeded: all of the answer is here.
         counted_ns: when it was counted; 0: not yet.
         counted_copies: of the answer, then.
+        trace: of the request, if it is traced.
     """
 
     counting: RequestCounting
@@ -120,6 +122,14 @@ class Account(Struct):
     counted_ns: int = 0
     counted_copies: int = 0
     closed: bool = False
+    trace: Trace | None = None
+
+    def begin_trace(self, options: RunOptions, inputs: Iterable[NamedTensor] = ()) -> None:
+        """The request begins; it is traced if it is one of those, or its ensemble is traced."""
+        if options.trace is not None or (self.entry.trace is not None and not options.step):
+            self.trace = self.tracer.begin(self.entry, options)
+            if self.trace is not None:
+                self.trace.add_tensors(QUEUE_INPUT, inputs)
 
     def answered(self) -> None:
         """The answer is about to be sent, and what it cost is known."""
@@ -152,9 +162,8 @@ class Account(Struct):
         more = self.receipt.copied_out - self.counted_copies
         if more:  # by the last message of a stream
             self.counting.copied_out(self.entry, more)
-        trace = self.entry.trace
-        if trace is not None:
-            self._trace(trace)
+        if self.trace is not None:
+            self._traced(self.trace)
 
     def _failed(self, reason: Reason) -> None:
         if not self.counted_ns:
@@ -163,9 +172,16 @@ class Account(Struct):
             took = now - self.sent_ns + receipt.receive_ns if self.sent_ns else 0
             self.counting.ended(self.entry, reason, took, receipt)
 
-    def _trace(self, settings: TraceSettings) -> None:
-        if self.tracer.sampled(self.entry, settings):
-            arrived = self.sent_ns - self.receipt.receive_ns
-            times = timestamps(arrived, self.sent_ns, self.timing, self.counted_ns, monotonic_ns())
-            executor = self.receipt.executor
-            self.tracer.add(self.entry, settings, self.request_id, executor, times)
+    def _traced(self, trace: Trace) -> None:
+        receipt, timing = self.receipt, self.timing
+        trace.executor = receipt.executor
+        trace.times = timestamps(
+            self.sent_ns - receipt.receive_ns,
+            self.sent_ns,
+            None if timing == _UNTIMED else timing,
+            self.counted_ns - receipt.send_ns,
+            self.counted_ns,
+            monotonic_ns(),
+        )
+        if not trace.inner:
+            self.tracer.end(trace)

@@ -1,8 +1,9 @@
-"""Traces: when a sampled request passed each stage, as one line of JSON in the server's log.
+"""Traces: when a sampled request passed each stage, and with what tensors.
 
-A request pays for sampling only while its model is traced (`ModelEntry.trace`). Lines are
-written by the maintenance thread; where their number is limited the coordinator says how many
-of them may be, so that a limit holds for all processes together.
+A request pays for sampling only while its model is traced (`ModelEntry.trace`). Traces are written
+by the maintenance thread: to Triton's files where the setting `trace_file` names one
+(`trace_entries`), else as lines of JSON in the server's log. Where their number is limited, or they
+have ids, the coordinator says which of them may be, so that this holds for all processes together.
 """
 
 from __future__ import annotations
@@ -11,102 +12,138 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from itertools import islice
 
 import msgspec
 
-from shmserve.core.control.runtime_settings import UNLIMITED, TraceSettings
+from shmserve.config import Settings
+from shmserve.core.control.runtime_settings import UNLIMITED
+from shmserve.core.control.trace_files import GrantedTraces
 from shmserve.core.registry import ModelEntry
+from shmserve.dispatch.outcome import RunOptions
+from shmserve.dispatch.trace_entries import entries_of, line_of
+from shmserve.dispatch.traced_request import Times, Trace
 from shmserve.errors import ShmserveError
 from shmserve.observe.logs import TRACES
+from shmserve.observe.trace_files import TraceWriter
 from shmserve.protocol.control.data_messages import Timing
 
 _MOST_WAITING = 10_000
+_MOST_WAITING_BYTES = 64 << 20  # of their tensors
 _log = logging.getLogger(__name__)
 _traces = logging.getLogger(TRACES)
 _encode = msgspec.json.Encoder().encode
 
-Take = Callable[[str, int], int]  # of (model, wanted): how many traces there may be
+Take = Callable[[str, int, int], GrantedTraces]  # of (model, wanted, ids)
 
 
 class Tracer:
-    """Thread-safe; one per process."""
+    """Thread-safe; one per process.
 
-    def __init__(self, process: str, protocol: str) -> None:
+    Args:
+        process, protocol: what the traces of this process say of it.
+        settings: `trace_file` and `max_trace_*`.
+    """
+
+    def __init__(self, process: str, protocol: str, settings: Settings) -> None:
         self._process = process
         self._protocol = protocol
+        self._most_bytes = settings.max_trace_tensor_bytes
+        self._writer = TraceWriter(settings) if settings.trace_file else None
         self._lock = threading.Lock()
         self._seen: Counter[str] = Counter()
-        self._waiting: deque[tuple[str, bool, dict[str, Any]]] = deque()
+        self._waiting: deque[Trace] = deque()
+        self._waiting_bytes = 0
         self._dropped = 0
 
-    def sampled(self, entry: ModelEntry, settings: TraceSettings) -> bool:
-        """Whether this request is one of those to be traced."""
+    def begin(self, entry: ModelEntry, options: RunOptions) -> Trace | None:
+        """The trace of a request that begins, if it is one of those to be traced. A step of an
+        ensemble is within the ensemble's."""
+        known = options.request_id, self._most_bytes, options.traceparent
+        if (whole := options.trace) is not None:
+            step = Trace(entry, whole.settings, *known, inner=True)
+            whole.add_step(step)
+            return step
+        settings = entry.trace
+        assert settings is not None
         with self._lock:
             self._seen[entry.spec.name] += 1
-            return self._seen[entry.spec.name] % settings.rate == 0
+            if self._seen[entry.spec.name] % settings.rate:
+                return None
+        return Trace(entry, settings, *known)
 
-    def add(
-        self,
-        entry: ModelEntry,
-        settings: TraceSettings,
-        request: str,
-        executor: str,
-        times: dict[str, int],
-    ) -> None:
-        """A sampled request is over."""
-        trace = {
-            "model": entry.spec.name,
-            "version": entry.spec.version,
-            "request": request,
-            "protocol": self._protocol,
-            "process": self._process,
-            "executor": executor,
-            "timestamps": times,
-        }
+    def end(self, trace: Trace) -> None:
+        """A sampled request that is no step is over, and was answered."""
+        nbytes = trace.nbytes
         with self._lock:
-            if len(self._waiting) >= _MOST_WAITING:
+            full = self._waiting_bytes + nbytes > _MOST_WAITING_BYTES
+            if full or len(self._waiting) >= _MOST_WAITING:
                 self._dropped += 1
             else:
-                limited = settings.count != UNLIMITED
-                self._waiting.append((entry.spec.name, limited, trace))
+                self._waiting.append(trace)
+                self._waiting_bytes += nbytes
 
     def flush(self, take: Take) -> None:
-        """Write what waits; `take` is asked for permission where there is a limit."""
+        """Write what waits; `take` is asked where there is a limit, or a file."""
         with self._lock:
             if not self._waiting and not self._dropped:
                 return
-            waiting, self._waiting = self._waiting, deque()
+            waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
             dropped, self._dropped = self._dropped, 0
-        allowed: dict[str, int] = {}
-        for model, wanted in Counter(model for model, limited, _ in waiting if limited).items():
+        by_model: dict[str, list[Trace]] = {}
+        for trace in waiting:
+            by_model.setdefault(trace.entry.spec.name, []).append(trace)
+        for model, traces in by_model.items():
             try:
-                allowed[model] = take(model, wanted)
+                self._write(model, traces, take)
             except ShmserveError as ex:
                 _log.warning("traces of model %s are lost: %s", model, ex)
-                allowed[model] = 0
-        for model, limited, trace in waiting:
-            if limited:
-                allowed[model] -= 1
-                if allowed[model] < 0:
-                    continue
-            _traces.info("trace %s", _encode(trace).decode())
         if dropped:
             _log.warning("%d traces are lost: more than could be written", dropped)
 
+    def _write(self, model: str, traces: list[Trace], take: Take) -> None:
+        granted = GrantedTraces(len(traces))
+        if self._writer is not None or traces[0].settings.count != UNLIMITED:
+            granted = take(model, len(traces), sum(len(trace.whole) for trace in traces))
+        traces = traces[: granted.count]
+        if self._writer is None:
+            for trace in traces:
+                line = line_of(trace, self._protocol, self._process)
+                _traces.info("trace %s", _encode(line).decode())
+            return
+        number, ahead = granted.first, iter(traces)
+        for place, count in granted.places:
+            entries: list[bytes] = []
+            for trace in islice(ahead, count):
+                entries += map(_encode, entries_of(trace, number, self._protocol))
+                number += len(trace.whole)
+            self._writer.append(place, entries)
 
-def timestamps(arrived: int, sent: int, timing: Timing, answered: int, end: int) -> dict[str, int]:
-    """CLOCK_MONOTONIC nanoseconds by stage, in Triton's names where it has one."""
-    start = sent + timing.queue
-    input_end = start + timing.input
-    output_start = input_end + timing.infer
-    return {
-        "REQUEST_START": arrived,
-        "QUEUE_START": sent,
-        "COMPUTE_START": start,
-        "COMPUTE_INPUT_END": input_end,
-        "COMPUTE_OUTPUT_START": output_start,
-        "COMPUTE_END": output_start + timing.output,
-        "ANSWERED": answered,
-        "REQUEST_END": end,
-    }
+
+def timestamps(
+    arrived: int, sent: int, timing: Timing | None, answered: int, ready: int, end: int
+) -> Times:
+    """CLOCK_MONOTONIC nanoseconds by stage, in Triton's names.
+
+    Args:
+        arrived: when the request came; `sent`: when it was complete, and an executor was asked.
+        timing: of that; None: there was none, or several.
+        answered: when the answer had come; `ready`: could be sent; `end`: was sent.
+    """
+    begun = [("RECV_START", arrived), ("RECV_END", sent), ("REQUEST_START", sent)]
+    if timing is not None:
+        start = sent + timing.queue
+        input_end = start + timing.input
+        output_start = input_end + timing.infer
+        compute_end = output_start + timing.output
+        begun += [
+            ("QUEUE_START", sent),
+            ("COMPUTE_START", start),
+            ("COMPUTE_INPUT_END", input_end),
+            ("COMPUTE_OUTPUT_START", output_start),
+            ("COMPUTE_END", compute_end),
+        ]
+        answered = max(answered, compute_end)
+    ended = [("INFER_RESPONSE_COMPLETE", answered), ("REQUEST_END", answered)]
+    ready = max(ready, answered)
+    return (*begun, *ended, ("SEND_START", ready), ("SEND_END", max(end, ready)))

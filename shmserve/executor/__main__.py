@@ -27,6 +27,7 @@ from shmserve.errors import ArenaExhausted, ShmserveError
 from shmserve.executor import host_policy, model_loading, rate_limited
 from shmserve.executor.backend import CPU, Backend
 from shmserve.executor.backends.model_errors import from_load, sanitised
+from shmserve.executor.custom_metrics import CustomMetrics
 from shmserve.executor.devices import Devices
 from shmserve.executor.lanes.lane_channels import LaneChannels
 from shmserve.executor.lanes.lane_counting import LaneCounting
@@ -64,6 +65,7 @@ from shmserve.protocol.triton_config import model_config
 from shmserve.repository import folder_reader
 from shmserve.shm.arena import ArenaMemory
 from shmserve.shm.mappings import Mappings
+from shmserve.shm.metrics_area import MetricsArea
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.shm.status_page import SIZE, VALUES, StatusPage
 from shmserve.tensor.spec import ModelSpec
@@ -122,6 +124,7 @@ class Executor:
         self.status = StatusPage(epoch)
         app_monitor.publish(self.status.words, VALUES)
         self.calls = ModelCalls(settings, instance.spec.name, process)
+        self.metrics = CustomMetrics(MetricsArea(self.status.segment.fd), settings)
 
     def run(self) -> int:
         """Load, serve, stop; the exit status."""
@@ -151,7 +154,8 @@ class Executor:
     def _load(self) -> tuple[Backend, ModelSpec]:
         started = time.monotonic()
         try:
-            backend, spec = model_loading.load(self.instance, self.devices, self.calls)
+            outside = self.calls, self.metrics
+            backend, spec = model_loading.load(self.instance, self.devices, *outside)
         except Exception as ex:
             raise from_load(ex, log, self.instance.name) from ex
         log.info("loaded in %.2f s", time.monotonic() - started)
@@ -329,7 +333,7 @@ def run_instance(process: str, master_fd: int) -> int:
         sys.stdout.reconfigure(line_buffering=True)  # what models print belongs to the log
     raise_oom_score(settings.executor_oom_score_adj)
     setproctitle(f"shmserve: executor {instance.name}")
-    logs.setup(f"executor {instance.name}", settings.log_level)
+    logs.setup(f"executor {instance.name}", settings.log_level, settings.log_format)
     model_output.limit(settings.model_log_lines_per_s)
     flight_recorder.start(config.run_dir(settings), process, settings.max_events)
     executor = Executor(instance, process, settings)

@@ -12,10 +12,11 @@ from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from shmserve.errors import ShmserveError
 from shmserve.executor.calling import NO_MODELS, OtherModels
+from shmserve.executor.custom_metrics import CustomMetrics
 from shmserve.protocol.control.data_messages import CallingModel, Parameter
 from shmserve.tensor.spec import ModelSpec
 
@@ -162,6 +163,7 @@ class Context(Struct, frozen=True):
     device: str  # "cpu" or "cuda:0": numbered as CUDA numbers them in this process
     auto: bool = False  # what cannot use the device may run on the CPU instead
     models: OtherModels = NO_MODELS  # what the server serves besides
+    metrics: CustomMetrics = field(default_factory=CustomMetrics)  # what the model counts itself
 
     @property
     def xp(self) -> Any:

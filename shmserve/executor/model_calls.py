@@ -13,6 +13,7 @@ anything, only say so, and `settle` does it.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -52,6 +53,7 @@ class ModelCalls:
         self._settings = settings
         self._model = model
         self._process = process
+        self._pid = os.getpid()
         self._lock = threading.Lock()  # guards the next four
         self._dispatcher: Dispatcher | None = None
         self._threads: ThreadPoolExecutor | None = None
@@ -60,6 +62,7 @@ class ModelCalls:
         self._over: deque[Callable[[], None]] = deque()  # appended to by finalizers
 
     def begin(self, call: ModelCall, calling: Sequence[CallingRequest]) -> DispatchedCall:
+        self._check_process()
         self.settle()
         callers = self._callers(call, calling)
         timeout_s = self._timeout_s(call, calling)
@@ -90,7 +93,7 @@ class ModelCalls:
         return running
 
     def settle(self) -> None:
-        while self._over:
+        while self._over and os.getpid() == self._pid:
             try:
                 action = self._over.popleft()
             except IndexError:  # another thread was quicker
@@ -153,7 +156,12 @@ class ModelCalls:
 
     # ------------------------------------------------------------------- inside
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:  # it shares sockets with us, and has none of our threads
+            raise Unavailable("a process that the model has forked cannot call models")
+
     def _opened(self) -> Dispatcher:
+        self._check_process()
         with self._lock:
             if self._closed:
                 raise Unavailable("the calling model is ending")
@@ -288,8 +296,7 @@ class DispatchedCall:
                     raise outcome.error
                 finally:
                     del outcome  # the error's traceback would have it, and all who called this
-            if outcome.outputs or outcome.error is not None:
-                yield self._answer(call, outcome)
+            yield self._answer(call, outcome)
 
     def _answer(self, call: InferenceCall, outcome: Outcome) -> CallAnswer:
         loan = Loan(call.lend(), self._calls.later)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 from ipaddress import IPv6Address, IPv6Network
+from urllib.parse import unquote
 
 from shmserve.core.keys import Key
 from shmserve.core.scheduling.caller_number import UNKNOWN, caller_number
@@ -35,6 +36,12 @@ def of_host(host: str) -> int:
     if not host:
         return UNKNOWN
     return caller_number("address", _network_of(host) if ":" in host else host)
+
+
+def of_peer(peer: str) -> int:
+    """As `of_host`, of a client as `grpcio` writes it: ipv4:127.0.0.1:1234, ipv6:%5B::1%5D:1234;
+    it does not tell who comes over a Unix socket."""
+    return of_host(unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]"))
 
 
 def _network_of(host: str) -> str:

@@ -56,6 +56,7 @@ class Hub:
         self._signalled = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self._fresh: set[int] = set()  # descriptors the epoll set got since it was looked at
         self.handle(self._wake_fd, self._woken)
         self._threads = SideThreads(threads, setting)
         self._leaving = False
@@ -66,7 +67,7 @@ class Hub:
     def run(self, until: float) -> None:
         """Let everybody go on whose wait is over, until then or until one calls `leave`."""
         timers, soon, watched, poll = self._timers, self._soon, self._watched, self._epoll.poll
-        handlers = self._handlers
+        handlers, fresh = self._handlers, self._fresh
         self._main = getcurrent()
         self._leaving = False
         while not self._leaving and (now := monotonic()) < until:
@@ -74,7 +75,10 @@ class Hub:
                 self._expire(now)
                 continue
             due = timers[0][0] if timers and timers[0][0] < until else until
+            fresh.clear()
             for fd, events in poll(0.0 if soon else due - now, _MOST_EVENTS):
+                if fd in fresh:  # it is told of one that was closed, and had this number
+                    continue
                 readiness = watched.get(fd)
                 if readiness is None:
                     if (handler := handlers.get(fd)) is not None:
@@ -140,8 +144,11 @@ class Hub:
             self._epoll.unregister(readiness.fd)
 
     def _arm(self, readiness: Readiness, events: int) -> None:
-        change = self._epoll.modify if readiness.armed else self._epoll.register
-        change(readiness.fd, events)
+        if readiness.armed:
+            self._epoll.modify(readiness.fd, events)
+        else:
+            self._epoll.register(readiness.fd, events)
+            self._fresh.add(readiness.fd)
         readiness.armed = events
 
     def leave(self) -> None:
@@ -159,6 +166,9 @@ class Hub:
                     _log.exception("a greenlet ended with an error")
         self._epoll.close()
         self._threads.close()
+        # The greenlet library looks at a thread's end for who else knows its main greenlet, misses
+        # a hub that is being collected as garbage just then, and frees what that still refers to.
+        del self._main
 
     def __del__(self) -> None:  # threads beside the loop may write to it until then
         os.close(self._wake_fd)
@@ -180,6 +190,7 @@ class Hub:
         self._watched.pop(fd, None)  # of one that was closed, and whose number this one has now
         self._handlers[fd] = handler
         self._epoll.register(fd, events)
+        self._fresh.add(fd)
 
     def change(self, fd: int, events: int) -> None:
         """What such a descriptor is watched for."""

@@ -6,9 +6,11 @@ counted exactly once, as answered or as failed for one reason. Transports decode
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic_ns
 from typing import Generic, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.caller_shares import FREE, CallerShare
@@ -122,8 +124,10 @@ class Inference(Generic[Source]):
             self._hold(nbytes)
         return outcome
 
-    def stream(self) -> Iterator[Outcome]:
-        """Every answer, as `InferenceCall.stream` has them."""
+    def stream(self, on_sent: Callable[[], None] | None = None) -> Iterator[Outcome]:
+        """Every answer, as `InferenceCall.stream` has them. `on_sent`: as `RunOptions` has it."""
+        if on_sent is not None:
+            self._options = replace(self._options, on_sent=on_sent)
         return self._begin().stream()
 
     def _begin(self) -> InferenceCall:

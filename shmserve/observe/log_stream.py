@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import stat
+from collections.abc import Callable
 from typing import TextIO
 
 _PATIENCE_S = 0.2  # for a reader that is merely behind
@@ -17,13 +18,16 @@ class DroppingStream:
     When its reader has been behind for `_PATIENCE_S`, lines are dropped until it goes on, and then
     counted in a line of their own. Writes to anything else (a file, a terminal) are as they were.
 
+    `line`: what makes a line of the log of that.
+
     Attributes:
         below: the stream that was there.
         dropped: lines since the last that was written.
     """
 
-    def __init__(self, below: TextIO) -> None:
+    def __init__(self, below: TextIO, line: Callable[[str], str] = str) -> None:
         self.below = below
+        self._line = line
         self.dropped = 0
         self._socket: socket.socket | None = None
         self._fd = -1
@@ -43,7 +47,8 @@ class DroppingStream:
         if self._fd < 0:
             self.below.write(text)
             return
-        lost = f"({self.dropped} lines of the log were dropped)\n" if self.dropped else ""
+        lost = f"({self.dropped} lines of the log were dropped)" if self.dropped else ""
+        lost = f"{self._line(lost)}\n" if lost else ""
         left = memoryview((lost + text).encode(errors="replace"))
         whole = len(left)
         while left:

@@ -1,21 +1,30 @@
 """Logs: stderr, one line an event, who speaks in every line.
 
 What is logged can be changed while a process runs (`apply`, for all processes by the
-coordinator). One filter and one formatter do it, on every handler of the process,
-gunicorn's as well.
+coordinator). One filter and one formatter do it, on every handler of the process, gunicorn's as
+well: all processes write the same lines.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import time
 from datetime import UTC, datetime
+
+import msgspec
 
 from shmserve.core.control.runtime_settings import LogSettings, initial_log
 from shmserve.observe.log_stream import DroppingStream
 
 TRACES = "shmserve.trace"  # its lines are wanted whatever the log settings say
+TEXT, JSON = "text", "json"  # forms of a line
+ACCESS_GRPC = "shmserve.access"
+_ACCESS = "gunicorn.access"
 _LIBRARIES = ("gunicorn.error",)  # loggers with handlers of their own
+_EXTRA = ("request", "status")  # what a record may have beside its message
+_encode = msgspec.json.Encoder().encode
 
 
 class _SettingsFilter(logging.Filter):
@@ -37,7 +46,7 @@ class _SettingsFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         settings, level = self.settings, record.levelno
-        if record.name == TRACES:
+        if record.name in (TRACES, ACCESS_GRPC):
             return True
         if level >= logging.ERROR:
             return settings.error
@@ -46,33 +55,68 @@ class _SettingsFilter(logging.Filter):
         return settings.info if level >= logging.INFO else settings.verbose > 0
 
 
-class _Stamped(logging.Formatter):
-    """Another formatter's lines, with timestamps in ISO 8601 and UTC where that is wanted."""
+class _Line(logging.Formatter):
+    """An event of any logger as one line (text, with a traceback below it where there is one) or as
+    one object of JSON. Timestamps of text are in ISO 8601 and UTC where that is wanted."""
 
-    def __init__(self, inner: logging.Formatter) -> None:
-        super().__init__(inner._fmt, inner.datefmt)
-        self._inner = inner
+    def __init__(self, who: str = "", form: str = TEXT) -> None:
+        super().__init__(
+            f"%(asctime)s %(levelname)s {who.replace('%', '%%')} %(name)s: %(message)s"
+        )
+        self.form = form
+        self._who = who
+
+    def format(self, record: logging.LogRecord) -> str:
+        if self.form != JSON:
+            return super().format(record)
+        fields = {name: getattr(record, name) for name in _EXTRA if hasattr(record, name)}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return self.line(record.created, record.levelname, record.name, record.getMessage(), fields)
+
+    def line(
+        self, moment: float, level: str, logger: str, message: str, more: dict[str, object]
+    ) -> str:
+        """An object of JSON."""
+        return _encode(
+            {
+                "time": _iso(moment),
+                "level": level.lower(),
+                "process": self._who,
+                "pid": os.getpid(),
+                "logger": logger,
+                "message": message,
+                **more,
+            }
+        ).decode()
 
     def formatTime(  # noqa: N802 (logging's name)
         self, record: logging.LogRecord, datefmt: str | None = None
     ) -> str:
         if _filter.settings.format != "ISO8601":
-            return self._inner.formatTime(record, datefmt)
-        moment = datetime.fromtimestamp(record.created, UTC)
-        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            return super().formatTime(record, datefmt)
+        return _iso(record.created)
+
+
+def _iso(moment: float) -> str:
+    text = datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
 
 
 _filter = _SettingsFilter()
+_line = _Line()
 
 
-def setup(who: str, level: str) -> None:
-    """Log to stderr. `who`: the process's role, and instance if it has one."""
-    logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s {who.replace('%', '%%')} %(name)s: %(message)s",
-    )
-    logging.getLogger(TRACES).setLevel(logging.INFO)
+def setup(who: str, level: str, line_format: str = "default") -> None:
+    """Log to stderr. `who`: the process's role, and instance if it has one; `line_format`: the
+    setting `log_format`."""
+    global _line
+    _line = _Line(who, JSON if line_format == JSON else TEXT)
+    logging.basicConfig()
+    for wanted in (TRACES, ACCESS_GRPC):
+        logging.getLogger(wanted).setLevel(logging.INFO)
     if not _filter.final:
-        _filter.use(initial_log(level), final=False)
+        _filter.use(initial_log(level, line_format), final=False)
     _never_wait()
     _install()
 
@@ -80,7 +124,7 @@ def setup(who: str, level: str) -> None:
 def _never_wait() -> None:
     """Whoever reads this process's output may stop: refusals and restarts must go on."""
     streams: dict[object, DroppingStream] = {}
-    for name in ("", *_LIBRARIES, "gunicorn.access"):
+    for name in ("", *_LIBRARIES, _ACCESS):
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream in (
                 sys.__stderr__,
@@ -88,7 +132,7 @@ def _never_wait() -> None:
             ):
                 below = handler.stream
                 if below not in streams:
-                    streams[below] = DroppingStream(below)
+                    streams[below] = DroppingStream(below, printed)
                 handler.setStream(streams[below])
 
 
@@ -98,8 +142,20 @@ def apply(settings: LogSettings) -> None:
     _install()
 
 
+def adopt() -> None:
+    """There are other handlers now: they log as this process was set up to."""
+    _install()
+
+
+def printed(text: str) -> str:
+    """A line that something has printed, as the log has it."""
+    return _line.line(time.time(), "INFO", "stdout", text, {}) if _line.form == JSON else text
+
+
 def _install() -> None:
     """On every handler there is."""
+    for handler in logging.getLogger(_ACCESS).handlers:
+        handler.setFormatter(_line)  # whoever wants it has it, whatever the log settings say
     for name in ("", *_LIBRARIES):
         logger = logging.getLogger(name)
         if not logger.handlers:
@@ -108,9 +164,7 @@ def _install() -> None:
         for handler in logger.handlers:
             if _filter not in handler.filters:
                 handler.addFilter(_filter)
-            inner = handler.formatter or logging.Formatter()
-            if not isinstance(inner, _Stamped):
-                handler.setFormatter(_Stamped(inner))
+            handler.setFormatter(_line)
 
 
 def _least(settings: LogSettings) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, TextIO
 
+from shmserve.observe import logs
 from shmserve.observe.log_stream import DroppingStream
 
 _LONGEST = 8192  # characters of a line; what is longer is several
@@ -68,8 +69,12 @@ class ModelOutput(io.TextIOBase):
         dropped = self._rate.take()
         if dropped is None:
             return
-        lost = f"({dropped} lines of this model were dropped: model_log_lines_per_s)\n"
-        self._never_waits.write(f"{lost if dropped else ''}{line}\n")
+        if dropped:
+            lost = f"({dropped} lines of this model were dropped: model_log_lines_per_s)"
+            line = f"{logs.printed(lost)}\n{logs.printed(line)}"
+        else:
+            line = logs.printed(line)
+        self._never_waits.write(f"{line}\n")
 
     def flush(self) -> None:
         """Write what has no end yet, too: a question without a line's end, or the last words."""

@@ -6,12 +6,11 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 
-from shmserve.repository.scan import folders
-from shmserve.repository.text_files import printable
+from shmserve.repository.scan import candidates
+from shmserve.repository.text_files import IGNORED, printable
 
 _MOST = 10_000  # files of one model that are looked at
 _DEPTH = 6
-_IGNORED = ("__pycache__",)  # what loading a model leaves behind is no change of it
 
 
 def fingerprint(directory: str) -> str:
@@ -25,11 +24,11 @@ def fingerprint(directory: str) -> str:
 
 
 def survey(paths: Sequence[str]) -> dict[str, str]:
-    """Every folder of the repository by name, with its fingerprint (all of them, if several);
+    """Every model of the repository by name, with its fingerprint (all of them, if several);
     raises as `scan.folders`."""
     return {
         printable(name): "+".join(fingerprint(directory) for directory in directories)
-        for name, directories in folders(paths).items()
+        for name, directories in candidates(paths).items()
     }
 
 
@@ -41,7 +40,7 @@ def _lines(directory: str, prefix: str, depth: int) -> Iterator[str]:
         yield f"{prefix} {ex.errno}\0"
         return
     for entry in ordered:
-        if entry.name.startswith(".") or entry.name in _IGNORED:
+        if entry.name.startswith(".") or entry.name in IGNORED:
             continue
         name = prefix + entry.name
         try:

@@ -69,8 +69,9 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
     """
     directory = os.path.abspath(directory)
     name = os.path.basename(directory)
-    if not ids.is_model_name(name):
-        raise ConfigError(f"'{text_files.printable(name)}' is not a valid model name")
+    fault = ids.model_name_fault(name)
+    if fault:
+        raise ConfigError(f"'{text_files.printable(name)}' is not a valid model name, {fault}")
     readers = folder_reader.readers()
     present = _versions(directory, name, readers)
     config = _config(directory, name, _guess(directory, present, readers), override)
@@ -96,6 +97,17 @@ def read_folder(directory: str, override: str | None = None) -> ModelFolder:
     if not specs and not failures:
         raise ConfigError(f"model '{name}': no version folder (a positive number) is there")
     return ModelFolder(name, directory, config, tuple(specs), failures, groups)
+
+
+def looks_like_model(directory: str) -> bool:
+    """Whether a folder has a configuration or a version, or cannot be looked at."""
+    try:
+        with os.scandir(directory) as entries:
+            found = any(e.name == CONFIG_FILE or _VERSION.fullmatch(e.name) for e in entries)
+    except OSError:
+        return True  # the reason is told with the model
+    readers = folder_reader.readers()
+    return found or any(reader.plain_versions(directory) for reader in readers.values())
 
 
 def read_labels(config: ModelConfig, directory: str) -> dict[str, tuple[str, ...]]:

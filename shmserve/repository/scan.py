@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 
@@ -9,12 +10,16 @@ from msgspec import Struct
 
 from shmserve import ids
 from shmserve.errors import ConfigError, NotFound
-from shmserve.repository.model_folder import ModelFolder, read_folder
-from shmserve.repository.text_files import is_folder, printable
+from shmserve.repository.model_folder import ModelFolder, looks_like_model, read_folder
+from shmserve.repository.text_files import IGNORED, is_folder, printable
+
+_log = logging.getLogger(__name__)
+
+_TOLD = 8  # folders that are no models
 
 
 class ScanResult(Struct, frozen=True):
-    """What the repository holds: every folder is in exactly one of the two.
+    """What the repository holds: every folder that may be a model is in exactly one of the two.
 
     `failures`: folder name -> reason fit for clients.
     """
@@ -24,10 +29,16 @@ class ScanResult(Struct, frozen=True):
 
 
 def scan(paths: Sequence[str]) -> ScanResult:
-    """Look at every model of the repository; raises as `folders`."""
+    """Look at every model of the repository; raises as `folders`. The log has what is none."""
     models: dict[str, ModelFolder] = {}
     failures: dict[str, str] = {}
-    for name, directories in sorted(folders(paths).items()):
+    found = folders(paths)
+    candidates = _candidates(found)
+    if other := [printable(name) for name in sorted(found.keys() - candidates.keys())]:
+        more = f" and {len(other) - _TOLD} more" if len(other) > _TOLD else ""
+        what = "skipped folders without a version and config.pbtxt: %s%s"
+        _log.info(what, ", ".join(other[:_TOLD]), more)
+    for name, directories in sorted(candidates.items()):
         try:
             models[name] = read_folder(_only(name, directories))
         except ConfigError as ex:
@@ -66,7 +77,20 @@ def _only(name: str, directories: list[str]) -> str:
 
 def names(paths: Sequence[str]) -> list[str]:
     """Names of the folders that can be models, sorted; raises as `folders`."""
-    return sorted(name for name in folders(paths) if ids.is_model_name(name))
+    return sorted(name for name in candidates(paths) if ids.is_model_name(name))
+
+
+def candidates(paths: Sequence[str]) -> dict[str, list[str]]:
+    """As `folders`, without those that nobody can have meant as a model."""
+    return _candidates(folders(paths))
+
+
+def _candidates(found: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {
+        name: directories
+        for name, directories in found.items()
+        if name not in IGNORED and any(map(looks_like_model, directories))
+    }
 
 
 def folders(paths: Sequence[str]) -> dict[str, list[str]]:

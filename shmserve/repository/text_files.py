@@ -7,6 +7,8 @@ import stat
 
 from shmserve.errors import ConfigError
 
+IGNORED = ("__pycache__",)  # folders that running Python code leaves behind
+
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether it is a folder, symlinks followed; a symlink that leads nowhere is none."""
@@ -38,9 +40,10 @@ def read_text(path: str, limit: int, what: str) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as ex:
         raise ConfigError(f"{what} cannot be read ({ex.strerror})") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{what} is not a regular file")
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ConfigError(f"{what} is not a regular file")
         try:
             data = file.read(limit + 1)
         except OSError as ex:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from shmserve import waiting
 from shmserve.core.memory.arena import Arena, ArenaStats, NeedSegment
 from shmserve.core.memory.slots import Slot
-from shmserve.errors import ArenaExhausted, StaleDescriptor, Unavailable
+from shmserve.errors import ArenaExhausted, StaleDescriptor, TooLarge, Unavailable
 from shmserve.protocol.control.data_messages import Descriptor, SegmentOffer
 from shmserve.shm.mappings import Mappings
 from shmserve.shm.segment import Segment
@@ -25,6 +25,11 @@ _GRANT_TIMEOUT_S = 2.0  # a restarted coordinator is back by then
 
 class Budget(Protocol):
     """Who grants the pool's bytes: the coordinator, through the process's link."""
+
+    @property
+    def pool_bytes(self) -> int:
+        """What there is to grant to all; 0: not known."""
+        ...
 
     def grant(self, nbytes: int, timeout_s: float) -> bool: ...
 
@@ -83,6 +88,7 @@ class ArenaMemory:
         Raises:
             ArenaExhausted: the pool's budget or the shared memory is used up. Waits for
                 nothing but the coordinator's word, and for that a bounded time.
+            TooLarge: the whole pool is smaller.
         """
         with self._lock:
             slot = self._arena.reserve(nbytes)
@@ -120,6 +126,12 @@ class ArenaMemory:
             if self._first_size:
                 wanted = min(wanted, max(self._first_size, self._arena.shared_bytes))
             size = max(size, wanted // size * size)
+        pool = self._budget.pool_bytes
+        if 0 < pool < size:
+            raise TooLarge(
+                f"memory of {size} bytes for a tensor is more than the whole pool of {pool} bytes"
+                " (setting pool_bytes)"
+            )
         if not self._budget.grant(size, _GRANT_TIMEOUT_S):
             if self.spare(size):
                 self.trim(0.0, size)

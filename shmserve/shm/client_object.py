@@ -24,7 +24,7 @@ def open_object(key: str, region: str) -> int:
     """A descriptor of the object a well-formed key names.
 
     Raises:
-        InvalidArgument: there is no such object (the text repeats the caller's own key).
+        InvalidArgument: there is no such object.
         PermissionDenied: the server's user may not open it.
         ResourceExhausted: this process has no descriptors left.
     """
@@ -33,13 +33,15 @@ def open_object(key: str, region: str) -> int:
         return os.open(os.path.join(_DIRECTORY, name), _FLAGS)
     except PermissionError:
         raise PermissionDenied(
-            f"Unable to open shared memory region: '{key}' (the server's user may not)"
+            f"Unable to open shared memory region '{region}': the server's user may not"
         ) from None
     except OSError as ex:
         if ex.errno in (23, 24):  # ENFILE, EMFILE
             raise ResourceExhausted("the server can hold no more shared memory regions") from None
         # A link (ELOOP), a directory (EISDIR), a device: all the same to the caller
-        raise InvalidArgument(f"Unable to open shared memory region: '{key}'") from None
+        raise InvalidArgument(
+            f"Unable to open shared memory region '{region}': its key leads to no memory object"
+        ) from None
 
 
 def facts(fd: int, own: frozenset[tuple[int, int]] = frozenset()) -> ObjectFacts:

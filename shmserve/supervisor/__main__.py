@@ -16,6 +16,9 @@ def main() -> int:
     parser.add_argument("--grpc-fds", type=int, nargs="*", default=[])
     parser.add_argument("--notify-socket", default="")
     parser.add_argument("--watchdog-usec", type=int, default=0)
+    parser.add_argument("--begun", type=float, help="when the service did; absent: long ago")
+    parser.add_argument("--http", nargs="*", default=[], help="addresses, to be told")
+    parser.add_argument("--grpc", nargs="*", default=[], help="the same")
     parser.add_argument("--detach", action="store_true", help="be nobody's child")
     arguments = parser.parse_args()
     if arguments.detach and os.fork():
@@ -31,12 +34,13 @@ def _run(arguments: argparse.Namespace) -> int:
     from shmserve.observe import logs
     from shmserve.shm.registry_page import RegistryReader
     from shmserve.supervisor.announce import Announcer
+    from shmserve.supervisor.greeting import Doors, StartReport
     from shmserve.supervisor.service import Commands, Inherited, Supervisor
     from shmserve.transport.notify import Notifier
 
     settings = config.load()
-    setproctitle("shmserve: supervisor")
-    logs.setup("supervisor", settings.log_level)
+    setproctitle(f"shmserve: supervisor ({config.run_dir(settings)})")
+    logs.setup("supervisor", settings.log_level, settings.log_format)
     run_dir = config.run_dir(settings)
     commands = Commands(
         coordinator=[sys.executable, "-m", "shmserve.coordinator"],
@@ -45,7 +49,12 @@ def _run(arguments: argparse.Namespace) -> int:
         template=(sys.executable, "-m", "shmserve.executor.template"),
     )
     notifier = Notifier(arguments.notify_socket)
-    announcer = Announcer(notifier, RegistryReader(run_dir), arguments.watchdog_usec / 1e6)
+    report = None
+    if arguments.begun is not None:
+        doors = Doors(tuple(arguments.http), tuple(arguments.grpc), settings.dashboard)
+        report = StartReport(arguments.begun, doors)
+    watchdog_s = arguments.watchdog_usec / 1e6
+    announcer = Announcer(notifier, RegistryReader(run_dir), watchdog_s, report)
     inherited = Inherited(arguments.master_fd, arguments.lock_fd, tuple(arguments.grpc_fds))
     process = arguments.process_id
     return Supervisor(settings, run_dir, process, inherited, commands, announcer).run()

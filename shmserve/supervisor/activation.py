@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+
+from shmserve.errors import ConfigError
 
 _FIRST = 3
 _NAME = "grpc"  # FileDescriptorName= of the socket unit
@@ -17,10 +19,13 @@ def take_grpc(environ: MutableMapping[str, str]) -> tuple[int, ...]:
     """Take the sockets named "grpc" out of those passed to this process: descriptors of their own.
 
     What is left has the first places, as the protocol wants it; `environ` says how many.
+
+    Raises:
+        ConfigError: LISTEN_FDS is no number.
     """
-    if environ.get("LISTEN_PID") != str(os.getpid()):
+    passed = range(_FIRST, _FIRST + _count(environ))
+    if not passed:
         return ()
-    passed = range(_FIRST, _FIRST + int(environ.get("LISTEN_FDS") or 0))
     names = environ.get("LISTEN_FDNAMES", "").split(":")
     ours = [fd for fd, name in zip(passed, names, strict=False) if name == _NAME]
     taken = tuple(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, passed.stop) for fd in ours)
@@ -32,3 +37,17 @@ def take_grpc(environ: MutableMapping[str, str]) -> tuple[int, ...]:
         os.close(fd)
     environ["LISTEN_FDS"] = str(len(left))
     return taken
+
+
+def has_http(environ: Mapping[str, str]) -> bool:
+    """Whether sockets are left for gunicorn, which then binds nothing; raises as `take_grpc`."""
+    return _count(environ) > 0
+
+
+def _count(environ: Mapping[str, str]) -> int:
+    if environ.get("LISTEN_PID") != str(os.getpid()):
+        return 0
+    text = environ.get("LISTEN_FDS") or "0"
+    if not (text.isascii() and text.isdecimal()):
+        raise ConfigError(f"LISTEN_FDS: {text!r} is no number of sockets")
+    return int(text)

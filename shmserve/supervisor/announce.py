@@ -7,6 +7,7 @@ from math import inf
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import Unavailable
 from shmserve.shm.registry_page import RegistryReader
+from shmserve.supervisor.greeting import StartReport
 from shmserve.transport.notify import Notifier
 
 _EXTEND_EVERY_S = 20.0
@@ -14,19 +15,28 @@ _EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
 
 
 class Announcer:
-    """Follows the registry. READY=1 means that every model that should be loaded is.
+    """Follows the registry. READY=1 means that every model that is required is loaded.
 
     A model that cannot be loaded keeps the service from being ready, and the status line
     says why. The others serve meanwhile, so the service manager is asked for patience: it
     would else kill the service, and them with it, when its start times out.
 
+    `report`: what else hears of each snapshot, in the first life of a service.
+
     Attributes:
         healthy: there is a sign of life to give.
     """
 
-    def __init__(self, notifier: Notifier, reader: RegistryReader, watchdog_s: float) -> None:
+    def __init__(
+        self,
+        notifier: Notifier,
+        reader: RegistryReader,
+        watchdog_s: float,
+        report: StartReport | None = None,
+    ) -> None:
         self._notifier = notifier
         self._reader = reader
+        self._report = report
         self.healthy = True
         self._watchdog_s = watchdog_s / 2  # twice as often as asked for
         self._generation = -1
@@ -61,6 +71,8 @@ class Announcer:
             self._ready = True
             lines.insert(0, "READY=1")
         self._notifier.send(*lines)
+        if self._report is not None:
+            self._report.published(snapshot)
 
     def stopping(self) -> None:
         self._notifier.send("STOPPING=1", "STATUS=draining")

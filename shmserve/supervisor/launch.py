@@ -1,9 +1,13 @@
 """The service's start and stop as the gunicorn master sees them, and starting a supervisor.
 
 Light on purpose: the master imports this and nothing else of the server. It holds no
-thread, no socket, no mapping; what it has is a lock (so that one service owns the run
-directory), a pidfd of itself (so that everybody notices its end) and this module's state,
-which a reload of gunicorn.conf.py does not touch.
+thread, no mapping; what it has is a lock (so that one service owns the run directory), a
+pidfd of itself (so that everybody notices its end), gRPC's addresses (nobody listens on those
+sockets: they keep others out) and this module's state, which a reload of gunicorn.conf.py does
+not touch.
+
+The order of a start: `prepare`, `claim`, gunicorn listens, `begin`. What cannot work is found
+before anything is launched.
 """
 
 from __future__ import annotations
@@ -11,15 +15,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Sequence
 
 from shmserve import config, ids
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 from shmserve.supervisor import activation
-from shmserve.transport import rundir
+from shmserve.transport import listen_addresses, rundir
 from shmserve.transport.processes import FileLock, has_ended, pidfd_open, send_signal, spawn_role
 
 _log = logging.getLogger(__name__)
@@ -48,7 +54,9 @@ class _LaunchState:
     ending: bool = False
     run_dir_fd: int = -1
     grpc_fds: tuple[int, ...] = ()  # listening sockets that systemd has passed
+    grpc_places: tuple[socket.socket, ...] = ()  # addresses that are kept for gRPC processes
     watchdog_usec: int = 0
+    begun: float = 0.0  # when `prepare` was called
 
 
 _state = _LaunchState()
@@ -90,12 +98,13 @@ def master_fd() -> int:
     return _state.master_fd
 
 
-def begin(settings: Settings) -> None:
-    """Start the service around this gunicorn master.
+def prepare(settings: Settings) -> None:
+    """Have the run directory for this gunicorn master's service.
 
     Raises:
         ConfigError: a setting that cannot work, or another service in the run directory.
     """
+    _state.begun = time.monotonic()
     for path in settings.model_repository:
         if not os.path.isdir(path):
             raise ConfigError(f"model_repository: {path!r} is not a directory")
@@ -103,6 +112,8 @@ def begin(settings: Settings) -> None:
     _state.grpc_fds = activation.take_grpc(os.environ)
     if _state.grpc_fds and settings.grpc_server != "http2":
         raise ConfigError("grpc_server: only 'http2' can serve on a socket that systemd passes")
+    if _state.grpc_fds and not settings.grpc_processes:
+        raise ConfigError("grpc_processes: 0, but systemd passes a socket for gRPC")
     rundir.prepare(run_dir)
     lock = rundir.lock(run_dir, "master")
     if not lock.acquire():
@@ -120,11 +131,60 @@ def begin(settings: Settings) -> None:
     own = pidfd_open(os.getpid())
     assert own is not None
     _state.master_fd = own
-    ensure(settings, own)
 
 
-def ensure(settings: Settings, master_pidfd: int) -> bool:
-    """Start a supervisor if none runs; whether one was started.
+def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> None:
+    """See that all addresses are free, `http` (as gunicorn has them) for gunicorn, which listens
+    next; keep gRPC's. What was passed is there already.
+
+    Raises:
+        ConfigError: an address that is taken or none of this host's; says which, and by whom.
+    """
+    if settings.grpc_processes and not _state.grpc_fds:
+        for text in settings.grpc_bind:
+            address = listen_addresses.parse("grpc_bind", text)
+            listen_addresses.require_free("grpc_bind", address)
+            _state.grpc_places += tuple(listen_addresses.reserve("grpc_bind", address))
+    if activation.has_http(os.environ):
+        if settings.metrics_bind:
+            raise ConfigError("metrics_bind: cannot be together with HTTP sockets of systemd's")
+        return
+    for place in filter(None, map(listen_addresses.of_gunicorn, http)):
+        is_metrics = place.text in settings.metrics_bind
+        listen_addresses.require_free("metrics_bind" if is_metrics else "http_bind", place)
+
+
+def forked() -> None:
+    """In an HTTP worker: the addresses kept for gRPC are the master's."""
+    for place in _state.grpc_places:
+        place.close()
+    _state.grpc_places = ()
+
+
+def begin(settings: Settings, http: Iterable[str] = ()) -> None:
+    """Start the service around this gunicorn master, which is prepared and listens at `http`."""
+    told = ["--begun", str(_state.begun), "--http"]
+    for address in http:
+        encrypted = settings.http_tls_cert and address.startswith("http:")
+        told.append(f"https:{address.removeprefix('http:')}" if encrypted else address)
+    ensure(settings, _state.master_fd, [*told, "--grpc", *_grpc_addresses(settings)])
+
+
+def _grpc_addresses(settings: Settings) -> list[str]:
+    """Where gRPC is reached."""
+    if not _state.grpc_fds:
+        return list(settings.grpc_bind) if settings.grpc_processes else []
+    addresses = []
+    for fd in _state.grpc_fds:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            name = sock.getsockname()
+        shown = f"unix:{name}" if isinstance(name, str) else "{}:{}".format(*name[:2])
+        addresses.append(shown)
+    return addresses
+
+
+def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> bool:
+    """Start a supervisor (with `more` arguments) if none runs; whether one was started.
 
     Two callers at once are harmless: the second supervisor finds the lock taken and exits.
     """
@@ -137,6 +197,7 @@ def ensure(settings: Settings, master_pidfd: int) -> bool:
     if _state.notify_socket:
         arguments += ["--notify-socket", _state.notify_socket]
         arguments += ["--watchdog-usec", str(_state.watchdog_usec)]
+    arguments += more
     environ = {k: v for k, v in os.environ.items() if k not in _MASTER_ONLY}
     process = spawn_role(
         "supervisor",

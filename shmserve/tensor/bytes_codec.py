@@ -87,6 +87,21 @@ def check(data: memoryview | bytes, count: int, name: str, model: str) -> None:
         pass
 
 
+def extent(data: memoryview | bytes, count: int) -> int:
+    """Bytes that `count` framed elements take at the start of `data`, whatever is behind them.
+
+    Raises:
+        InvalidArgument: they go on behind its end.
+    """
+    position, total = 0, len(data)
+    for _ in range(count):
+        start = position + LENGTH_BYTES
+        position = start + _LENGTH.unpack_from(data, position)[0] if start <= total else start
+        if position > total:
+            raise InvalidArgument(f"{count} string elements take more than the {total} bytes there")
+    return position
+
+
 def _spans(
     view: memoryview, count: int, name: str, model: str, kind: str
 ) -> Iterable[tuple[int, int]]:

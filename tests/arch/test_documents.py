@@ -9,19 +9,27 @@ from pathlib import Path
 from typing import Any, get_args
 
 from shmserve import config
+from shmserve.cli import settings_reference
+from shmserve.cli.setting_texts import SECTIONS
 from shmserve.protocol.control import client_messages, lane_messages, messages
 from shmserve.protocol.control.message import Message
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_readme_lists_every_setting() -> None:
+def test_the_reference_of_the_settings_is_what_the_code_has() -> None:
+    texts = [name for section in SECTIONS.values() for name in section]
+    assert sorted(texts) == sorted(config.declared()), "shmserve/cli/setting_texts.py"
+    written = (ROOT / "docs/settings.md").read_text()
+    assert written == settings_reference.markdown(), "run: make docs"
+
+
+def test_settings_of_the_readme_exist() -> None:
     readme = (ROOT / "README.md").read_text()
     rows = [line.split("|")[1] for line in readme.splitlines() if line.startswith("| `")]
     listed = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
-    settings = config.load({})
-    own = {f"{n}_{f}" for n, own in settings.extensions.items() for f in own.__struct_fields__}
-    assert listed == (set(settings.__struct_fields__) - {"extensions"}) | own
+    assert listed
+    assert listed <= config.declared().keys()
 
 
 def test_the_state_machines_are_drawn_as_they_are() -> None:

@@ -1,4 +1,5 @@
-"""Clients that loop, and judge every answer: right, a clean 503, or a closed connection."""
+"""Clients that loop, and judge every answer: right, a clean 503, lost with its executor, or a
+closed connection."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ WITH_BATCHES = (*ALONE, ("gathered", 1, True))
 DOORS = ("right", "over lane", "over grpc", "over regions")  # what right answers count as
 _TIMEOUT_S = 30
 _END_S = 60.0  # for all clients to end
+_LOST = "died while it had the request"  # all that a 502 may say
 _REFUSED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
@@ -156,6 +158,12 @@ class LoadClient(threading.Thread):
         self.verdict.refused.append(reason)
         return kind, False
 
+    def lost(self, kind: str, reason: str) -> tuple[str, bool]:
+        """Clean for killed executors only: a load where none is looks for it among the refused."""
+        if _LOST not in reason:
+            return self.wrong(f"{kind} and no executor died: {reason}")
+        return self.refused(kind, reason)
+
     def closed(self, kind: str, error: object) -> tuple[str, bool]:
         self.verdict.closed.append(f"{kind}: {error!r}")
         return kind, False
@@ -182,6 +190,8 @@ class HttpClient(LoadClient):
             return self.closed("closed", ex)
         if answer.status == 503:
             return self.refused("503", json.loads(data).get("error"))
+        if answer.status == 502:
+            return self.lost("502", json.loads(data).get("error"))
         if answer.status != 200:
             return self.wrong(f"{answer.status} {data[:200]!r}")
         length = int(answer.headers["Inference-Header-Content-Length"])
@@ -208,6 +218,8 @@ class LaneClient(LoadClient):
         except shmserve.client.InferenceError as ex:
             if ex.status == 503:
                 return self.refused("lane 503", ex.message)
+            if ex.status == 502:
+                return self.lost("lane 502", ex.message)
             if ex.status == 0:
                 return self.closed("lane 503", ex.message)
             return self.wrong(f"over a lane: {ex.status} {ex.message}")
@@ -235,6 +247,8 @@ class GrpcClient(LoadClient):
         except grpc.RpcError as ex:
             if ex.code() in _REFUSED:
                 return self.refused("grpc refused", ex.details())
+            if ex.code() is grpc.StatusCode.ABORTED:
+                return self.lost("grpc aborted", ex.details())
             return self.wrong(f"over gRPC: {ex.code()} {ex.details()}")
         names = [output.name for output in answer.outputs]
         return self.judge("over grpc", answer.raw_output_contents[names.index("OUT")], wanted)

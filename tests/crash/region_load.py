@@ -42,6 +42,8 @@ class RegionClient(LoadClient):
             return self.closed("region closed", ex)
         if status == 503:
             return self.refused("region 503", told["error"])
+        if status == 502:
+            return self.lost("region 502", told["error"])
         if status == 400 and "region" in told["error"]:
             return self._not_known(told["error"])
         if status != 200:

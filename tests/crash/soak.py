@@ -21,9 +21,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from shmserve.cli.line_chart import svg
 from shmserve.testing.running_server import RunningServer, open_fds, rss_bytes, wait_until
 from tests.crash.load import GrpcClient, Load, Verdict
-from tests.crash.plot import svg
 from tests.crash.region_load import RegionClient
 
 MODELS = Path(__file__).parents[1] / "repositories" / "basic"
@@ -173,6 +173,7 @@ def main() -> int:
         verdict, samples = soak(server, options.seconds, every_s)
     write(samples, options.output, f"{sum(verdict.counts.values())} requests of 4 KiB and 4 MiB")
     problems = grown(samples) + server.leaks() + verdict.silent() + verdict.wrong[:5]
+    problems += [reason for reason in verdict.refused if "died" in reason][:5]
     print(json.dumps({"counts": dict(verdict.counts), "problems": problems}))
     return 1 if problems else 0
 

@@ -51,6 +51,14 @@ def test_a_client_that_fails_is_wrong() -> None:
     assert client.verdict.wrong == ["Failing ended: KeyError('OUT')"]
 
 
+def test_what_is_lost_is_clean_with_its_executor_only() -> None:
+    client = Failing(work(), 1)
+    client.lost("502", "the executor of model 'm' died while it had the request")
+    assert (client.verdict.wrong, len(client.verdict.refused)) == ([], 1)
+    client.lost("502", "steps before it have run")
+    assert client.verdict.wrong == ["502 and no executor died: steps before it have run"]
+
+
 def test_clients_that_do_not_end_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hanging(LoadClient):
         def loop(self) -> None:

@@ -77,7 +77,7 @@ def test_check_loads_a_model_on_its_device(folder: Path, compiled: Path) -> None
     (line,) = check(folder, "kind: KIND_GPU", environment)
     assert line.endswith("device 0 of 1, 100")
     assert check(folder, "kind: KIND_GPU gpus: [1]", environment) == [
-        "FAIL  model m: model 'm': instance_group.gpus has 1, but there is 1 device (0)"
+        f"FAIL  model m: model 'm': instance_group.gpus has 1, but there is 1 device (0) [{folder}]"
     ]
 
 
@@ -112,6 +112,7 @@ def test_a_host_without_devices(folder: Path, compiled: Path) -> None:
     (line,) = check(folder, "kind: KIND_GPU", none)
     assert line.endswith(
         "instance_group.kind KIND_GPU needs a CUDA device, and none is visible to the server"
+        f" [{folder}]"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from shmserve.config import Settings
 from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import Region, Snapshot
-from shmserve.errors import InvalidArgument, NotFound, UnreadableMessage
+from shmserve.errors import InvalidArgument, NotFound, Unimplemented, UnreadableMessage
 from shmserve.executor.lanes.lane_gate import LaneGate
 from shmserve.grps.protocol import custom_http
 from shmserve.protocol.control import client_messages, lane_messages, messages
@@ -66,12 +66,12 @@ _SNAPSHOT = Snapshot("e", 1, regions={"7/r": _REGION})
 _GATES = [
     LaneGate(spec, LIMITS, lambda: _SNAPSHOT, 0)
     for spec, _ in fake_models.models()
-    if spec.name in ("identity", "identity_bytes", "batched", "add_sub")
+    if spec.name in ("identity", "identity_bytes", "batched", "add_sub", "decoupled")
 ]
 
 
 def lane(data: bytes) -> None:
-    """A packet of a lane, as the executor of one of four models takes it."""
+    """A packet of a lane, as the executor of one of five models takes it."""
     try:
         message: Message = lane_messages.decode_to_lane(memoryview(data)[1:])
     except UnreadableMessage:
@@ -79,7 +79,7 @@ def lane(data: bytes) -> None:
     if isinstance(message, lane_messages.LaneRequest):
         try:
             execute, _ = _GATES[data[0] % len(_GATES)].admit(_CALLER, message, 0)
-        except (InvalidArgument, NotFound):
+        except (InvalidArgument, NotFound, Unimplemented):
             return
         assert messages.decode_to_executor(messages.encode(execute)) == execute
 
@@ -104,4 +104,11 @@ def lane_seeds() -> list[bytes]:
         + lane_messages.encode(lane_messages.LaneRequest(1, given, asked, "i", {"priority": 1}))
         for model, given in zip(models, made, strict=True)
     ]
-    return [*packets, b"\0" + lane_messages.encode(lane_messages.LaneCancel(3))]
+    one = (tensor("INPUT0", "INT32", (1,), bytes(4)),)
+    stream = lane_messages.LaneRequest(1, one, asked, credit=16)
+    return [
+        *packets,
+        bytes([number["decoupled"]]) + lane_messages.encode(stream),
+        b"\0" + lane_messages.encode(lane_messages.LaneCancel(3)),
+        b"\0" + lane_messages.encode(lane_messages.LaneCredit(3, 1)),
+    ]

@@ -251,7 +251,7 @@ def test_a_death_inside_a_batch_is_told_to_everybody_in_it(
 ) -> None:
     futures = [threads.submit(ask, server, "meeting", c) for c in ("", "", "leave", "")]
     answers = [future.result() for future in futures]
-    assert [status for status, _, _ in answers] == [503] * 4
+    assert [status for status, _, _ in answers] == [502] * 4
     assert {document["error"] for _, _, document in answers} == {
         "the executor of model 'meeting' died while it had the request; it is being restarted"
     }
@@ -284,7 +284,7 @@ def test_kill_9_in_the_midst_of_a_batch(
     if model == "twins":
         assert [size_of(answer) for answer in answers] == [4] * POOL
     else:
-        assert [status for status, _, _ in answers] == [503] * POOL
+        assert [status for status, _, _ in answers] == [502] * POOL
         assert {document["error"] for _, _, document in answers} == {
             "the executor of model 'meeting' died while it had the request; it is being restarted"
         }

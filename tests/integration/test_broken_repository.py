@@ -40,7 +40,7 @@ CRASH = AT_LOAD.format("os.kill(os.getpid(), signal.SIGSEGV)")
 # What each way is told as, in the index, in the log, by `shmserve check` and with `--load`;
 # the former two of these alike, "" where the check finds nothing
 BROKEN = {
-    "syntax": ("never closed", ""),
+    "syntax": ("never closed", "1/model.py, line 1: '(' was never closed"),
     "missing": ("has no file 'model.py'", "has no file 'model.py'"),
     "dtype": ("TYPE_FLOAT33", "TYPE_FLOAT33"),
     "import": ("No module named 'nothing_of_that_name'", ""),
@@ -164,6 +164,8 @@ def test_check_tells_what_it_can_find(repository: Path, load: bool) -> None:
     for name in BROKEN.keys() & lines.keys():
         served, checked = BROKEN[name]
         reason = LOADED.get(name, served) if load else checked
+        if name in ("dtype", "import", "syntax") and reason:  # operators are told where
+            assert str(repository / name) in lines[name]
         assert lines[name].startswith("FAIL" if load or checked else "ok"), lines[name]
         assert reason in lines[name]
     assert len(lines) == len(BROKEN) + (not load)

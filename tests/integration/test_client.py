@@ -144,6 +144,43 @@ def test_datatypes(conformance_server: RunningServer, shared: bool) -> None:
         ]
 
 
+@pytest.mark.parametrize("options", [{}, {"lanes": False}, {"control": ""}])
+def test_streams(conformance_server: RunningServer, options: dict[str, Any]) -> None:
+    """Of a decoupled model, over a lane and HTTP, and of one that answers once."""
+    url = f"unix:{conformance_server.unix_path}"
+    way = "http" if options else "lane"
+    with shmserve.client.connect(url, **options) as client:
+        for count in (0, 1, 500):
+            x = client.empty(1, np.int32)
+            x[:] = count
+            inputs = {"INPUT0": x}
+            results = list(client.stream("decoupled", inputs, request_id="q", version="1"))
+            assert [r["OUTPUT0"].tolist() for r in results] == [[n] for n in range(count)]
+            told = {(r.transport, r.id, r.model, r.version, r["OUTPUT0"].dtype) for r in results}
+            assert told <= {(way, "q", "decoupled", "1", np.dtype(np.int32))}
+        with client.stream("decoupled", {"INPUT0": np.full(1, 1000, np.int32)}) as stream:
+            for _ in range(3):
+                next(stream)
+        assert list(stream) == []
+        y = np.arange(5000).astype(np.float16)
+        (result,) = client.stream("identity_fp16", {"INPUT0": y}, receipt=True)
+        assert np.array_equal(result["OUTPUT0"], y)
+        assert result.receipt is not None
+        for model, wrong, status in (
+            ("nope", {}, 404),
+            ("decoupled", {"INPUT0": np.zeros(2, np.int32)}, 400),
+            ("decoupled", {"INPUT0": np.zeros(1, np.float16)}, 0 if options else 400),
+            ("identity_fp16", {}, 400),
+        ):
+            with pytest.raises(InferenceError) as caught:
+                list(client.stream(model, wrong))
+            assert caught.value.status == status
+        open_one = client.stream("decoupled", {"INPUT0": np.full(1, 1000, np.int32)})
+        next(open_one)
+    assert list(open_one) == [], "it ends with its client"
+    wait_until(lambda: not conformance_server.show("slots"), "slots are given back")
+
+
 def test_errors(server: RunningServer) -> None:
     with connect(server) as client:
         for model, inputs, status in (
@@ -340,7 +377,7 @@ def test_a_model_that_takes_no_client_memory(tmp_path: Path) -> None:
         x = np.ones(5000, np.float32)
         for _ in range(3):
             assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
-        assert client._barred == {"echo": {"host", "gpu"}}
+        assert client._requester._barred == {"echo": {"host", "gpu"}}
 
 
 def test_copy_mode_maps_what_is_sealed() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shmserve.client import InferenceError, Result, aio, device_arrays
-from shmserve.client.aio import AsyncClient
+from shmserve.client.aio import AsyncClient, AsyncResultStream
 from shmserve.client.cancel_scope import CancelScope
 from shmserve.client.http_transport import Transport
 from shmserve.client.memory.device_blocks import DeviceBlocks
@@ -29,9 +29,8 @@ COUNT = 5000
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with RunningServer(
-        Path("tests/repositories/basic"), http_workers=1, grpc_processes=0
-    ) as server:
+    models = "tests/repositories/basic,tests/repositories/streams"
+    with RunningServer(models, http_workers=1, grpc_processes=0) as server:
         server.wait_instances()
         yield server
     assert server.leaks() == []
@@ -179,6 +178,44 @@ def test_closing_ends_what_is_under_way(server: RunningServer, tmp_path: Path) -
                 assert end.message == "the request was cancelled"
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("options", [{}, {"lanes": False}])
+def test_streams(server: RunningServer, options: dict[str, Any]) -> None:
+    async def numbers(client: AsyncClient, text: str) -> list[int]:
+        return [int(result["N"][0]) async for result in client.stream("teller", command(text))]
+
+    async def body(client: AsyncClient) -> None:
+        several = await asyncio.gather(*(numbers(client, "slowly:10") for _ in range(6)))
+        assert several == [list(range(10))] * 6
+        before = (await numbers(client, "told"))[0]
+        async with client.stream("teller", command("slowly:1000000"), ["N"]) as stream:
+            result = await anext(stream)
+            assert result.transport == ("http" if options else "lane")
+        assert [result async for result in stream] == []
+        kept = client.stream("teller", command("slowly:1000000"), timeout=60)
+        await anext(kept)
+        waits = asyncio.create_task(_all(kept))
+        await asyncio.sleep(0.1)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        await kept.aclose()
+        while (await numbers(client, "told"))[0] != before + 2:
+            await asyncio.sleep(0.05)
+        late = client.stream("teller", command("slowly:1000000"), timeout=0.5)
+        with pytest.raises(InferenceError, match="did not answer in time"):
+            await _all(late)
+        with pytest.raises(InferenceError) as caught:
+            await anext(client.stream("nope", {}))
+        assert caught.value.status == 404
+        await anext(client.stream("teller", command("slowly:1000000")))  # ends with the client
+
+    run(server, body, concurrency=4, **options)
+
+
+async def _all(stream: AsyncResultStream) -> list[Result]:
+    return [result async for result in stream]
 
 
 def test_memory_is_given_back_by_a_cancelled_call(

@@ -17,7 +17,7 @@ import pytest
 
 from shmserve import config
 from shmserve.dispatch import Dispatcher, RunOptions
-from shmserve.errors import Cancelled, DeadlineExceeded, ShmserveError, Unavailable
+from shmserve.errors import Cancelled, DeadlineExceeded, ExecutorLost, ShmserveError
 from shmserve.testing.running_server import RunningServer, wait_until
 from tests.integration.region_client import Client, Memory
 
@@ -94,6 +94,7 @@ class TritonPythonModel:
             parts = [
                 pb_utils.get_output_tensor_by_name(response, "OUT").as_numpy()
                 for response in asked.exec(decoupled=True)
+                if response.output_tensors()
             ]
             y = pb_utils.Tensor("Y", np.concatenate(parts))
             answers.append(pb_utils.InferenceResponse([y]))
@@ -315,7 +316,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
     kill(server, "left/1/0")
     thread.join()
     (error,) = errors
-    assert isinstance(error, Unavailable)
+    assert isinstance(error, ExecutorLost)
     assert "in ensemble 'alone', the executor of model 'left' died" in error.message
     server.wait_instances()
     # In the midst of a stream: all that is on its way comes back
@@ -324,7 +325,7 @@ def test_a_step_whose_executor_is_killed(frontend: Dispatcher, server: RunningSe
         feed(call, np.full(1, 6000, np.float32))
         answers = call.stream()
         threading.Timer(0.3, kill, (server, "left/1/0")).start()
-        with pytest.raises(Unavailable, match=r"the executor of model 'left' died.*step 'left'"):
+        with pytest.raises(ExecutorLost, match=r"the executor of model 'left' died.*step 'left'"):
             next(answers)
     server.wait_instances()
     wait_until(lambda: frontend.snapshot().ready, "the models are not back")

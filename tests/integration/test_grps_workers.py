@@ -16,7 +16,7 @@ from shmserve import config
 from shmserve._generated import grps_pb2
 from shmserve.dispatch import Dispatcher
 from shmserve.dispatch.outcome import RunOptions
-from shmserve.errors import ModelFailure, ShmserveError, Unavailable
+from shmserve.errors import ExecutorLost, ModelFailure, ShmserveError, Unavailable, WorkLost
 from shmserve.grps.protocol import custom_http
 from shmserve.grps.protocol.custom_http import HttpAnswer, RequestHead
 from shmserve.testing.running_server import ROOT, RunningServer, wait_until
@@ -295,7 +295,7 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_pipeline(
     kill(server, victim)
     thread.join()
     (result,) = results
-    if isinstance(result, Unavailable):
+    if isinstance(result, Unavailable | WorkLost):
         assert f"'{victim.split('/')[0]}'" in result.message
     else:  # the first model's work was done, and it was back for the last step
         assert (victim, result) == ("scale/1/0", -4)
@@ -324,7 +324,7 @@ def test_a_project_that_is_killed_in_the_middle_comes_back(
     for thread in threads:
         thread.join()
     assert len(errors) == 3
-    assert all(isinstance(error, Unavailable) for error in errors)
+    assert all(isinstance(error, ExecutorLost) for error in errors)
     server.wait_instances()
     wait_until(lambda: frontend.snapshot().ready, "the project is not back")
     assert say(frontend, "echo", "hi") == "hi!"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -30,10 +31,10 @@ from tests.integration.lane_client import (
     request,
 )
 
-MODELS = Path("tests/repositories/basic")
+MODELS = "tests/repositories/basic,tests/repositories/streams"
 SETTINGS = {
     "model_control": "explicit",
-    "load_models": "echo,pair,misbehaving",
+    "load_models": "echo,pair,misbehaving,teller",
     "http_workers": 1,
     "grpc_processes": 0,
     "send_timeout_s": 1,
@@ -100,6 +101,103 @@ def test_the_client_goes_over_a_lane_and_is_counted_once(server: RunningServer, 
         assert caught.value.status == 400
     after = counts(server, "echo")
     assert after[0] - before[0] == 2
+
+
+@pytest.mark.parametrize("outputs", [None, ["N"]])  # with windows and without
+def test_a_stream_goes_over_a_lane_and_is_counted_once(
+    server: RunningServer, outputs: list[str] | None
+) -> None:
+    before, copied = counts(server, "teller"), copied_bytes(server, "teller")
+    with connect(server) as client:
+        options: dict[str, Any] = {"request_id": "a", "receipt": True}
+        results = list(client.stream("teller", told("in_thread:300"), outputs, **options))
+        assert [int(result["N"][0]) for result in results] == list(range(300))
+        assert {(r.transport, r.id, r.model, r.version) for r in results} == {
+            ("lane", "a", "teller", "1")
+        }
+        told_copied = [result.receipt["copied_bytes"] for result in results if result.receipt]
+        assert len(told_copied) == 300
+        assert [c["in"] for c in told_copied[:2]] == [4 + len("in_thread:300"), 0]
+    after = counts(server, "teller")
+    assert (after[0] - before[0], after[1] - before[1]) == (1, 0)
+    now = copied_bytes(server, "teller")
+    assert now - copied == sum(c["in"] + c["out"] for c in told_copied), "receipts tell it all"
+
+
+def test_large_answers_wait_until_they_are_taken(server: RunningServer) -> None:
+    with connect(server) as client:
+        kept = []
+        for result in client.stream("teller", told("big:5"), max_output_bytes=1 << 20):
+            assert result.transport == "lane"
+            result["DATA"][:] = int(result["N"][0])
+            kept.append(result["DATA"])
+        assert [(x.shape, set(x.tolist())) for x in kept] == [((1 << 20,), {n}) for n in range(5)]
+        texts = [r["TEXT"][0] for r in client.stream("teller", told("texts:3,70000,5"))]
+        assert [text.decode() for text in texts] == ["x" * n for n in (3, 70000, 5, 0)]
+        stream = client.stream("teller", told("texts:3,70000,5"), max_output_bytes=8192)
+        assert next(stream)["TEXT"][0] == b"xxx"
+        with pytest.raises(InferenceError, match="should be at least 70004 bytes") as caught:
+            next(stream)
+        assert caught.value.status == 400
+        assert [len(r["TEXT"][0]) for r in stream] == [5, 0], "it is that answer's error alone"
+
+
+def test_a_stream_that_is_closed_gives_all_back(server: RunningServer) -> None:
+    with connect(server) as client:
+        cancelled = number_of(client, "told")
+        for command, outputs in (("big:1000000", None), ("slowly:1000000", ["N"])):
+            with client.stream("teller", told(command), outputs) as stream:
+                assert [int(next(stream)["N"][0]) for _ in range(3)] == [0, 1, 2]
+            assert list(stream) == []
+        wait_until(lambda: number_of(client, "told") == cancelled + 2, "the model was not told")
+        wait_until(lambda: not server.show("slots"), "slots are held")
+        x = np.zeros(10, np.float32)
+        client.infer("echo", {"IN": x})
+    assert [row for row in server.show("regions") if row["pid"] == os.getpid()] == []
+
+
+def test_streams_at_a_time(server: RunningServer) -> None:
+    with connect(server) as client:
+        streams = [client.stream("teller", told("slowly:20"), timeout=60) for _ in range(4)]
+        rows = [[int(r["N"][0]) for r in answers] for answers in zip(*streams, strict=True)]
+        assert rows == [[n] * 4 for n in range(20)]
+
+
+def test_the_end_of_a_stream(server: RunningServer) -> None:
+    with connect(server) as client:
+        for command, words in (
+            ("forget:2", "without sending its final response"),
+            ("throw:2", "no such luck"),
+        ):
+            stream = client.stream("teller", told(command))
+            assert [int(next(stream)["N"][0]) for _ in range(2)] == [0, 1]
+            with pytest.raises(InferenceError, match=words) as caught:
+                next(stream)
+            assert caught.value.status == 500
+            assert list(stream) == []
+        stream = client.stream("teller", told("slowly:1000000"), timeout=0.5)
+        with pytest.raises(InferenceError, match="did not answer in time") as caught:
+            list(stream)
+        assert caught.value.status == 0
+        with pytest.raises(InferenceError) as caught:
+            client.infer("teller", told("count:1"))
+        assert caught.value.status == 501
+        assert [int(r["N"][0]) for r in client.stream("teller", told("count:2"))] == [0, 1]
+
+
+def told(text: str) -> dict[str, Any]:
+    return {"COMMAND": [text.encode()]}
+
+
+def number_of(client: Client, command: str) -> int:
+    (result,) = client.stream("teller", told(command))
+    return int(result["N"][0])
+
+
+def copied_bytes(server: RunningServer, model: str) -> int:
+    _, _, text = server.request("GET", "/metrics")
+    sample = rf'^shmserve_copied_bytes_total\{{(?=[^}}]*model="{model}")[^}}]*\}} (\S+)'
+    return sum(int(float(value)) for value in re.findall(sample, text.decode(), re.M))
 
 
 def test_callers_at_a_time_have_lanes_to_all_instances(server: RunningServer) -> None:
@@ -384,6 +482,7 @@ def test_executors_die_move_and_end(own: RunningServer) -> None:
         client.infer("pair", {"IN": x})
         _killed(own, client, x)
         _reloaded(own, client, x)
+        _streaming(own, client)
         _without_coordinator(own, client, program)
     with Program(own.run_dir) as program:
         lane = program.lane("misbehaving")
@@ -444,6 +543,30 @@ def _reloaded(own: RunningServer, client: Client, x: Any) -> None:
     result = client.infer("pair", {"IN": x})
     assert result.transport == "lane"
     assert int(result["PID"][0]) not in before
+
+
+def _streaming(own: RunningServer, client: Client) -> None:
+    """Killed in mid-stream, loaded anew in mid-stream."""
+    pid = number_of(client, "pid")
+    with client.stream("teller", told("big:1000000")) as stream:
+        next(stream)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(InferenceError, match="died while it had the request") as caught:
+            list(stream)
+        assert caught.value.status == 502
+    wait_until(lambda: own.pids("executor teller") not in ([], [pid]), "no new executor")
+    own.wait_instances()
+    with client.stream("teller", told("slowly:40"), ["N"]) as stream:
+        first = next(stream)
+        config = own.get("/v2/models/teller/config")[1]
+        assert own.request("POST", "/v2/repository/models/teller/load", _again(config))[0] == 200
+        assert len(list(stream)) == 39, "it goes on where it was begun"
+    assert first.transport == "lane"
+    old = number_of(client, "pid")
+    stream = client.stream("teller", told("slowly:20"))
+    next(stream)
+    assert old == number_of(client, "pid")
+    stream.close()
 
 
 def _again(document: dict[str, Any]) -> str:

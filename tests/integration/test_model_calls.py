@@ -91,7 +91,7 @@ def test_responses_of_decoupled_models(server: RunningServer) -> None:
     ("call", "code", "text"),
     [
         ('worker {"do": "fail"}', 1, "the worker did not like it"),
-        ("nobody", 2, "unknown model: 'nobody'"),
+        ("nobody", 2, "the inference request. Model 'nobody' is not ready."),
         ("counter", 5, "decoupled"),
         ("bls_stream", 5, "decoupled"),
     ],
@@ -246,7 +246,7 @@ def test_the_calling_executors_death_leaves_nothing(server: RunningServer) -> No
     row = next(row for row in server.show("models") if row["model"] == "bls")
     os.kill(row["pid"], signal.SIGKILL)
     client.join(60)
-    assert failed == [503]
+    assert failed == [502]
     wait_until(lambda: row["pid"] not in linked(server), "its part of the pool comes back")
     wait_until(lambda: runs(server, "bls"), "another executor runs")
     wait_until(lambda: held(server) == [], "what it held comes back")

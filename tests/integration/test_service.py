@@ -66,6 +66,9 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
     with RunningServer(environ=environ, **SMALL) as server:
         said = hear(manager, "READY=1")
         assert "STATUS=Gunicorn arbiter booted" not in said
+        wait_until(lambda: "try: curl http://127.0.0.1:" in server.log(), "no greeting")
+        assert "all models ready after " in server.log()
+        assert f"HTTP: {server.base_url} unix:{server.unix_path}, gRPC: none" in server.log()
         assert {row["state"] for row in show.ask(server.run_dir, "models")} == {"READY"}
         hear(manager, "WATCHDOG=1")
         for pid in server.pids("executor"):  # a model's library must not speak for the service
@@ -74,6 +77,7 @@ def test_systemd_hears_of_readiness_from_the_supervisor_when_models_are_loaded(t
             assert b"WATCHDOG_USEC" not in environ
         os.kill(role_pid(server, "supervisor"), signal.SIGKILL)
         hear(manager, "READY=1")  # its successor speaks to systemd, too
+        assert server.log().count("all models ready after ") == 1
         server.stop()
         hear(manager, "STOPPING=1")
     assert server.leaks() == []
@@ -109,8 +113,8 @@ def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
         ]
         # What it has just forked has its title for a moment
         assert sorted(set(names))[-3:] == [
-            "shmserve: master",
-            "shmserve: supervisor",
+            f"shmserve: master ({server.run_dir})",
+            f"shmserve: supervisor ({server.run_dir})",
             "shmserve: template",
         ]
         assert server.stop() == 0
@@ -205,7 +209,7 @@ def test_systemd_may_hold_sockets_of_http_and_grpc_and_each_takes_its_own(tmp_pa
 
 
 def test_grpcio_cannot_take_a_socket_and_says_so():
-    server = RunningServer(**SMALL, grpc_server="grpcio")
+    server = RunningServer(**{**SMALL, "grpc_processes": 1}, grpc_server="grpcio")
     start_with_sockets(server, {"grpc": socket.create_server(("127.0.0.1", 0))})
     assert server.master.wait(WATCHDOG_S) != 0
     assert "shmserve: grpc_server: only 'http2' can serve on a socket" in server.log()
@@ -228,6 +232,40 @@ def test_a_service_that_cannot_work_says_why_and_does_not_start(settings, messag
     assert server.processes() == {}
 
 
+@pytest.mark.parametrize("setting", ["http_bind", "grpc_bind"])
+def test_a_taken_address_ends_the_start_before_anything_is_launched(setting):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "{}:{}".format(*taken.getsockname())
+        server = RunningServer(**{setting: address})
+        server.start(wait_ready=False)
+        assert server.master.wait(WATCHDOG_S) != 0
+        said = server.log()
+        told = f"shmserve: {setting}: cannot listen on {address}: Address already in use, by pid "
+        assert told in said
+        assert f"by pid {os.getpid()} (" in said
+        assert "supervisor" not in said
+        assert rundir.lock(server.run_dir, "supervisor").last_beat() is None
+        assert server.processes() == {}
+
+
+def test_a_live_services_socket_is_not_taken_away(tmp_path):
+    path = tmp_path / "http.sock"
+    with socket.create_server(str(path), family=socket.AF_UNIX):
+        server = RunningServer(http_bind=f"unix:{path}")
+        server.start(wait_ready=False)
+        assert server.master.wait(WATCHDOG_S) != 0
+        assert f"http_bind: cannot listen on unix:{path}: another process listens" in server.log()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_a_socket_for_grpc_that_nobody_would_take():
+    server = RunningServer(**SMALL)
+    start_with_sockets(server, {"grpc": socket.create_server(("127.0.0.1", 0))})
+    assert server.master.wait(WATCHDOG_S) != 0
+    assert "shmserve: grpc_processes: 0, but systemd passes a socket for gRPC" in server.log()
+
+
 def test_http_survives_the_supervisor_being_told_to_stop():
     """Its drain must not take gunicorn's socket along; the guard brings the rest back."""
     with RunningServer(**SMALL) as server:
@@ -239,8 +277,8 @@ def test_http_survives_the_supervisor_being_told_to_stop():
     assert server.leaks() == []
 
 
-def test_killed_executors_leave_no_sockets_behind():
-    with RunningServer(**SMALL) as server:
+def test_killed_executors_leave_no_sockets_behind_and_every_line_is_an_object():
+    with RunningServer(**SMALL, log_format="json", access_log="true") as server:
 
         def sockets():
             return {n for n in os.listdir(server.run_dir) if n.startswith("executor-")}
@@ -252,6 +290,11 @@ def test_killed_executors_leave_no_sockets_behind():
         wait_until(lambda: not (sockets() & before), "the old sockets' end")
         wait_until(server.ready, "readiness")
     assert server.leaks() == []
+    lines = [json.loads(line) for line in server.log().splitlines()]
+    roles = {line["process"].split()[0] for line in lines}
+    assert {"master", "http", "supervisor", "coordinator"} <= roles
+    asked = [line["message"] for line in lines if line["logger"] == "gunicorn.access"]
+    assert any('"GET /v2/health/ready HTTP/1.1" 200' in message for message in asked)
 
 
 def test_with_the_master_everything_ends():

@@ -21,7 +21,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shmserve._generated import grpc_service_pb2 as pb
-from shmserve.testing.running_server import WATCHDOG_S, RunningServer, open_fds, wait_until
+from shmserve.testing.running_server import (
+    WATCHDOG_S,
+    RunningServer,
+    free_port,
+    open_fds,
+    wait_until,
+)
 from tests.grpc_client import Client, tensor
 
 HERE = Path(__file__).parent
@@ -30,10 +36,15 @@ GOOD = {"inputs": [{"name": "IN", "shape": [3], "datatype": "FP32", "data": [1, 
 BAD = {"inputs": [{"name": "IN", "shape": [4], "datatype": "FP32", "data": [1, 2, 3]}]}
 
 
+METRICS_BIND, TRACE_FILE = "SHMSERVE_METRICS_BIND", "SHMSERVE_TRACE_FILE"
+
+
 @pytest.fixture
-def counted(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+def counted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningServer]:
     """A server that has counted nothing yet; its parameter: settings of its own."""
-    settings = {"http_workers": 2, "grpc_processes": 0, "max_queue": 2}
+    settings = {"http_workers": 2, "grpc_processes": 0, "max_queue": 2, "trace_rate": 500}
+    settings |= {"metrics_bind": f"127.0.0.1:{free_port()}", "trace_file": tmp_path / "t.json"}
+    (tmp_path / "t.json").write_text("of an earlier service")
     with RunningServer(MODELS, **settings | getattr(request, "param", {})) as server:
         server.wait_instances()
         yield server
@@ -73,9 +84,23 @@ def success(server: RunningServer, model: str) -> int:
     return int(stats(server, model)["inference_stats"]["success"]["count"])
 
 
+def scrape(server: RunningServer, path: str = "/metrics") -> tuple[int, bytes]:
+    """On the address of the metrics alone."""
+    connection = http.client.HTTPConnection(server.environ[METRICS_BIND], timeout=WATCHDOG_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
 def samples(server: RunningServer) -> dict[tuple[str, ...], float]:
     """By name and labels."""
     status, _, text = server.request("GET", "/metrics")
+    if METRICS_BIND in server.environ:
+        assert status == 404
+        status, text = scrape(server)
     assert status == 200
     return {
         (sample.name, *(f"{k}={v}" for k, v in sorted(sample.labels.items()))): sample.value
@@ -350,25 +375,56 @@ def test_log_settings_reach_every_process_also_later_ones(counted: RunningServer
     wait_until(quiet, "silence")
 
 
+@pytest.mark.parametrize("counted", [{"grpc_processes": 1}], indirect=True)
 def test_no_more_requests_are_traced_than_were_asked_for(counted: RunningServer) -> None:
-    settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "7"}
-    post(counted, "/v2/models/pair/trace/setting", settings)
+    path = "/v2/models/pair/trace/setting"
+    assert counted.get(path)[1] == {
+        "trace_level": ["OFF"],
+        "trace_rate": "500",
+        "trace_count": "-1",
+        "log_frequency": "0",
+        "trace_file": "t.json",
+        "trace_mode": "triton",
+    }
+    settings = {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "1", "trace_count": "7"}
+    post(counted, path, settings)
     seen = load(counted, 4, [("pair", GOOD)] * 10 + [("echo", GOOD)])
     assert seen["pair"][200] > 7
-    path = "/v2/models/pair/trace/setting"
     wait_until(lambda: counted.get(path)[1]["trace_count"] == "0", "all traces")
-    wait_until(lambda: len(traces(counted)) >= 7, "all lines")
+    wait_until(lambda: len(traces(counted)) >= 7, "all of them in the file")
     threading.Event().wait(1.5)  # more would be told of within a second
+    post(counted, "/v2/models/echo/trace/setting", {**settings, "log_frequency": "2"})
+    message = pb.ModelInferRequest(model_name="echo", inputs=[tensor(np.ones(3, np.float32), "IN")])
+    message.raw_input_contents.append(bytes(12))
+    with Client(counted.grpc_address) as client:
+        for _ in range(3):
+            client.infer(message)
+    wait_until(lambda: len(traces(counted, ".0") | traces(counted, ".1")) == 3, "gRPC's")
     found = traces(counted)
     assert len(found) == 7
-    assert {trace["model"] for trace in found} == {"pair"}
-    for trace in found:
-        times = list(trace["timestamps"].values())
-        assert times == sorted(times)
+    others = traces(counted, ".0") | traces(counted, ".1")
+    assert len(found | others) == 10, "no id is there twice"
+    for name, frontend, some in (("pair", "HTTP_RECV", found), ("echo", "GRPC_WAITREAD", others)):
+        assert {trace["model_name"] for trace in some.values()} == {name}
+        for trace in some.values():
+            assert trace["times"][f"{frontend}_START"] <= trace["times"]["REQUEST_START"]
+            assert list(trace["times"].values()) == sorted(trace["times"].values())
+            assert len(trace["tensors"]) == (2 if name == "echo" else 3)
 
 
-def traces(server: RunningServer) -> list[Any]:
-    return [json.loads(text) for text in re.findall(r"trace: trace (\{.*\})", server.log())]
+def traces(server: RunningServer, suffix: str = "") -> dict[int, Any]:
+    """By id, as a reader of Triton's trace files gathers them."""
+    try:
+        text = Path(server.environ[TRACE_FILE] + suffix).read_text()
+    except FileNotFoundError:
+        text = ""
+    found: dict[int, Any] = {}
+    for row in json.loads(text) if text else []:
+        trace = found.setdefault(row["id"], {"times": {}, "tensors": []})
+        trace.update({k: v for k, v in row.items() if k.startswith("model")})
+        trace["times"].update({stamp["name"]: stamp["ns"] for stamp in row.get("timestamps", ())})
+        trace["tensors"] += [row["tensor"]] if "tensor" in row else []
+    return found
 
 
 def test_tritonclient_reads_statistics_and_changes_settings(counted: RunningServer) -> None:

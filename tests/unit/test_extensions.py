@@ -101,7 +101,7 @@ def test_settings_of_an_extension(install: object, tmp_path: Path) -> None:
     assert own == OtherSettings(open=True, limit=5, names=("a", "b"))
     assert settings.flags() == {"grps_online": True, "other_open": True}
     for variable, why in (
-        ("SHMSERVE_OTHER_LIMIT", "Expected `int`.*other_limit"),
+        ("SHMSERVE_OTHER_LIMIT", "bad setting other_limit = 'many'.*a whole number"),
         ("SHMSERVE_OTHER_LEAST", "unknown setting SHMSERVE_OTHER_LEAST"),
         ("SHMSERVE_EXTENSIONS", "unknown setting"),
     ):

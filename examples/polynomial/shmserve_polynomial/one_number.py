@@ -8,9 +8,10 @@ import numpy as np
 
 from shmserve.config import Settings
 from shmserve.dispatch.caller_shares import CallerShare
+from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import InvalidArgument
-from shmserve.frontends.dispatch_api import DispatchApi, InferenceCall
+from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.inference import Inference
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve_polynomial.settings import PolynomialSettings

@@ -83,6 +83,7 @@ class BlockPool:
         self._addresses: list[int] = []  # the same, sorted
         self._leases: dict[str, int] = {}  # by name
         self._tainted: set[str] = set()  # names
+        self._spoilt: deque[Block] = deque()  # that are to be among them
         self._free: dict[int, list[Block]] = {}  # by size
         self._released: deque[Block] = deque()  # appended to by arrays' ends, at any moment
         self._arrays: dict[int, _ArrayLease] = {}  # of arrays, by their ids: arrays have no hash
@@ -126,9 +127,9 @@ class BlockPool:
         self._arrays.pop(id(lease), None)
 
     def taint(self, blocks: Iterable[Block]) -> None:
-        """The server may still use these: they are given up with their last lease."""
-        with self._lock:
-            self._tainted.update(block.name for block in blocks if block.name in self._leases)
+        """The server may still use these: they are given up with their last lease. Any thread, any
+        moment, before that lease ends."""
+        self._spoilt.extend(blocks)
 
     def find(self, array: Any) -> tuple[Block, int] | None:
         """The block that an array lies in as a whole, and where; None: elsewhere."""
@@ -212,6 +213,10 @@ class BlockPool:
         spoilt = []
         while self._released:
             block = self._released.popleft()
+            while self._spoilt:  # what was tainted before this lease was ended, at the least
+                name = self._spoilt.popleft().name
+                if name in self._leases:
+                    self._tainted.add(name)
             leases = self._leases.pop(block.name, 0) - 1
             if leases > 0:
                 self._leases[block.name] = leases

@@ -22,6 +22,7 @@ from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.regions.region_book import RegionBook
 from shmserve.core.stats import executor_counters, request_counters
 from shmserve.core.stats.counter_pages import Gauges, Words, read_gauges
+from shmserve.core.stats.custom_metrics import InstanceMetrics
 from shmserve.core.stats.request_counters import OTHER_KEYS
 from shmserve.errors import UnreadableMessage
 from shmserve.protocol.control.stats_messages import (
@@ -36,7 +37,7 @@ from shmserve.protocol.control.stats_messages import (
     StorePages,
 )
 from shmserve.protocol.decoding import msgpack_decoder
-from shmserve.shm import counter_page
+from shmserve.shm import counter_page, metrics_area
 from shmserve.shm.status_page import BUSY_SINCE, COUNTERS, DEPTH, RUNNING, VALUES
 from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
@@ -249,6 +250,23 @@ class CounterTotals:
         """What all pages say now."""
         readings = (_read(page) for page in self._pages.values())
         return [reading for reading in readings if reading is not None]
+
+    def custom_metrics(self) -> tuple[list[InstanceMetrics], int]:
+        """Those of the models whose executors have a link, and how many cannot be read."""
+        told: list[InstanceMetrics] = []
+        unreadable = 0
+        for page in self._pages.values():
+            owner = page.owner
+            if owner.role != "executor" or not page.linked:
+                continue
+            try:
+                families = metrics_area.read(page.fd)
+            except (OSError, UnreadableMessage):
+                unreadable += 1
+                continue
+            if families:
+                told.append(InstanceMetrics(owner.model, owner.version, owner.instance, families))
+        return told, unreadable
 
     @property
     def ends(self) -> Mapping[str, int]:

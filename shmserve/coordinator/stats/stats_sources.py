@@ -27,7 +27,13 @@ class StatsSources(Struct, frozen=True):
     def report(self) -> Report:
         """All numbers as of now."""
         report = self.counters.report(self.reconciler, self.book, self.gpus.latest())
-        return replace(report, resources=tuple(self.resources()))
+        custom, unreadable = self.counters.custom_metrics()
+        return replace(
+            report,
+            resources=tuple(self.resources()),
+            custom=tuple(custom),
+            unreadable=report.unreadable + unreadable,
+        )
 
     def resources(self) -> Iterator[ResourceUse]:
         """What the rate limiter shares out, by the names of instances."""

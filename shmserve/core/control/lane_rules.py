@@ -32,8 +32,6 @@ def _obstacle(entry: ModelEntry) -> str:
     name = f"model '{spec.name}'"
     if spec.steps:
         return f"{name} is an ensemble, which has no lanes"
-    if spec.decoupled:
-        return f"{name} is decoupled and has no lanes"
     if config.sequence_batching is not UNSET:
         return f"{name} has sequences and no lanes"
     if spec.caches_answers:
@@ -48,3 +46,11 @@ def _obstacle(entry: ModelEntry) -> str:
 def most_of_one(settings: Settings) -> int:
     """How many lanes of one instance one user may have."""
     return max(1, int(settings.max_lanes * settings.max_caller_share))
+
+
+def most_requests(settings: Settings, streams: bool) -> int:
+    """How many requests of one user may be under way on an instance's lanes. Streams leave others
+    their share of those that may be open."""
+    if not streams:
+        return settings.max_queue
+    return min(settings.max_queue, max(1, int(settings.max_streams * settings.max_caller_share)))

@@ -7,7 +7,6 @@ from shmserve.errors import InvalidArgument
 MAX_NAME = 255  # bytes of a region's name or an object's
 # Our segments, in the moment in which they have a name; those of Triton's Python models
 _RESERVED = ("shmserve.", "triton_python_backend_shm_region_")
-_SHOWN = 255  # characters of a client's key that a message repeats
 
 
 def check_name(name: str) -> None:
@@ -33,20 +32,14 @@ def object_name(key: str, region: str) -> str:
     name = key.lstrip("/")
     bad = name in ("", ".", "..") or "/" in name or "\0" in name or _encoded_size(name) > MAX_NAME
     if bad:
-        raise InvalidArgument(
-            f"cannot register shared memory region '{region}' - invalid shm key '{_shown(key)}'"
-        )
+        raise InvalidArgument(f"cannot register shared memory region '{region}' - invalid shm key")
     for prefix in _RESERVED:
         if name.startswith(prefix):
             raise InvalidArgument(
-                f"cannot register shared memory region '{region}' with key '{_shown(key)}' as the"
-                f" key contains the reserved prefix '{prefix}'"
+                f"cannot register shared memory region '{region}' as the key contains the"
+                f" reserved prefix '{prefix}'"
             )
     return name
-
-
-def _shown(key: str) -> str:
-    return ascii(key[:_SHOWN])[1:-1]
 
 
 def _encoded_size(text: str) -> int:

@@ -15,12 +15,14 @@ from shmserve.errors import (
     ResourceExhausted,
     Unavailable,
     Unimplemented,
+    WorkLost,
 )
 
 _BY_KIND: tuple[tuple[type[BaseException], Reason], ...] = (
     (QueueFull, Reason.QUEUE_FULL),
     (ResourceExhausted, Reason.NO_MEMORY),
     (ExecutorLost, Reason.EXECUTOR_DIED),
+    (WorkLost, Reason.NO_EXECUTOR),
     (Unavailable, Reason.NO_EXECUTOR),
     (DeadlineExceeded, Reason.DEADLINE),
     (Cancelled, Reason.CANCELLED),

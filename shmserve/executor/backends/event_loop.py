@@ -1,20 +1,17 @@
-"""The event loop of a model whose `execute` is a coroutine function."""
+"""The event loop of a model whose `execute` gives coroutines."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from typing import Any
 
-from shmserve.errors import ShmserveError
-from shmserve.executor.backends.model_errors import from_exception
-
-_log = logging.getLogger(__name__)
-
 _STOP_S = 5.0
+_LOOK_S = 0.05  # how often whoever waits looks around
+
+Outcome = tuple[object, BaseException | None]  # what a coroutine gave, what it raised
 
 
 class Tasks:
@@ -26,28 +23,28 @@ class Tasks:
         self._thread.start()
 
     def run(
-        self, coroutine: Coroutine[Any, Any, object], fail: Callable[[ShmserveError], None]
+        self, coroutine: Coroutine[Any, Any, object], fail: Callable[[BaseException], None]
     ) -> None:
-        """Start a coroutine; `fail` is called if it raises."""
+        """Start a coroutine; `fail` is called with what it raises."""
 
-        def done(future: Future[object]) -> None:
+        def done(future: Future[Outcome]) -> None:
             try:
-                future.result()
-            except (Exception, SystemExit, CancelledError) as ex:
-                fail(from_exception(ex, _log, "execute failed"))
+                _, error = future.result()
+            except CancelledError as ex:
+                error = ex
+            if error is not None:
+                fail(error)
 
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).add_done_callback(done)
+        self._start(coroutine).add_done_callback(done)
 
-    def wait_for(self, coroutine: Coroutine[Any, Any, object]) -> object:
-        """What a coroutine gives; raises what it raises. It may take as long as a model may."""
-
-        async def outcome() -> tuple[object, BaseException | None]:
-            try:
-                return await coroutine, None
-            except (Exception, SystemExit) as ex:  # which would end the loop
-                return None, ex
-
-        result, error = asyncio.run_coroutine_threadsafe(outcome(), self._loop).result()
+    def wait_for(self, coroutine: Coroutine[Any, Any, object], look: Callable[[], None]) -> object:
+        """What a coroutine gives; raises what it raises. It may take as long as a model may;
+        meanwhile `look` is called now and then."""
+        future = self._start(coroutine)
+        while not wait([future], _LOOK_S).done:
+            look()
+        result, error = future.result()
+        del future
         if error is None:
             return result
         try:
@@ -55,9 +52,19 @@ class Tasks:
         finally:
             del error  # it would have this frame, and this frame it, and the request's inputs
 
+    def _start(self, coroutine: Coroutine[Any, Any, object]) -> Future[Outcome]:
+        return asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop)
+
     def close(self) -> None:
         """Stop; what still runs is left behind."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_STOP_S)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+async def _outcome(coroutine: Coroutine[Any, Any, object]) -> Outcome:
+    try:
+        return await coroutine, None
+    except (Exception, SystemExit) as ex:  # the latter would end the loop
+        return None, ex

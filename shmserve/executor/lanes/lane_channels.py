@@ -16,35 +16,24 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from shmserve.config import Settings
-from shmserve.core.control.lane_rules import most_of_one
+from shmserve.core.control.lane_rules import most_of_one, most_requests
 from shmserve.core.regions.region_book import Caller
-from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, ShmserveError, StaleDescriptor
+from shmserve.errors import PeerDied, ProtocolViolation, QueueFull, ShmserveError, Unavailable
 from shmserve.executor.lanes import lane_gate
-from shmserve.executor.lanes.lane import Lane
+from shmserve.executor.lanes.lane import Lane, LoopSide
 from shmserve.executor.lanes.lane_counting import LaneCounting
 from shmserve.executor.lanes.lane_gate import LaneGate
-from shmserve.executor.loop.connections import FrontendConnection
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control import lane_messages as wire
-from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, Execute, leases
+from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, leases
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen
 from shmserve.shm.arena import ArenaMemory
 from shmserve.transport.channel import MAX_MESSAGE, Channel
 
 log = logging.getLogger(__name__)
-
-Event = tuple[FrontendConnection, Execute | Cancel | Credit | None]
-
-
-class LoopSide(Struct, frozen=True):
-    """What lanes share with the executor's other channels: who waits for them, who is told."""
-
-    epoll: select.epoll
-    events: Callable[[Event], None]
-    wake: Callable[[], None]
 
 
 class LaneChannels:
@@ -66,6 +55,7 @@ class LaneChannels:
         self._memory = memory
         self._counting = counting
         self._settings = settings
+        self._most = most_requests(settings, gate.spec.decoupled)
         self._tell = tell
         self._loop: LoopSide
         self._lanes: dict[int, Lane] = {}  # by descriptor
@@ -131,21 +121,38 @@ class LaneChannels:
                 self._violated(lane)
         return True
 
+    def end_late(self) -> None:
+        """Cancel streams that take too long; other requests are late in the queue or not at all.
+        To be called now and then while there are any."""
+        now_ns = time.monotonic_ns()
+        for lane in self._lanes.values():
+            for number, call in lane.waiting.items():
+                if call.credit and not call.late and call.deadline_ns <= now_ns:
+                    call.late = True
+                    self._loop.events((lane, Cancel(number)))
+
     def send(self, lane: Lane, answer: Answer) -> None:
-        """Answer a request, which ends with that, and give its output slots back."""
-        call = lane.waiting.pop(answer.request, None)
+        """Answer a request, which ends with its final answer, and give the output slots back."""
+        number, waiting = answer.request, lane.waiting
+        call = waiting.pop(number, None) if answer.final else waiting.get(number)
         try:
             if call is not None:
                 reply = lane_gate.answered(answer, call, self._memory.read)
                 self._counting.answered(call, reply)
-                self._count(lane, -1)
+                if answer.final:
+                    self._count(lane, -1)
+                else:
+                    call.moved(time.monotonic_ns())
                 self._send(lane, reply)
                 if lane.refusing:
                     self._end_refused(lane)
+                elif lane.leaving and not lane.closed:
+                    self._shut(lane)
         finally:
-            lane.inline.calls.pop(answer.request, None)
+            if answer.final:
+                lane.inline.calls.pop(number, None)
             if answer.outputs:
-                self._release(lane, leases(answer.outputs))
+                lane.owner.give_back(leases(answer.outputs), self._memory)
 
     def refuse(self) -> None:
         """As `Channels.refuse`; lanes end with their last answers."""
@@ -155,16 +162,23 @@ class LaneChannels:
 
     def _refuse(self) -> None:
         for lane in list(self._lanes.values()):
-            lane.refusing = True
-            lane.channel.refuse()
-            self._watch(lane)
-            try:
-                while self._read(lane):
-                    continue
-            except PeerDied:  # all has been read
-                self._end_refused(lane)
-            except ProtocolViolation:
-                self._violated(lane)
+            lane.leaving = True
+            self._shut(lane)
+
+    def _shut(self, lane: Lane) -> None:
+        """No further message comes in on it, once no stream needs any."""
+        if self._gate.spec.decoupled and lane.waiting:
+            return
+        lane.refusing = True
+        lane.channel.refuse()
+        self._watch(lane)
+        try:
+            while self._read(lane):
+                continue
+        except PeerDied:  # all has been read
+            self._end_refused(lane)
+        except ProtocolViolation:
+            self._violated(lane)
 
     def _violated(self, lane: Lane) -> None:
         """Something came on it that is no message, or not now."""
@@ -183,10 +197,18 @@ class LaneChannels:
         lane.backlog.clear()
         for call in lane.waiting.values():
             self._counting.lost(call)
-        self._count(lane, -len(lane.waiting))
+        lane.running &= lane.waiting.keys()  # the model may go on with them: they still count
+        self._count(lane, len(lane.running) - len(lane.waiting))
         lane.waiting.clear()
         self._loop.events((lane, None))
         self._tell(LanesOpen((lane.caller.uid,), ended=True))
+
+    def stream_ended(self, lane: Lane, number: int) -> None:
+        """The model has sent all of a stream's answers."""
+        if number in lane.running:
+            lane.running.remove(number)
+            if lane.closed:
+                self._count(lane, -1)
 
     def close(self) -> None:
         """End all of them."""
@@ -243,18 +265,36 @@ class LaneChannels:
         if isinstance(message, wire.LaneCancel):
             if message.number in lane.waiting:
                 self._loop.events((lane, Cancel(message.number)))
+        elif isinstance(message, wire.LaneCredit):
+            self._credit(lane, message)
         elif message.number in lane.waiting or message.number in lane.inline.calls:
             raise ProtocolViolation("two requests of one number")
         else:
             self._begin(lane, message)
         return True
 
+    def _credit(self, lane: Lane, message: wire.LaneCredit) -> None:
+        call = lane.waiting.get(message.number)
+        if message.answers < 1:  # would keep a stream that stands still from looking so
+            raise ProtocolViolation("credit for no answer")
+        if call is not None and call.credit:
+            call.moved(time.monotonic_ns())
+            self._loop.events((lane, Credit(message.number, message.answers)))
+
     def _begin(self, lane: Lane, message: wire.LaneRequest) -> None:
-        caller = lane.caller
+        caller, decoupled = lane.caller, self._gate.spec.decoupled
+        if decoupled and lane.leaving:  # nobody could give it credit any more
+            reply = lane_gate.refused(message.number, Unavailable("the lane is about to end"))
+            self._send(lane, replace(reply, moved=True))
+            return
         try:
-            if self._waiting.get(caller.uid, 0) >= self._settings.max_queue:
+            if self._waiting.get(caller.uid, 0) >= self._most:
+                why = "max_queue, max_streams, max_caller_share" if decoupled else "max_queue"
+                raise QueueFull(f"{self._most} requests of this user wait already ({why})")
+            if lane.credit and lane.credit + message.credit > wire.READ_AHEAD:
                 raise QueueFull(
-                    f"{self._settings.max_queue} requests of this user wait already (max_queue)"
+                    f"credit: {message.credit} and that of this lane's other streams are more than"
+                    f" {wire.READ_AHEAD}"
                 )
             execute, call = self._gate.admit(caller, message, time.monotonic_ns())
         except ShmserveError as ex:
@@ -280,10 +320,7 @@ class LaneChannels:
             self.close_lane(lane)
 
     def _send(self, lane: Lane, reply: wire.LaneAnswer) -> None:
-        data = wire.encode(reply)
-        if len(data) > MAX_MESSAGE:  # for its names or parameters
-            error = ShmserveError("the answer is too long for one message")
-            data = wire.encode(lane_gate.refused(reply.number, error))
+        data = lane_gate.encoded(reply)
         try:
             if not lane.backlog and lane.channel.send(data, wait=False):
                 if lane.mask != select.EPOLLIN:
@@ -316,21 +353,12 @@ class LaneChannels:
         self._watch(lane)
 
     def _watch(self, lane: Lane) -> None:
-        """Look for what is of use now: no further request before there is room for its answer."""
+        """Look for what is of use now: no further request before there is room for its answer.
+        Streams, which have room of their own, need what comes."""
         mask = select.EPOLLOUT if lane.backlog else 0
-        if not (lane.backlog or lane.refusing or len(lane.waiting) >= wire.READ_AHEAD):
+        full = len(lane.waiting) >= wire.READ_AHEAD and not self._gate.spec.decoupled
+        if not (lane.backlog or lane.refusing or full):
             mask = select.EPOLLIN
         if mask != lane.mask and not lane.closed:
             self._loop.epoll.modify(lane.fd, mask)
             lane.mask = mask
-
-    def _release(self, lane: Lane, slots: list[tuple[int, int]]) -> None:
-        held = lane.frontend.held
-        for lease in slots:
-            held[lease] -= 1
-            if not held[lease]:
-                del held[lease]
-            try:
-                self._memory.release(*lease)
-            except StaleDescriptor:
-                continue

@@ -57,16 +57,17 @@ class LaneCounting:
         self._announced = True
 
     def answered(self, call: LaneCall, answer: LaneAnswer) -> None:
-        """A request gets this answer, now."""
+        """A request gets this answer, now; it is counted with its final one."""
         receipt = answer.receipt
-        copied = (
-            receipt.copied_in,
-            receipt.copied_batch,
-            receipt.copied_out,
-            receipt.copied_device,
+        copied = call.copied = (
+            call.copied[0] + receipt.copied_in,
+            call.copied[1] + receipt.copied_batch,
+            call.copied[2] + receipt.copied_out,
+            call.copied[3] + receipt.copied_device,
         )
-        reason = reason_of_answer(answer.code) if answer.code else None
-        self._ended(reason, time.monotonic_ns() - call.began_ns, copied)
+        if answer.final:
+            reason = reason_of_answer(answer.code) if answer.code else None
+            self._ended(reason, time.monotonic_ns() - call.began_ns, copied)
 
     def refused(self, error: ShmserveError) -> None:
         """A request was not let in."""
@@ -76,7 +77,7 @@ class LaneCounting:
         """Whoever asked has gone."""
         now = time.monotonic_ns()
         reason = Reason.DEADLINE if now >= call.deadline_ns else Reason.CANCELLED
-        self._ended(reason, now - call.began_ns)
+        self._ended(reason, now - call.began_ns, call.copied)
 
     def _ended(self, reason: Reason | None, ns: int = 0, copied: tuple[int, ...] = ()) -> None:
         if self._counters is not None:

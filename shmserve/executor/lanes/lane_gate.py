@@ -14,7 +14,7 @@ from shmserve.core.regions import region_book
 from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import Snapshot
 from shmserve.core.scheduling.caller_number import caller_number
-from shmserve.errors import Code, InvalidArgument, ShmserveError, from_code
+from shmserve.errors import Code, DeadlineExceeded, InvalidArgument, ShmserveError, from_code
 from shmserve.executor.lanes.lane import LaneCall
 from shmserve.protocol.control.data_messages import (
     Answer,
@@ -27,12 +27,14 @@ from shmserve.protocol.control.data_messages import (
 from shmserve.protocol.control.lane_messages import (
     INLINE_BYTES,
     INLINE_TOTAL,
+    READ_AHEAD,
     LaneAnswer,
     LaneOutput,
     LaneReceipt,
     LaneRequest,
     LaneTensor,
     LaneWindow,
+    encode,
 )
 from shmserve.protocol.oip.model_signature import make_signature
 from shmserve.protocol.oip.request import (
@@ -43,13 +45,15 @@ from shmserve.protocol.oip.request import (
     check_parameters,
     refuse_duplicates,
 )
-from shmserve.protocol.oip.validation import check_inputs, check_outputs
+from shmserve.protocol.oip.validation import check_inputs, check_outputs, refuse_decoupled
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.spec import ModelSpec
+from shmserve.transport.channel import MAX_MESSAGE
 
 Read = Callable[[Descriptor], memoryview]
 Form = tuple[Hashable, Hashable]  # of inputs and outputs
 _MOST_FORMS = 64
+_NEVER_NS = (1 << 63) - 1
 
 
 class LaneGate:
@@ -68,6 +72,7 @@ class LaneGate:
         self._server_uid = server_uid
         self._signature = make_signature(spec)
         self._timeout_ns = int(settings.request_timeout_s * 1e9)
+        self._stream_ns = int(settings.stream_timeout_s * 1e9) or _NEVER_NS
         self._fitting: dict[Form, tuple[int, ...]] = {}  # what `_check` said of these
 
     def admit(self, caller: Caller, asked: LaneRequest, now_ns: int) -> tuple[Execute, LaneCall]:
@@ -75,7 +80,9 @@ class LaneGate:
 
         Raises:
             InvalidArgument, NotFound: it does not fit the model, or names what the caller has not.
+            Unimplemented: one answer is wanted of a decoupled model.
         """
+        credit = self._credit(asked) if self.spec.decoupled else 0
         form = _form(asked)
         counts = None if asked.parameters else self._fitting.get(form)
         if counts is None:
@@ -90,7 +97,8 @@ class LaneGate:
         ]
         if asked.timeout_ns < 0:
             raise InvalidArgument(f"timeout_ns: {asked.timeout_ns} is negative")
-        deadline_ns = now_ns + min(asked.timeout_ns or self._timeout_ns, self._timeout_ns)
+        answer_ns = min(asked.timeout_ns or self._timeout_ns, self._timeout_ns)
+        deadline_ns = now_ns + answer_ns
         execute = Execute(
             asked.number,
             asked.id,
@@ -100,9 +108,23 @@ class LaneGate:
             now_ns,
             deadline_ns,
             places=tuple(places),
+            credit=credit,
             caller_number=caller_number("user", str(caller.uid)),
         )
-        return execute, LaneCall(inline, now_ns, deadline_ns, sum(map(len, inline)))
+        call = LaneCall(inline, now_ns, deadline_ns, sum(map(len, inline)), credit, answer_ns)
+        call.ends_ns = now_ns + min(asked.timeout_ns or _NEVER_NS, self._stream_ns)
+        return execute, call
+
+    def _credit(self, asked: LaneRequest) -> int:
+        """How many answers of a stream may be under way; raises as `admit`."""
+        if not asked.credit:
+            refuse_decoupled(self._signature, "a lane's request without credit")
+        windows = any(output.at is not None for output in asked.outputs)
+        most = 1 if windows else READ_AHEAD
+        if not 0 < asked.credit <= most:
+            why = ", as a window holds one answer at a time" if windows else ""
+            raise InvalidArgument(f"credit: {asked.credit} is not from 1 to {most}{why}")
+        return asked.credit
 
     def _check(self, caller: Caller, asked: LaneRequest) -> tuple[int, ...]:
         """Everything but the bytes; raises as `admit`. How many elements each input has that
@@ -171,7 +193,10 @@ class LaneGate:
 def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
     """An answer as its lane gets it. `read`: the bytes of an output slot."""
     if answer.error_code:
-        return refused(answer.request, from_code(Code(answer.error_code), answer.error))
+        error = from_code(Code(answer.error_code), answer.error)
+        if call.late and answer.error_code == Code.CANCELLED:
+            error = DeadlineExceeded("the stream, or its next answer, took longer than it may")
+        return refused(answer.request, error, answer.final)
     outputs: list[LaneTensor] = []
     total = 0
     for tensor in answer.outputs:
@@ -186,6 +211,7 @@ def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
                         f" memory: less than {INLINE_BYTES} of one output fit into the answer, and"
                         f" {INLINE_TOTAL} of all"
                     ),
+                    answer.final,
                 )
         outputs.append(
             LaneTensor(
@@ -202,12 +228,28 @@ def answered(answer: Answer, call: LaneCall, read: Read) -> LaneAnswer:
         copied.device,
         call.copied_in + total,
     )
-    return LaneAnswer(answer.request, tuple(outputs), parameters=answer.parameters, receipt=receipt)
+    call.copied_in = 0
+    return LaneAnswer(
+        answer.request,
+        tuple(outputs),
+        parameters=answer.parameters,
+        receipt=receipt,
+        final=answer.final,
+    )
 
 
-def refused(number: int, error: ShmserveError) -> LaneAnswer:
-    """The answer to a request that failed."""
-    return LaneAnswer(number, (), error.http_status, error.code, error.message)
+def refused(number: int, error: ShmserveError, final: bool = True) -> LaneAnswer:
+    """The answer to a request that failed, or an answer of a stream that did."""
+    return LaneAnswer(number, (), error.http_status, error.code, error.message, final=final)
+
+
+def encoded(reply: LaneAnswer) -> bytes:
+    """An answer as one packet; one that is too long for it, by its names or parameters, says so."""
+    data = encode(reply)
+    if len(data) > MAX_MESSAGE:
+        error = ShmserveError("the answer is too long for one message")
+        data = encode(refused(reply.number, error, reply.final))
+    return data
 
 
 def _bytes(tensor: WireTensor, at: Descriptor, call: LaneCall, read: Read) -> memoryview:

@@ -18,6 +18,7 @@ from shmserve.core.scheduling.batch_queue import BatchQueue, BatchSource, Waitin
 from shmserve.errors import Code
 from shmserve.executor.backend import Backend, BatchForm
 from shmserve.executor.batch_runner import BatchMember, BatchRunner
+from shmserve.executor.lanes.lane import Event
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
 from shmserve.executor.loop.serving_loop import REST_S, WAKE_S, Key, Requested, ServingLoop
@@ -125,7 +126,7 @@ class BatchLoop(ServingLoop):
         if 0 < wait_s < WAKE_S:  # a batch is due then: not a millisecond later
             self._channels.wait(wait_s)
             wait_s = 0
-        for connection, message in self._channels.receive(wait_s):
+        for connection, message in self._receive(wait_s):
             if isinstance(message, Execute):
                 self._push(connection, message)
             elif isinstance(message, Cancel):
@@ -134,6 +135,10 @@ class BatchLoop(ServingLoop):
                 self._forget(connection)
             else:
                 self._credit(connection, message)
+
+    def _receive(self, wait_s: float) -> list[Event]:
+        """What has come; waits for it at most so long."""
+        return self._channels.receive(wait_s)
 
     def _credit(self, connection: FrontendConnection, message: Credit) -> None:
         """Of a stream, where there are any."""

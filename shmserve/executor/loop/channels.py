@@ -16,14 +16,13 @@ from collections.abc import Iterable, Set
 import msgspec
 
 from shmserve.errors import PeerDied, ProtocolViolation, ShmserveError, UnreadableMessage
-from shmserve.executor.lanes.lane import Lane
-from shmserve.executor.lanes.lane_channels import LaneChannels, LoopSide
+from shmserve.executor.lanes.lane import Event, Lane, LoopSide
+from shmserve.executor.lanes.lane_channels import LaneChannels
 from shmserve.executor.loop.connections import FrontendConnection, FrontendProcess
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import (
     Answer,
     Cancel,
-    Credit,
     Execute,
     ExecutorHello,
     FrontendHello,
@@ -40,9 +39,6 @@ log = logging.getLogger(__name__)
 
 _FRESH_NS = 1_000_000
 _NO_DESCRIPTOR_S = 0.01  # before the listener, which stays readable, is looked at again
-
-# What has come on a connection; None: it is closed, nothing of it is wanted any more.
-Event = tuple[FrontendConnection, Execute | Cancel | Credit | None]
 
 
 class Channels:
@@ -119,6 +115,20 @@ class Channels:
         if connection.backlog:
             self._await_room(connection)
         self._read(connection)
+
+    def end_late_streams(self) -> None:
+        """Of lanes: a frontend itself gives up what takes too long."""
+        self._lanes.end_late()
+
+    def stream_begun(self, connection: FrontendConnection, number: int) -> None:
+        """The model has a request that is answered by a stream."""
+        if isinstance(connection, Lane):
+            connection.running.add(number)
+
+    def stream_ended(self, connection: FrontendConnection, number: int) -> None:
+        """It has sent all that it will."""
+        if isinstance(connection, Lane):
+            self._lanes.stream_ended(connection, number)
 
     @property
     def settled(self) -> bool:

@@ -8,12 +8,14 @@ A sequence goes on when `execute` has returned, whether or not the stream has en
 from __future__ import annotations
 
 import time
+from math import inf
 
 from msgspec.structs import replace
 
 from shmserve.core.scheduling.sequence_policy import SequencePolicy
 from shmserve.core.scheduling.sequence_queue import Step
 from shmserve.errors import Cancelled, ProtocolViolation, ShmserveError
+from shmserve.executor.lanes.lane import Event
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
 from shmserve.executor.loop.sequence_loop import SequenceLoop
@@ -27,6 +29,8 @@ from shmserve.executor.tensors.request import ExecutorRequest
 from shmserve.executor.tensors.workspace import Workspace
 from shmserve.protocol.control.data_messages import Answer, Credit, Execute, Timing
 from shmserve.shm.status_page import BUSY_SINCE, DEPTH, RUNNING
+
+_MOST_TURNS = 256  # a new connection takes three, and they are let in one by one
 
 
 class SequenceStreamLoop(SequenceLoop):
@@ -79,6 +83,9 @@ class SequenceStreamLoop(SequenceLoop):
         self._status.words[BUSY_SINCE] = self._book.quiet_since(turn.values(), self._paused)
 
     # ------------------------------------------------------------- from frontends
+
+    def _receive(self, wait_s: float) -> list[Event]:
+        return receive_in_order(self._channels, wait_s)
 
     def _take_in(self, wait_s: float) -> None:
         super()._take_in(0 if self._book.outbox else wait_s)
@@ -208,3 +215,23 @@ class SequenceStreamLoop(SequenceLoop):
                 timing = Timing(spent.queue_ns, 0, spent.infer_ns, spent.output_ns)
                 self._statistics.finished(timing)
         self._book.deliver(posted)
+
+
+def receive_in_order(channels: Channels, wait_s: float) -> list[Event]:
+    """What has come, requests in the order in which they were sent: those of one sequence, whose
+    client does not wait for the answers, come on several connections, some of them new."""
+    events = channels.receive(wait_s)
+    if any(type(message) is Execute for _, message in events):
+        for _ in range(_MOST_TURNS):  # what was sent before is there by now
+            events += channels.receive(0)
+            if channels.quiet:
+                break
+        channels.quiet = False
+    events.sort(key=_sent_ns)
+    return events
+
+
+def _sent_ns(event: Event) -> float:
+    """Whatever else comes of a request comes after it."""
+    message = event[1]
+    return message.sent_ns if type(message) is Execute else inf

@@ -67,6 +67,7 @@ class StreamBook(Generic[More]):
             self._channels.expel(connection, str(ex))
             return None
         self.streams[key] = stream
+        self._channels.stream_begun(*key)
         return stream
 
     def has_lost_sender(self, event: StreamAbandoned) -> None:
@@ -84,6 +85,7 @@ class StreamBook(Generic[More]):
         wanted = self.streams.get(key) is stream and not stream.connection.closed
         if answer.final:
             self.streams.pop(key, None)
+            self._channels.stream_ended(*key)
         if not wanted:
             for lease in posted.leases:
                 self._workspace.memory.release(*lease)

@@ -124,6 +124,7 @@ class StreamLoop(ServingLoop):
 
     def _tick(self) -> bool:
         may_rest = super()._tick()
+        self._channels.end_late_streams()
         executing = () if self._executing is None else (self._executing,)
         self._busy_since = self._book.quiet_since(executing)
         self._publish()

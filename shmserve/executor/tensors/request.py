@@ -78,12 +78,13 @@ class ExecutorRequest:
         self.rescheduled = again
 
     def offer(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
-        """A writable array in the output slot of `name`; asking again replaces the offer."""
+        """A writable array in the output slot of `name`; asking again replaces the offer. In a
+        stream it is never the client's memory, where an earlier answer may still be read."""
         kind = DATATYPES[datatype]
         if not kind.itemsize:
             raise Internal(f"output '{name}': BYTES tensors have no size before they are written")
         nbytes = prod(shape) * kind.itemsize
-        if name in self.places:
+        if name in self.places and self.responses is None:
             return self.places[name].offer(shape, kind.numpy, nbytes)
         memory = self.workspace.memory
         earlier = self.offers.pop(name, None)
@@ -100,7 +101,7 @@ class ExecutorRequest:
         kind = DATATYPES[datatype]
         if not kind.itemsize:
             raise Internal(f"output '{name}': BYTES tensors have no form on a device")
-        if name in self.places:
+        if name in self.places and self.responses is None:
             nbytes = prod(shape) * kind.itemsize
             return self.places[name].offer_on_device(shape, kind.numpy, nbytes)
         return self.workspace.devices.open().empty(shape, kind.numpy)

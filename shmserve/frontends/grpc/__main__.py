@@ -38,7 +38,7 @@ def main() -> int:
     arguments = parser.parse_args()
     settings = config.load()
     setproctitle(f"shmserve: grpc {arguments.number}")
-    logs.setup(f"grpc {arguments.number}", settings.log_level)
+    logs.setup(f"grpc {arguments.number}", settings.log_level, settings.log_format)
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

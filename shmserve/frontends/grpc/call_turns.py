@@ -16,7 +16,7 @@ class PoolSize(Struct, frozen=True):
     Attributes:
         threads: calls that run at a time.
         limit: calls that run or wait.
-        share: the part of either that one caller, an address, may have.
+        share: the part of either that one caller, whoever is connected, may have.
         subject_share: the part of those that run which calls of one subject, a model, may have.
         subject_limit: calls of one subject that run or wait.
         grace_s: how long a call may be silent while others want what it has.
@@ -33,9 +33,10 @@ class PoolSize(Struct, frozen=True):
 
 
 class PoolPlace(Struct, eq=False):
-    """A call's place in its pool. `uses`: the parties that have not left it yet."""
+    """A call's place in its pool. `caller`: whose, as `caller_numbers` numbers them; `uses`: the
+    parties that have not left it yet."""
 
-    address: str
+    caller: int
     uses: int = 1
 
 

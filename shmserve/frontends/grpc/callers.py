@@ -16,14 +16,16 @@ from urllib.parse import unquote
 from msgspec.structs import replace
 
 from shmserve.core.access import Access, Action
+from shmserve.core.keys import HEADER
 from shmserve.core.regions.region_book import Caller
 from shmserve.frontends import caller_numbers
 from shmserve.frontends.access import ACTION_OF, RELAYED
-from shmserve.frontends.grpc.listeners import Bind
+from shmserve.frontends.deciding_fields import refuse_alike
 from shmserve.frontends.grpc.rpc_methods import RpcContext
 from shmserve.frontends.oip.restricted_apis import Category
 from shmserve.frontends.presented_keys import PresentedKeys
 from shmserve.transport import peer_credentials
+from shmserve.transport.listen_addresses import ListenAddress
 from shmserve.transport.peer_credentials import REMOTE
 
 _log = logging.getLogger("shmserve.grpc")
@@ -49,7 +51,7 @@ class AddressCallers:
     """`private`: only the server's own user can connect to the Unix sockets. The kernel knows
     who is at the other end of one, but gRPC does not say which one a call came over."""
 
-    def __init__(self, binds: Iterable[Bind], private: bool) -> None:
+    def __init__(self, binds: Iterable[ListenAddress], private: bool) -> None:
         self._local = Caller(os.geteuid()) if private else REMOTE
         self._listens = [pair for bind in binds if not bind.path for pair in _resolved(bind)]
 
@@ -125,6 +127,11 @@ class CallAccess:
         if ACTION_OF[category] == "use" and category != "health":
             self.check("use", context)
 
+    def key_field(self, context: RpcContext) -> str:
+        """The metadata key that a call's key came in, which is for no model; empty: none did."""
+        field, key = self._keys.find(_field_of(context))
+        return field if key is not None or field == HEADER else ""
+
     def check(self, action: Action, context: RpcContext) -> None:
         """Let it be done, or not.
 
@@ -145,12 +152,14 @@ def _field_of(context: RpcContext) -> Callable[[str], str | None]:
     """Gives a call's metadata by name; of several the first."""
 
     def field(name: str) -> str | None:
-        values = (v for k, v in context.invocation_metadata() if k == name)
+        metadata = [*context.invocation_metadata()]
+        refuse_alike(name, [key for key, _ in metadata])
+        values = (v for k, v in metadata if k == name)
         return next((value for value in values if isinstance(value, str)), None)
 
     return field
 
 
-def _resolved(bind: Bind) -> list[Address]:
+def _resolved(bind: ListenAddress) -> list[Address]:
     addresses = socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM)
     return [(str(address[0]), int(address[1])) for *_, address in addresses]

@@ -86,7 +86,7 @@ class ClientDeadlines:
         self._resting = True
         for pool in self._pools:
             pool.silent.began = self._wake.set
-        if not self._due and not any(len(pool.silent) for pool in self._pools):
+        if not self._due and not any(len(pool.silent) or pool.starved for pool in self._pools):
             return _RESTING_S
         self._stir()
         return _TICK_S
@@ -99,7 +99,7 @@ class ClientDeadlines:
 
     def _end_overdue(self) -> None:
         for pool in self._pools:
-            pool.end_silent()
+            pool.look()
         now = time.monotonic()
         for context, due in list(self._due.items()):
             if now >= due:

@@ -6,7 +6,8 @@ import logging
 
 import grpc
 
-from shmserve.errors import Code, Internal, ModelFailure, ShmserveError
+from shmserve.errors import Internal, ShmserveError
+from shmserve.frontends.request_ids import log_failure
 
 _log = logging.getLogger("shmserve.grpc")
 
@@ -30,11 +31,8 @@ def details_of(error: ShmserveError) -> str:
     return data[: _MAX_DETAILS - 3].decode(errors="ignore") + "..."
 
 
-def as_error(ex: Exception, what: str) -> ShmserveError:
-    """Whatever was raised as an error for the client; a defect's text goes to the log only."""
-    if isinstance(ex, ShmserveError):
-        if ex.code is Code.INTERNAL and not isinstance(ex, ModelFailure):
-            _log.error("%s failed", what, exc_info=ex)
-        return ex
-    _log.error("unexpected error in %s", what, exc_info=ex)
-    return Internal(_GENERIC)
+def as_error(ex: Exception, what: str, request: str) -> ShmserveError:
+    """Whatever was raised in a request with this id as an error for the client; a defect's text
+    goes to the log only."""
+    log_failure(_log, what, request, ex)
+    return ex if isinstance(ex, ShmserveError) else Internal(_GENERIC)

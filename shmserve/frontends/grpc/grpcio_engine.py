@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 
@@ -52,8 +51,7 @@ def _handler(method: RpcMethod) -> grpc.RpcMethodHandler:
 
 
 def _behave(method: RpcMethod, requests: Iterator[RpcMessage], context: Any) -> Any:
-    host = context.peer().partition(":")[2].rpartition(":")[0]  # ipv4:127.0.0.1:1234
-    context.caller_number = caller_numbers.of_host(unquote(host).strip("[]"))
+    context.caller_number = context.client_number = caller_numbers.of_peer(context.peer())
     return method.behave(requests, context)
 
 
@@ -61,7 +59,7 @@ def options(settings: Settings) -> list[tuple[str, int]]:
     """gRPC's channel arguments for a server with these settings."""
     most = settings.grpc_max_message_bytes
     made = [
-        ("grpc.so_reuseport", int(settings.grpc_processes > 1)),
+        ("grpc.so_reuseport", 1),
         ("grpc.max_receive_message_length", most),
         ("grpc.max_send_message_length", most),
         ("grpc.keepalive_time_ms", _ms(settings.grpc_keepalive_time_s)),

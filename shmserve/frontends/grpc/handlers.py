@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -11,6 +13,7 @@ from shmserve.config import Settings
 from shmserve.core.access import Action
 from shmserve.errors import InvalidArgument, ResourceExhausted, ShmserveError
 from shmserve.frontends.access import Origins
+from shmserve.frontends.deciding_fields import DecidingFields
 from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
 from shmserve.frontends.grpc.error_statuses import as_error, details_of, status_of
@@ -19,13 +22,23 @@ from shmserve.frontends.grpc.silent_calls import AwaitedRequests
 from shmserve.frontends.grpc.tensor_message import TensorIntake
 from shmserve.frontends.grpc.thread_pools import BoundedPool, check_admitted
 from shmserve.frontends.oip.restricted_apis import Category, Restricted, known
+from shmserve.frontends.request_ids import KEY, of_metadata, request_id
+from shmserve.observe.logs import ACCESS_GRPC
 from shmserve.protocol.protobuf.infer_wire import quick_to_read
 
+_access = logging.getLogger(ACCESS_GRPC)
 _NO_MESSAGE = "the call has no request message"
 _OF_PAGES = ("origin", "sec-fetch-site")
 
 Unary = Callable[[Any, RpcContext], bytes | HeldAnswer]  # of bytes, or as the method says
 Stream = Callable[[AwaitedRequests, RpcContext], Iterator[bytes]]
+
+
+def named(context: RpcContext, name: str, ex: Exception) -> ShmserveError:
+    """An rpc's error for the client, who is told the id by which the log knows it."""
+    request = of_metadata(context.invocation_metadata())
+    context.set_trailing_metadata(((KEY, request),))
+    return as_error(ex, name, request)
 
 
 def abort(context: RpcContext, error: ShmserveError) -> None:
@@ -85,7 +98,7 @@ class Methods:
             except grpc.RpcError:  # the client has gone
                 raise
             except Exception as ex:
-                error = as_error(ex, name)
+                error = named(context, name, ex)
             else:
                 if large:
                     self._overdue.expect_taken(context, self.send_limit(len(answer)))
@@ -93,6 +106,8 @@ class Methods:
             abort(context, error)
             raise AssertionError("unreachable: abort raises")
 
+        if settings.access_log:
+            behave = _told(name, behave)
         views = tensors is not None
         gives_way = quick_to_read if views else None
         return RpcMethod(
@@ -128,7 +143,7 @@ class Methods:
             except grpc.RpcError:
                 raise
             except Exception as ex:
-                error = as_error(ex, name)
+                error = named(context, name, ex)
             abort(context, error)
 
         most = self._settings.grpc_max_message_bytes
@@ -136,13 +151,17 @@ class Methods:
 
     def _check_caller(self, category: Category, context: RpcContext) -> None:
         metadata = context.invocation_metadata()
-        for key, _ in metadata:
-            if key in _OF_PAGES:
-                self._check_page({k: v for k, v in metadata if isinstance(v, str)})
-                break
+        is_page = False
+        for key, value in metadata:
+            if key == KEY:
+                context.set_trailing_metadata(((KEY, request_id(value)),))
+            elif key in _OF_PAGES:
+                is_page = True
+        if is_page:
+            self._check_page({k: v for k, v in metadata if isinstance(v, str)})
         if self._restricted is not None:
             headers = {k: v for k, v in metadata if isinstance(v, str)}
-            self._restricted.check(category, headers)
+            self._restricted.check(category, DecidingFields(headers))
         if self._keyed:
             self._access.admit(category, context)
 
@@ -172,6 +191,22 @@ class Methods:
     def send_limit(self, nbytes: int) -> float:
         """How long a client may take to receive so many bytes."""
         return self._settings.send_timeout_s + nbytes / self._settings.min_bytes_per_s
+
+
+def _told(name: str, behave: Callable[..., Any]) -> Callable[..., Any]:
+    """An rpc with one answer, each call of which is a line of the log."""
+
+    def run(requests: Iterator[Any], context: RpcContext) -> Any:
+        began, outcome = monotonic(), "failed"
+        try:
+            answer = behave(requests, context)
+            outcome = f"OK {len(answer)}"
+            return answer
+        finally:
+            took_ms = (monotonic() - began) * 1e3
+            _access.info('%s "%s" %s %.0fms', context.peer(), name, outcome, took_ms)
+
+    return run
 
 
 def _only(requests: Iterator[Any], context: RpcContext, pool: BoundedPool, limit_s: float) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from time import monotonic_ns
 
@@ -13,7 +12,6 @@ from shmserve.core.registry import ModelEntry
 from shmserve.dispatch.caller_shares import CallerShare
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import Outcome, RunOptions
-from shmserve.errors import ShmserveError
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.announced_inputs import (
     AnnouncedInputs,
@@ -21,7 +19,8 @@ from shmserve.frontends.grpc.announced_inputs import (
     ready_entry,
 )
 from shmserve.frontends.grpc.call_context import CallContext
-from shmserve.frontends.grpc.callers import Callers
+from shmserve.frontends.grpc.callers import CallAccess
+from shmserve.frontends.grpc.forwarded_metadata import ForwardedMetadata
 from shmserve.frontends.grpc.known_messages import KnownMessages, RecalledMessage
 from shmserve.frontends.grpc.request_mapping import to_request
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMessage
@@ -29,6 +28,7 @@ from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.frontends.inference import Inference, signature_of
 from shmserve.frontends.oip.results import classify
 from shmserve.frontends.oip.shared_memory import SharedMemory
+from shmserve.frontends.request_ids import brought
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.validation import (
     check_inputs,
@@ -41,8 +41,6 @@ from shmserve.protocol.protobuf.infer_wire import (
     Part,
     WireInferRequest,
     check_size,
-    encode_response,
-    encode_stream_response,
     parse_request,
     response_parts,
 )
@@ -50,7 +48,6 @@ from shmserve.tensor import bytes_codec
 from shmserve.waiting import beside_if_large
 
 RECEIPT = "shmserve-receipt"
-_FINAL = "triton_final_response"
 _ELEMENT_COST = 32  # bytes that are copied, at least, while one element of BYTES is checked
 _encode_receipt = msgspec.json.Encoder().encode
 
@@ -112,6 +109,8 @@ class InferMessage:
             self.nbytes = known.inputs[0].nbytes
             self.wanted, self._signature = known.wanted, signature
             parameters, timeout_s = known.request.parameters, self.asker.timeout()
+            if self._serving.forward is not None:
+                parameters = self._serving.forward.onto(parameters, self.asker.context)
             number = self.asker.context.caller_number
             return RunOptions(
                 "", known.names, parameters, timeout_s=timeout_s, caller_number=number
@@ -129,10 +128,13 @@ class InferMessage:
                 *(self.empty_final, self._inputs, self.wanted),
             )
         names = tuple([output.name for output in request.outputs])
+        parameters = request.parameters
+        if self._serving.forward is not None:
+            parameters = self._serving.forward.onto(parameters, self.asker.context)
         return RunOptions(
             request.id,
             names,
-            request.parameters,
+            parameters,
             places,
             timeout_s=self.asker.timeout(),
             caller_number=self.asker.context.caller_number,
@@ -163,18 +165,24 @@ class InferMessage:
 
 
 class Inferences:
-    """Runs models for the rpcs ModelInfer and ModelStreamInfer."""
+    """Runs models for the rpcs ModelInfer and ModelStreamInfer.
+
+    Attributes:
+        forward: what of their metadata becomes parameters; None: nothing.
+    """
 
     def __init__(
-        self, dispatcher: DispatchApi, settings: Settings, regions: SharedMemory, callers: Callers
+        self, dispatcher: DispatchApi, settings: Settings, regions: SharedMemory, access: CallAccess
     ) -> None:
         self.settings = settings
         # Only our own engine can send what is elsewhere, and nothing can be compressed there
         self._views = settings.grpc_server == "http2" and settings.grpc_compression == "none"
         self.regions = regions
         self.known = KnownMessages()
+        forward = ForwardedMetadata(settings, access)
+        self.forward = forward if forward else None
         self._dispatcher = dispatcher
-        self._callers = callers
+        self._callers = access.callers
 
     def infer(self, data: RpcMessage, context: RpcContext) -> bytes | HeldAnswer:
         """ModelInfer: a ModelInferRequest to a ModelInferResponse."""
@@ -188,7 +196,7 @@ class Inferences:
             outcome = inference.run()
             answered = monotonic_ns()
             receipt = inference.receipt
-            outputs, raw = _outputs(inference, outcome)
+            outputs, raw = outputs_of(inference, outcome)
             spec = inference.signature.spec
             parts = response_parts(
                 spec.name, spec.version, wire.id, outcome.parameters, outputs, raw
@@ -208,7 +216,8 @@ class Inferences:
             inference.answered()
             if asker.wants(RECEIPT, "1"):
                 costs = _encode_receipt(receipt.as_dict())
-                context.set_trailing_metadata(((RECEIPT, costs.decode()),))
+                own = (RECEIPT, costs.decode())
+                context.set_trailing_metadata((*brought(context.invocation_metadata()), own))
         except BaseException as ex:
             inference.failed(ex)
             inference.close()
@@ -286,46 +295,6 @@ class Inferences:
         return Inference(self._dispatcher, entry, message, asker)
 
 
-def only_answer(inference: Inference[InferMessage]) -> bytes:
-    """The one answer of an ordinary model, as a ModelStreamInferResponse."""
-    with inference:
-        message = _stream_message(inference, inference.run(), final=True)
-        inference.answered()
-        return message
-
-
-def all_answers(inference: Inference[InferMessage], strict: bool) -> Iterator[bytes]:
-    """All answers of a model as ModelStreamInferResponses, errors of the model among them
-    (or raised, if `strict`). Closing the iterator cancels what has not come.
-    """
-    source = inference.source
-    try:
-        for outcome in inference.stream():
-            if outcome.error is not None:
-                if strict:
-                    raise outcome.error
-                yield encode_error(source.wire, outcome.error, inference.entry, outcome.final)
-            elif outcome.outputs or not outcome.final or source.empty_final:
-                yield _stream_message(inference, outcome, outcome.final)
-    except Exception as ex:
-        inference.failed(ex)
-        raise
-    finally:
-        inference.close()
-
-
-def encode_error(
-    wire: WireInferRequest | None, error: ShmserveError, entry: ModelEntry | None, final: bool
-) -> bytes:
-    """An error within a stream: a ModelStreamInferResponse that says whose it is."""
-    if wire is None:
-        return encode_stream_response(error.message, None)
-    name, version = (entry.spec.name, entry.spec.version) if entry else (wire.model_name, "")
-    return encode_stream_response(
-        error.message, encode_response(name, version, wire.id, {_FINAL: final}, (), ())
-    )
-
-
 def _copy(place: memoryview, data: Part) -> None:
     place[:] = data
 
@@ -333,7 +302,7 @@ def _copy(place: memoryview, data: Part) -> None:
 _Rows = list[tuple[str, str, tuple[int, ...]]]
 
 
-def _outputs(inference: Inference[InferMessage], outcome: Outcome) -> tuple[_Rows, list[Part]]:
+def outputs_of(inference: Inference[InferMessage], outcome: Outcome) -> tuple[_Rows, list[Part]]:
     """What a response says of its outputs, and their bytes: empty for those in client memory."""
     given = {tensor.name: tensor for tensor in outcome.outputs}
     rows: _Rows = []
@@ -352,15 +321,3 @@ def _outputs(inference: Inference[InferMessage], outcome: Outcome) -> tuple[_Row
         rows.append((tensor.name, datatype, shape))
         raw.append(data)
     return rows, raw
-
-
-def _stream_message(inference: Inference[InferMessage], outcome: Outcome, final: bool) -> bytes:
-    outputs, raw = _outputs(inference, outcome)
-    inference.receipt.copied_out += sum([len(part) for part in raw])
-    spec = inference.signature.spec
-    version = spec.version if outputs or not final else ""  # as Triton has it for a bare end
-    parameters = {**outcome.parameters, _FINAL: final}
-    request_id = inference.source.wire.id
-    return encode_stream_response(
-        "", response_parts(spec.name, version, request_id, parameters, outputs, raw)
-    )

@@ -24,6 +24,11 @@ class RpcContext(Protocol):
 
     caller_number: int
 
+    @property
+    def client_number(self) -> int:
+        """Who is connected, whatever key the call has."""
+        ...
+
     def peer(self) -> str:
         """The client's address, for people."""
         ...

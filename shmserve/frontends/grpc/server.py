@@ -70,7 +70,7 @@ class GrpcServer:
         self._idle_reflection_s = settings.head_timeout_s
         self._make_pools(settings)
         regions = SharedMemory(dispatcher, settings)
-        inferences = Inferences(dispatcher, settings, regions, access.callers)
+        inferences = Inferences(dispatcher, settings, regions, access)
         self._streams = Streams(inferences, self._stream_threads, settings.grpc_stream_requests)
         health = Health(dispatcher, SERVICE.full_name, lambda: self._streams.draining)
         resources = Resources(dispatcher, settings, health.ready)

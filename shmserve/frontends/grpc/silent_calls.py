@@ -17,7 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 class EndableCall(Protocol):
-    """A call as this book needs it."""
+    """A call as this book needs it; its attribute as `RpcContext` has it."""
+
+    @property
+    def client_number(self) -> int: ...
 
     def peer(self) -> str: ...
 
@@ -28,7 +31,7 @@ class SilentCalls:
     """The book. `grace_s`: how long a call may be silent although others want its thread.
 
     Attributes:
-        began: called with the next call that is silent, by whom that is to wake; None: nobody.
+        began: called by `stir`, for whom that is to wake; None: nobody.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -45,6 +48,10 @@ class SilentCalls:
         now = time.monotonic()
         self._calls.pop(call, None)  # the latest are last
         self._calls[call] = (now, now + limit_s)
+        self.stir()
+
+    def stir(self) -> None:
+        """There is something to be looked at from now on."""
         if self.began is not None:
             self.began()
 
@@ -53,16 +60,16 @@ class SilentCalls:
         self._calls.pop(call, None)
         self._ending.discard(call)
 
-    def end_overdue(self, now: float, wanted: int, address: str | None = None) -> int:
+    def end_overdue(self, now: float, wanted: int, caller: int | None = None) -> int:
         """End those that are beyond their limit, and of those beyond the grace so many that
-        `wanted` threads become free; returns how many have been ended. `address`: this one's only,
-        which is a peer's without its port."""
+        `wanted` threads become free; returns how many have been ended. `caller`: of
+        this one only."""
         ended = 0
         wanted -= len(self._ending)
         for call, (since, until) in list(self._calls.items()):
             if now < until and (ended >= wanted or now - since < self._grace_s):
                 continue
-            if address is not None and call.peer().rpartition(":")[0] != address:
+            if caller is not None and call.client_number != caller:
                 continue
             self._ending.add(call)  # first: whoever is `heard` meanwhile takes it out of both
             if self._calls.pop(call, None) is None:

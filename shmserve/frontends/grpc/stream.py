@@ -17,21 +17,18 @@ from time import monotonic_ns
 from typing import TypeGuard
 
 import grpc
+from msgspec import UNSET
 
 from shmserve.core.registry import ModelEntry
 from shmserve.errors import STOPPING, Cancelled, ShmserveError, Unavailable
 from shmserve.frontends.grpc.call_context import CallContext
 from shmserve.frontends.grpc.error_statuses import as_error
-from shmserve.frontends.grpc.infer import (
-    Inferences,
-    InferMessage,
-    all_answers,
-    encode_error,
-    only_answer,
-)
+from shmserve.frontends.grpc.infer import Inferences, InferMessage
 from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMessage
 from shmserve.frontends.grpc.silent_calls import AwaitedRequests
+from shmserve.frontends.grpc.stream_answers import all_answers, encode_error, only_answer
 from shmserve.frontends.inference import Inference
+from shmserve.frontends.request_ids import request_id
 from shmserve.protocol.protobuf.infer_wire import WireInferRequest
 
 Running = Inference[InferMessage]
@@ -111,9 +108,10 @@ class Streams:
         Raises:
             ShmserveError: the failure itself, where it is to end the stream.
         """
-        error = as_error(ex, METHOD)
         if strict:
-            raise error
+            raise ex
+        request = wire.id if wire is not None else ""
+        error = as_error(ex, METHOD, request_id(request) if request else "-")
         return encode_error(wire, error, entry, final=True)
 
     def count(self, by: int) -> None:
@@ -211,7 +209,8 @@ class Session:
         except grpc.RpcError:
             self._end()  # the client has gone
         except Exception as ex:
-            self._put(as_error(ex, METHOD))
+            # One of ours is told in the log when it has ended the call
+            self._put(ex if isinstance(ex, ShmserveError) else as_error(ex, METHOD, "-"))
         finally:
             with self._changed:
                 self._working -= 1
@@ -236,17 +235,21 @@ class Session:
                 item.failed(Cancelled("the call has ended"))
                 return
             self._requests += 1
-        self._spawn(lambda: self._produce(item))
+        sent = threading.Event()
+        self._spawn(lambda: self._produce(item, sent))
+        if item.signature.spec.config.sequence_batching is not UNSET:
+            sent.wait()  # what follows in its sequence must not overtake it
 
-    def _produce(self, item: Running) -> None:
+    def _produce(self, item: Running, sent: threading.Event) -> None:
         try:
             with self._streams.working(), self._following.working():
-                for message in all_answers(item, self._strict):
+                for message in all_answers(item, self._strict, sent.set):
                     if not self._put(message):
                         return
         except Exception as ex:
             self._put(self._streams.failure(item.source.wire, item.entry, ex, self._strict))
         finally:
+            sent.set()
             with self._changed:
                 self._requests -= 1
                 self._changed.notify_all()

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from shmserve.errors import STOPPING, QueueFull, ResourceExhausted, Unavailable
+from shmserve.frontends import caller_numbers
 from shmserve.frontends.grpc.call_turns import CallTurn, PoolPlace, PoolSize
 from shmserve.frontends.grpc.silent_calls import SilentCalls
 from shmserve.frontends.grpc.waiting_turns import WaitingTurns
@@ -76,6 +77,7 @@ class BoundedPool(ThreadPoolExecutor):
         count: places that are taken.
         silent_hold_threads: as its size says.
         silent: those calls whose client is to send something.
+        starved: calls wait because the system had no thread.
     """
 
     def __init__(self, name: str, size: PoolSize, refusals: Refusals, why: str) -> None:
@@ -92,31 +94,32 @@ class BoundedPool(ThreadPoolExecutor):
         self._lock = threading.Lock()
         self.count = 0
         self._waiting = WaitingTurns()
-        self._running: Counter[str] = Counter()  # by address
-        self._active = 0  # of all addresses
-        self._held: Counter[str] = Counter()  # places by address
+        self._running: Counter[int] = Counter()  # by caller
+        self._active = 0  # of all callers
+        self._held: Counter[int] = Counter()  # places by caller
         self._subjects: dict[bytes, list[int]] = {}  # how many run, and how many run or wait
         self._threads_started: list[threading.Thread] = []
         self._idle: list[SimpleQueue[CallTurn | None]] = []  # of threads, the latest last
         self._closed = False
+        self.starved = False
 
-    def place(self, address: str) -> PoolPlace:
+    def place(self, caller: int) -> PoolPlace:
         """A place, until every use of it has been left.
 
         Raises:
             ResourceExhausted: there is none, or this caller has its share.
         """
         with self._lock:
-            if self._held[address] >= self._caller_limit:
-                if not self._end_silent(1, address):
+            if self._held[caller] >= self._caller_limit:
+                if not self._end_silent(1, caller):
                     raise _exhausted(
                         f"{self._why}: this caller has its share of them (max_caller_share)"
                     )
             elif self.count >= self._size.limit and not self._end_silent(1):
                 raise _exhausted(self._why)
             self.count += 1
-            self._held[address] += 1
-        return PoolPlace(address)
+            self._held[caller] += 1
+        return PoolPlace(caller)
 
     def leave(self, place: PoolPlace, turn: CallTurn | None = None) -> bool:
         """One party does not need it any more. `turn`: what need not run, then; whether it had not
@@ -124,15 +127,15 @@ class BoundedPool(ThreadPoolExecutor):
         with self._lock:
             self._leave(place)
             waiting = self._waiting
-            if turn is None or not waiting.by_address or not waiting.remove(turn):
+            if turn is None or not waiting.by_caller or not waiting.remove(turn):
                 return False
             self._subject_left(turn.subject)
             self._leave(place)
         return True
 
     def queue(self, turn: CallTurn) -> bool:
-        """Run it in its turn, which leaves its place afterwards; addresses take turns, and so do
-        the connections of each. No address or subject has more than its share.
+        """Run it in its turn, which leaves its place afterwards; callers take turns, and so do
+        the connections of each. No caller or subject has more than its share.
         True: it is the loop's, which is to `run` it now.
 
         Raises:
@@ -149,8 +152,8 @@ class BoundedPool(ThreadPoolExecutor):
                     f"model '{subject.decode(errors='replace')}' has {counts[1]} requests that wait"
                     " or run already (max_model_requests)"
                 )
-            address = turn.place.address
-            running = self._running.get(address, 0)
+            caller = turn.place.caller
+            running = self._running.get(caller, 0)
             waits = (
                 running >= self._caller_threads
                 or counts[0] >= self._subject_threads
@@ -162,7 +165,7 @@ class BoundedPool(ThreadPoolExecutor):
                 if turn.post is None and not self._give_thread(turn):
                     raise Unavailable("the server has no thread for the call now")
                 self._active += 1
-                self._running[address] = running + 1
+                self._running[caller] = running + 1
                 counts[0] += 1
             counts[1] += 1
             self._subjects[subject] = counts
@@ -200,8 +203,8 @@ class BoundedPool(ThreadPoolExecutor):
         return True
 
     def _may_run(self, turn: CallTurn) -> bool:
-        """Whether neither its address nor its subject has its share of the threads."""
-        running = self._running.get(turn.place.address, 0)
+        """Whether neither its caller nor its subject has its share of the threads."""
+        running = self._running.get(turn.place.caller, 0)
         of_subject = self._subjects[turn.subject][0]
         return running < self._caller_threads and of_subject < self._subject_threads
 
@@ -209,7 +212,7 @@ class BoundedPool(ThreadPoolExecutor):
         """Run it, as the `grpcio` library wants a call to be run."""
         peer = _peer(args)
         try:
-            place = self.place(peer.rpartition(":")[0])
+            place = self.place(caller_numbers.of_peer(peer))
         except ResourceExhausted as ex:
             return self._refusals.refuse(ex.message, fn, *args)
         future: Future[T] = Future()
@@ -223,22 +226,28 @@ class BoundedPool(ThreadPoolExecutor):
     @property
     def pressed(self) -> bool:
         """Whether calls wait for the threads of silent ones."""
-        return bool(self.silent_hold_threads and self._waiting.by_address and len(self.silent))
+        return bool(self.silent_hold_threads and self._waiting.by_caller and len(self.silent))
 
-    def end_silent(self) -> None:
-        """End calls that are silent for too long, with regard to how many wait for a thread."""
+    def look(self) -> None:
+        """From time to time, where `pressed` often: end calls that are silent for too long, with
+        regard to how many wait for a thread; try again to start what had none."""
         with self._lock:
-            if not self.silent_hold_threads:
-                self._end_silent(0)
-                return
-            wanted = self._active - self._size.threads  # less what is idle
-            for address in self._waiting.by_address:
-                count = self._waiting.count(address)
-                room = self._caller_threads - self._running[address]
-                wanted += min(count, room)
-                if count > room:  # whoever has its share waits for calls of its own
-                    self._end_silent(count - room, address)
-            self._end_silent(wanted)
+            self._end_all_silent()
+            following = self._start_waiting() if self.starved else []
+        self._post(following)
+
+    def _end_all_silent(self) -> None:
+        if not self.silent_hold_threads:
+            self._end_silent(0)
+            return
+        wanted = self._active - self._size.threads  # less what is idle
+        for caller in self._waiting.by_caller:
+            count = self._waiting.count(caller)
+            room = self._caller_threads - self._running[caller]
+            wanted += min(count, room)
+            if count > room:  # whoever has its share waits for calls of its own
+                self._end_silent(count - room, caller)
+        self._end_silent(wanted)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait, cancel_futures=cancel_futures)
@@ -255,8 +264,8 @@ class BoundedPool(ThreadPoolExecutor):
         for thread in self._threads_started if wait else ():
             thread.join()
 
-    def _end_silent(self, wanted: int, address: str | None = None) -> bool:
-        return self.silent.end_overdue(time.monotonic(), wanted, address) > 0
+    def _end_silent(self, wanted: int, caller: int | None = None) -> bool:
+        return self.silent.end_overdue(time.monotonic(), wanted, caller) > 0
 
     def _take_turns(self, turn: CallTurn | None) -> None:
         """A thread's work: it goes on for as long as somebody waits who may have it."""
@@ -275,26 +284,33 @@ class BoundedPool(ThreadPoolExecutor):
     def _ended(self, done: CallTurn) -> list[CallTurn]:
         """Start what may run now and is for threads; the loop's is returned, for `_post`."""
         self._active -= 1
-        _drop(self._running, done.place.address)
+        _drop(self._running, done.place.caller)
         counts = self._subjects[done.subject]
         counts[0] -= 1
         counts[1] -= 1
         if not counts[1]:
             del self._subjects[done.subject]
         self._leave(done.place)
+        return self._start_waiting()
+
+    def _start_waiting(self) -> list[CallTurn]:
+        """Start what may run now, as `_ended` does."""
+        self.starved = False
         following: list[CallTurn] = []
         waiting = self._waiting
-        while waiting.by_address and self._active < self._size.threads:
+        while waiting.by_caller and self._active < self._size.threads:
             turn = waiting.next(self._may_run)
             if turn is None:
                 break
             if turn.post is not None:
                 following.append(turn)
             elif not self._give_thread(turn):
-                waiting.put_back(turn)  # until another call ends
+                waiting.put_back(turn)  # until another call ends, or `look`
+                self.starved = True
+                self.silent.stir()
                 break
             self._active += 1
-            self._running[turn.place.address] += 1
+            self._running[turn.place.caller] += 1
             self._subjects[turn.subject][0] += 1
         return following
 
@@ -309,7 +325,7 @@ class BoundedPool(ThreadPoolExecutor):
         place.uses -= 1
         if not place.uses:
             self.count -= 1
-            _drop(self._held, place.address)
+            _drop(self._held, place.caller)
 
 
 def _run(turn: CallTurn) -> None:

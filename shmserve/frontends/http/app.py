@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import falcon
@@ -28,20 +29,31 @@ from shmserve.frontends.oip.shared_memory import SharedMemory
 from shmserve.frontends.presented_keys import PresentedKeys
 from shmserve.transport.peer_credentials import take_as_remote
 
+Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+def worker_application(dispatcher: DispatchApi, settings: Settings) -> Wsgi:
+    """The WSGI application of one HTTP worker, whichever of its addresses a request comes to."""
+    take_as_remote(settings.remote_binds)
+    application = create_app(dispatcher, settings)
+    if not settings.metrics_bind:
+        return application
+    metrics = create_metrics_app(dispatcher, settings)
+    ports = {bind.rpartition(":")[2] for bind in settings.metrics_bind}
+
+    def by_port(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        # Over a Unix socket the port is what the client's Host says
+        tcp = environ.get("REMOTE_PORT") is not None
+        wanted = metrics if tcp and environ["SERVER_PORT"] in ports else application
+        return wanted(environ, start_response)
+
+    return by_port
+
 
 def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
-    """The WSGI application of one HTTP worker."""
-    take_as_remote(settings.remote_binds)
+    """What is served on `http_bind`."""
     access = Access(settings, os.geteuid())
-    origins = OriginCheck(Origins(settings, settings.http_bind, socket.gethostname()))
-    keys = PresentedKeys(settings, dispatcher.count_key)
-    guard = Guard(Restricted(settings.http_restricted_api), access, keys)
-    middleware: list[Any] = [origins, guard] if guard else [origins]
-    app: HttpApp = falcon.App(media_type="application/json", middleware=middleware)
-    app.router_options.converters["given"] = Given
-    errors = ErrorHandlers()
-    errors.install(app)
-    routes = Routes(app, guard, origins, errors)
+    app, routes = _empty(dispatcher, settings, access, settings.http_bind)
     regions = SharedMemory(dispatcher, settings)
     metadata.add_routes(routes, dispatcher, settings)
     settings_routes.add_routes(routes, dispatcher, settings)
@@ -54,3 +66,27 @@ def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
     route_table.add_extensions(routes, dispatcher, settings)
     routes.finish()
     return app
+
+
+def create_metrics_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
+    """What is served on `metrics_bind`: the metrics, to whom they are served on `http_bind`."""
+    access = Access(settings, os.geteuid())
+    app, routes = _empty(dispatcher, settings, access, settings.metrics_bind)
+    settings_routes.add_metrics(routes, dispatcher, settings)
+    routes.finish()
+    return app
+
+
+def _empty(
+    dispatcher: DispatchApi, settings: Settings, access: Access, binds: Iterable[str]
+) -> tuple[HttpApp, Routes]:
+    """An application without routes, and what adds them."""
+    origins = OriginCheck(Origins(settings, binds, socket.gethostname()))
+    keys = PresentedKeys(settings, dispatcher.count_key)
+    guard = Guard(Restricted(settings.http_restricted_api), access, keys)
+    middleware: list[Any] = [origins, guard] if guard else [origins]
+    app: HttpApp = falcon.App(media_type="application/json", middleware=middleware)
+    app.router_options.converters["given"] = Given
+    errors = ErrorHandlers()
+    errors.install(app)
+    return app, Routes(app, guard, origins, errors)

@@ -11,19 +11,16 @@ import msgspec
 from falcon import Request, Response
 
 from shmserve.errors import (
-    ArenaExhausted,
-    Code,
-    ModelFailure,
-    QueueFull,
     ShmserveError,
     Unauthenticated,
+    Unavailable,
     UnsupportedEncoding,
 )
+from shmserve.frontends.request_ids import HEADER, IN_ENVIRON, log_failure, request_id
 
 log = logging.getLogger("shmserve.http")
 
 _encode = msgspec.json.Encoder().encode
-_RETRY_AFTER_S = "1"
 _CHALLENGE = 'Bearer realm="shmserve"'
 _GENERIC = "internal server error"
 
@@ -48,11 +45,11 @@ class ErrorHandlers:
         self, req: Request, resp: Response, ex: ShmserveError, params: dict[str, Any]
     ) -> None:
         """An error of ours: its message was written for the client."""
-        self._answer(req, resp, ex.http_status, ex.message)
-        if ex.code is Code.INTERNAL and not isinstance(ex, ModelFailure):
-            log.error("%s %s failed", req.method, req.path, exc_info=ex)
-        if isinstance(ex, QueueFull | ArenaExhausted):
-            resp.set_header("Retry-After", _RETRY_AFTER_S)
+        request = self._answer(req, resp, ex.http_status, ex.message)
+        if not (req.path.endswith("/ready") and isinstance(ex, Unavailable)):  # asked all the time
+            log_failure(log, f"{req.method} {req.path}", request, ex)
+        if ex.retry_after_s and ex.http_status == 503:
+            resp.set_header("Retry-After", str(ex.retry_after_s))
         elif isinstance(ex, Unauthenticated):
             resp.set_header("WWW-Authenticate", _CHALLENGE)
         elif isinstance(ex, UnsupportedEncoding):
@@ -72,16 +69,20 @@ class ErrorHandlers:
         self, req: Request, resp: Response, ex: Exception, params: dict[str, Any]
     ) -> None:
         """A defect: the client learns that there is one, the log what it is."""
-        log.error("unexpected error in %s %s", req.method, req.path, exc_info=ex)
-        self._answer(req, resp, 500, _GENERIC)
+        request = self._answer(req, resp, 500, _GENERIC)
+        log_failure(log, f"{req.method} {req.path}", request, ex)
 
-    def _answer(self, req: Request, resp: Response, status: int, message: str) -> None:
+    def _answer(self, req: Request, resp: Response, status: int, message: str) -> str:
+        """Fill the response; the request's id, which is in it."""
         message = message or _GENERIC
+        request = request_id(req.env.get(IN_ENVIRON))
+        resp.set_header(HEADER, request)
         resp.status = status
         resp.content_type = "application/json"
         resp.stream = None
         for prefix, encode in self.forms:
             if req.path.startswith(prefix):
                 resp.data = encode(message, status)
-                return
+                return request
         resp.data = _encode({"error": message})
+        return request

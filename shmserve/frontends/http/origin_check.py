@@ -10,7 +10,9 @@ from shmserve.frontends.access import Origins
 _REMEMBERED = 256
 _UNIX = ("", "/", "\0")  # what the address of a Unix socket's client begins with; no other does
 _PREFLIGHT_S = "600"
-_EXPOSED = "Inference-Header-Content-Length, shmserve-receipt, Server-Timing"
+_EXPOSED = (
+    "Inference-Header-Content-Length, shmserve-receipt, Server-Timing, X-Request-ID, Retry-After"
+)
 
 Marks = tuple[str | None, str | None, str | None, str, bool]
 
@@ -30,6 +32,8 @@ class OriginCheck:
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
         """Called before the request is routed."""
         env = req.env
+        if env["PATH_INFO"][:2] == "//":  # Falcon would take all of them for one
+            raise falcon.HTTPRouteNotFound
         marks = (
             env.get("HTTP_HOST"),
             env.get("HTTP_ORIGIN"),

@@ -14,6 +14,7 @@ from shmserve.core.keys import HEADER, Key
 from shmserve.errors import PermissionDenied
 from shmserve.frontends.access import ACTION_OF
 from shmserve.frontends.caller_numbers import IN_ENVIRON, of_key
+from shmserve.frontends.http.header_fields import HeaderFields
 from shmserve.frontends.http.routes.callers import KEY, caller_of
 from shmserve.frontends.oip.restricted_apis import Category, Restricted
 from shmserve.frontends.presented_keys import PresentedKeys
@@ -56,7 +57,7 @@ class Guard:
 
     def check(self, rule: RouteRule, req: falcon.Request) -> None:
         """The same for a request that no route takes."""
-        self._restricted.check(rule.category, _Headers(req))
+        self._restricted.check(rule.category, HeaderFields(req.env))
         key = self._holder(req) if self._keys else None
         action = rule.action
         if action is None:
@@ -69,18 +70,10 @@ class Guard:
 
     def _holder(self, req: falcon.Request) -> Key | None:
         """Whose key it came with. No model is to see that, nor what else is made of headers."""
-        field, key = self._keys.holder(_Headers(req).get)
+        field, key = self._keys.holder(HeaderFields(req.env).get)
         if key is not None:
             req.env[KEY] = key
             req.env[IN_ENVIRON] = of_key(key)
         if key is not None or field == HEADER:
             del req.env[f"HTTP_{field.upper().replace('-', '_')}"]
         return key
-
-
-class _Headers:
-    def __init__(self, req: falcon.Request) -> None:
-        self._req = req
-
-    def get(self, name: str, /) -> str | None:
-        return self._req.get_header(name)

@@ -110,7 +110,7 @@ def _models(
             rows[model, version] = _row(model, version, ModelState.UNAVAILABLE, reason, 0)
         for name, versions in snapshot.models.items():
             for version, entry in versions.items():
-                live = len(entry.instances)
+                live = None if entry.spec.steps else len(entry.instances)  # those are its steps'
                 rows[name, version] = _row(name, version, entry.state, entry.reason, live)
     for key, row in rows.items():
         counts, model_series = totals.get(key), series.get(key)
@@ -138,7 +138,7 @@ def _gpus(history: HistoryReport, report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def _row(name: str, version: str, state: str, reason: str, instances: int) -> dict[str, Any]:
+def _row(name: str, version: str, state: str, reason: str, instances: int | None) -> dict[str, Any]:
     return {
         "name": name,
         "version": version,

@@ -1,23 +1,24 @@
 """The trace and logging extensions: settings that clients change while the server runs.
 
 Over gRPC all trace values are lists of strings, over HTTP strings and lists: both are taken.
-A value that is missing or null clears a trace setting; what is not there is refused by name.
+A value that is missing or null clears a trace setting, and leaves one of logging alone; what is not
+there is refused by name.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmserve.config import Settings
 from shmserve.core.control.runtime_settings import (
     LOG_FORMATS,
-    TRACE_LEVELS,
     UNLIMITED,
     LogChange,
     RuntimeSettings,
     TraceChange,
-    initial_log,
+    initial,
 )
 from shmserve.errors import InvalidArgument, Unimplemented
 from shmserve.frontends.dispatch_api import DispatchApi
@@ -25,7 +26,15 @@ from shmserve.frontends.dispatch_api import DispatchApi
 _LARGEST = (1 << 31) - 1
 _SHOWN = 64
 _LOG_FLAGS = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
-_TRACE_NAMES = {"trace_level": "on", "trace_rate": "rate", "trace_count": "count"}
+_LOG_SETTINGS = {*_LOG_FLAGS, "log_file", "log_verbose_level", "log_format"}
+# What of `TraceChange` a setting is
+_TRACE_NAMES = {
+    "trace_level": ("on", "tensors"),
+    "trace_rate": ("rate",),
+    "trace_count": ("count",),
+    "log_frequency": ("log_frequency",),
+}
+_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 
 TraceValue = list[str] | str | None
 LogValue = bool | int | str
@@ -36,7 +45,8 @@ class ServerSettings:
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
-        self._initial = RuntimeSettings(initial_log(settings.log_level))
+        self._initial = initial(settings)
+        self._file = os.path.basename(settings.trace_file)  # the folder is the operator's alone
 
     def trace(
         self, model: str = "", update: Mapping[str, TraceValue] | None = None
@@ -50,14 +60,18 @@ class ServerSettings:
         if model and model not in self._dispatcher.snapshot().models:
             raise InvalidArgument(f"Request for unknown model : {model}")
         if update:
-            self._dispatcher.coordinator.change_trace(model, _trace_change(update))
+            change = _trace_change(update)
+            if not self._file and (change.log_frequency or change.tensors):
+                wanted = "trace level 'TENSORS'" if change.tensors else "'log_frequency'"
+                raise Unimplemented(f"{wanted} is not supported: there is no setting trace_file")
+            self._dispatcher.coordinator.change_trace(model, change)
         settings = self._tuning().trace_of(model)
         return {
-            "trace_level": [TRACE_LEVELS[settings.on]],
+            "trace_level": settings.levels,
             "trace_rate": str(settings.rate),
             "trace_count": str(settings.count),
-            "log_frequency": "0",
-            "trace_file": "",
+            "log_frequency": str(settings.log_frequency),
+            "trace_file": self._file,
             "trace_mode": "triton",
         }
 
@@ -90,10 +104,13 @@ class ServerSettings:
 def _log_change(update: Mapping[str, Any]) -> LogChange:
     changes: dict[str, Any] = {}
     for name, value in update.items():
+        if name not in _LOG_SETTINGS:
+            raise InvalidArgument(f"there is no log setting '{ascii(name[:_SHOWN])[1:-1]}'")
+        if value is None:
+            continue
         if name == "log_file":
-            if value is not None:
-                raise Unimplemented("log file location can not be updated through network protocol")
-        elif name in _LOG_FLAGS:
+            raise Unimplemented("log file location can not be updated through network protocol")
+        if name in _LOG_FLAGS:
             if not isinstance(value, bool):
                 raise InvalidArgument(f"'{name}' must be true or false, got {_shown(value)}")
             changes[_LOG_FLAGS[name]] = value
@@ -103,14 +120,12 @@ def _log_change(update: Mapping[str, Any]) -> LogChange:
                     f"'log_verbose_level' must be an integer from 0, got {_shown(value)}"
                 )
             changes["verbose"] = value
-        elif name == "log_format":
+        else:
             if value not in LOG_FORMATS:
                 raise InvalidArgument(
                     f"'log_format' must be one of {', '.join(LOG_FORMATS)}, got {_shown(value)}"
                 )
             changes["format"] = value
-        else:
-            raise InvalidArgument(f"there is no log setting '{name[:_SHOWN]}'")
     return LogChange(**changes)
 
 
@@ -125,33 +140,31 @@ def _trace_change(update: Mapping[str, Any]) -> TraceChange:
             raise Unimplemented("trace file location can not be updated through network protocol")
         check = _TRACE_CHECKS.get(name)
         if check is None:
-            raise InvalidArgument(f"there is no trace setting '{name[:_SHOWN]}'")
+            raise InvalidArgument(f"there is no trace setting '{ascii(name[:_SHOWN])[1:-1]}'")
+        fields = _TRACE_NAMES.get(name, ())
         if value is None or value == []:
-            if name in _TRACE_NAMES:
-                cleared.append(_TRACE_NAMES[name])
-            continue
-        checked = check(name, value)
-        if name in _TRACE_NAMES:
-            changes[_TRACE_NAMES[name]] = checked
+            cleared += fields
+        else:
+            changes.update(zip(fields, check(name, value), strict=True))
     return TraceChange(**changes, cleared=tuple(cleared))
 
 
-def _level(name: str, value: Any) -> bool:
+def _level(name: str, value: Any) -> tuple[bool, bool]:
     levels = value if isinstance(value, list) else [value]
     for level in levels:
-        if level in ("TENSORS", "MIN", "MAX"):
-            raise Unimplemented(f"trace level '{level}' is not supported: OFF or TIMESTAMPS")
-        if level not in TRACE_LEVELS:
+        if level in ("MIN", "MAX"):
+            raise Unimplemented(f"trace level '{level}' is not supported: {' or '.join(_LEVELS)}")
+        if level not in _LEVELS:
             raise InvalidArgument(
-                f"'{name}' must be one of {', '.join(TRACE_LEVELS)}, got {_shown(level)}"
+                f"'{name}' must be one of {', '.join(_LEVELS)}, got {_shown(level)}"
             )
     if "OFF" in levels and len(set(levels)) > 1:
         raise InvalidArgument(f"'{name}' cannot be OFF together with other levels")
-    return "TIMESTAMPS" in levels
+    return "TIMESTAMPS" in levels, "TENSORS" in levels
 
 
-def _number(least: int) -> Callable[[str, Any], int]:
-    def check(name: str, value: Any) -> int:
+def _number(least: int) -> Callable[[str, Any], tuple[int]]:
+    def check(name: str, value: Any) -> tuple[int]:
         text = _single(name, value)
         try:
             number = int(text) if len(text) <= 11 else None
@@ -161,20 +174,16 @@ def _number(least: int) -> Callable[[str, Any], int]:
             raise InvalidArgument(
                 f"'{name}' must be an integer from {least} to {_LARGEST}, got {_shown(text)}"
             )
-        return number
+        return (number,)
 
     return check
 
 
-def _frequency(name: str, value: Any) -> None:
-    if _number(0)(name, value):
-        raise Unimplemented(f"'{name}' is not supported: each trace is logged at once")
-
-
-def _mode(name: str, value: Any) -> None:
+def _mode(name: str, value: Any) -> tuple[()]:
     mode = _single(name, value)
     if mode != "triton":
         raise Unimplemented(f"trace mode {_shown(mode)} is not supported: triton")
+    return ()
 
 
 def _single(name: str, value: Any) -> str:
@@ -189,10 +198,10 @@ def _shown(value: Any) -> str:
     return repr(value)[:_SHOWN]
 
 
-_TRACE_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+_TRACE_CHECKS: dict[str, Callable[[str, Any], tuple[Any, ...]]] = {
     "trace_level": _level,
     "trace_rate": _number(1),
     "trace_count": _number(UNLIMITED),
-    "log_frequency": _frequency,
+    "log_frequency": _number(0),
     "trace_mode": _mode,
 }

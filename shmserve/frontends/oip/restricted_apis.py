@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import Literal, Protocol, get_args
 
 from shmserve.config import Settings
-from shmserve.errors import ConfigError, PermissionDenied, Unavailable
+from shmserve.errors import ConfigError, NotConfigured, PermissionDenied
+from shmserve.frontends.oip.forwarded_fields import compiled
 
 Category = Literal[
     "health",
@@ -74,7 +75,7 @@ class Restricted:
         """Let a request of a category through, or not.
 
         Raises:
-            PermissionDenied: its secret is missing or wrong (over gRPC: Unavailable).
+            PermissionDenied: its secret is missing or wrong (over gRPC: NotConfigured).
         """
         rule = self._keys.get(category)
         if rule is None:
@@ -85,7 +86,7 @@ class Restricted:
         if hmac.compare_digest(given.encode(errors="surrogateescape"), wanted):
             return
         if self._grpc:
-            raise Unavailable(f"This protocol is restricted, expecting header '{name}'")
+            raise NotConfigured(f"This protocol is restricted, expecting header '{name}'")
         raise PermissionDenied(f"This API is restricted, expecting header '{header}'")
 
 
@@ -108,7 +109,8 @@ def check_settings(settings: Settings) -> None:
     """
     Restricted(settings.http_restricted_api)
     Restricted(settings.grpc_restricted_protocol, grpc=True)
-    try:
-        re.compile(settings.http_header_forward_pattern)
-    except re.error as ex:
-        raise ConfigError(f"http_header_forward_pattern: {ex}") from None
+    for name in ("http_header_forward_pattern", "grpc_header_forward_pattern"):
+        try:
+            compiled(getattr(settings, name))
+        except re.error as ex:
+            raise ConfigError(f"{name}: {ex}") from None

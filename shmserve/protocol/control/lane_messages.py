@@ -20,7 +20,7 @@ from shmserve.protocol.decoding import msgpack_decoder
 Parameter = bool | int | float | str
 INLINE_BYTES = 4096  # a tensor of so many bytes has to lie in a region
 INLINE_TOTAL = 64 * 1024  # bytes of all outputs in one answer
-READ_AHEAD = 16  # requests of one lane that are read before one of them is answered
+READ_AHEAD = 16  # answers of one lane that may be under way: no more requests, no more credit
 
 
 class LaneWindow(Struct, frozen=True, array_like=True, gc=False):
@@ -45,7 +45,8 @@ class LaneTensor(Struct, frozen=True, array_like=True, gc=False):
 
 
 class LaneOutput(Struct, frozen=True, array_like=True, gc=False):
-    """An output that is wanted; `at` None: in the answer."""
+    """An output that is wanted; `at` None: in the answer. A stream's window has one answer at a
+    time: the next one is written there when `LaneCredit` has come for it."""
 
     name: str
     at: LaneWindow | None = None
@@ -58,7 +59,10 @@ class LaneRequest(Message, frozen=True):
         number: the caller's; no two requests that are under way have the same.
         outputs: what is wanted, in this order; none: everything.
         timeout_ns: how long the answer is of use, from when the executor reads this; 0, and at
-            most: the server's `request_timeout_s`.
+            most: the server's `request_timeout_s`. Of a stream as a whole: 0, and at most, the
+            server's `stream_timeout_s`.
+        credit: how many answers of a decoupled model may be under way, 1 where an output has a
+            window. Other models have one answer, whatever it says.
     """
 
     number: int
@@ -67,6 +71,15 @@ class LaneRequest(Message, frozen=True):
     id: str = ""
     parameters: dict[str, Parameter] = {}  # noqa: RUF012 (msgspec makes a new one each time)
     timeout_ns: int = 0
+    credit: int = 0
+
+
+class LaneCredit(Message, frozen=True):
+    """So many answers of a stream were taken: as many more may come. Of more than came, the lane
+    ends; of a stream that is over, nothing happens."""
+
+    number: int
+    answers: int
 
 
 class LaneCancel(Message, frozen=True):
@@ -89,13 +102,16 @@ class LaneReceipt(Struct, frozen=True, array_like=True, gc=False):
 
 
 class LaneAnswer(Message, frozen=True):
-    """The answer to one request. With a `status` other than 200 it has no outputs, and windows
-    of the request may have been written to or not.
+    """The answer to one request, or one of a stream's, which ends with its `final` one. With a
+    `status` other than 200 it has no outputs, and windows may have been written to or not.
 
     Attributes:
         status: as over HTTP.
         code: a value of `errors.Code`; empty: it succeeded.
         error: written for the client.
+        receipt: of a stream, what this answer has cost.
+        final: none follows. Without outputs, parameters and error, it only ends a stream.
+        moved: nobody has the request, which other lanes take: this one is about to end.
     """
 
     number: int
@@ -105,9 +121,11 @@ class LaneAnswer(Message, frozen=True):
     error: str = ""
     parameters: dict[str, Parameter] = {}  # noqa: RUF012 (as above)
     receipt: LaneReceipt = LaneReceipt()
+    final: bool = True
+    moved: bool = False
 
 
-ToLane = LaneRequest | LaneCancel
+ToLane = LaneRequest | LaneCancel | LaneCredit
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_lane = msgpack_decoder(ToLane)

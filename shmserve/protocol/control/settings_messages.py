@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shmserve.core.control.runtime_settings import LogChange, LogSettings, TraceChange
+from shmserve.core.control.trace_files import GrantedTraces
 from shmserve.protocol.control.message import Message
 
 
@@ -22,11 +23,13 @@ class ChangeTrace(Message, frozen=True):
 
 
 class TakeTraces(Message, frozen=True):
-    """A frontend has sampled `wanted` requests of a model whose number of traces is limited."""
+    """A frontend has sampled `wanted` requests of a model whose number of traces is limited, or
+    that are written to files; `ids`: how many traces they are with those of their steps."""
 
     ticket: int
     model: str
     wanted: int
+    ids: int = 0
 
 
 class SetFlag(Message, frozen=True):
@@ -44,12 +47,14 @@ class FlagSet(Message, frozen=True):
 
 
 class SettingsAnswer(Message, frozen=True):
-    """Reply to all but `SetFlag`, sent after publication; `granted`: traces to be written."""
+    """Reply to all but `SetFlag`, sent after publication; `granted`: traces to be written, and
+    `traces`: which ids and places they have."""
 
     ticket: int
     granted: int = 0
     error_code: str = ""
     error: str = ""
+    traces: GrantedTraces = GrantedTraces()
 
 
 class LogChanged(Message, frozen=True):

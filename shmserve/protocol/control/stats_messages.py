@@ -8,6 +8,7 @@ from msgspec import Struct, field
 
 from shmserve.core.scheduling.rate_limiter import ResourceUse
 from shmserve.core.stats.counter_pages import Gauges
+from shmserve.core.stats.custom_metrics import InstanceMetrics
 from shmserve.core.stats.executor_counters import ExecutorCounts
 from shmserve.core.stats.request_counters import RequestCounts
 from shmserve.protocol.control.message import Message
@@ -132,7 +133,7 @@ class Report(Struct, frozen=True, array_like=True):
     `starts` and `ends`: processes by role since the service began. `unreadable`: pages
     that could not be read, left out of everything above. `gpus`: those that answer. `keys`:
     requests by the names of the keys they came with. `resources`: of the rate limiter, with the
-    names of instances.
+    names of instances. `custom`: metrics that models make for themselves.
     """
 
     models: tuple[ModelReport, ...]
@@ -146,6 +147,7 @@ class Report(Struct, frozen=True, array_like=True):
     gpus: tuple[GpuReport, ...] = ()
     keys: dict[str, int] = {}
     resources: tuple[ResourceUse, ...] = ()
+    custom: tuple[InstanceMetrics, ...] = ()
 
     def pending(self) -> dict[tuple[str, str], int]:
         """Requests that wait to be executed, by model version: those that frontends have sent to

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from shmserve import ids
 from shmserve.config import Settings
-from shmserve.errors import InvalidArgument, TooLarge, Unavailable
+from shmserve.errors import InvalidArgument, NotConfigured, TooLarge
 from shmserve.protocol.control.data_messages import Parameter
 
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
@@ -20,19 +20,16 @@ def check_name(name: str, settings: Settings) -> None:
     """Whether a model of this name may be loaded or unloaded by request.
 
     Raises:
-        Unavailable: no model may be.
+        NotConfigured: no model may be.
         InvalidArgument: no model can be called that.
     """
     if settings.model_control != "explicit":
-        raise Unavailable(NOT_EXPLICIT)
+        raise NotConfigured(NOT_EXPLICIT)
     if not name.strip():
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
-    if not ids.is_model_name(name):
-        shown = ascii(name[:64])[1:-1]
-        raise InvalidArgument(
-            f"invalid model name '{shown}', model name must not contain path traversal"
-            " characters: it is made of letters, digits and _ . + -"
-        )
+    fault = ids.model_name_fault(name)
+    if fault:
+        raise InvalidArgument(f"invalid model name '{ascii(name[:64])[1:-1]}', {fault}")
 
 
 def overrides(

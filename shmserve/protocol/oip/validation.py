@@ -26,6 +26,7 @@ from shmserve.tensor.dtypes import DATATYPES
 from shmserve.tensor.spec import ModelSpec
 
 UNKNOWN_ID = "<id_unknown>"
+_MOST_NAMES, _LONGEST_NAME = 16, 64  # of tensors that an error lists
 Find = Callable[[ModelSpec, RegionWindow], RegionRef]  # raises what `Regions.find` does
 
 
@@ -115,6 +116,7 @@ def check_outputs(
             raise InvalidArgument(
                 f"[request id: {request.id or UNKNOWN_ID}] unexpected inference output"
                 f" '{output.name}' for model '{signature.spec.name}'"
+                f"{_those_there('outputs', signature.outputs)}"
             )
         if output.region is not None:
             continue
@@ -152,7 +154,10 @@ def _input(signature: ModelSignature, source: InferInput, limits: Settings) -> C
     spec = signature.inputs.get(source.name)
     model = signature.spec.name
     if spec is None:
-        raise InvalidArgument(f"unexpected inference input '{source.name}' for model '{model}'")
+        raise InvalidArgument(
+            f"unexpected inference input '{source.name}' for model '{model}'"
+            f"{_those_there('inputs', signature.inputs)}"
+        )
     datatype = spec.datatype
     if source.datatype != datatype.name:
         if source.datatype not in DATATYPES:
@@ -229,6 +234,11 @@ def _check_batch(signature: ModelSignature, checked: list[CheckedInput]) -> None
                 f"input '{item.source.name}' batch size does not match other inputs for"
                 f" '{signature.spec.name}'"
             )
+    if not batch and checked:
+        raise InvalidArgument(
+            f"inference request batch-size must be >= 1 for '{signature.spec.name}': input"
+            f" '{checked[0].source.name}' has no row"
+        )
     if batch > signature.spec.max_batch_size:
         raise InvalidArgument(
             f"inference request batch-size must be <= {signature.spec.max_batch_size} for"
@@ -250,6 +260,14 @@ def _missing(signature: ModelSignature, request: InferRequest) -> str:
         f" {_names(got)}, but missing required input(s) {_names(missing)}. Please provide all"
         " required input(s)."
     )
+
+
+def _those_there(kind: str, names: Iterable[str]) -> str:
+    """What the model has instead, as far as it is short."""
+    known = list(names)
+    shown = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in known]
+    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    return f", whose {kind} are {_names(shown[:_MOST_NAMES])}{more}" if known else ""
 
 
 def _names(names: list[str]) -> str:

@@ -44,8 +44,9 @@ def _step(step: Any, where: str) -> EnsembleStep:
     for field in ("model_name", "input_map", "output_map"):
         if not getattr(step, field):
             raise ConfigError(f"must specify '{field}' in {where}")
-    if not ids.is_model_name(step.model_name):
-        raise ConfigError(f"model_name in {where} is not a valid model name")
+    fault = ids.model_name_fault(step.model_name)
+    if fault:
+        raise ConfigError(f"model_name in {where} is not a valid model name, {fault}")
     if step.model_version != _LATEST and step.model_version < 1:
         raise ConfigError(
             f"model_version {step.model_version} in {where} is neither -1 (the latest) nor positive"

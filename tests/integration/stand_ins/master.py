@@ -36,6 +36,7 @@ def main() -> None:
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     settings = config.load()
+    launch.prepare(settings)
     launch.begin(settings)
     guard.start_guard(settings)
     stopped.wait(120)

@@ -24,6 +24,9 @@ def main() -> int:
     parser.add_argument("--grpc-fds", type=int, nargs="*", default=[])
     parser.add_argument("--notify-socket", default="")
     parser.add_argument("--watchdog-usec", type=int, default=0)
+    parser.add_argument("--begun", type=float)
+    for address in ("--http", "--grpc"):
+        parser.add_argument(address, nargs="*", default=[])
     arguments = parser.parse_args()
     if os.fork():
         os._exit(0)

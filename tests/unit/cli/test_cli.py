@@ -65,7 +65,7 @@ def test_check_fails_without_a_repository(tmp_path, capsys):
 
 def test_a_bad_setting_is_told_and_fails(monkeypatch, capsys):
     monkeypatch.setenv("SHMSERVE_NONSENSE", "1")
-    assert cli.main(["check"]) == 1
+    assert cli.main(["check"]) == 2
     assert capsys.readouterr().err == (
         "shmserve: unknown setting SHMSERVE_NONSENSE in the environment\n"
     )
@@ -73,7 +73,7 @@ def test_a_bad_setting_is_told_and_fails(monkeypatch, capsys):
 
 def test_show_without_a_server_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SHMSERVE_RUN_DIR", str(tmp_path))
-    assert cli.main(["show", "models"]) == 1
+    assert cli.main(["show", "models"]) == 2
     assert capsys.readouterr().err == "shmserve: no server answers in the run directory\n"
     with pytest.raises(Unavailable):
         show.ask(str(tmp_path), "models")

@@ -15,6 +15,7 @@ from shmserve.coordinator.stats.counter_totals import CounterTotals
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.regions.region_book import RegionBook
+from shmserve.core.stats.custom_metrics import Family, MetricKind, Series
 from shmserve.core.stats.executor_counters import ExecutorCounters
 from shmserve.core.stats.request_counters import Reason, RequestCounters, nwords
 from shmserve.protocol.control.stats_messages import (
@@ -25,6 +26,7 @@ from shmserve.protocol.control.stats_messages import (
     Report,
     StorePages,
 )
+from shmserve.shm.metrics_area import MetricsArea
 from shmserve.shm.status_page import COUNTERS, DEPTH, SIZE
 from shmserve.transport.channel import close_all
 
@@ -158,6 +160,21 @@ def test_an_executors_page_tells_of_its_queue(world: World) -> None:
     report = world.report()
     assert [(p.owner.instance, p.depth) for p in report.processes] == [("m/1/0", 7)]
     assert report.models[0].runs.stage_ns == [4, 1, 2, 3]
+
+
+def test_models_own_metrics_are_told_as_long_as_their_executor_has_a_link(world: World) -> None:
+    page, other = world.page("executor"), world.page("executor")
+    assert world.counters.custom_metrics() == ([], 0)
+    family = Family("n", "", MetricKind.COUNTER, (Series(()),))
+    words = MetricsArea(page.fd).write([family], [1])
+    words[0] = 5
+    os.pwrite(other.fd, b"x" * 64, SIZE)
+    ((told,), unreadable) = world.counters.custom_metrics()
+    assert (told.model, told.version, told.instance) == ("m", "1", "m/1/0")
+    assert (told.families[0].series[0].values, unreadable) == ((5,), 1)
+    assert world.report().unreadable == 0  # what it has counted of its requests can be read
+    world.end(page)
+    assert world.counters.custom_metrics() == ([], 1)
 
 
 def test_what_a_killed_process_counted_stays_and_its_page_goes(world: World) -> None:

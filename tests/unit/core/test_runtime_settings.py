@@ -14,13 +14,14 @@ from shmserve.core.control.runtime_settings import (
     TraceSettings,
     initial_log,
 )
+from shmserve.core.control.trace_files import ALL_IN_ONE, GrantedTraces, TraceFiles
 
 
 def test_log_level_as_log_settings() -> None:
-    assert initial_log("debug") == LogSettings(verbose=1)
-    assert initial_log("info") == LogSettings()
-    assert initial_log("warning") == LogSettings(info=False)
-    assert initial_log("error") == LogSettings(info=False, warning=False)
+    assert initial_log("debug", "default") == LogSettings(verbose=1)
+    assert initial_log("info", "ISO8601") == LogSettings(format="ISO8601")
+    assert initial_log("warning", "default") == LogSettings(info=False)
+    assert initial_log("error", "default") == LogSettings(info=False, warning=False)
 
 
 def test_a_change_leaves_the_rest_alone() -> None:
@@ -54,9 +55,9 @@ def test_no_more_traces_than_the_limit_are_granted(
         tuning = tuning.with_trace("m", TraceChange(count=limit))
     granted = {"m": 0, "n": 0}
     for model, wanted in asked:
-        tuning, count = tuning.taken(model, wanted)
-        assert count <= wanted
-        granted[model] += count
+        tuning, given = tuning.taken(model, wanted)
+        assert given.count <= wanted
+        granted[model] += given.count
     if own:
         assert max(granted.values()) <= limit
     else:
@@ -66,6 +67,46 @@ def test_no_more_traces_than_the_limit_are_granted(
 
 def test_without_a_limit_or_when_off() -> None:
     on = RuntimeSettings().with_trace("", TraceChange(on=True))
-    assert on.taken("m", 7) == (on, 7)
+    after, granted = on.taken("m", 7)
+    assert granted == GrantedTraces(7, 1, ((ALL_IN_ONE, 7),))
+    assert after.trace == on.trace
     assert on.trace.count == UNLIMITED
-    assert RuntimeSettings().taken("m", 7) == (RuntimeSettings(), 0)
+    assert RuntimeSettings().taken("m", 7) == (RuntimeSettings(), GrantedTraces())
+
+
+def test_cleared_is_as_at_the_start() -> None:
+    start = TraceSettings(True, 5, 9, 3, True)
+    tuning = RuntimeSettings(trace=start, start=start)
+    changed = tuning.with_trace("", TraceChange(on=False, rate=1, count=2, tensors=False))
+    everything = ("on", "rate", "count", "log_frequency", "tensors")
+    assert changed.with_trace("", TraceChange(cleared=everything)) == tuning
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("", "m")), st.integers(0, 4), st.integers(1, 9), st.integers(0, 5)
+        ),
+        max_size=30,
+    )
+)
+def test_every_trace_has_ids_and_a_place_of_its_own(asked: list[tuple[str, int, int, int]]) -> None:
+    files = TraceFiles()
+    ids: set[int] = set()
+    held: dict[int, int] = {}
+    size: dict[int, int] = {}
+    for scope, frequency, count, more in asked:
+        files, granted = files.allot(scope, frequency, count, count + more)
+        own = range(granted.first, granted.first + count + more)
+        assert ids.isdisjoint(own)
+        ids.update(own)
+        assert granted.count == count == sum(here for _, here in granted.places)
+        for number, here in granted.places:
+            if number == ALL_IN_ONE:
+                assert not frequency
+                continue
+            assert size.setdefault(number, frequency) == frequency
+            held[number] = held.get(number, 0) + here
+            assert held[number] <= frequency
+    assert ids == set(range(1, len(ids) + 1))
+    assert sorted(held) == list(range(len(held)))

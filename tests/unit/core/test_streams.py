@@ -22,9 +22,9 @@ from shmserve.errors import (
     Cancelled,
     Code,
     DeadlineExceeded,
+    ExecutorLost,
     ModelFailure,
     ProtocolViolation,
-    Unavailable,
 )
 from shmserve.executor.backend import Output, Request, Response, Responses
 from tests.unit.dispatch.test_dispatch import feed, slots_in_use, until
@@ -122,6 +122,8 @@ def test_errors_of_single_answers_do_not_end_a_stream(rig: Rig) -> None:
 
 def test_an_answer_that_finds_no_room_is_replaced_by_its_error(tmp_path: Path) -> None:
     class Nothing:
+        pool_bytes = 0
+
         def grant(self, nbytes: int, timeout_s: float) -> bool:
             return nbytes < 1 << 22
 
@@ -509,7 +511,7 @@ def test_an_executors_death_in_mid_stream(rig: Rig) -> None:
         next(stream)
         for connection in list(rig.executors[0].channels._connections.values()):
             connection.channel._socket.shutdown(2)
-        with pytest.raises(Unavailable):
+        with pytest.raises(ExecutorLost):
             list(stream)
     assert told.wait(30)
     all_slots_come_back(rig)

@@ -84,7 +84,7 @@ def test_a_refusal_is_raised_as_what_it_is() -> None:
 DONE: list[tuple[FromCoordinator, Callable[[CoordinatorClient], object]]] = [
     (ModelAnswer(1, "INTERNAL", "broken"), lambda c: c.load_model("m", None, {})),
     (RegionAnswer(1, "INTERNAL", "broken"), lambda c: c.unregister_regions(Caller(5))),
-    (SettingsAnswer(1, 0, "INTERNAL", "broken"), lambda c: c.take_traces("m", 1)),
+    (SettingsAnswer(1, 0, "INTERNAL", "broken"), lambda c: c.take_traces("m", 1, 1)),
 ]
 
 

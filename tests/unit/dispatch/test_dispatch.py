@@ -24,6 +24,7 @@ from shmserve.errors import (
     Cancelled,
     Code,
     DeadlineExceeded,
+    ExecutorLost,
     Internal,
     InvalidArgument,
     ModelFailure,
@@ -279,7 +280,7 @@ def test_a_running_model_can_see_that_its_frontend_has_gone(rig: Rig) -> None:
     entry = rig.serve(patient)
     with rig.dispatcher.call(entry) as call:
         feed(call, np.ones(5000, np.float32))
-        caller = caller_that_sees(Unavailable, call)
+        caller = caller_that_sees(ExecutorLost, call)
         assert running.wait(30)
         (connection,) = rig.executors[0].channels._connections.values()
         connection.channel._socket.shutdown(2)
@@ -311,10 +312,88 @@ def test_an_executors_death_is_told_at_once(rig: Rig) -> None:
     entry = rig.serve(into_offer)
     run(rig, entry, np.ones(3, np.float32))
     rig.executors[0].close()
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="it is being restarted") as caught:
         run(rig, entry, np.ones(3, np.float32))
+    assert caught.value.retry_after_s
     assert slots_in_use(rig) == 0
     rig.executors.clear()
+
+
+def test_a_request_waits_for_a_restart_and_runs(rig: Rig) -> None:
+    entry = rig.serve(own_array)
+    rig.executors.pop().close()
+    answers: list[Array] = []
+    caller = threading.Thread(
+        target=lambda: answers.append(run(rig, entry, np.ones(3, np.float32)))
+    )
+    caller.start()
+    until(lambda: bool(rig.dispatcher.executors._waiting), "nobody waits")
+    rig.serve(own_array)
+    caller.join()
+    assert (answers[0] == 2).all()
+    assert not rig.dispatcher.executors._waiting
+
+
+def test_who_waits_for_a_restart_is_bounded_and_can_be_cancelled(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_model_requests=1, restart_wait_s=60.0)
+    try:
+        entry = rig.serve(own_array)
+        rig.executors.pop().close()
+        with rig.dispatcher.call(entry, cancellable=True) as call:
+            caller = caller_that_sees(Cancelled, call)
+            until(lambda: bool(rig.dispatcher.executors._waiting), "nobody waits")
+            with pytest.raises(QueueFull, match="wait for a restart of model 'm'"):
+                run(rig, entry, np.ones(3, np.float32))
+            call.cancel()
+            caller.join()
+        with (
+            rig.dispatcher.call(entry, RunOptions(timeout_s=0.1)) as call,
+            pytest.raises(DeadlineExceeded, match=r"gave no answer within 0\.1 s"),
+        ):
+            call.execute()
+    finally:
+        rig.close()
+
+
+def test_what_may_run_again_and_finds_nobody_is_lost_and_not_refused(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, restart_wait_s=0.0)
+
+    def dies(request: Request) -> Response:
+        for connection in list(rig.executors[0].channels._connections.values()):
+            connection.channel._socket.shutdown(2)
+        return own_array(request)
+
+    try:
+        entry = rig.serve(dies, spec=msgspec.structs.replace(SPEC, rerun=True))
+        with pytest.raises(ExecutorLost):
+            run(rig, entry, np.ones(3, np.float32))
+    finally:
+        rig.close()
+
+
+def test_what_has_run_is_lost_and_nothing_else_is(rig: Rig) -> None:
+    """A model's own word that it is not available is no promise that nothing has run."""
+
+    def dies(request: Request) -> Response:
+        for connection in list(rig.executors[0].channels._connections.values()):
+            connection.channel._socket.shutdown(2)
+        return own_array(request)
+
+    def refuses(request: Request) -> Response:
+        raise ModelFailure("not today", Code.UNAVAILABLE)
+
+    entry = rig.serve(dies)
+    with pytest.raises(ExecutorLost) as lost:
+        run(rig, entry, np.ones(3, np.float32))
+    assert (lost.value.http_status, lost.value.grpc_status, lost.value.retry_after_s) == (
+        502,
+        10,
+        0,
+    )
+    entry = rig.serve(refuses, spec=msgspec.structs.replace(SPEC, name="refuses"))
+    with pytest.raises(Unavailable) as refused:
+        run(rig, entry, np.ones(3, np.float32))
+    assert refused.value.retry_after_s == 0
 
 
 def test_a_request_runs_again_elsewhere_where_the_model_allows(rig: Rig) -> None:

@@ -23,6 +23,7 @@ from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
     ConfigError,
     DeadlineExceeded,
+    ExecutorLost,
     Internal,
     ModelFailure,
     NotFound,
@@ -252,7 +253,7 @@ def test_an_executors_death_gives_everything_back(line: Any, victim: int) -> Non
     models[victim] = dies
     whole = line(*models)
     lines.append(whole)
-    with pytest.raises(Unavailable, match=f"executor of model '{'ab'[victim]}' died"):
+    with pytest.raises(ExecutorLost, match=f"executor of model '{'ab'[victim]}' died"):
         whole.run(np.ones(5000, np.float32))
     memory = whole.rig.dispatcher.memory
     assert memory.stats().slots == memory.stats().free
@@ -386,8 +387,8 @@ def test_pipelines_in_the_settings(tmp_path: Path) -> None:
     for bad in ("a,b", "=a"):
         with pytest.raises(ConfigError, match=r"pipelines"):
             config.load({"SHMSERVE_GRPS_PIPELINES": bad})
-    with pytest.raises(ConfigError, match=r"length >= 1 - at `\$.pipelines.one`"):
+    with pytest.raises(ConfigError, match=r"bad setting pipelines.one = \[\] .* one or more"):
         config.load({"SHMSERVE_PIPELINES": "two=a;one="})
     (tmp_path / "s.toml").write_text('[pipelines]\ntwo = ["a"]\none = ["a", 7]')
-    with pytest.raises(ConfigError, match=r"at `\$.pipelines.one\[1\]`"):
+    with pytest.raises(ConfigError, match=r"bad setting pipelines.one\[1\] = 7 .*s.toml, line 1"):
         config.load({"SHMSERVE_CONFIG": str(tmp_path / "s.toml")})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmserve.config import Settings
 from shmserve.core.control.runtime_settings import TraceSettings
-from shmserve.core.registry import ModelEntry, Snapshot
+from shmserve.core.control.trace_files import GrantedTraces
+from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.core.stats import executor_counters, request_counters
 from shmserve.core.stats.counter_pages import read_gauges
 from shmserve.core.stats.failure_reasons import reason_of, reason_of_answer
@@ -260,6 +263,10 @@ def traced(entry: ModelEntry, **settings: int) -> ModelEntry:
     return ModelEntry(entry.spec, entry.state, entry.instances, trace=made)
 
 
+def everything(model: str, wanted: int, ids: int) -> GrantedTraces:
+    return GrantedTraces(wanted)
+
+
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == TRACES]
 
@@ -269,37 +276,62 @@ def test_one_of_so_many_requests_is_traced(rig: Rig, caplog: pytest.LogCaptureFi
     entry = traced(rig.serve(answer), rate=3)
     for _ in range(7):
         send(rig, entry)
-    rig.dispatcher.tracer.flush(lambda model, wanted: wanted)
+    rig.dispatcher.tracer.flush(everything)
     assert len(lines(caplog)) == 2
     assert '"executor":"m/1/0"' in lines(caplog)[0]
 
 
 def test_a_limit_is_the_coordinators_word(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", TRACES)
-    tracer = Tracer("http-1", "http")
-    entry = ModelEntry(SPEC, "READY")
-    limited = TraceSettings(True, 1, 5)
+    tracer = Tracer("http-1", "http", Settings())
+    entry = ModelEntry(SPEC, ModelState.READY, trace=TraceSettings(True, 1, 5))
     for _ in range(4):
-        tracer.add(entry, limited, "", "", {})
-    asked: list[tuple[str, int]] = []
+        trace = tracer.begin(entry, RunOptions())
+        assert trace is not None
+        tracer.end(trace)
+    asked: list[tuple[str, int, int]] = []
 
-    def take(model: str, wanted: int) -> int:
-        asked.append((model, wanted))
-        return 3
+    def take(model: str, wanted: int, ids: int) -> GrantedTraces:
+        asked.append((model, wanted, ids))
+        return GrantedTraces(3)
 
     tracer.flush(take)
-    assert asked == [("m", 4)]
+    assert asked == [("m", 4, 4)]
     assert len(lines(caplog)) == 3
     tracer.flush(take)
     assert len(asked) == 1
 
 
-def test_times_of_a_trace_are_in_order(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    import json
+@pytest.mark.parametrize(
+    ("traceparent", "ids"),
+    [
+        (f"00-{'a' * 32}-{'b' * 16}-01", {"trace_id": "a" * 32, "parent_id": "b" * 16}),
+        (f"00-{'0' * 32}-{'b' * 16}-01", {}),
+        (f"ff-{'a' * 32}-{'b' * 16}-01", {}),
+        (f"00-{'A' * 32}-{'b' * 16}-01", {}),
+        ("nonsense", {}),
+        ("", {}),
+    ],
+)
+def test_a_trace_tells_of_which_one_it_is_part(
+    rig: Rig, caplog: pytest.LogCaptureFixture, traceparent: str, ids: dict[str, str]
+) -> None:
+    caplog.set_level("INFO", TRACES)
+    entry = traced(rig.serve(answer), rate=1)
+    with rig.dispatcher.call(entry, RunOptions("7", traceparent=traceparent)) as call:
+        reservation = call.reserve(ONES.nbytes)
+        call.add_input("IN", "FP32", ONES.shape, reservation)
+        call.execute()
+    rig.dispatcher.tracer.flush(lambda model, wanted: wanted)
+    told = json.loads(lines(caplog)[0].removeprefix("trace "))
+    assert {key: told[key] for key in ("trace_id", "parent_id") if key in told} == ids
+    assert told["request"] == "7"
 
+
+def test_times_of_a_trace_are_in_order(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", TRACES)
     send(rig, traced(rig.serve(answer), rate=1))
-    rig.dispatcher.tracer.flush(lambda model, wanted: wanted)
+    rig.dispatcher.tracer.flush(everything)
     times = list(json.loads(lines(caplog)[0].removeprefix("trace "))["timestamps"].values())
     assert times == sorted(times)
-    assert len(times) == 8
+    assert len(times) == 12

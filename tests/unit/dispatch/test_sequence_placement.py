@@ -6,8 +6,9 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from shmserve.dispatch.sequence_placement import home_of, where_to_begin
+from shmserve.dispatch.sequence_placement import BegunSequences, home_of, where_to_begin
 from shmserve.shm.status_page import digest
+from tests.unit.rig import SPEC
 
 
 class View:
@@ -50,3 +51,25 @@ def test_those_that_begin_at_once_spread() -> None:
     first = Counter(order(number, *them)[0] for number in range(90))
     assert sorted(first) == ["a", "b", "c"]
     assert min(first.values()) > 15
+
+
+def test_one_that_has_just_begun_is_known_before_its_executor_tells() -> None:
+    begun, spec = BegunSequences(), SPEC
+    pools: Any = [SimpleNamespace(instance=SimpleNamespace(process=name)) for name in "ab"]
+
+    def told(sequence: int, *flags: str) -> dict[str, Any]:
+        return {"sequence_id": sequence, **{f"sequence_{flag}": True for flag in flags}}
+
+    begun.sent(spec, told(1, "start"), pools[1])
+    assert begun.home(spec, told(1), pools) is pools[1]
+    assert begun.home(spec, told(1), pools[:1]) is None  # it is not there any more
+    assert (
+        begun.home(spec, told(1, "start"), pools) is None
+    )  # it begins anew, wherever there is room
+    assert begun.home(spec, told(2), pools) is None
+    begun.sent(spec, told(1, "end"), pools[1])
+    assert begun.home(spec, told(1), pools) is None
+    for number in range(10_000):
+        begun.sent(spec, told(number, "start"), pools[0])
+    assert len(begun._processes) < 5000
+    assert begun.home(spec, told(9_999), pools) is pools[0]

@@ -43,7 +43,7 @@ def test_a_triton_model_calls_another(make: Make, way: str) -> None:
     models = FakeOtherModels(answer(7, 8))
     checks = """
 assert made.request_id() == "7" and made.correlation_id() == 3 and made.timeout() == 5
-assert made.flags() == 1 and made.requested_output_names() == ["Y"]
+assert made.flags() == 1 and made.requested_output_names() == {"Y"}
 assert made.parameters() == '{"k":"v"}' and made.inputs()[0].name() == "A"
 made.set_flags(2)
 assert made.flags() == 2 and made.model_name() == "other" and made.model_version() == 2
@@ -120,11 +120,16 @@ import triton_python_backend_utils as pb
 class TritonPythonModel:
     async def execute(self, requests):
         def made():
-            return pb.InferenceRequest(model_name="other", inputs=requests[0].inputs())
+            return pb.InferenceRequest(
+                model_name="other", inputs=requests[0].inputs(), requested_output_names=[]
+            )
         got = await asyncio.gather(made().async_exec(), made().async_exec())
         values = [r.output_tensors()[0].as_numpy() for r in got]
         async for response in await made().async_exec(decoupled=True):
             values.append(response.output_tensors()[0].as_numpy())
+        for responses in await asyncio.gather(made().async_exec(decoupled=True)):
+            for response in responses:
+                values.append(response.output_tensors()[0].as_numpy())
         sender = requests[0].get_response_sender()
         sender.send(pb.InferenceResponse([pb.Tensor("Y", np.concatenate(values))]), flags=1)
 """
@@ -133,7 +138,7 @@ class TritonPythonModel:
     responses = ask_stream(backend, spec, X=X)
     assert responses.ended.wait(30)
     assert not responses.errors
-    assert arrays(responses.sent[0])["Y"].tolist() == [5, 5, 5]
+    assert arrays(responses.sent[0])["Y"].tolist() == [5, 5, 5, 5]
     assert all(len(calling) == 1 for calling in models.calling)
 
 

@@ -13,6 +13,7 @@ import pytest
 from shmserve.errors import PeerDied
 from shmserve.executor.loop.channels import Channels
 from shmserve.executor.loop.connections import FrontendConnection
+from shmserve.executor.loop.sequence_stream_loop import receive_in_order
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.data_messages import (
     Answer,
@@ -93,6 +94,21 @@ def executor(tmp_path: Path) -> Iterator[Executor]:
 
 def request(number: int, sent_ns: int = 0) -> Execute:
     return Execute(number, "", (), (), {}, sent_ns, 0)
+
+
+def test_requests_in_the_order_in_which_they_were_sent(executor: Executor) -> None:
+    """Of those on new connections epoll tells later: they are let in one by one, and greeted."""
+    known, connection = executor.greeted()
+    executor.connect(HELLO, request(1, 1))
+    executor.connect(HELLO, request(2, 2))
+    known.send(messages.encode(request(3, 3)))
+    known.send(messages.encode(Cancel(3)))
+    events = receive_in_order(executor.channels, 1.0)
+    assert [message for _, message in events] == [
+        *(request(number, number) for number in (1, 2, 3)),
+        Cancel(3),
+    ]
+    assert events[2][0] is events[3][0] is connection
 
 
 def read(frontend: Channel) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -333,9 +334,9 @@ def counted(until: int, fails: bool = False) -> Callable[[Request], None]:
 def test_all_answers_of_a_stream_may_be_kept(rig: Rig, calls: ModelCalls) -> None:
     rig.serve(counted(50), spec=STREAM)
     running = calls.begin(call("s", stream=True), [])
-    answers = list(iter(running.next, None))
+    *answers, end = iter(running.next, None)
     assert [a.outputs[0].array.tolist() for a in answers] == [[n] for n in range(50)]
-    assert running.next() is None
+    assert (end.outputs, end.error, running.next()) == ((), None, None)
     del answers
     wait_until(lambda: nothing_is_held(rig, calls), "outputs come back")
 
@@ -369,6 +370,29 @@ def test_a_stream_that_is_left_is_cancelled(rig: Rig, calls: ModelCalls) -> None
     del running
     wait_until(lambda: nothing_is_held(rig, calls), "everything comes back")
     assert calls.begin(call("s", stream=True), []).next() is not None
+
+
+def test_a_process_that_the_model_forks_calls_nobody(rig: Rig, calls: ModelCalls) -> None:
+    """It would talk on its parent's sockets."""
+    rig.serve(double)
+    begun = calls.begin(call(), [])
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            calls.settle()
+            calls.begin(call(), [])
+        except Unavailable as ex:
+            os.write(writing, ex.message.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        assert os.read(reading, 1000) == b"a process that the model has forked cannot call models"
+    finally:
+        os.close(reading)
+        os.waitpid(pid, 0)
+    assert begun.next() is not None
 
 
 def test_an_ensemble_may_be_called(rig: Rig, calls: ModelCalls) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
-import logging
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,23 +102,50 @@ def test_execute_may_be_a_coroutine(make: Make) -> None:
     backend, spec = load(make(code, DECOUPLED))
     first, second = (ask_stream(backend, spec, X=X * factor) for factor in (1, 2))
     assert values(first) == [2]
-    assert told(second) == "on purpose"
+    assert told(second).endswith("'m_0_0', message: ValueError: on purpose")
+    backend.close()
+
+
+def test_whatever_execute_gives_may_be_a_coroutine(make: Make) -> None:
+    """An `execute` that is no coroutine function itself, and one that wants to exit."""
+    body = f"""
+    async def answer(sender, x):
+        if x == 2:
+            raise SystemExit
+        sender.send({Y.format("x")}, {FINAL})
+    return answer(requests[0].get_response_sender(), requests[0].inputs()[0].as_numpy()[1])
+    """
+    backend, spec = load(make(triton(body), DECOUPLED))
+    assert values(ask_stream(backend, spec, X=X)) == [1]
+    assert "SystemExit" in told(ask_stream(backend, spec, X=X * 2))
+    assert values(ask_stream(backend, spec, X=X * 3)) == [3]
     backend.close()
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("return []", "is using the decoupled mode and the execute function must return None."),
-        ("return [pb.InferenceResponse([])]", "must return None"),
-        ("raise ValueError('mine')", "mine"),
+        (
+            "return []",
+            "Failed to process the request(s) for model 'm_0_0', message: Python model 'm_0_0' is "
+            "using the decoupled mode and the execute function must return None.",
+        ),
+        ("return [pb.InferenceResponse([])]", "must return None."),
+        ("raise ValueError('mine')", "model 'm_0_0', message: ValueError: mine"),
         ("return None", "abandoned"),
         ("requests[0].get_response_sender()", "abandoned"),
         (f"requests[0].get_response_sender().send({Y.format(1)})", "abandoned"),
-        ("requests[0].get_response_sender().send()", "or the final flag"),
-        ("requests[0].get_response_sender().send(5)", "takes an InferenceResponse, got int"),
-        ("requests[0].get_response_sender().send(flags=7)", "no flags 7"),
-        ("pb.InferenceResponseSender()", "from a request"),
+        (
+            "requests[0].get_response_sender().send()",
+            "TritonModelException: Inference Response object must be provided when the response "
+            "flags is set to zero.",
+        ),
+        ("requests[0].get_response_sender().send(5)", "must be an InferenceResponse, not int"),
+        (
+            "requests[0].get_response_sender().send(flags=7)",
+            "Unable to send response. Unsupported flag provided.",
+        ),
+        ("pb.InferenceResponseSender()", "TypeError: InferenceResponseSender: No constructor"),
     ],
 )
 def test_streams_that_do_not_end_well(make: Make, body: str, reason: str) -> None:
@@ -131,29 +161,51 @@ def test_a_sender_in_a_cycle_is_found_by_the_collector(make: Make) -> None:
     assert told(responses) == "abandoned"
 
 
-def test_sending_after_the_final_flag_is_refused(make: Make) -> None:
-    body = f"""
-sender = requests[0].get_response_sender()
-sender.send(flags={FINAL})
-try:
-    sender.send({Y.format(1)})
-except pb.TritonModelException as ex:
-    assert "closed" in str(ex)
-    pb.Logger.log_info("refused")
-"""
-    backend, spec = load(make(triton(body), DECOUPLED))
-    records: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("shmserve.model")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+TRIED = f"""
+import builtins
+def attempt(*arguments, **flags):
     try:
-        assert values(ask_stream(backend, spec, X=X)) == []
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(logging.NOTSET)
-    assert records == ["refused"]
+        sender.send(*arguments, **flags)
+        tried.append("sent")
+    except pb.TritonModelException as ex:
+        tried.append(str(ex))
+tried = builtins.tried = []
+sender = requests[0].get_response_sender()
+answer = {Y.format(1)}
+"""
+CLOSED = "Unable to send response. Response sender has been closed."
+SECOND = "Unable to send response. Non-decoupled model cannot send more than one response."
+EMPTY = (
+    "Unable to send response. Non-decoupled model cannot send complete final before sending a "
+    "response."
+)
+
+
+@pytest.fixture
+def tried() -> Iterator[Callable[[], list[str]]]:
+    """What a model that begins with `TRIED` was told."""
+    yield lambda: builtins.tried  # type: ignore[attr-defined]
+    del builtins.tried  # type: ignore[attr-defined]
+
+
+def test_nothing_is_sent_after_the_final_flag(make: Make, tried: Callable[[], list[str]]) -> None:
+    body = f"{TRIED}attempt(answer, {FINAL})\nattempt(answer)\nattempt(flags={FINAL})"
+    backend, spec = load(make(triton(body), DECOUPLED))
+    assert values(ask_stream(backend, spec, X=X)) == [1]
+    assert tried() == ["sent", CLOSED, CLOSED]
+
+
+def test_nothing_is_sent_after_a_decoupled_execute_has_failed(
+    make: Make, tried: Callable[[], list[str]]
+) -> None:
+    body = TRIED + "attempt(answer)\nself.attempt = attempt, answer\nraise ValueError('mine')"
+    more = "\n    def finalize(self):\n        self.attempt[0](self.attempt[1])\n"
+    backend, spec = load(make(triton(body, more), DECOUPLED))
+    responses = ask_stream(backend, spec, X=X)
+    assert "mine" in told(responses)
+    backend.close()
+    assert tried() == ["sent", CLOSED]
+    assert len(responses.sent) == 1
 
 
 def test_bad_responses_and_errors_are_told_in_their_place(make: Make) -> None:
@@ -231,16 +283,68 @@ def test_ordinary_models_may_send_their_response(make: Make, body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "reason"),
+    ("body", "told"),
     [
-        (f"s.send({Y.format(5)})\ns.send({Y.format(6)})", "more than one response"),
-        (f"s.send(flags={FINAL})", "without a response"),
-        (f"s.send({Y.format(5)}, {FINAL})\ns.send(flags={FINAL})", "closed"),
-        ("return None", "let go of the request"),
-        ("return 5", "Expected a list in the execute return, got int"),
+        (
+            f"attempt(answer)\nattempt({Y.format(2)})\nattempt(flags={FINAL})",
+            ["sent", SECOND, "sent"],
+        ),
+        (
+            f"attempt(answer, {FINAL})\nattempt({Y.format(2)})\nattempt(flags={FINAL})",
+            ["sent", SECOND, CLOSED],
+        ),
+        (f"attempt(flags={FINAL})\nattempt(answer, {FINAL})", [EMPTY, "sent"]),
+        (f"attempt(answer)\nsender.send({Y.format(2)})", ["sent"]),
+        (f"attempt(answer, {FINAL})\nreturn [{Y.format(2)}]", ["sent"]),
+        (f"attempt(answer)\nreturn [{Y.format(2)}]", ["sent"]),
+        (f"attempt(answer, {FINAL})\nraise ValueError", ["sent"]),
+        (f"attempt(answer, {FINAL})\nreturn 5", ["sent"]),
+        ("attempt(answer)\nself.kept = sender", ["sent"]),
     ],
 )
-def test_ordinary_models_send_exactly_one(make: Make, body: str, reason: str) -> None:
+def test_the_first_response_of_an_ordinary_model_is_its_answer(
+    make: Make, tried: Callable[[], list[str]], body: str, told: list[str]
+) -> None:
+    backend, spec = load(make(triton(TRIED + body)))
+    assert arrays(ask(backend, spec, ("Y",), X=X))["Y"].tolist() == [1]
+    assert tried() == told
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [("return [answer]", [SECOND, CLOSED]), ("raise ValueError('mine')", [CLOSED, EMPTY])],
+)
+def test_what_an_ordinary_model_sends_late_is_refused(
+    make: Make, tried: Callable[[], list[str]], end: str, told: list[str]
+) -> None:
+    more = (
+        "\n    def finalize(self):\n        attempt, answer = self.kept\n"
+        f"        attempt(answer)\n        attempt(flags={FINAL})\n"
+    )
+    backend, spec = load(make(triton(f"{TRIED}self.kept = attempt, answer\n{end}", more)))
+    response = ask(backend, spec, ("Y",), X=X)
+    assert (response.error is None) is (told[0] is SECOND)
+    backend.close()
+    assert tried() == told
+
+
+def test_one_failure_of_a_batch_leaves_what_others_were_sent(make: Make) -> None:
+    body = f"requests[0].get_response_sender().send({Y.format(1)}, {FINAL})\nraise ValueError('x')"
+    backend, _ = load(make(triton(body)))
+    good, bad = backend.execute([FakeBackendRequest(("Y",), X=X), FakeBackendRequest(("Y",), X=X)])
+    assert arrays(good)["Y"].tolist() == [1]
+    assert "ValueError: x" in failure_of(bad).message
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (f"s.send(flags={FINAL})", EMPTY),
+        ("return None", "let go of the request"),
+        ("return 5", "Expected a list in the execute return, found type '<class 'int'>'."),
+    ],
+)
+def test_ordinary_models_that_send_nothing(make: Make, body: str, reason: str) -> None:
     backend, spec = load(make(triton("s = requests[0].get_response_sender()\n" + body)))
     assert reason in failure_of(ask(backend, spec, ("Y",), X=X)).message
 
@@ -274,6 +378,38 @@ def test_an_ordinary_execute_may_be_a_coroutine(make: Make) -> None:
         else:
             assert response.error is not None
     backend.close()
+
+
+def test_a_waiting_coroutine_is_told_that_its_request_is_cancelled(make: Make) -> None:
+    """The executor's own thread, which alone sees what comes, looks while it waits."""
+    body = """
+    import asyncio
+    while not requests[0].is_cancelled():
+        await asyncio.sleep(0.001)
+    return [pb.InferenceResponse(error=pb.TritonError("given up", pb.TritonError.CANCELLED))]
+    """
+    backend, _ = load(make(triton(body).replace("def execute", "async def execute")))
+    request = LookedAt(("Y",), X=X)
+    (response,) = backend.execute([request])
+    assert failure_of(response).message == "given up"
+    backend.close()
+
+
+class LookedAt(FakeBackendRequest):
+    """Cancelled from when the thread that made it has looked."""
+
+    def __init__(self, *arguments: Any, **inputs: Any) -> None:
+        self._thread = threading.get_ident()
+        self._seen = False
+        super().__init__(*arguments, **inputs)
+
+    @property
+    def cancelled(self) -> bool:
+        self._seen = self._seen or threading.get_ident() == self._thread
+        return self._seen
+
+    @cancelled.setter
+    def cancelled(self, value: bool) -> None: ...
 
 
 # ------------------------------------------------------------- native dialect

@@ -29,6 +29,7 @@ def make(tmp_path: Path) -> Make:
 
 # ------------------------------------------------------------- Triton dialect
 
+CALL = "pb.InferenceRequest(model_name='x', requested_output_names=[]"
 IDENTITY = (
     "return [pb.InferenceResponse([pb.Tensor('Y', r.inputs()[0].as_numpy())]) for r in requests]"
 )
@@ -59,6 +60,9 @@ def test_triton_initialize_and_finalize(make: Make, tmp_path: Path) -> None:
     assert pb.triton_string_to_numpy("TYPE_FP32") == np.float32
     assert pb.triton_string_to_numpy("TYPE_STRING") == np.object_
     assert pb.triton_to_numpy_type(8) == np.int32 and pb.numpy_to_triton_type(np.int32) == 8
+    assert pb.triton_to_numpy_type(99) is None and pb.numpy_to_triton_type(complex) is None
+    assert pb.TRITON_STRING_TO_NUMPY["TYPE_INT8"] == np.int8
+    assert requests[0].trace().get_context() is None
     a = self.args
     s = np.array([a["model_name"] + a["model_version"] + a["model_instance_kind"],
                   a["model_instance_device_id"]], dtype=object)
@@ -106,7 +110,7 @@ def test_triton_request_methods(make: Make) -> None:
     body = """
     r = requests[0]
     import json
-    assert r.request_id() == "request-1" and r.requested_output_names() == ["Y"]
+    assert r.request_id() == "request-1" and r.requested_output_names() == {"Y"}
     assert r.correlation_id() == 9 and r.flags() == 3 and r.timeout() == 50 and r.priority() == 2
     assert json.loads(r.parameters()) == {"own": True}
     assert not r.is_cancelled()
@@ -159,12 +163,21 @@ def test_triton_errors(make: Make, code: str, kind: Code) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("return None", "'m_0_0', message: Expected a list in the execute return, got None"),
-        ("return 5", "Expected a list in the execute return, got int"),
-        ("return []", "one response for each request: 0 for 1"),
+        (
+            "return None",
+            "Failed to process the request(s) for model 'm_0_0', message: Expected a list in the "
+            "execute return, found type '<class 'NoneType'>'.",
+        ),
+        ("return 5", "Expected a list in the execute return, found type '<class 'int'>'."),
+        (
+            "return []",
+            "Number of InferenceResponse objects do not match the number of InferenceRequest "
+            "objects. InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0",
+        ),
         ("return [None]", "Expected an 'InferenceResponse' object in the execute function return"),
-        ("return ['x']", "return list, got str"),
-        ("1 / 0", "Failed to process the request(s) for model instance 'm_0_0', message: division"),
+        ("pb.InferenceResponse([None])", "TritonModelException: output_tensors must be a list"),
+        ("return ['x']", "return list, found type '<class 'str'>'."),
+        ("1 / 0", "for model 'm_0_0', message: ZeroDivisionError: division by zero"),
         (
             "t = pb.Tensor('Y', requests[0].inputs()[0].as_numpy())\n"
             "return [pb.InferenceResponse([t, t])]",
@@ -177,23 +190,33 @@ def test_triton_errors(make: Make, code: str, kind: Code) -> None:
         ("pb.InferenceResponse(None)", "must be a list of Tensor, got NoneType"),
         ("pb.Logger.log_info(None)", "must be text, got NoneType"),
         ("pb.Logger.log('x', 1)", "must be a LogLevel, got int"),
-        ("pb.InferenceRequest(inputs=[None], model_name='x')", "inputs must be a list of Tensor"),
-        ("pb.InferenceRequest(model_name=None)", "model_name cannot be NoneType"),
-        ("pb.InferenceRequest(requested_output_names=[1])", "requested_output_names cannot be int"),
-        ("pb.MetricFamily('a', 'b', pb.MetricFamily.COUNTER)", "MetricFamily: custom metrics"),
+        (f"{CALL}, inputs=[None])", "TritonModelException: inputs must be a list of Tensor"),
+        (f"{CALL}, inputs=[5])", "TypeError: inputs must be a list of Tensor, and has int"),
+        ("pb.InferenceRequest()", "TypeError: InferenceRequest: inputs cannot be NoneType"),
+        ("pb.InferenceRequest(inputs=[])", "requested_output_names cannot be NoneType"),
+        (
+            "pb.InferenceRequest(inputs=[], requested_output_names=[])",
+            "model_name cannot be NoneType",
+        ),
+        (
+            "pb.InferenceRequest(inputs=[], requested_output_names=[1], model_name='x')",
+            "requested_output_names cannot be int",
+        ),
+        (
+            f"{CALL}, inputs=[], correlation_id=1.5)",
+            "TritonModelException: Correlation ID must be integer or string",
+        ),
         ("pb.load_model('x')", "model 'x' cannot be loaded: no server is running"),
         ("pb.unload_model('x')", "model 'x' cannot be unloaded: no server is running"),
         ("requests[0].exec()", "exec: only requests that the model has made can be run"),
-        ("pb.InferenceRequest().exec()", "exec: the InferenceRequest has no model_name"),
         (
             "requests[0].set_release_flags(2)",
             "only requests to a model with sequence_batching.iter",
         ),
         ("pb.deserialize_bytes_tensor(b'123')", "ends within an element"),
-        ("pb.triton_to_numpy_type(99)", "no data type 99"),
         ("raise pb.TritonModelException('mine')", "mine"),
         ("requests[0].inputs()[0].as_numpy()[0] = 1", "read-only"),
-        ("pb.triton_string_to_numpy('TYPE_X')", "no data type 'TYPE_X'"),
+        ("pb.triton_string_to_numpy('TYPE_X')", "KeyError: 'TYPE_X'"),
         (
             "pb.InferenceResponse([], parameters={'a': None})",
             "bool/int/str, found type",
@@ -446,3 +469,12 @@ def test_response_type_is_the_models_own() -> None:
     import triton_python_backend_utils as pb  # type: ignore[import-not-found]
 
     assert pb.InferenceResponse is InferenceResponse
+
+
+def test_a_rescheduled_request_has_no_response(make: Make) -> None:
+    body = f"requests[0].set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)\n{IDENTITY}"
+    config = f"{CONFIG}\nsequence_batching {{ iterative_sequence: true }}"
+    backend, spec = load(make(triton(body), config))
+    error = failure(ask(backend, spec, ("Y",), X=X))
+    expected = "Expected a None object in the execute function return list for reschduled request, "
+    assert f"message: {expected}found type" in error.message

@@ -10,7 +10,7 @@ import pytest
 from shmserve.config import Settings
 from shmserve.dispatch.caller_shares import FREE, CallerShares
 from shmserve.dispatch.outcome import Outcome, OutputTensor
-from shmserve.errors import ResourceExhausted
+from shmserve.errors import ResourceExhausted, TooLarge
 from shmserve.frontends.caller_numbers import of_host
 from shmserve.frontends.http2.grpc_framing import prefix
 from shmserve.testing import fake_models
@@ -33,8 +33,12 @@ def body_of(size: int) -> tuple[dict[str, object], bytes]:
 def test_one_request_may_have_the_share_and_several_a_processs_part_of_it() -> None:
     settings = Settings(max_caller_share=0.5, http_workers=3, grpc_processes=2)
     shares = CallerShares(settings, lambda: 1000)
-    with pytest.raises(ResourceExhausted, match=r"one caller may have 500 .*max_caller_share\)"):
+    with pytest.raises(TooLarge, match=r"one caller may have 500 .*max_caller_share\)"):
         shares.of(1).hold(501)
+    with pytest.raises(
+        TooLarge, match=r"have 1001 bytes: the whole pool has 1000 \(setting pool_b"
+    ):
+        shares.of(1).hold(1001)
     first, second, other = shares.of(1), shares.of(1), shares.of(2)
     first.hold(500)
     with pytest.raises(ResourceExhausted, match=r"other requests 500: one caller may have 100 "):
@@ -50,7 +54,7 @@ def test_one_request_may_have_the_share_and_several_a_processs_part_of_it() -> N
     assert not shares.held
 
 
-@pytest.mark.parametrize(("share", "pool"), [(1.0, 10), (0.5, 0)])
+@pytest.mark.parametrize(("share", "pool"), [(1.0, 1 << 40), (0.5, 0)])
 def test_nobody_is_refused_where_all_may_have_all_or_the_pool_is_not_known(
     share: float, pool: int
 ) -> None:
@@ -64,24 +68,30 @@ def client() -> Client:
     return Client()
 
 
-def test_over_http_inputs_count_before_they_are_received(client: Client) -> None:
+@pytest.mark.parametrize(
+    ("pool", "limit"), [(SIZE, "max_caller_share)"), (SIZE - 1, "the whole pool has")]
+)
+def test_over_http_inputs_count_before_they_are_received(
+    client: Client, pool: int, limit: str
+) -> None:
     document, tail = body_of(SIZE)
-    client.dispatcher.pool_bytes = SIZE
+    client.dispatcher.pool_bytes = pool
     answer = client.infer(document, tail=tail)
-    assert answer.status == 503
+    assert answer.status == 413
+    assert limit in answer.json["error"]
     assert f"have {SIZE} bytes" in answer.json["error"]
-    assert "max_caller_share)" in answer.json["error"]
+    assert "pool_bytes" in answer.json["error"]
     assert client.dispatcher.calls == []
-    assert client.dispatcher.refusals == [("identity", "ResourceExhausted")]
+    assert client.dispatcher.refusals == [("identity", "TooLarge")]
     assert not client.dispatcher.shares.held
 
 
 def test_over_http_answers_count_until_they_are_sent(client: Client) -> None:
     document, tail = body_of(SIZE)
     client.dispatcher.pool_bytes = int(1.9 * SIZE)  # enough for the input
-    assert client.infer(document, tail=tail).status == 503
+    assert client.infer(document, tail=tail).status == 413
     (call,) = client.dispatcher.calls
-    assert (call.outcomes, call.closed) == (["ResourceExhausted"], 1)
+    assert (call.outcomes, call.closed) == (["TooLarge"], 1)
     assert not client.dispatcher.shares.held
     client.dispatcher.pool_bytes = ROOMY
     seen = []
@@ -120,10 +130,10 @@ def test_over_grpc_a_request_with_too_much_is_refused(engine: str) -> None:
     with Rig(grpc_server=engine) as rig:
         rig.dispatcher.pool_bytes = SIZE
         code, details = rig.client.error("ModelInfer", request(ARRAY))
-        assert code == "RESOURCE_EXHAUSTED"
+        assert code == "INVALID_ARGUMENT"
         assert "max_caller_share" in details
         assert rig.dispatcher.calls == []
-        assert rig.dispatcher.refusals == [("identity", "ResourceExhausted")]
+        assert rig.dispatcher.refusals == [("identity", "TooLarge")]
         rig.dispatcher.pool_bytes = ROOMY
         assert rig.client.infer(request(ARRAY)).outputs
         wait_until(lambda: not rig.dispatcher.shares.held, "the answer has been sent")

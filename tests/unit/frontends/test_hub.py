@@ -7,10 +7,12 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from greenlet import getcurrent, greenlet
 
 from shmserve import waiting
 from shmserve.errors import DeadlineExceeded, PeerDied, Unavailable
@@ -250,6 +252,35 @@ def test_a_descriptor_that_was_closed_and_is_another_now(loop: Loop) -> None:
     loop.run()
 
 
+def test_what_is_told_of_a_closed_descriptor_ends_no_wait_for_its_successor(loop: Loop) -> None:
+    """Both were ready; whoever is first closes the other and waits for one with its number."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
+    (first, other), (old, its_peer), (new, silent) = pairs
+    channels, peers = [Channel(first), Channel(old)], [Channel(other), Channel(its_peer)]
+
+    def use() -> None:
+        for channel, peer in zip(channels, peers, strict=True):
+            peer.send(b"so that the loop watches it")
+            channel.receive(WATCHDOG_S)
+        waiting.sleep(0.01)  # a turn without either, or the one that came last is told of first
+        for peer in peers:
+            peer.send(b"in one turn")
+        channels[0].receive(WATCHDOG_S)
+        number = channels[1].fileno()
+        channels[1].close()
+        os.dup2(new.fileno(), number, inheritable=False)
+        channels[1] = Channel(socket.socket(fileno=number))
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            channels[1].receive(0.1)
+        assert time.monotonic() - began >= 0.1
+
+    loop.start(use)
+    loop.run()
+    for each in (*channels, *peers, new, silent):
+        each.close()
+
+
 def test_who_is_called_for_a_descriptor_that_another_waited_for_before(loop: Loop) -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel, got = Channel(one), []
@@ -369,6 +400,26 @@ def test_who_still_waits_ends_with_the_hub_in_its_thread() -> None:
     hub.close()
     assert ended == [threading.get_ident()]
     assert not hub._living
+
+
+def test_a_closed_hub_knows_nothing_of_its_thread() -> None:
+    """Else the greenlet library may free what the hub refers to, when it is collected as garbage
+    while a thread ends."""
+    hub = Hub(1, "some_threads")
+    mains: list[weakref.ref[greenlet]] = []
+
+    def run() -> None:
+        hub.run(0.0)
+        mains.append(weakref.ref(getcurrent()))
+        hub.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    deadline = time.monotonic() + WATCHDOG_S
+    while mains[0]() is not None:
+        assert time.monotonic() < deadline, "the thread's greenlet is still known"
+        gc.collect()  # the library frees it a moment after the thread's end
 
 
 def test_nothing_is_left_open() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shmserve.config import Settings
+from shmserve.core.control.runtime_settings import initial
 from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import InvalidArgument, ShmserveError, Unimplemented
 from shmserve.frontends.oip.log_and_trace import ServerSettings
@@ -61,7 +62,8 @@ def test_null_and_nothing_clear(server: ServerSettings) -> None:
     [
         ({"trace_file": "/tmp/x"}, Unimplemented, "trace file location can not be updated"),
         ({"trace_file": None}, Unimplemented, "trace file location can not be updated"),
-        ({"trace_level": ["TENSORS"]}, Unimplemented, "'TENSORS' is not supported"),
+        ({"trace_level": ["TENSORS"]}, Unimplemented, "'TENSORS' is not supported: there is no"),
+        ({"trace_level": ["MAX"]}, Unimplemented, "trace level 'MAX' is not supported: OFF or"),
         ({"trace_level": ["LOUD"]}, InvalidArgument, "'trace_level' must be one of OFF"),
         ({"trace_level": ["OFF", "TIMESTAMPS"]}, InvalidArgument, "OFF together"),
         ({"trace_level": 3}, InvalidArgument, "'trace_level' must be one of"),
@@ -71,7 +73,8 @@ def test_null_and_nothing_clear(server: ServerSettings) -> None:
         ({"trace_count": "-2"}, InvalidArgument, "'trace_count' must be an integer from -1"),
         ({"trace_count": "9" * 5000}, InvalidArgument, "'trace_count' must be"),
         ({"trace_mode": "opentelemetry"}, Unimplemented, "trace mode 'opentelemetry'"),
-        ({"log_frequency": "10"}, Unimplemented, "'log_frequency' is not supported"),
+        ({"log_frequency": "10"}, Unimplemented, "'log_frequency' is not supported: there is no"),
+        ({"log_frequency": "-1"}, InvalidArgument, "'log_frequency' must be an integer from 0"),
         ({"trace_colour": "red"}, InvalidArgument, "there is no trace setting 'trace_colour'"),
     ],
 )
@@ -81,6 +84,41 @@ def test_what_cannot_be_traced_is_refused_by_name_and_changes_nothing(
     with pytest.raises(error, match=text):
         server.trace("", {"trace_rate": "5", **update})
     assert server.trace() == OFF
+
+
+STARTED = Settings(
+    trace_level=("TIMESTAMPS", "TENSORS"),
+    trace_rate=7,
+    trace_count=100,
+    trace_log_frequency=5,
+    trace_file="/var/lib/traces/t.json",
+    log_level="warning",
+    log_format="ISO8601",
+)
+
+
+def test_what_the_service_was_started_with() -> None:
+    dispatcher = FakeDispatcher([(SPEC, lambda request: Outcome())])
+    dispatcher.coordinator.tuning = initial(STARTED)
+    server = ServerSettings(dispatcher, STARTED)
+    started = {
+        "trace_level": ["TIMESTAMPS", "TENSORS"],
+        "trace_rate": "7",
+        "trace_count": "100",
+        "log_frequency": "5",
+        "trace_file": "t.json",
+        "trace_mode": "triton",
+    }
+    assert server.trace() == server.trace("m") == started
+    off = {"trace_level": ["OFF"], "trace_rate": "1", "trace_count": "2", "log_frequency": "3"}
+    assert server.trace("", off) == server.trace("m") == {**started, **off}
+    own = {"trace_level": ["TENSORS"], "log_frequency": "9"}
+    assert server.trace("m", own) == {**started, **off, **own}
+    assert server.trace("", {**dict.fromkeys(off)}) == started, "null: as at the start"
+    assert server.trace("m") == {**started, **own}
+    assert server.trace("m", {"trace_level": [], "log_frequency": None}) == started
+    log = server.logging()
+    assert (log["log_info"], log["log_warning"], log["log_format"]) == (False, True, "ISO8601")
 
 
 def test_traces_of_an_unknown_model(server: ServerSettings) -> None:
@@ -105,12 +143,18 @@ def test_log_settings(server: ServerSettings) -> None:
     assert server.logging({"log_file": None})["log_file"] == ""
 
 
+def test_null_leaves_a_log_setting_alone(server: ServerSettings) -> None:
+    before = server.logging({"log_info": False, "log_verbose_level": 3})
+    assert server.logging(dict.fromkeys(before)) == before
+
+
 @pytest.mark.parametrize(
     ("update", "error", "text"),
     [
         ({"log_file": "/tmp/x"}, Unimplemented, "log file location can not be updated"),
         ({"log_info": "true"}, InvalidArgument, "'log_info' must be true or false, got 'true'"),
-        ({"log_warning": None}, InvalidArgument, "'log_warning' must be true or false"),
+        ({"log_warnings": False}, InvalidArgument, "there is no log setting 'log_warnings'"),
+        ({"log_nosuch": None}, InvalidArgument, "there is no log setting 'log_nosuch'"),
         ({"log_verbose_level": True}, InvalidArgument, "'log_verbose_level' must be an integer"),
         ({"log_verbose_level": -1}, InvalidArgument, "'log_verbose_level' must be an integer"),
         ({"log_verbose_level": 1 << 40}, InvalidArgument, "'log_verbose_level' must be"),

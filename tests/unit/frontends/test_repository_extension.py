@@ -22,7 +22,7 @@ from shmserve.frontends.http.error_handlers import ErrorHandlers
 from shmserve.frontends.http.origin_check import OriginCheck
 from shmserve.frontends.http.restricted_api import Guard, HttpApp
 from shmserve.frontends.http.route_table import Routes
-from shmserve.frontends.http.routes.header_parameters import compiled, forwarded
+from shmserve.frontends.oip.forwarded_fields import compiled, forwarded
 from shmserve.frontends.oip.repository import IndexRow, Repository
 from shmserve.frontends.oip.restricted_apis import CATEGORIES, Restricted, check_settings
 from shmserve.frontends.presented_keys import PresentedKeys
@@ -62,11 +62,38 @@ def test_a_load_is_passed_on(repository: Repository, dispatcher: FakeDispatcher)
     assert dispatcher.coordinator.unloads == ["m"]
 
 
-@pytest.mark.parametrize("name", ["..", "a/b", "../m", "a..b", ".git", "x" * 256, "a\0b", "$(x)"])
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "../m", "a\\b", "$/x"])
 def test_a_name_that_leads_elsewhere_is_refused(repository: Repository, name: str) -> None:
     for act in (lambda: repository.load(name, {}, caller), lambda: repository.unload(name)):
-        with pytest.raises(InvalidArgument, match="path traversal"):
+        with pytest.raises(InvalidArgument, match="must not contain path traversal characters"):
             act()
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("...", "it begins with '.', and names begin with a letter"),
+        (".git", "it begins with '.'"),
+        ("-m", "it begins with '-'"),
+        ("$(x)", r"it has '\$', and names have letters, digits and _ \. \+ - only"),
+        ("a\0b", r"it has '\\x00'"),
+        ("m\udcff", r"it has '\\udcff'"),
+        ("mod\u00e8le", r"it has '\\xe8'"),
+        ("x" * 256, "it has 256 characters, and names have at most 255"),
+    ],
+)
+def test_what_is_wrong_with_a_name_is_told(repository: Repository, name: str, part: str) -> None:
+    for act in (lambda: repository.load(name, {}, caller), lambda: repository.unload(name)):
+        with pytest.raises(InvalidArgument, match=f"^invalid model name '.*', {part}") as caught:
+            act()
+        assert "traversal" not in caught.value.message
+
+
+def test_an_unknown_model_is_unloaded_already(
+    repository: Repository, dispatcher: FakeDispatcher
+) -> None:
+    repository.unload("a..b_+-.c")
+    assert dispatcher.coordinator.unloads == ["a..b_+-.c"]
 
 
 @pytest.mark.parametrize("name", ["", "  ", "\t"])
@@ -204,7 +231,7 @@ def test_over_grpc_the_header_has_a_prefix_and_the_answer_is_unavailable() -> No
         (("health:secret",), "item 1 is not"),
         (("health:=secret",), "item 1 is not"),
         (("health:key=",), "item 1 is not"),
-        (("healthy:key=secret",), "no category 'healthy'"),
+        (("healthy:key=secret",), "unknown restricted api 'healthy'"),
         (("health:a=secret", "health:b=secret"), "api 'health' can not be specified in multiple"),
     ],
 )
@@ -293,16 +320,19 @@ def test_headers_become_parameters() -> None:
     assert request.parameters == {"x-user": "me", "own": 1, "trace-id": "7"}
 
 
-@pytest.mark.parametrize("key", ["HTTP_PRIORITY", "HTTP_TRITON_X", "HTTP_SEQUENCE_ID"])
+@pytest.mark.parametrize("key", ["priority", "triton-x", "sequence-id"])
 def test_reserved_parameters_are_not_forwarded(key: str) -> None:
     pattern = compiled(".*")
     assert pattern is not None
     with pytest.raises(InvalidArgument, match="reserved for Triton usage"):
-        forwarded(pattern, {key: "1"})
+        forwarded(pattern, [(key, "1")])
 
 
 def test_a_pattern_must_be_one() -> None:
     assert compiled("") is None
-    check_settings(Settings(http_header_forward_pattern="^x-"))
-    with pytest.raises(ConfigError, match="http_header_forward_pattern"):
-        check_settings(Settings(http_header_forward_pattern="("))
+    check_settings(
+        Settings(http_header_forward_pattern="^x-", grpc_header_forward_pattern="(?-i)X")
+    )
+    for name in ("http_header_forward_pattern", "grpc_header_forward_pattern"):
+        with pytest.raises(ConfigError, match=name):
+            check_settings(Settings(**{name: "("}))

@@ -86,6 +86,20 @@ def test_streams(mode: str, key: str, sent: dict[str, Any]) -> None:
     assert client.client.simulate_post("/v1/chat", body=b"{").content == b"POST {"
 
 
+def test_header_names_with_underscores() -> None:
+    heads: list[Any] = []
+
+    def keeps(request: Any) -> Any:
+        heads.append(custom_http.decode_request(request.inputs["http"].view))
+        return models.http_echo(request)
+
+    own = {"extras": {"shmserve.underscored": {"my_header_1": "a", "x_s": "true"}}}
+    client = chat(keeps, grps_streaming_ctrl_mode="header_param", grps_streaming_ctrl_key="X_S")
+    answer = client.client.simulate_post("/v1/chat", headers={"My-Header": "b"}, **own)
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert {("My_Header_1", "a"), ("My-Header", "b")} <= set(heads[0].headers)
+
+
 def test_failures_are_short_text() -> None:
     def defect(request: Any) -> Any:
         raise RuntimeError("/home/secret")

@@ -26,7 +26,7 @@ def all_levels(mark):
 told = json.loads(sys.argv[1])
 if told.get("early"):
     logs.apply(LogSettings(info=False))
-logs.setup("me 100%", told["level"])
+logs.setup("me 100%", told["level"], told.get("form", "text"))
 all_levels("first")
 if "then" in told:
     logs.apply(LogSettings(**told["then"]))
@@ -70,9 +70,44 @@ def test_the_format_changes_the_timestamps() -> None:
     assert "INFO me 100% shmserve.x: then info" in lines[0]
     first = run(level="info")
     assert "T" not in first[0].split()[0]
-    assert any(line.startswith("[2") for line in first)
+    assert {line.split(" me 100% ")[1].split(":")[0] for line in first} >= {"gunicorn.error"}
 
 
 def test_what_the_coordinator_said_before_the_setup_stays() -> None:
     lines = run(level="info", early=True)
     assert levels(lines, "first")[:2] == ["warning", "error"]
+
+
+def test_every_line_can_be_an_object() -> None:
+    lines = [json.loads(line) for line in run(level="info", form="json")]
+    assert {line["logger"] for line in lines} == {"shmserve.x", "gunicorn.error", "shmserve.trace"}
+    first = lines[0]
+    assert (first["level"], first["process"], first["message"]) == ("info", "me 100%", "first info")
+    assert (first["time"][10], first["time"][-1]) == ("T", "Z")
+    assert isinstance(first["pid"], int)
+
+
+PRINTS = """
+import logging, sys
+from shmserve.observe import logs, model_output
+logs.setup("m", "info", "json")
+model_output.limit(1000)
+print("printed\\nby a model")
+try:
+    raise ValueError("why")
+except ValueError:
+    logging.getLogger("x").error("failed", exc_info=True, extra={"request": "r-1", "status": 500})
+"""
+
+
+def test_what_models_print_and_tracebacks_are_objects_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert [json.loads(line)["message"] for line in done.stdout.splitlines()] == [
+        "printed",
+        "by a model",
+    ]
+    (failed,) = map(json.loads, done.stderr.splitlines())
+    assert (failed["request"], failed["status"], failed["message"]) == ("r-1", 500, "failed")
+    assert "ValueError: why" in failed["exception"]

@@ -78,7 +78,8 @@ def test_sizes_come_from_shapes() -> None:
         (
             ADD_SUB,
             [one((16,), 64, "INT32"), one((16,), 64, "INT32", "NOPE")],
-            "unexpected inference input 'NOPE' for model 'm'",
+            r"unexpected inference input 'NOPE' for model 'm', whose inputs are"
+            r" \['INPUT0','INPUT1'\]$",
         ),
         (
             ADD_SUB,
@@ -92,6 +93,11 @@ def test_sizes_come_from_shapes() -> None:
             BATCHED,
             [one((9, 4), 144), one((9, 4), 144, name="INPUT1")],
             "batch-size must be <= 8 for 'm'",
+        ),
+        (
+            BATCHED,
+            [one((0, 4), 0), one((0, 4), 0, name="INPUT1")],
+            "batch-size must be >= 1 for 'm': input 'INPUT0' has no row",
         ),
         (
             BATCHED,
@@ -164,13 +170,21 @@ def test_regions_become_places() -> None:
     )
 
 
+def test_names_that_an_error_lists_are_bounded() -> None:
+    tensors = tuple(TensorSpec(f"{'x' * 100}{n}", "FP32", (1,)) for n in range(40))
+    signature = make_signature(ModelSpec("m", "1", "", "python", 0, tensors, tensors))
+    with pytest.raises(InvalidArgument, match=r"'x{64}…'\] and 24 more$") as told:
+        check(signature, one((1,), 4))
+    assert len(told.value.message) < 1500
+
+
 def test_outputs_default_to_all() -> None:
     wanted, _ = check_outputs(ADD_SUB, InferRequest(()), LIMITS, nowhere)
     assert [output.name for output in wanted] == ["OUTPUT0", "OUTPUT1"]
 
 
 def test_wrong_outputs_are_refused_before_the_model_runs() -> None:
-    with pytest.raises(InvalidArgument, match="unexpected inference output 'NOPE'"):
+    with pytest.raises(InvalidArgument, match=r"output 'NOPE' .* are \['OUTPUT0','OUTPUT1'\]$"):
         check_outputs(ADD_SUB, InferRequest((), (InferOutput("NOPE"),)), LIMITS, nowhere)
     half = make_signature(spec("m", "FP16", (-1,)))
     with pytest.raises(InvalidArgument, match="sending FP16 data via JSON"):

@@ -82,12 +82,38 @@ def test_hidden_and_plain_files_are_left_out(tmp_path: Path) -> None:
     assert found.failures == {}
 
 
+def test_folders_that_are_no_models_are_skipped_and_told_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, "a")
+    (tmp_path / "__pycache__/1").mkdir(parents=True)
+    (tmp_path / "notes/drafts").mkdir(parents=True)
+    (tmp_path / "new").mkdir()
+    caplog.set_level("INFO")
+    found = repository.scan([str(tmp_path)])
+    assert set(found.models) == {"a"}
+    assert found.failures == {}
+    assert caplog.messages == [
+        "skipped folders without a version and config.pbtxt: __pycache__, new, notes"
+    ]
+    assert repository.names([str(tmp_path)]) == ["a"] == list(repository.survey([str(tmp_path)]))
+    with pytest.raises(ConfigError, match=r"config.pbtxt is missing"):
+        repository.find([str(tmp_path)], "new")  # who asks for it is told
+
+
+@pytest.mark.parametrize("there", ["config.pbtxt", "1/"])
+def test_what_may_be_meant_as_a_model_is_a_failure(tmp_path: Path, there: str) -> None:
+    (tmp_path / "m" / there).parent.mkdir(parents=True)
+    (tmp_path / "m" / there).mkdir()
+    assert set(repository.scan([str(tmp_path)]).failures) == {"m"}
+
+
 def test_bad_names_are_failures(tmp_path: Path) -> None:
-    (tmp_path / "bad name").mkdir()
-    os.mkdir(os.fsencode(tmp_path) + b"/\xff\xfe")
+    (tmp_path / "bad name/1").mkdir(parents=True)
+    os.makedirs(os.fsencode(tmp_path) + b"/\xff\xfe/1")
     found = repository.scan([str(tmp_path)])
     assert found.models == {}
-    assert found.failures["bad name"] == "'bad name' is not a valid model name"
+    assert found.failures["bad name"].startswith("'bad name' is not a valid model name, it has ' '")
     other = next(name for name in found.failures if name != "bad name")
     assert other.isascii()
     for reason in found.failures.values():

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from shmserve.core.memory.slots import SlotState
-from shmserve.errors import ArenaExhausted, ProtocolViolation, StaleDescriptor, Unavailable
+from shmserve.errors import (
+    ArenaExhausted,
+    ProtocolViolation,
+    StaleDescriptor,
+    TooLarge,
+    Unavailable,
+)
 from shmserve.protocol.control.data_messages import Descriptor
 from shmserve.shm.arena import ArenaMemory
 from tests.no_descriptors import no_descriptors
@@ -144,3 +150,19 @@ def test_a_segment_of_its_own_may_be_given_back_and_the_first_shared_one_not(
     assert memory.may_shrink
     memory.trim()
     assert (memory.may_shrink, memory.stats().segments) == (False, 1)
+
+
+def test_what_the_pool_can_never_hold_is_not_asked_for() -> None:
+    class Small(Unlimited):
+        pool_bytes = 4 << 20
+
+        def grant(self, nbytes: int, timeout_s: float) -> bool:
+            assert nbytes <= self.pool_bytes
+            return False
+
+    memory = ArenaMemory(Small(), lambda: "cafe0123", lambda: 1 << 20)
+    with pytest.raises(TooLarge, match=r"whole pool of 4194304 bytes \(setting pool_bytes\)"):
+        memory.reserve((4 << 20) + 1)
+    with pytest.raises(ArenaExhausted, match="right now"):
+        memory.reserve(4 << 20)
+    memory.close()

@@ -2,6 +2,7 @@
 
 import socket
 
+import msgspec
 import pytest
 
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
@@ -44,6 +45,43 @@ def snapshot(complete=True, draining=False, failed=None, **models):
 def test_the_status_line_and_readiness(registry, line, ready):
     assert status_line(registry) == line
     assert registry.ready is ready
+
+
+READY, LOADING = ModelState.READY, ModelState.LOADING
+
+
+@pytest.mark.parametrize(
+    ("requires", "registry", "missing"),
+    [
+        (("all",), snapshot(complete=False), "it has not read its repository yet"),
+        (("all",), snapshot(draining=True, a=READY), "it is about to stop"),
+        (
+            ("all",),
+            snapshot(a=READY, b=LOADING, c=ModelState.UNAVAILABLE, failed={"d": "/a/path"}),
+            "'d' cannot be served, 'b' version 1 is loading, 'c' version 1 is unavailable",
+        ),
+        (("any",), snapshot(a=READY, b=LOADING, failed={"d": "line 3"}), ""),
+        (("any",), snapshot(b=LOADING), "no model is ready"),
+        (("any",), snapshot(a=READY, complete=False), "it has not read its repository yet"),
+        (("a",), snapshot(a=READY, b=LOADING, failed={"d": "line 3"}), ""),
+        (("a", "b", "e"), snapshot(a=READY, b=LOADING), "'b' is loading, 'e' is not loaded"),
+    ],
+)
+def test_what_is_required_is_missing_or_not(requires, registry, missing):
+    registry = msgspec.structs.replace(registry, requires=requires)
+    assert registry.why_not_ready == missing
+    assert registry.ready is not bool(missing)
+
+
+def test_not_everything_that_is_missing_is_named():
+    registry = snapshot(**{f"m{number}": LOADING for number in range(100)})
+    assert registry.why_not_ready.endswith("'m7' version 1 is loading and 92 more")
+
+
+def test_a_model_without_an_instance_is_missing():
+    entry = ModelEntry(ModelSpec("m", "1", "", "python", 0, (), ()), READY)
+    registry = Snapshot("e1", 0, {"m": {"1": entry}}, True, requires=("m",))
+    assert registry.why_not_ready == "'m' has no instance"
 
 
 @pytest.fixture

@@ -45,11 +45,12 @@ def all_answers(
     inputs: Mapping[str, Any],
     options: CallOptions,
 ) -> Iterator[dict[str, Any]]:
-    """Outputs by name, of each answer."""
+    """Outputs by name, of each answer that has any."""
     running = models.begin(_call(request, model, inputs, options, stream=True), [request])
     try:
         while (answer := running.next()) is not None:
-            yield _outputs(answer)
+            if answer.outputs or answer.error is not None:
+                yield _outputs(answer)
     finally:
         running.abandoned()
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from shmserve.executor.backends.triton.data_types import as_strings
 from shmserve.executor.backends.triton.exceptions import TritonModelException
-from shmserve.executor.backends.triton.tensor import Tensor
+from shmserve.executor.backends.triton.tensor import Tensor, check_tensors
 from shmserve.executor.calling import CalledTensor, ModelCall
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.tensor.dtypes import from_numpy
@@ -23,7 +23,6 @@ _KINDS = {
     "model_name": str,
     "model_version": int,
     "flags": int,
-    "correlation_id": int | str,
     "timeout": int,
 }
 
@@ -32,8 +31,8 @@ class CalledRequest(Struct, frozen=True):
     """The fields of a request that a model has made; what a received one has, under its names.
 
     Raises:
-        TypeError: a field of a wrong type.
-        TritonModelException: an input that is no tensor.
+        TypeError: a field of a wrong type, or an input that is no tensor.
+        TritonModelException: an input is None, or the correlation id neither a number nor text.
     """
 
     request_id: Any
@@ -53,8 +52,9 @@ class CalledRequest(Struct, frozen=True):
             _check(field, getattr(self, field), kind)
         for name in self.requested_output_names:
             _check("requested_output_names", name, str)
-        if not all(isinstance(tensor, Tensor) for tensor in self.inputs):
-            raise TritonModelException("inputs must be a list of Tensor")
+        check_tensors("inputs", self.inputs)
+        if not isinstance(self.correlation_id, int | str):
+            raise TritonModelException("Correlation ID must be integer or string")
 
     @property
     def id(self) -> str:
@@ -70,13 +70,7 @@ class CalledRequest(Struct, frozen=True):
         return {**own, "sequence_id": self.correlation_id, "timeout": self.timeout}
 
     def call(self, decoupled: bool) -> ModelCall:
-        """What is asked of the other model.
-
-        Raises:
-            TritonModelException: it does not say of which.
-        """
-        if not self.model_name:
-            raise TritonModelException("exec: the InferenceRequest has no model_name")
+        """What is asked of the other model."""
         parameters = dict(self.own_parameters)
         if self.correlation_id:
             parameters["sequence_id"] = self.correlation_id

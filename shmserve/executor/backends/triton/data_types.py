@@ -33,28 +33,32 @@ class DataType(IntEnum):
     TYPE_BF16 = 14
 
 
+# By a data type's name; BF16 is that of ml_dtypes
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    name: ml_dtypes.bfloat16 if kind.name == "BF16" else kind.numpy.type
+    for name, kind in BY_CONFIG_NAME.items()
+}
+
+
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """The numpy type of e.g. "TYPE_FP32"; strings are objects, BF16 is that of ml_dtypes."""
-    kind = BY_CONFIG_NAME.get(triton_type_string)
-    if kind is None:
-        raise TritonModelException(f"there is no data type '{triton_type_string}'")
-    return ml_dtypes.bfloat16 if kind.name == "BF16" else kind.numpy.type
+    """The numpy type of e.g. "TYPE_FP32"; strings are objects.
+
+    Raises:
+        KeyError: there is no such data type.
+    """
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """The numpy type of a data type's number."""
-    try:
-        return triton_string_to_numpy(DataType(data_type).name)
-    except ValueError:
-        raise TritonModelException(f"there is no data type {data_type}") from None
+    """The numpy type of a data type's number; None: there is none."""
+    names = DataType.__members__.items()
+    return next((TRITON_STRING_TO_NUMPY[name] for name, n in names if n == data_type), None)
 
 
-def numpy_to_triton_type(data_type: Any) -> DataType:
-    """The number of a numpy type."""
+def numpy_to_triton_type(data_type: Any) -> DataType | None:
+    """The number of a numpy type; None: there is none."""
     kind = from_numpy(np.dtype(data_type))
-    if kind is None:
-        raise TritonModelException(f"there is no data type for {np.dtype(data_type)}")
-    return DataType[kind.config_name]
+    return None if kind is None else DataType[kind.config_name]
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> Any:

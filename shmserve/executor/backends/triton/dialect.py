@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from shmserve.core.devices import ordinal_of
-from shmserve.errors import ConfigError, Internal, ModelFailure, ShmserveError
+from shmserve.errors import ConfigError, ModelFailure, ShmserveError
 from shmserve.executor.backend import BatchForm, Context, Request, Response
 from shmserve.executor.backends.config_merge import with_own_tensors
 from shmserve.executor.backends.event_loop import Tasks
 from shmserve.executor.backends.model_errors import from_exception, sanitised, without_frames
 from shmserve.executor.backends.reshape import model_side
-from shmserve.executor.backends.triton import other_models
+from shmserve.executor.backends.triton import metrics, other_models
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig
 from shmserve.executor.backends.triton.exceptions import TritonError, to_code
 from shmserve.executor.backends.triton.given_outputs import GivenOutputs
@@ -51,7 +54,7 @@ class TritonDialect:
         self._kind = kind
         self._model: Any = None
         self._sinks: dict[int, SingleSink] = {}  # of an ordinary model, by request
-        self._tasks: Tasks | None = None  # of a model whose execute is `async`
+        self._tasks: Tasks | None = None  # once `execute` has given a coroutine
 
     def start(self, context: Context) -> ModelSpec:
         spec = context.spec
@@ -68,29 +71,24 @@ class TritonDialect:
         execute = getattr(self._kind, "execute", None)
         if not callable(execute):
             raise ConfigError(f"model '{spec.name}': class TritonPythonModel has no execute")
-        if inspect.iscoroutinefunction(execute):
-            if spec.config.is_iterative and spec.decoupled:
-                raise ConfigError(
-                    f"model '{spec.name}': sequence_batching.iterative_sequence does not go with "
-                    "an async execute of a decoupled model"
-                )
-            self._tasks = Tasks()
+        iterates = spec.config.is_iterative and spec.decoupled
+        if iterates and inspect.iscoroutinefunction(execute):
+            raise ConfigError(
+                f"model '{spec.name}': sequence_batching.iterative_sequence does not go with "
+                "an async execute of a decoupled model"
+            )
         self._spec = spec
         self._check = GivenOutputs(model_side(spec))
         InferenceRequest.served = (spec.name, int(spec.version))
         InferenceRequest.iterative = spec.config.is_iterative
+        sequences = spec.config.sequence_batching
+        self._keeps_states = sequences is not UNSET and bool(sequences.state)
         self._writable = spec.parameters.get("writable_inputs") == "true"
         self._device_inputs = _has_device_inputs(spec)
         other_models.serve(context.models, self._writable)
+        metrics.serve(context.metrics)
         arguments = _arguments(context, spec)
-        instance = arguments["model_instance_name"]
-        self._failed = (
-            f"Failed to process the request(s) for model instance '{instance}', message: "
-        )
-        self._not_none = (
-            f"Python model '{instance}' is using the decoupled mode and the execute function must"
-            " return None."
-        )
+        self._instance = arguments["model_instance_name"]
         model = self._kind()
         if hasattr(model, "initialize"):
             model.initialize(arguments)
@@ -111,34 +109,48 @@ class TritonDialect:
     def _answer(self, requests: Sequence[Request]) -> Sequence[Response]:
         self._sinks.clear()
         try:
-            answers = self._model.execute(
-                [self._received(request, self._single_sender) for request in requests]
-            )
-            if self._tasks is not None:
-                answers = self._tasks.wait_for(answers)
+            answers = self._run(requests)
         except (Exception, SystemExit) as ex:
-            error = without_frames(from_exception(ex, _log, "execute failed"))
-            if isinstance(error, ModelFailure):
-                error = self._failure(error.message)
-            return [Response(error=error) for _ in requests]
-        if self._sinks:
+            error = without_frames(self._raised(ex))
+            answers = [self._sent(request) or error for request in requests]
+        else:
             answers = self._collected(requests, answers)
-        wrong = ""
-        if not isinstance(answers, list | tuple):
-            wrong = f"Expected a list in the execute return, got {_kind(answers)}"
-        elif len(answers) != len(requests):
-            wrong = (
-                f"execute must return one response for each request: {len(answers)} for "
-                f"{len(requests)}"
-            )
-        if wrong:
-            return [Response(error=self._failure(wrong)) for _ in requests]
         return [
-            Response()
-            if request.rescheduled and answer is None
-            else self._response(request, answer, request.rescheduled)
+            self._again(request, answer) if request.rescheduled else self._response(request, answer)
             for request, answer in zip(requests, answers, strict=True)
         ]
+
+    def _again(self, request: Request, answer: Any) -> Response:
+        """What a request that is to run again has so far: nothing, or states."""
+        if answer is None:
+            return Response()
+        response = self._response(request, answer, partial=True)
+        if response.error is not None or self._keeps_states:
+            return response
+        wrong = (
+            "Expected a None object in the execute function return list for reschduled request, "
+            f"found type '{type(answer)}'."
+        )
+        return Response(error=self._failure(wrong))
+
+    def _run(self, requests: Sequence[Request]) -> Any:
+        """What `execute` returns, or the coroutine that it has returned."""
+        result = self._model.execute(
+            [self._received(request, self._single_sender) for request in requests]
+        )
+        if not asyncio.iscoroutine(result):
+            return result
+
+        def look() -> None:
+            for request in requests:  # the one thread that sees what comes waits here
+                _ = request.cancelled
+
+        return self._event_loop().wait_for(result, look)
+
+    def _event_loop(self) -> Tasks:
+        if self._tasks is None:
+            self._tasks = Tasks()
+        return self._tasks
 
     def _received(
         self, request: Request, open_sender: Callable[[Request], InferenceResponseSender]
@@ -151,35 +163,74 @@ class TritonDialect:
         sink = self._sinks[id(request)] = SingleSink()
         return InferenceResponseSender.to(request, sink)
 
-    def _collected(self, requests: Sequence[Request], answers: Any) -> Any:
-        """What was sent in the place of each None that was returned."""
-        given = [None] * len(requests) if answers is None else answers
-        if not isinstance(given, list | tuple) or len(given) != len(requests):
-            return answers
-        collected = []
-        for request, answer in zip(requests, given, strict=True):
-            sink = self._sinks.get(id(request))
-            sent = sink is not None and sink.has_response
-            waits = answer is None and (sent or not request.rescheduled)
-            collected.append(sink.wait(request) if waits and sink else answer)
-        return collected
+    def _sent(self, request: Request) -> InferenceResponse | None:
+        """What was sent to a request before `execute` failed; nothing is sent from now on."""
+        sink = self._sinks.get(id(request))
+        return sink.close() if sink is not None else None
 
-    def _stream_sender(self, request: Request) -> InferenceResponseSender:
-        return InferenceResponseSender.to(request, StreamSink(request, self._response))
+    def _collected(self, requests: Sequence[Request], answers: Any) -> Sequence[Any]:
+        """An answer for each request: what was or will be sent, else what was returned."""
+        if answers is None and self._sinks:
+            answers = [None] * len(requests)
+        wrong = ""
+        if not isinstance(answers, list | tuple):
+            wrong = f"Expected a list in the execute return, found type '{type(answers)}'."
+        elif len(answers) != len(requests):
+            wrong = (
+                "Number of InferenceResponse objects do not match the number of InferenceRequest "
+                f"objects. InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) "
+                f"size is:{len(answers)}"
+            )
+        if wrong:
+            error = self._failure(wrong)
+            return [self._sent(request) or error for request in requests]
+        given: Sequence[Any] = answers
+        if not self._sinks:
+            return given
+        return [self._chosen(*pair) for pair in zip(requests, given, strict=True)]
+
+    def _chosen(self, request: Request, answer: Any) -> Any:
+        sink = self._sinks.get(id(request))
+        if sink is None:
+            return answer
+        if answer is None:
+            waits = sink.has_response or not request.rescheduled
+            return sink.wait(request) if waits else None
+        chosen = sink.take(answer)
+        if chosen is not answer:
+            _log.warning("execute has returned a response to a request that had been sent one")
+        return chosen
 
     def _stream(self, requests: Sequence[Request]) -> None:
+        sinks: list[StreamSink] = []
+
+        def open_sender(request: Request) -> InferenceResponseSender:
+            sinks.append(StreamSink(request, self._response))
+            return InferenceResponseSender.to(request, sinks[-1])
+
+        def fail(error: ShmserveError) -> None:
+            for sink in sinks:
+                sink.close()
+            for request in requests:
+                if request.responses is not None:
+                    request.responses.fail(error)
+
         # Ours until the end: what is wrong with the result must be told before its requests go.
-        given = [self._received(request, self._stream_sender) for request in requests]
+        given = [self._received(request, open_sender) for request in requests]
         try:
             result = self._model.execute(given)
         except (Exception, SystemExit) as ex:
-            _fail(requests, from_exception(ex, _log, "execute failed"))
+            fail(self._raised(ex))
             return
-        if self._tasks is not None:
-            self._tasks.run(result, lambda error: _fail(requests, error))
+        if asyncio.iscoroutine(result):
+            self._event_loop().run(result, lambda ex: fail(self._raised(ex)))
         elif result is not None:
-            _log.error("execute of a decoupled model returned %s, not None", _kind(result))
-            _fail(requests, Internal(self._not_none))
+            fail(
+                self._failure(
+                    f"Python model '{self._instance}' is using the decoupled mode and the execute "
+                    "function must return None."
+                )
+            )
 
     def close(self) -> None:
         model, self._model = self._model, None
@@ -194,7 +245,7 @@ class TritonDialect:
         if not isinstance(answer, InferenceResponse):
             wrong = (
                 "Expected an 'InferenceResponse' object in the execute function return list, "
-                f"got {_kind(answer)}"
+                f"found type '{type(answer)}'."
             )
             return Response(error=self._failure(wrong))
         error = answer.error()
@@ -207,14 +258,19 @@ class TritonDialect:
             return Response(error=ex)
         return Response(outputs=outputs, parameters=answer.plain_parameters)
 
+    def _raised(self, ex: BaseException) -> ShmserveError:
+        """What the model has raised, as Triton tells it."""
+        error = from_exception(ex, _log, "execute failed")
+        if not isinstance(error, ModelFailure):
+            return error
+        kind = type(ex).__name__
+        named = error.message.startswith(kind)
+        return self._failure(error.message if named else f"{kind}: {error.message}")
+
     def _failure(self, text: str) -> ModelFailure:
-        return ModelFailure(self._failed + text)
-
-
-def _fail(requests: Sequence[Request], error: ShmserveError) -> None:
-    for request in requests:
-        if request.responses is not None:
-            request.responses.fail(error)
+        return ModelFailure(
+            f"Failed to process the request(s) for model '{self._instance}', message: {text}"
+        )
 
 
 def _returned(error: TritonError) -> ModelFailure:

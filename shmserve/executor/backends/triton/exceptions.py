@@ -52,6 +52,7 @@ _CODES = {
 _NUMBERS = {code: number for number, code in _CODES.items()} | {
     Code.RESOURCE_EXHAUSTED: TritonError.UNAVAILABLE,
     Code.DEADLINE_EXCEEDED: TritonError.UNAVAILABLE,
+    Code.ABORTED: TritonError.UNAVAILABLE,
 }
 
 

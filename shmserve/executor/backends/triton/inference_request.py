@@ -22,7 +22,7 @@ from shmserve.executor.backends.triton.inference_response import (
     InferenceResponse,
     checked_parameters,
 )
-from shmserve.executor.backends.triton.other_models import AsyncResponseIterator, ResponseIterator
+from shmserve.executor.backends.triton.other_models import ResponseIterator
 from shmserve.executor.backends.triton.response_sender import InferenceResponseSender
 from shmserve.executor.backends.triton.tensor import Tensor
 from shmserve.executor.backends.triton.trace import (
@@ -44,9 +44,9 @@ class InferenceRequest:
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
-        model_name: str = "",
+        inputs: Sequence[Tensor] | None = None,  # as the next two, it may not be left out
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -65,7 +65,7 @@ class InferenceRequest:
             timeout,
             checked_parameters({} if parameters is None else parameters),
         )
-        self._inputs = list(inputs)
+        self._inputs = list(inputs or ())
         self._flags = flags
 
     @classmethod
@@ -100,8 +100,8 @@ class InferenceRequest:
     def inputs(self) -> list[Tensor]:
         return self._inputs
 
-    def requested_output_names(self) -> list[str]:
-        return list(self._request.requested)
+    def requested_output_names(self) -> set[str]:
+        return set(self._request.requested)
 
     def request_id(self) -> str:
         return self._request.id
@@ -172,11 +172,9 @@ class InferenceRequest:
         """
         return other_models.execute(self._called("exec"), decoupled)
 
-    async def async_exec(
-        self, decoupled: bool = False
-    ) -> InferenceResponse | AsyncResponseIterator:
-        """As `exec`, to be awaited, also several at a time; with `decoupled` an iterator for
-        `async for`. A coroutine that is cancelled cancels its call."""
+    async def async_exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """As `exec`, to be awaited, also several at a time; with `decoupled` the iterator takes
+        `async for` as well. A coroutine that is cancelled cancels its call."""
         return await other_models.execute_async(self._called("async_exec"), decoupled)
 
     def is_cancelled(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from shmserve.executor.backends.triton.exceptions import TritonError, TritonModelException
-from shmserve.executor.backends.triton.tensor import Tensor
+from shmserve.executor.backends.triton.tensor import Tensor, check_tensors
 from shmserve.protocol.control.data_messages import Parameter
 
 
@@ -28,8 +28,7 @@ class InferenceResponse:
                 f"output_tensors must be a list of Tensor, got {type(output_tensors).__name__}"
             )
         tensors = list(output_tensors)
-        if not all(isinstance(tensor, Tensor) for tensor in tensors):
-            raise TritonModelException("output_tensors must be a list of Tensor")
+        check_tensors("output_tensors", tensors)
         if error is not None and not isinstance(error, TritonError):
             error = TritonError(str(error))
         self._tensors = tensors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from enum import IntEnum
-from functools import partial
 
 _log = logging.getLogger("shmserve.model")
 
@@ -46,7 +45,18 @@ class Logger:
             raise TypeError(f"a log message must be text, got {type(message).__name__}")
         _log.log(_LEVELS[level], "%s", message)
 
-    log_info = staticmethod(partial(log, level=Level.INFO))
-    log_warn = staticmethod(partial(log, level=Level.WARNING))
-    log_error = staticmethod(partial(log, level=Level.ERROR))
-    log_verbose = staticmethod(partial(log, level=Level.VERBOSE))
+    @staticmethod
+    def log_info(message: str | bytes) -> None:
+        Logger.log(message, Level.INFO)
+
+    @staticmethod
+    def log_warn(message: str | bytes) -> None:
+        Logger.log(message, Level.WARNING)
+
+    @staticmethod
+    def log_error(message: str | bytes) -> None:
+        Logger.log(message, Level.ERROR)
+
+    @staticmethod
+    def log_verbose(message: str | bytes) -> None:
+        Logger.log(message, Level.VERBOSE)

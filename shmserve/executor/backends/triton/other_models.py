@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from shmserve.errors import ShmserveError
+from shmserve.errors import ShmserveError, from_code
 from shmserve.executor.backend import Request
 from shmserve.executor.backends.triton.called_request import CalledRequest
 from shmserve.executor.backends.triton.exceptions import TritonError, TritonModelException, of_code
@@ -59,10 +59,10 @@ def execute(request: CalledRequest, decoupled: bool) -> InferenceResponse | Resp
 
 async def execute_async(
     request: CalledRequest, decoupled: bool
-) -> InferenceResponse | AsyncResponseIterator:
+) -> InferenceResponse | ResponseIterator:
     """As `execute`; whoever else runs in the event loop goes on meanwhile."""
     if decoupled:
-        return AsyncResponseIterator(_Answers(request, decoupled))
+        return ResponseIterator(_Answers(request, decoupled))
     response = await _Answers(request, decoupled).next_async()
     assert response is not None
     return response
@@ -77,7 +77,7 @@ class _Answers:
         try:
             self._running = _Served.models.begin(request.call(decoupled), _calling())
         except ShmserveError as ex:
-            self._failed = ex
+            self._failed = _told(request, ex)
 
     def next(self) -> InferenceResponse | None:
         """None: there are no more."""
@@ -114,9 +114,12 @@ class _Answers:
 
 
 class ResponseIterator:
-    """The responses to a call with `decoupled`; ends after the final one. Answers without outputs
-    that only end the stream are none. A response that has not come waits for the loop over it:
-    who is slow holds back the called model."""
+    """The responses to a call with `decoupled`, for `for` and, of coroutines, also `async for`.
+
+    It ends after the final one, which has no outputs where it only ends the stream. Whoever loops
+    waits for what has not come, with `for` the event loop, too; who is slow holds back the called
+    model.
+    """
 
     def __init__(self, answers: _Answers) -> None:
         self._answers = answers
@@ -130,18 +133,7 @@ class ResponseIterator:
             raise StopIteration
         return response
 
-    def cancel(self) -> None:
-        """Nobody wants further responses: the next one has the error CANCELLED."""
-        self._answers.cancel()
-
-
-class AsyncResponseIterator:
-    """As `ResponseIterator`, for `async for`."""
-
-    def __init__(self, answers: _Answers) -> None:
-        self._answers = answers
-
-    def __aiter__(self) -> AsyncResponseIterator:
+    def __aiter__(self) -> ResponseIterator:
         return self
 
     async def __anext__(self) -> InferenceResponse:
@@ -151,7 +143,7 @@ class AsyncResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """As `ResponseIterator.cancel`."""
+        """Nobody wants further responses: the next one has the error CANCELLED."""
         self._answers.cancel()
 
 
@@ -168,6 +160,16 @@ async def _awaited(running: RunningCall) -> CallAnswer | None:
         raise
     finally:
         del future  # which has the exception, whose traceback would have it
+
+
+def _told(request: CalledRequest, error: ShmserveError) -> ShmserveError:
+    """Why a call could not be made; that the model is not there or not ready in Triton's words."""
+    if not error.message.startswith("Request for unknown model"):
+        return error
+    return from_code(
+        error.code,
+        f"Failed for execute the inference request. Model '{request.model_name}' is not ready.",
+    )
 
 
 def _calling() -> Sequence[CallingRequest]:

@@ -1,19 +1,20 @@
 """What models of the Triton dialect import as `triton_python_backend_utils`.
 
 `shmserve.executor.backends.python` puts this module into `sys.modules` under that name.
-Not here: custom metrics, which say so when they are used.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from shmserve.core.stats.custom_metrics import MetricKind
 from shmserve.executor.backends.triton.auto_complete import AutoCompleteConfig as ModelConfig
 from shmserve.executor.backends.triton.called_request import (
     FLAG_SEQUENCE_END,
     FLAG_SEQUENCE_START,
 )
 from shmserve.executor.backends.triton.data_types import (
+    TRITON_STRING_TO_NUMPY,
     DataType,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
@@ -24,8 +25,16 @@ from shmserve.executor.backends.triton.data_types import (
 from shmserve.executor.backends.triton.exceptions import TritonError, TritonModelException
 from shmserve.executor.backends.triton.inference_request import InferenceRequest
 from shmserve.executor.backends.triton.inference_response import InferenceResponse
+from shmserve.executor.backends.triton.metrics import (
+    COUNTER,
+    GAUGE,
+    HISTOGRAM,
+    Metric,
+    MetricFamily,
+)
 from shmserve.executor.backends.triton.model_logger import Logger, LogLevel
 from shmserve.executor.backends.triton.other_models import (
+    ResponseIterator,
     is_model_ready,
     load_model,
     unload_model,
@@ -44,13 +53,6 @@ from shmserve.executor.backends.triton.trace import (
     MemoryType,
     PreferredMemory,
 )
-from shmserve.executor.backends.triton.unsupported import (
-    COUNTER,
-    GAUGE,
-    HISTOGRAM,
-    MetricFamily,
-    MetricKind,
-)
 
 __all__ = [
     "COUNTER",
@@ -63,6 +65,7 @@ __all__ = [
     "TRITONSERVER_REQUEST_RELEASE_ALL",
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
     "DataType",
     "InferenceRequest",
     "InferenceResponse",
@@ -71,10 +74,12 @@ __all__ = [
     "LogLevel",
     "Logger",
     "MemoryType",
+    "Metric",
     "MetricFamily",
     "MetricKind",
     "ModelConfig",
     "PreferredMemory",
+    "ResponseIterator",
     "Tensor",
     "TritonError",
     "TritonModelException",

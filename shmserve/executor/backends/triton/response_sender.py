@@ -13,7 +13,15 @@ from shmserve.executor.backends.triton.inference_response import InferenceRespon
 
 RESPONSE_COMPLETE_FINAL = 1
 _LOOK_S = 0.05  # how often a waiting executor looks for a cancellation
-_CLOSED = "the response sender is closed: the final flag has been sent"
+# As Triton words them: models and their tests compare these
+_FLAGS = "Unable to send response. Unsupported flag provided."
+_NOTHING = "Inference Response object must be provided when the response flags is set to zero."
+_CLOSED = "Unable to send response. Response sender has been closed."
+_SECOND = "Unable to send response. Non-decoupled model cannot send more than one response."
+_EMPTY = (
+    "Unable to send response. Non-decoupled model cannot send complete final before sending a "
+    "response."
+)
 
 
 # Checks a model's response (of a stream: True) and turns it into one of ours
@@ -26,7 +34,7 @@ class InferenceResponseSender:
     __slots__ = ("__weakref__", "_request", "_sink")
 
     def __init__(self, *_arguments: object, **_options: object) -> None:
-        raise TritonModelException("get a response sender from a request")
+        raise TypeError("InferenceResponseSender: No constructor defined!")
 
     @classmethod
     def to(cls, request: Request, sink: StreamSink | SingleSink) -> InferenceResponseSender:
@@ -43,14 +51,19 @@ class InferenceResponseSender:
         """Send a response. With TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last one; then
         the response may be left out. Waits while the client is behind; what is sent for a
         cancelled request is dropped.
+
+        Raises:
+            TypeError: something else than a response.
+            TritonModelException: other flags, nothing to send, or it has been closed; of a model
+                that is not decoupled also a second response, or the final flag before the first.
         """
-        if flags not in (0, RESPONSE_COMPLETE_FINAL):
-            raise TritonModelException(f"a response has no flags {flags}")
-        if response is None and not flags:
-            raise TritonModelException("send needs a response, or the final flag")
         if response is not None and not isinstance(response, InferenceResponse):
             kind = type(response).__name__
-            raise TritonModelException(f"send takes an InferenceResponse, got {kind}")
+            raise TypeError(f"send(): response must be an InferenceResponse, not {kind}")
+        if flags not in (0, RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException(_FLAGS)
+        if response is None and not flags:
+            raise TritonModelException(_NOTHING)
         self._sink.send(response, bool(flags))
 
     def is_cancelled(self) -> bool:
@@ -66,15 +79,18 @@ class InferenceResponseSender:
 class StreamSink:
     """Of a decoupled model: every response goes on its way at once."""
 
-    __slots__ = ("_convert", "_request")
+    __slots__ = ("_closed", "_convert", "_request")
 
     def __init__(self, request: Request, convert: Convert) -> None:
         self._request = request
         self._convert = convert
+        self._closed = False
 
     def send(self, response: InferenceResponse | None, final: bool) -> None:
         responses = self._request.responses
         assert responses is not None
+        if self._closed:
+            raise TritonModelException(_CLOSED)
         converted = None
         if response is not None:
             converted = self._convert(self._request, response, True)
@@ -83,6 +99,10 @@ class StreamSink:
         except ProtocolViolation:
             raise TritonModelException(_CLOSED) from None
 
+    def close(self) -> None:
+        """`execute` has failed: the server ends the stream, and the model is told so."""
+        self._closed = True
+
     def abandoned(self) -> None:
         responses = self._request.responses
         if responses is not None:
@@ -90,29 +110,42 @@ class StreamSink:
 
 
 class SingleSink:
-    """Of an ordinary model: one response, which the executor waits for."""
+    """Of an ordinary model: its first response is the answer, whatever follows it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._response: InferenceResponse | None = None
+        self._answered = False
         self._closed = False
-        self._given_up = False
 
     def send(self, response: InferenceResponse | None, final: bool) -> None:
         with self._lock:
-            if self._given_up:
-                return
+            if response is not None and self._answered:
+                raise TritonModelException(_SECOND)
+            if response is None and not self._answered:
+                raise TritonModelException(_EMPTY)
             if self._closed:
                 raise TritonModelException(_CLOSED)
-            if response is not None and self._response is not None:
-                raise TritonModelException("only decoupled models send more than one response")
-            self._response = response or self._response
-            if final and self._response is None:
-                raise TritonModelException("the final flag without a response: only for decoupled")
             self._closed = final
-        if final:
-            self._done.set()
+            if response is not None:
+                self._answered = True
+                self._response = response
+                self._done.set()
+
+    def close(self) -> InferenceResponse | None:
+        """`execute` has raised: nothing more can be sent. What was, if anything."""
+        with self._lock:
+            self._closed = True
+            return self._response
+
+    def take(self, returned: object) -> object:
+        """What is the answer where `execute` has returned one as well."""
+        with self._lock:
+            if self._response is not None:
+                return self._response
+            self._answered = self._closed = True
+            return returned
 
     def abandoned(self) -> None:
         # Takes no lock: it may run in the midst of anything.
@@ -128,9 +161,7 @@ class SingleSink:
         while not self._done.wait(_LOOK_S):
             late = request.deadline_ns and time.monotonic_ns() >= request.deadline_ns
             if late or request.cancelled:
-                with self._lock:
-                    self._given_up = True
-                return DeadlineExceeded("the model sent no final response in time")
-        if self._response is None:
-            return Internal("the model let go of the request without sending its response")
-        return self._response
+                return DeadlineExceeded("the model sent no response in time")
+        return self._response or Internal(
+            "the model let go of the request without sending its response"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
@@ -122,7 +123,9 @@ class Tensor:
         """The datatype's number in the schema, e.g. 11, which is TYPE_FP32."""
         if self._source is not None:
             return DataType[DATATYPES[self._source.datatype].config_name]
-        return numpy_to_triton_type(self.array().dtype)
+        data_type = numpy_to_triton_type(self.array().dtype)
+        assert data_type is not None  # the constructor has checked it
+        return data_type
 
     def is_cpu(self) -> bool:
         """Whether it lies in host memory."""
@@ -146,3 +149,17 @@ class Tensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.device_of(self.array()) if self._on_device else dlpack.CPU
+
+
+def check_tensors(what: str, tensors: Iterable[Any]) -> None:
+    """Whether all are tensors (for the server, not for models).
+
+    Raises:
+        TypeError: one is something else.
+        TritonModelException: one is None.
+    """
+    for tensor in tensors:
+        if tensor is None:
+            raise TritonModelException(f"{what} must be a list of Tensor, and has a None")
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{what} must be a list of Tensor, and has {type(tensor).__name__}")

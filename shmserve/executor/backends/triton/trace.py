@@ -31,3 +31,6 @@ class PreferredMemory:
 
 class InferenceTrace:
     """The trace a request belongs to; this server's requests have none."""
+
+    def get_context(self) -> None:
+        """The context of OpenTelemetry as JSON, of which there is none."""

@@ -14,9 +14,8 @@ class ConnectedClient:
 
     Attributes:
         address: for people, as the other engine writes it.
-        host: the same for all its connections.
         unix: it came over a Unix socket.
-        number: whose its calls are, where callers take turns.
+        number: whose its connections and calls are, where callers take turns and have shares.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -24,7 +23,6 @@ class ConnectedClient:
         self._caller: Caller | None = None
         self.unix = sock.family == socket.AF_UNIX
         self.address = _address(sock)
-        self.host = self.address.rpartition(":")[0]
         self.number = of_socket(sock)
 
     def caller(self) -> Caller:

@@ -61,6 +61,7 @@ class ConnectionCalls:
         tensors: messages with tensors in slots.
         deadlines: of messages that have begun.
         entered: a call was run since this was last False; others wait for the turn's end.
+        heard: a message has come since this was last False.
     """
 
     def __init__(
@@ -80,7 +81,14 @@ class ConnectionCalls:
         self._last_head: tuple[RequestFields, CallHead | bytes] | None = None
         self.tensors = ConnectionTensors(serving, self, resume)
         self.deadlines = MessageDeadlines(serving.settings)
-        self.entered = False
+        self.entered = self.heard = False
+        self._heard = 0  # open calls of which a message has come
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is a call of which a message has come, or comes: to have calls, and send
+        nothing, is no use of a connection."""
+        return bool(self._heard or self.deadlines.open)
 
     def __getitem__(self, stream_id: int) -> Http2Call | None:
         return self._calls.get(stream_id)
@@ -117,7 +125,7 @@ class ConnectionCalls:
             self._core.send(stream_id, now, trailers=head)
             return None
         try:
-            place = head.method.pool.place(self.client.host)
+            place = head.method.pool.place(self.client.number)
         except ResourceExhausted as ex:
             block = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, ex.message)
             self._core.send(stream_id, now, trailers=block)
@@ -204,6 +212,10 @@ class ConnectionCalls:
     def message(self, call: Http2Call, message: GrpcMessage) -> None:
         """One has come entirely."""
         self.tensors.expected = message.parts is not None
+        self.heard = True
+        if not call.heard:
+            call.heard = True
+            self._heard += 1
         if call.head.method.streams:
             call.put(message)
         elif call.waits:
@@ -355,6 +367,7 @@ class ConnectionCalls:
     def _over(self, call: Http2Call) -> None:
         if self._calls.pop(call.stream_id, None) is None:
             return
+        self._heard -= call.heard
         if self.tensors.receiving or self.deadlines.open:
             self.tensors.forget(call)
             self.deadlines.look(call.stream_id, None, 0.0)

@@ -25,9 +25,9 @@ from shmserve.frontends.grpc.http2_engine.transports import (
     PlainTransport,
     TlsTransport,
 )
-from shmserve.frontends.grpc.listeners import parse
 from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcServices
 from shmserve.observe import flight_recorder
+from shmserve.transport.listen_addresses import parse
 from shmserve.transport.peer_credentials import REMOTE
 from shmserve.transport.tls import Certificates
 
@@ -43,7 +43,6 @@ class Http2Engine:
     """As `rpc_methods.Engine` says."""
 
     def __init__(self, services: RpcServices, settings: Settings, overdue: ClientDeadlines) -> None:
-        self._shared = settings.grpc_processes > 1
         self._age_s = settings.grpc_max_connection_age_s or float("inf")
         self._serving = serving_of(services, settings, overdue)
         self._loop = self._serving.loop
@@ -98,7 +97,7 @@ class Http2Engine:
     # --- ports
 
     def _add_port(self, address: str, certificates: Certificates | None) -> int:
-        bind = parse(address)
+        bind = parse("grpc_bind", address)
         try:
             if bind.path:
                 sock = socket.socket(socket.AF_UNIX)
@@ -111,8 +110,7 @@ class Http2Engine:
             for family, kind, protocol, _, target in found:
                 sock = socket.socket(family, kind, protocol)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if self._shared:
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 if family == socket.AF_INET6:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, len(found) > 1)
                 self._listen(sock, (target[0], port), certificates)
@@ -171,7 +169,7 @@ class Http2Engine:
 
     def _connected(self, sock: socket.socket, certificates: Certificates | None) -> None:
         connections = self._serving.connections
-        if not connections.room_for(ConnectedClient(sock).host, monotonic()):
+        if not connections.room_for(ConnectedClient(sock).number, monotonic()):
             _log.info("refused a connection: too many (max_connections)")
             flight_recorder.record("limit reached", "gRPC connections", "max_connections")
             sock.close()
@@ -217,7 +215,7 @@ class Http2Engine:
 
     def _finish(self) -> None:
         for connection in self._serving.connections:
-            connection.terminate()
+            guarded(connection.terminate)
         self._loop.stop()
 
 

@@ -86,6 +86,7 @@ class Http2Call:
         on_loop: that runs as a greenlet.
         withheld: bytes that the client has sent and may not send again yet.
         waits: its one message has not come entirely.
+        heard: a message of it has come.
         sparing: tensors that begin are not to be taken from what is fed, see `IncomingRequest`.
         head_sent: as it says.
         ended_by_us: its trailers are on their way.
@@ -98,8 +99,8 @@ class Http2Call:
     __slots__ = (
         "_active", "_callbacks", "_copied", "_deadline", "_lock", "_max_bytes", "_messages",
         "_settings", "_taken", "admitted", "caller_number", "ended_by_us", "head", "head_sent",
-        "held", "on_loop", "owner", "place", "reader", "sparing", "status", "stream_id", "tensors",
-        "trailing", "turn", "waits", "withheld",
+        "heard", "held", "on_loop", "owner", "place", "reader", "sparing", "status", "stream_id",
+        "tensors", "trailing", "turn", "waits", "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +120,7 @@ class Http2Call:
         self.on_loop = False
         self.withheld = 0
         self.waits = not head.method.streams
+        self.heard = False
         self.sparing = False
         self.admitted = False
         self.caller_number = owner.client.number
@@ -152,6 +154,10 @@ class Http2Call:
         return message
 
     # --- for the rpc
+
+    @property
+    def client_number(self) -> int:
+        return self.owner.client.number
 
     def peer(self) -> str:
         return self.owner.client.address

@@ -14,18 +14,18 @@ class OpenConnection(Protocol):
     """A connection as the engine sees it.
 
     Attributes:
-        host: whose it is.
+        caller: whose it is, as `caller_numbers` numbers them.
         due: when `tick` has something to do, as far as was known when that was last looked at.
         touched: something has happened since then.
     """
 
-    host: str
+    caller: int
     due: float
     touched: bool
 
     @property
     def idle_since(self) -> float:
-        """Since when it has had no call; infinite: it has one."""
+        """Since when it has not been in use; infinite: it is."""
         ...
 
     def look(self, now: float) -> None:
@@ -46,32 +46,32 @@ class OpenConnection(Protocol):
 
 
 class OpenConnections:
-    """At most `max_connections`, and of one caller, an address, `max_caller_share` of these."""
+    """At most `max_connections`, and of one caller `max_caller_share` of these."""
 
     def __init__(self, settings: Settings) -> None:
         self._most = settings.max_connections
         self._most_of_one = math.ceil(self._most * settings.max_caller_share)
         self._grace_s = settings.crowded_idle_s
         self._open: dict[OpenConnection, None] = {}
-        self._hosts: Counter[str] = Counter()
+        self._callers: Counter[int] = Counter()
 
     def __iter__(self) -> Iterator[OpenConnection]:
         return iter(list(self._open))
 
-    def room_for(self, host: str, now: float) -> bool:
+    def room_for(self, caller: int, now: float) -> bool:
         """Whether there is room for another of this caller, made by ending an idle one if need
         be: its own, where it has its share."""
-        if self._hosts[host] >= self._most_of_one:
-            return self.end_idle(now, host)
+        if self._callers[caller] >= self._most_of_one:
+            return self.end_idle(now, caller)
         return len(self._open) < self._most or self.end_idle(now)
 
-    def end_idle(self, now: float, host: str | None = None) -> bool:
-        """End the one that has been idle the longest (of `host`); False: none has for long."""
+    def end_idle(self, now: float, caller: int | None = None) -> bool:
+        """End the one that has been idle the longest (of `caller`); False: none has for long."""
         since, _, connection = min(
             (
                 (one.idle_since, number, one)
                 for number, one in enumerate(self._open)
-                if host is None or one.host == host
+                if caller is None or one.caller == caller
             ),
             default=(math.inf, 0, None),
         )
@@ -82,12 +82,12 @@ class OpenConnections:
 
     def add(self, connection: OpenConnection) -> None:
         self._open[connection] = None
-        self._hosts[connection.host] += 1
+        self._callers[connection.caller] += 1
 
     def discard(self, connection: OpenConnection) -> None:
         """It has ended."""
         if connection in self._open:
             del self._open[connection]
-            self._hosts[connection.host] -= 1
-            if not self._hosts[connection.host]:
-                del self._hosts[connection.host]
+            self._callers[connection.caller] -= 1
+            if not self._callers[connection.caller]:
+                del self._callers[connection.caller]

@@ -42,7 +42,7 @@ class ServerConnection:
     Attributes:
         due: when `tick` has something to do, as far as was known when that was last looked at.
         touched: something has happened since then.
-        host: whose it is.
+        caller: whose it is, as `caller_numbers` numbers them.
     """
 
     def __init__(self, transport: ConnectionTransport, serving: Serving, drains_at: float) -> None:
@@ -58,9 +58,9 @@ class ServerConnection:
         self._calls = ConnectionCalls(
             self._core, serving, client, self._settle_later, self._receive_again
         )
-        self.host = client.host
+        self.caller = client.number
         self._active_at = monotonic()
-        self._busy = False  # it had calls when it was settled last
+        self._busy = False  # it was in use when it was settled last
         self._next_head = memoryview(bytearray(HEAD_BYTES))
         self._events = READABLE
         self._settling = False
@@ -72,8 +72,8 @@ class ServerConnection:
 
     @property
     def idle_since(self) -> float:
-        """Since when it has had no call; infinite: it has one."""
-        return float("inf") if self._core.open_streams else self._active_at
+        """Since when it has not been in use; infinite: it is."""
+        return float("inf") if self._calls.in_use else self._active_at
 
     # --- what comes in
 
@@ -178,7 +178,6 @@ class ServerConnection:
             if type(event) is DataReceived:
                 calls.data(event)
             elif type(event) is RequestReceived:
-                self._busy = True
                 call = calls.open(event)
                 if call is not None and call.waits:
                     opened = [*opened, call] if opened else [call]
@@ -207,7 +206,7 @@ class ServerConnection:
             return
         self.touched = True
         now = monotonic()
-        if self._busy or self._core.open_streams:  # pings alone are no use of it
+        if self._busy or self._calls.heard:  # pings and streams alone are no use of it
             self._active_at = now
         self._loop.touch(now)
         try:
@@ -215,7 +214,7 @@ class ServerConnection:
         except OSError:
             self.lose()
             return
-        self._busy = self._core.open_streams > 0
+        self._busy, self._calls.heard = self._calls.in_use, False
         if self._core.finished:
             self._leave()
             return

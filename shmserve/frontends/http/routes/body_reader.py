@@ -41,8 +41,8 @@ class BodyReader(Protocol):
         """
         ...
 
-    def read_rest(self, limit: int, cost: int = JSON_COST) -> bytes:
-        """All that is left; a byte of it takes `cost` bytes of the heap.
+    def read_rest(self, limit: int, setting: str, cost: int = JSON_COST) -> bytes:
+        """All that is left, at most `limit` bytes as `setting` says; one takes `cost` of the heap.
 
         Raises:
             TooLarge: that is more than `limit` bytes, or than the heap's budget.
@@ -81,10 +81,10 @@ class KnownLengthReader:
         self.remaining -= size
         return data
 
-    def read_rest(self, limit: int, cost: int = JSON_COST) -> bytes:
+    def read_rest(self, limit: int, setting: str, cost: int = JSON_COST) -> bytes:
         assert self.remaining is not None
         if self.remaining > limit:
-            raise _too_large(self.remaining, limit, cost)
+            raise _too_large(self.remaining, limit, setting, cost)
         if self.remaining <= FREE:
             return self.read(self.remaining)
         return self._read_large(self.remaining, cost)
@@ -148,12 +148,12 @@ class PieceReader:
             raise _short(size, gathered.tell())
         return gathered.getvalue()
 
-    def read_rest(self, limit: int, cost: int = JSON_COST) -> bytes:
+    def read_rest(self, limit: int, setting: str, cost: int = JSON_COST) -> bytes:
         gathered = BytesIO()
         pieces = iter(lambda: self._next(limit + 1 - gathered.tell()), b"")
         _gather(pieces, gathered, self._heap, cost)
         if gathered.tell() > limit:
-            raise _too_large(None, limit, cost)
+            raise _too_large(None, limit, setting, cost)
         return gathered.getvalue()
 
     def fill(self, view: memoryview) -> int:
@@ -176,7 +176,7 @@ class PieceReader:
         part, self._piece = self._piece[:size], self._piece[size:]
         self._left -= len(part)
         if self._left < 0:
-            raise _too_large(None, self._limit)
+            raise _too_large(None, self._limit, "max_request_bytes", 0)
         if self.remaining is not None:
             self.remaining -= len(part)
         return part
@@ -230,6 +230,15 @@ def open_body(environ: Environ, limits: Settings) -> BodyReader:
     if inflate is not None:
         pieces = inflate(pieces)
     return PieceReader(pieces, limits.max_request_bytes, heap=heap)
+
+
+def small_body(environ: Environ, limits: Settings) -> bytes:
+    """The whole body of a request without tensors and files.
+
+    Raises:
+        TooLarge: it is none of those: `max_small_body_bytes`.
+    """
+    return open_body(environ, limits).read_rest(limits.max_small_body_bytes, "max_small_body_bytes")
 
 
 def header_length(environ: Environ, reader: BodyReader) -> int | None:
@@ -315,11 +324,10 @@ def _short(expected: int, got: int) -> InvalidArgument:
     return InvalidArgument(f"the request body ended early: expected {expected} bytes, got {got}")
 
 
-def _too_large(size: int | None, limit: int, cost: int = 0) -> TooLarge:
+def _too_large(size: int | None, limit: int, setting: str, cost: int) -> TooLarge:
     what = "request JSON size" if cost == JSON_COST else "request body size"
     shown = "" if size is None else f" of {size} bytes"
     return TooLarge(
         f"{what}{shown} exceeds the maximum allowed input size. It exceeds the maximum allowed"
-        f" value of {limit} bytes (settings max_json_bytes, max_tensor_bytes, max_override_bytes,"
-        " max_request_bytes)"
+        f" value of {limit} bytes (setting {setting})"
     )

@@ -9,6 +9,7 @@ from falcon import Request, Response
 from shmserve.config import Settings
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.errors import InvalidArgument, NotFound, ShmserveError
+from shmserve.frontends import request_ids
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.route_table import MODEL_PATHS, Routes
 from shmserve.frontends.http.routes.body_reader import held, open_body
@@ -16,6 +17,7 @@ from shmserve.frontends.http.routes.chunks import send_chunks
 from shmserve.frontends.http.routes.infer import InferBody, client_of
 from shmserve.frontends.http.routes.paths import checked_version
 from shmserve.frontends.inference import Inference
+from shmserve.frontends.oip.forwarded_fields import compiled
 from shmserve.frontends.oip.generate import (
     encode_error,
     encode_outcome,
@@ -40,7 +42,9 @@ class GenerateBody(InferBody):
 
     def check(self, signature: ModelSignature) -> RunOptions:
         settings = self._settings
-        text = open_body(self.environ, settings).read_rest(settings.max_json_bytes)
+        text = open_body(self.environ, settings).read_rest(
+            settings.max_json_bytes, "max_json_bytes"
+        )
         self.request = request = beside_if_large(
             len(text), parse_generate, signature, text, settings
         )
@@ -48,9 +52,8 @@ class GenerateBody(InferBody):
         self.nbytes = slot_bytes(self._inputs)
         self._signature, self._reader = signature, held(b"")
         on_wait, number = client_of(self.environ)
-        return RunOptions(
-            request.id, parameters=request.parameters, on_wait=on_wait, caller_number=number
-        )
+        parameters = self.with_headers(request.parameters)
+        return RunOptions(request.id, parameters=parameters, on_wait=on_wait, caller_number=number)
 
 
 class GenerateRoutes:
@@ -59,9 +62,10 @@ class GenerateRoutes:
     def __init__(self, dispatcher: DispatchApi, settings: Settings) -> None:
         self._dispatcher = dispatcher
         self._settings = settings
+        self._forward = compiled(settings.http_header_forward_pattern)
 
     def _open(self, req: Request, name: str, version: str) -> Inference[GenerateBody]:
-        body = GenerateBody(req.env, self._settings)
+        body = GenerateBody(req.env, self._settings, forward=self._forward)
         entry = self._dispatcher.ready_model(name, checked_version(version))
         return Inference(self._dispatcher, entry, body)
 
@@ -76,6 +80,7 @@ class GenerateRoutes:
             if not data:
                 raise InvalidArgument(_exactly_one("none"))
         resp.data = data
+        _name(req, resp)
 
     def on_post_stream(self, req: Request, resp: Response, name: str, version: str = "") -> None:
         """Any number of answers, as server-sent events."""
@@ -94,6 +99,7 @@ class GenerateRoutes:
             raise
         resp.content_type = "text/event-stream; charset=utf-8"
         resp.set_header("Cache-Control", "no-cache")
+        _name(req, resp)
         send_chunks(resp, event, _events(inference, answers), inference.close)
 
 
@@ -103,6 +109,13 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
     for path in MODEL_PATHS:
         routes.add("inference", f"{path}/generate", resource)
         routes.add("inference", f"{path}/generate_stream", resource, suffix="stream")
+
+
+def _name(req: Request, resp: Response) -> None:
+    """The answer to a request that has brought an id has it, too."""
+    if request_ids.IN_ENVIRON in req.env:
+        given = req.env[request_ids.IN_ENVIRON]
+        resp.set_header(request_ids.HEADER, request_ids.request_id(given))
 
 
 def _answers(inference: Inference[GenerateBody]) -> Iterator[Outcome]:

@@ -16,20 +16,22 @@ from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import InvalidArgument
+from shmserve.frontends import request_ids
 from shmserve.frontends.caller_numbers import IN_ENVIRON, of_host
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import compression
+from shmserve.frontends.http.header_fields import header_fields
 from shmserve.frontends.http.routes.body_reader import BodyReader, header_length, held, open_body
 from shmserve.frontends.http.routes.callers import caller_of
-from shmserve.frontends.http.routes.header_parameters import compiled, forwarded
 from shmserve.frontends.http.routes.heap_budget import RAW_COST
 from shmserve.frontends.http.routes.known_requests import KnownRequests, checked
 from shmserve.frontends.http.routes.paths import checked_version
 from shmserve.frontends.http.server.response import BufferBody
 from shmserve.frontends.inference import Inference
+from shmserve.frontends.oip.forwarded_fields import compiled, forwarded
 from shmserve.frontends.oip.results import make_result
 from shmserve.frontends.oip.shared_memory import SharedMemory
-from shmserve.protocol.control.data_messages import RegionRef
+from shmserve.protocol.control.data_messages import Parameter, RegionRef
 from shmserve.protocol.oip import tensor_json
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.raw_requests import deduce
@@ -121,7 +123,7 @@ class InferBody:
             found = checked(signature, raw, settings, self.find)
         else:
             if length is None:
-                text = reader.read_rest(settings.max_json_bytes)
+                text = reader.read_rest(settings.max_json_bytes, "max_json_bytes")
             else:
                 if length > settings.max_json_bytes:
                     check_json_size(length, settings)
@@ -138,12 +140,20 @@ class InferBody:
             _check_sizes(signature, self._inputs, reader)
         parameters = request.parameters
         if self._forward is not None:
-            parameters = {**parameters, **forwarded(self._forward, environ)}
+            parameters = self.with_headers(parameters)
         self._signature, self._reader, self.request = signature, reader, request
         on_wait, number = client_of(environ)
         return RunOptions(
-            *(request.id, found.names, parameters, found.places, on_wait), caller_number=number
+            *(request.id, found.names, parameters, found.places, on_wait),
+            caller_number=number,
+            traceparent=environ.get("HTTP_TRACEPARENT", ""),
         )
+
+    def with_headers(self, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
+        """Parameters and, on top of them, the header fields that are forwarded."""
+        if self._forward is None:
+            return parameters
+        return {**parameters, **forwarded(self._forward, header_fields(self.environ))}
 
     def find(self, spec: ModelSpec, window: RegionWindow) -> RegionRef:
         """A window of a region of the caller's; raises as `SharedMemory.find`."""
@@ -196,12 +206,12 @@ def _raw_request(
 ) -> tuple[InferRequest, BodyReader]:
     """A request without JSON; a body of unknown length is read first, to know its size."""
     if reader.remaining is None:
-        reader = held(reader.read_rest(settings.max_tensor_bytes, RAW_COST))
+        reader = held(reader.read_rest(settings.max_tensor_bytes, "max_tensor_bytes", RAW_COST))
     assert reader.remaining is not None
     request = deduce(signature, reader.remaining)
     prefix = (request.inputs[0].binary_size or 0) - reader.remaining
     if prefix:
-        body = reader.read_rest(settings.max_tensor_bytes, RAW_COST)
+        body = reader.read_rest(settings.max_tensor_bytes, "max_tensor_bytes", RAW_COST)
         reader = held(bytes_codec.encode([body]))
     return request, reader
 
@@ -262,6 +272,8 @@ def _respond(resp: falcon.Response, inference: Inference[InferBody]) -> None:
     else:
         resp.data = result.head
     receipt.send_ns = monotonic_ns() - answered
+    if request_ids.IN_ENVIRON in environ:
+        resp.set_header(request_ids.HEADER, request_ids.request_id(environ[request_ids.IN_ENVIRON]))
     if environ.get("HTTP_SHMSERVE_RECEIPT") == "1":
         set_receipt(resp, receipt)
     inference.answered()

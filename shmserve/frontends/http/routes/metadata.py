@@ -30,11 +30,10 @@ class MetadataRoutes:
         resp.data = b'{"live":true}'  # this process answers, so it is
 
     def ready(self, req: Request, resp: Response) -> None:
-        """Whether every model that should be loaded is."""
+        """Whether every model that is required is loaded."""
         snapshot = self._dispatcher.snapshot()
         if not snapshot.ready:
-            why = f": {snapshot.shortage}" if snapshot.shortage else ""
-            raise Unavailable(f"the server is not ready{why}")
+            raise Unavailable(f"the server is not ready: {snapshot.why_not_ready}")
         resp.data = b'{"ready":true}'
 
     def model(self, req: Request, resp: Response, name: str, version: str = "") -> None:

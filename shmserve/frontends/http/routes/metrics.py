@@ -1,8 +1,8 @@
 """``/metrics``: all numbers in Prometheus' text format.
 
 They come from the pages of counters, by way of the coordinator: no process is asked, so none
-that is stuck can hold a scrape up. Names of what Triton's dashboards ask for can be added
-(`metrics_triton_names`).
+that is stuck can hold a scrape up. What models count themselves stands behind them, and names of
+what Triton's dashboards ask for can be added (`metrics_triton_names`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from shmserve.core.stats.counter_pages import BOUNDS_NS, cumulated
 from shmserve.core.stats.executor_counters import OTHER_SIZES, STAGES
 from shmserve.core.stats.request_counters import COPIES, Reason
 from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http.routes.custom_text import custom_text
 from shmserve.frontends.http.routes.gpu_metrics import gpu_families
 from shmserve.frontends.http.routes.triton_metrics import triton_text
 from shmserve.protocol.control.stats_messages import ModelReport, ProcessReport, Report
@@ -58,7 +59,7 @@ class Metrics:
         return waiting.beside(self._text, report, self._dispatcher.snapshot())
 
     def _text(self, report: Report, snapshot: Snapshot) -> bytes:
-        text = generate_latest(_Collector(report, snapshot))
+        text = generate_latest(_Collector(report, snapshot)) + custom_text(report, snapshot)
         return text + triton_text(report).encode() if self._triton_names else text
 
 

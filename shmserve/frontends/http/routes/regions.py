@@ -11,13 +11,12 @@ from shmserve.config import Settings
 from shmserve.core.registry import CUDA, SYSTEM
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.http.route_table import Routes
-from shmserve.frontends.http.routes.body_reader import open_body
+from shmserve.frontends.http.routes.body_reader import small_body
 from shmserve.frontends.http.routes.callers import caller_of
 from shmserve.frontends.oip.shared_memory import SharedMemory, parse_cuda, parse_system
 from shmserve.protocol.oip import strict_parser
 
 _encode = msgspec.json.Encoder().encode
-_MAX_BODY = 64 * 1024
 KINDS = (SYSTEM, CUDA)
 _ACTIONS = ("status", "register", "unregister")
 
@@ -56,8 +55,7 @@ class RegionResource:
         self._regions.unregister(caller_of(req.env), name, self._kind)
 
     def _document(self, req: falcon.Request) -> Any:
-        body = open_body(req.env, self._settings).read_rest(_MAX_BODY)
-        return strict_parser.loads(body, self._settings)
+        return strict_parser.loads(small_body(req.env, self._settings), self._settings)
 
 
 def add_routes(routes: Routes, regions: SharedMemory, settings: Settings) -> None:

@@ -13,7 +13,7 @@ from falcon import Request, Response
 from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.http.route_table import Routes
-from shmserve.frontends.http.routes.body_reader import open_body
+from shmserve.frontends.http.routes.body_reader import open_body, small_body
 from shmserve.frontends.http.routes.callers import caller_of
 from shmserve.frontends.oip.repository import Repository, refuse_repository
 from shmserve.protocol.control.data_messages import Parameter
@@ -21,7 +21,6 @@ from shmserve.protocol.oip import strict_parser
 from shmserve.waiting import beside_if_large
 
 _encode = msgspec.json.Encoder().encode
-_MAX_BODY = 64 * 1024
 _BESIDES = 4 << 20  # configuration, keys and braces around base64 of files
 
 
@@ -34,7 +33,7 @@ class RepositoryRoutes:
 
     def on_post_index(self, req: Request, resp: Response, repository: str = "") -> None:
         refuse_repository(repository)
-        ready = self._document(req).get("ready", False)
+        ready = self._document(small_body(req.env, self._settings)).get("ready", False)
         if not isinstance(ready, bool):
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
         resp.data = _encode(self._repository.index(ready))
@@ -42,19 +41,20 @@ class RepositoryRoutes:
     def on_post_load(self, req: Request, resp: Response, name: str, repository: str = "") -> None:
         refuse_repository(repository)
         limit = self._settings.max_override_bytes * 4 // 3 + _BESIDES
-        parameters = self._parameters(req, limit)
+        body = open_body(req.env, self._settings).read_rest(limit, "max_override_bytes")
+        parameters = self._parameters(body)
         given = {k: _value(k, v) for k, v in parameters.items()}
         self._repository.load(name, given, lambda: caller_of(req.env))
 
     def on_post_unload(self, req: Request, resp: Response, name: str, repository: str = "") -> None:
         refuse_repository(repository)
-        dependents = self._parameters(req).get("unload_dependents", False)
+        body = small_body(req.env, self._settings)
+        dependents = self._parameters(body).get("unload_dependents", False)
         if not isinstance(dependents, bool):
             raise InvalidArgument("parameter 'unload_dependents' must be a boolean")
         self._repository.unload(name, dependents)
 
-    def _document(self, req: Request, limit: int = _MAX_BODY) -> dict[str, Any]:
-        body = open_body(req.env, self._settings).read_rest(limit)
+    def _document(self, body: bytes) -> dict[str, Any]:
         document: Any = {}
         if body.strip():
             document = beside_if_large(len(body), strict_parser.loads, body, self._settings)
@@ -62,8 +62,8 @@ class RepositoryRoutes:
             raise InvalidArgument("the request must be a JSON object")
         return document
 
-    def _parameters(self, req: Request, limit: int = _MAX_BODY) -> dict[str, Any]:
-        parameters = self._document(req, limit).get("parameters", {})
+    def _parameters(self, body: bytes) -> dict[str, Any]:
+        parameters = self._document(body).get("parameters", {})
         if not isinstance(parameters, dict):
             raise InvalidArgument("'parameters' must be a JSON object")
         return parameters

@@ -12,7 +12,7 @@ from shmserve.config import Settings
 from shmserve.errors import InvalidArgument
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http.route_table import MODEL_PATHS, Get, Routes
-from shmserve.frontends.http.routes.body_reader import open_body
+from shmserve.frontends.http.routes.body_reader import small_body
 from shmserve.frontends.http.routes.metrics import CONTENT_TYPE, Metrics
 from shmserve.frontends.http.routes.paths import checked_version
 from shmserve.frontends.oip.log_and_trace import ServerSettings
@@ -20,7 +20,6 @@ from shmserve.frontends.oip.statistics import Statistics
 from shmserve.protocol.oip import strict_parser
 
 _encode = msgspec.json.Encoder().encode
-_MAX_BODY = 64 * 1024
 
 
 class _Setting:
@@ -36,7 +35,7 @@ class _Setting:
     on_head = on_get
 
     def on_post(self, req: Request, resp: Response, **path: str) -> None:
-        body = open_body(req.env, self._settings).read_rest(_MAX_BODY)
+        body = small_body(req.env, self._settings)
         update = strict_parser.loads(body, self._settings) if body else {}
         if not isinstance(update, dict):
             raise InvalidArgument("the settings must be a JSON object")
@@ -58,11 +57,16 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
     routes.add("trace", "/v2/trace/setting", trace)
     routes.add("trace", "/v2/models/{name}/trace/setting", trace)
     routes.add("logging", "/v2/logging", _Setting(server.logging, settings))
-    if settings.metrics:
-        metrics = Metrics(dispatcher, settings)
+    if settings.metrics and not settings.metrics_bind:
+        add_metrics(routes, dispatcher, settings)
 
-        def scrape(req: Request, resp: Response) -> None:
-            resp.data = metrics.text()
-            resp.content_type = CONTENT_TYPE
 
-        routes.add("statistics", "/metrics", Get(scrape))
+def add_metrics(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
+    """GET /metrics."""
+    metrics = Metrics(dispatcher, settings)
+
+    def scrape(req: Request, resp: Response) -> None:
+        resp.data = metrics.text()
+        resp.content_type = CONTENT_TYPE
+
+    routes.add("statistics", "/metrics", Get(scrape))

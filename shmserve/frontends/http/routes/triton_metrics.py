@@ -76,7 +76,7 @@ def _lines(report: Report) -> Iterator[str]:
         counts = model.all_requests().failures
         for reason, ours in _REASONS.items():
             failed = sum(counts[each] for each in ours)
-            yield f'{name}{{{_labels(model)},reason="{reason}"}} {failed}'
+            yield f"{name}{{{_labels(model, reason)}}} {failed}"
     name = "nv_inference_pending_request_count"
     yield from _head(name, "Requests that wait to be executed", "gauge")
     pending = report.pending()
@@ -89,8 +89,10 @@ def _head(name: str, what: str, kind: str = "counter") -> tuple[str, str]:
     return f"# HELP {name} {what}", f"# TYPE {name} {kind}"
 
 
-def _labels(model: ModelReport) -> str:
-    return f'model="{_escaped(model.model)}",version="{_escaped(model.version)}"'
+def _labels(model: ModelReport, reason: str = "") -> str:
+    """As Triton has them, by their names: there are those who read lines, not labels."""
+    between = f',reason="{reason}"' if reason else ""
+    return f'model="{_escaped(model.model)}"{between},version="{_escaped(model.version)}"'
 
 
 def _escaped(value: str) -> str:

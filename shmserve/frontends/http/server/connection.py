@@ -32,6 +32,7 @@ from shmserve.frontends.http.server.head import HEAD, Head, Heads, discard
 from shmserve.frontends.http.server.request_body import PART, SCRAP, RequestBody, too_large
 from shmserve.frontends.http.server.response import Buffer, HttpResponse, parts_of
 from shmserve.frontends.http.server.tls_socket import TlsSocket, secure
+from shmserve.frontends.request_ids import HEADER, IN_ENVIRON, request_id
 from shmserve.transport.peer_credentials import caller_of
 from shmserve.transport.tls import subject_of
 
@@ -258,15 +259,16 @@ class HttpConnection:
         except ClientGone:
             raise
         except Exception:
-            uri = environ["RAW_URI"]
-            self._service.log.exception("Error handling request %s %s", response.method, uri)
+            uri, request = environ["RAW_URI"], request_id(environ.get(IN_ENVIRON))
+            what = (response.method, uri, request)
+            self._service.log.exception("Error handling request %s %s request=%s", *what)
         finally:
             close = getattr(result, "close", None)
             if close is not None:
                 close()
         if not response.begun:
             response.status = "500"
-            self._refuse(500, "internal error")
+            self._refuse(500, "internal error", f"{HEADER}: {request}")
         return False
 
     # Heads
@@ -354,8 +356,8 @@ class HttpConnection:
             left[0] = left[0][sent:]
             sent = self.sock.sendmsg(list(islice(left, _IOV_MAX)))
 
-    def _refuse(self, status: int, message: str) -> None:
-        answer = refusal(status, message)
+    def _refuse(self, status: int, message: str, *fields: str) -> None:
+        answer = refusal(status, message, *fields)
         self.send([answer], len(answer))
 
     def _linger(self) -> None:

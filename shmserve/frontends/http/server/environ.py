@@ -11,6 +11,7 @@ from gunicorn.http import wsgi
 from gunicorn.http.errors import ConfigurationProblem
 
 from shmserve.frontends.caller_numbers import IN_ENVIRON, of_host, of_socket
+from shmserve.frontends.http.header_fields import UNDERSCORED, by_name
 
 Address = str | bytes | tuple[Any, ...]
 
@@ -67,6 +68,8 @@ def request_environ(base: dict[str, Any], request: Any) -> dict[str, Any]:
             script_name = value
         key = "HTTP_" + name.replace("-", "_")
         environ[key] = f"{environ[key]},{value}" if key in environ else value
+    if request.underscored:
+        environ[UNDERSCORED] = by_name(request.underscored)
     path = request.path
     if script_name:
         if not path.startswith(script_name):

@@ -64,6 +64,24 @@ class Head:
         self.expects: bool = request._expected_100_continue
 
 
+class HeadRequest(Request):  # type: ignore[misc]
+    """`underscored`: the fields whose names have a `_`, which gunicorn drops (`header_map`)."""
+
+    def __init__(self, cfg: Any, unreader: Unreader, client: Address, number: int) -> None:
+        self.underscored: list[tuple[str, str]] = []
+        super().__init__(cfg, unreader, client, number)
+
+    def _apply_header_policy(
+        self, name: str, value: str, *state: Any, from_trailer: bool = False
+    ) -> tuple[str, str] | None:
+        kept: tuple[str, str] | None = super()._apply_header_policy(
+            name, value, *state, from_trailer=from_trailer
+        )
+        if kept is None and not from_trailer:
+            self.underscored.append((name.lower(), value))
+        return kept
+
+
 class _SocketUnreader(Unreader):  # type: ignore[misc]
     def __init__(self, sock: socket.socket) -> None:
         super().__init__()
@@ -142,7 +160,7 @@ class Heads:
             raise LimitRequestHeaders("head too large")
         self._number += 1
         self.unreader.unread(data)
-        request = Request(self._cfg, self.unreader, self._client, self._number)
+        request = HeadRequest(self._cfg, self.unreader, self._client, self._number)
         if self._proxied:
             self._environ = {**self._environ, **proxied_environ(request)}
         head = Head(request, request_environ(self._environ, request), len(data))

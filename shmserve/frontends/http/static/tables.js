@@ -55,7 +55,7 @@ function table(id, heads, rows, caption) {
 export function drawTables(data, series) {
   table(
     "models",
-    ["Model", "Version", "State", ...["Instances", "Per second", "Failed", "Average", "50 %", "99 %", "Maximum\u00a0≤", "Waiting", "Batch", "CPU", "Memory", "In all", "Failed in all"].map(right)],
+    ["Model", "Version", "State", ...["Instances", "Per second", "Failed", "Average", "50 %", "99 %", "Maximum\u00a0≤", "In progress", "Batch", "CPU", "Memory", "In all", "Failed in all"].map(right)],
     data.models.map((model) => modelRow(model, series)),
     data.models.length ? "" : "No models.",
   );

@@ -26,6 +26,7 @@ from shmserve.errors import (
     Unavailable,
     UnreadableMessage,
 )
+from shmserve.frontends.http.header_fields import underscored
 from shmserve.frontends.http.route_table import Responder
 from shmserve.frontends.http.routes.body_reader import BodyReader, held, open_body
 from shmserve.frontends.http.routes.chunks import send_chunks
@@ -68,7 +69,8 @@ def wants_stream(spec: ModelSpec, req: Request, body: bytes) -> bool:
     if mode == "query_param":
         return (req.get_param(key) or "").lower() == "true"
     if mode == "header_param":
-        return (req.get_header(key) or "").lower() == "true"
+        told = underscored(req.env).get(key.lower()) or req.get_header(key) or ""
+        return told.lower() == "true"
     try:
         document = _members(body)
     except UnreadableMessage:
@@ -105,7 +107,7 @@ class RawRequests:
         body = b""
         # Only the body may tell if a stream is wanted
         if entry.spec.parameters.get("grps_streaming_ctrl_mode") == "body_param":
-            body = reader.read_rest(settings.max_json_bytes, RAW_COST)
+            body = reader.read_rest(settings.max_json_bytes, "max_json_bytes", RAW_COST)
             reader = held(body)
         if (reader.remaining or 0) > settings.max_tensor_bytes:
             raise TooLarge(
@@ -155,13 +157,14 @@ def _open(req: Request, settings: Settings) -> BodyReader:
     environ = {k: v for k, v in req.env.items() if k != "HTTP_CONTENT_ENCODING"}
     reader = open_body(environ, settings)  # as it is: still compressed, if it was
     if reader.remaining is None:
-        return held(reader.read_rest(settings.max_tensor_bytes, RAW_COST))
+        return held(reader.read_rest(settings.max_tensor_bytes, "max_tensor_bytes", RAW_COST))
     return reader
 
 
 def _head(req: Request) -> RequestHead:
     query = parse_qsl(req.query_string, keep_blank_values=True)
-    headers = [(name.title(), value) for name, value in req.headers.items()]
+    fields = [*req.headers.items(), *underscored(req.env).items()]
+    headers = [(name.title(), value) for name, value in fields]
     return RequestHead(req.method, req.path, tuple(query), tuple(headers), req.remote_addr or "")
 
 

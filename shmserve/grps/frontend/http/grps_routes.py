@@ -175,7 +175,7 @@ def _payload(req: Request, settings: Settings) -> tuple[Payload, bytes]:
     reader = open_body(req.env, settings)
     if reader.remaining is not None:
         return Payload(GrpsMessage(), body=reader), b""
-    data = reader.read_rest(settings.max_tensor_bytes, RAW_COST)
+    data = reader.read_rest(settings.max_tensor_bytes, "max_tensor_bytes", RAW_COST)
     if not data:
         raise _empty()
     return Payload(GrpsMessage(bin_data=data)), b""
@@ -184,7 +184,7 @@ def _payload(req: Request, settings: Settings) -> tuple[Payload, bytes]:
 def _body_text(req: Request, settings: Settings) -> bytes:
     if not has_body(req):
         raise _empty()
-    text = open_body(req.env, settings).read_rest(settings.max_json_bytes)
+    text = open_body(req.env, settings).read_rest(settings.max_json_bytes, "max_json_bytes")
     if not text:
         raise _empty()
     return text

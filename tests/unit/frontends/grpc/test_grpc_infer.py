@@ -16,6 +16,7 @@ from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import ModelState
 from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import Code, ModelFailure
+from shmserve.observe.logs import ACCESS_GRPC
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 from shmserve.testing import fake_models
@@ -293,6 +294,39 @@ def test_failures_of_models(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     assert rig.client.infer(request(np.float32([3]), "failing")).outputs == []
     with caplog.at_level(logging.CRITICAL):
         assert fail(5) == ("INTERNAL", "internal server error")  # a defect of ours
+
+
+def test_a_failure_is_one_line_with_an_id_that_the_client_has(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    infer = rig.client.method("ModelInfer")
+    message = request(np.float32([1]), "failing")
+    with pytest.raises(grpc.RpcError) as caught:
+        infer(message, metadata=(("x-request-id", "mine-7"),))
+    assert dict(caught.value.trailing_metadata())["x-request-id"] == "mine-7"
+    line = "ModelInfer failed status=500 request=mine-7 error=ValueError: boom raised"
+    assert [text for text in caplog.messages if "mine-7" in text] == [line]
+    with pytest.raises(grpc.RpcError) as caught:
+        infer(message)
+    made = dict(caught.value.trailing_metadata())["x-request-id"]
+    assert f"request={made} " in caplog.text
+    brought = (("x-request-id", "mine-8"), ("shmserve-receipt", "1"))
+    _, call = infer.with_call(request(), metadata=brought)
+    assert dict(call.trailing_metadata())["x-request-id"] == "mine-8"
+    assert "shmserve-receipt" in dict(call.trailing_metadata())
+    _, call = infer.with_call(request(), metadata=brought[:1])
+    assert dict(call.trailing_metadata()) == {"x-request-id": "mine-8"}
+
+
+def test_each_call_is_a_line_where_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", ACCESS_GRPC)
+    with Rig(access_log=True) as rig:
+        rig.client.infer(request())
+        rig.client.error("ModelInfer", request(np.float32([1]), "failing"))
+        said = [r.getMessage() for r in caplog.records if r.name == ACCESS_GRPC]
+    assert '"ModelInfer" OK ' in said[0]
+    assert '"ModelInfer" failed ' in said[1]
+    assert len(said) == 2
 
 
 def test_long_details_reach_the_client() -> None:

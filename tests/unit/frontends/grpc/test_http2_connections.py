@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,44 @@ def test_where_there_is_no_room_the_longest_idle_connection_ends() -> None:
         gate.set()
         assert busy.fields()[":status"] == "200"
         for raw in (busy, idle, other):
+            raw.close()
+
+
+@pytest.mark.parametrize("does", ["pings", "opens streams", "opens and resets streams"])
+def test_who_asks_for_nothing_does_not_keep_its_place(does: str) -> None:
+    data = request().SerializeToString()
+    with Rig(max_connections=2, max_caller_share=1, crowded_idle_s=0.1) as rig:
+        idle, used = RawClient(rig.target), RawClient(rig.target)
+        used.call(prefix(len(data)) + data)
+        assert used.fields()[":status"] == "200"
+        time.sleep(0.2)
+        if "opens" in does:
+            idle.call(None)
+        if "resets" in does:
+            idle.send(RST_STREAM, 0, 1, int(ErrorCode.CANCEL).to_bytes(4))
+        idle.send(PING, 0, 0, bytes(8))
+        assert idle.until(PING), "by then it is the latest that has done anything"
+        assert rig.client.call("ServerReady", wait_for_ready=True).ready, "there is room for it"
+        assert farewell(idle)[0] == ErrorCode.NO_ERROR
+        assert not ended(used)
+        for raw in (idle, used):
+            raw.close()
+
+
+def test_who_sends_a_message_slowly_keeps_its_place() -> None:
+    data = request(np.zeros(50_000, np.float32)).SerializeToString()
+    with Rig(max_connections=2, max_caller_share=1, crowded_idle_s=0.1) as rig:
+        sends, idle = RawClient(rig.target), RawClient(rig.target)
+        assert idle.until(SETTINGS)
+        sends.call(None)
+        sends.send(0, 0, 1, (prefix(len(data)) + data)[:1000])
+        sends.send(PING, 0, 0, bytes(8))
+        assert sends.until(PING)
+        time.sleep(0.2)
+        assert rig.client.call("ServerReady", wait_for_ready=True).ready, "there is room for it"
+        assert farewell(idle)[0] == ErrorCode.NO_ERROR
+        assert not ended(sends)
+        for raw in (sends, idle):
             raw.close()
 
 

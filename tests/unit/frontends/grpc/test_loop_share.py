@@ -12,13 +12,13 @@ import pytest
 
 from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.errors import ResourceExhausted, Unavailable
-from shmserve.frontends.grpc import infer
+from shmserve.frontends.grpc import client_deadlines, infer
 from shmserve.frontends.grpc.call_turns import CallTurn, PoolSize
 from shmserve.frontends.grpc.http2_engine.server_connection import ServerConnection
 from shmserve.frontends.grpc.thread_pools import BoundedPool, Refusals, check_admitted
 from shmserve.frontends.http2.frames import SETTINGS
 from shmserve.frontends.http2.grpc_framing import prefix
-from shmserve.testing.running_server import WATCHDOG_S
+from shmserve.testing.running_server import WATCHDOG_S, wait_until
 from tests.grpc_client import Rig, request
 from tests.raw_http2 import RawClient
 
@@ -105,7 +105,7 @@ def test_of_many_calls_that_come_together_one_runs_before_others_are_looked_at(
 
 def test_a_defect_with_one_connection_keeps_no_other_from_its_time() -> None:
     class Defective:
-        host, due, touched, idle_since = "a", 0.0, True, float("inf")
+        caller, due, touched, idle_since = 1, 0.0, True, float("inf")
         ticks = 0
 
         def look(self, now: float) -> None:
@@ -144,7 +144,7 @@ def no_thread(_: threading.Thread) -> None:
 
 
 def turn(pool: BoundedPool, fn: Any, post: Any = None) -> CallTurn:
-    return CallTurn("line", pool.place("a"), fn, (), None, post, b"m")
+    return CallTurn("line", pool.place(1), fn, (), None, post, b"m")
 
 
 def test_a_call_without_a_thread_is_refused_and_leaves_nothing(
@@ -181,6 +181,28 @@ def test_a_call_whose_turn_comes_without_a_thread_waits_for_the_next_end(
     assert pool.queue(third)
     pool.run(third)
     assert ran.wait(WATCHDOG_S)
+
+
+def test_a_call_that_had_no_thread_is_tried_again_though_no_other_ends(
+    pool: BoundedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_deadlines, "_TICK_S", 0.05)
+    ran, deadlines = threading.Event(), client_deadlines.ClientDeadlines()
+    deadlines.start([pool])
+    try:
+        wait_until(lambda: deadlines._resting, "nobody is waited for")
+        first = turn(pool, int, print)
+        assert pool.queue(first)
+        assert not pool.queue(turn(pool, ran.set))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            pool.run(first)
+            assert not ran.wait(0.2)
+        assert ran.wait(WATCHDOG_S)
+    finally:
+        deadlines.close()
+    wait_until(lambda: pool.count == 0, "its place is free")
+    assert not pool.starved
 
 
 def test_a_client_is_told_that_there_is_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,8 @@ def test_a_stream_that_is_idle_for_very_long_ends() -> None:
 class Call:
     """As the book sees one."""
 
+    client_number = 1
+
     def __init__(self) -> None:
         self.cancelled = False
 
@@ -235,6 +237,27 @@ def test_connections_take_turns() -> None:
     refusals.shutdown()
 
 
+def test_addresses_of_one_network_have_one_share() -> None:
+    refusals = Refusals()
+    pool = BoundedPool("p", PoolSize(4, 4, share=0.5), refusals, "full")
+    gate = threading.Event()
+
+    def run(_: object, event: Event) -> None:
+        check_admitted()
+        assert gate.wait(WATCHDOG_S)
+
+    network, other = "ipv6:%5B2001:db8::{}%5D:1", "ipv6:%5B2001:db8:0:1::1%5D:1"
+    calls = [pool.submit(run, None, Event(network.format(n))) for n in (1, 2, 3)]
+    calls.append(pool.submit(run, None, Event(other)))
+    with pytest.raises(ResourceExhausted, match="max_caller_share"):
+        calls.pop(2).result(WATCHDOG_S)
+    gate.set()
+    for call in calls:
+        call.result(WATCHDOG_S)
+    pool.shutdown()
+    refusals.shutdown()
+
+
 def test_who_was_free_last_is_next_and_nobody_is_started_in_vain() -> None:
     refusals = Refusals()
     pool = BoundedPool("p", PoolSize(3, 100), refusals, "full")
@@ -279,6 +302,8 @@ def test_what_waits_when_a_pool_closes_is_cancelled() -> None:
 class HeardWhenCancelled:
     """A call at whose end the message of another arrives."""
 
+    client_number = 1
+
     def __init__(self, book: SilentCalls, other: HeardWhenCancelled | None = None) -> None:
         self.cancelled = False
         self._book = book
@@ -310,13 +335,14 @@ class FailsOnce:
     """A pool with a defect."""
 
     pressed = True
+    starved = False
 
     def __init__(self) -> None:
         self.silent = SilentCalls(0.1)
         self.looks = 0
         self.looked_again = threading.Event()
 
-    def end_silent(self) -> None:
+    def look(self) -> None:
         self.looks += 1
         if self.looks == 1:
             raise RuntimeError("a defect")

@@ -13,14 +13,14 @@ from shmserve.frontends.grpc.waiting_turns import WaitingTurns
 from tests.grpc_client import Client, Rig
 
 
-def test_addresses_take_turns_and_so_do_the_connections_of_each() -> None:
+def test_callers_take_turns_and_so_do_the_connections_of_each() -> None:
     waiting = WaitingTurns()
     for connection in range(50):
         for _ in range(2):
-            waiting.add(CallTurn(("flood", connection), PoolPlace("a"), print, ()))
-    quiet = CallTurn("quiet", PoolPlace("b"), print, ())
+            waiting.add(CallTurn(("flood", connection), PoolPlace(1), print, ()))
+    quiet = CallTurn("quiet", PoolPlace(2), print, ())
     waiting.add(quiet)
-    gone = CallTurn("gone", PoolPlace("c"), print, ())
+    gone = CallTurn("gone", PoolPlace(3), print, ())
     waiting.add(gone)
     assert waiting.remove(gone)
     assert not waiting.remove(gone)
@@ -32,9 +32,9 @@ def test_addresses_take_turns_and_so_do_the_connections_of_each() -> None:
         ("flood", 2),
     ]
     waiting.add(quiet)
-    chosen = waiting.next(lambda turn: turn.place.address == "b")
+    chosen = waiting.next(lambda turn: turn.place.caller == 2)
     assert chosen is quiet
-    assert waiting.count("a") == 97
+    assert waiting.count(1) == 97
     assert len(list(waiting)) == 97
 
 

@@ -11,7 +11,7 @@ import pytest
 from shmserve.config import Settings
 from shmserve.core.registry import ModelState
 from shmserve.dispatch.outcome import Outcome
-from shmserve.errors import QueueFull
+from shmserve.errors import ExecutorLost, ModelFailure, QueueFull
 from shmserve.tensor import bytes_codec
 from shmserve.testing import fake_models
 from shmserve.testing.fake_dispatch import FakeRequest
@@ -59,7 +59,8 @@ def test_health(client: Client) -> None:
     assert client.get("/v2/health/ready").json == {"ready": True}
     assert client.ask("HEAD", "/v2/health/ready").status == 200
     client.dispatcher.draining = True
-    error_of(client.get("/v2/health/ready"), 503)
+    told = error_of(client.get("/v2/health/ready"), 503)
+    assert told == "the server is not ready: it is about to stop"
     client.dispatcher.published = False
     error_of(client.get("/v2/health/ready"), 503)
     assert client.get("/v2/health/live").status == 200
@@ -68,6 +69,9 @@ def test_health(client: Client) -> None:
 def test_a_model_that_is_not_ready(client: Client) -> None:
     client.dispatcher.put(fake_models.spec("identity", "FP32", (-1,)), ModelState.LOADING)
     error_of(client.get("/v2/models/identity/ready"), 503)
+    answer = client.get("/v2/health/ready")
+    assert error_of(answer, 503) == "the server is not ready: 'identity' version 1 is loading"
+    assert answer.headers["retry-after"] == "1"
     assert "not at ready state" in error_of(client.infer({"inputs": []}), 503)
 
 
@@ -78,6 +82,11 @@ def test_a_model_that_is_not_ready(client: Client) -> None:
         "/v2/",
         "/v2/health",
         "/v2/nosuch",
+        "//v2",
+        "///v2/health/live",
+        "//v2/models/identity",
+        "/v2//health/live",
+        "//",
         "/v2/models",
         "/v2/models/",
         "/v2/models/identity/",
@@ -129,6 +138,54 @@ def test_unexpected_errors_show_nothing(client: Client, caplog: Any) -> None:
         answer = client.infer({"inputs": [as_json([5])]}, "/v2/models/failing/infer")
     assert error_of(answer, 500) == "internal server error"
     assert "a secret of" in caplog.text
+
+
+def test_a_failure_is_one_line_with_an_id_that_the_client_has(client: Client, caplog: Any) -> None:
+    path = "/v2/models/failing/infer"
+    answer = client.infer({"inputs": [as_json([1])]}, path, headers={"X-Request-ID": "mine-7"})
+    assert answer.headers["x-request-id"] == "mine-7"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    (line,) = caplog.messages
+    assert line.startswith(f"POST {path} failed status=500 request=mine-7 error=")
+    assert "boom raised" in line
+    caplog.clear()
+    made = client.infer({"inputs": [as_json([5])]}, path).headers["x-request-id"]
+    assert len(made) == 16
+    assert len(caplog.records) == 1
+    assert f"failed status=500 request={made} error=unexpected error" in caplog.text
+    caplog.clear()
+    refused = client.infer({"inputs": [as_json([2])]}, path)  # a client's own fault is no line
+    assert (refused.status, len(refused.headers["x-request-id"]), caplog.messages) == (400, 16, [])
+
+
+def test_an_id_that_was_brought_goes_with_the_answer_and_nothing_else_does(client: Client) -> None:
+    assert "x-request-id" not in client.infer(BINARY, tail=VALUES).headers
+    for given, kept in (("a-1", True), ("x" * 128, True), ("x" * 129, False), ("a b", False)):
+        answer = client.infer(BINARY, tail=VALUES, headers={"X-Request-ID": given})
+        assert (answer.headers["x-request-id"] == given) is kept
+
+
+def test_no_line_of_the_log_is_a_clients(client: Client, caplog: Any) -> None:
+    def fails(request: FakeRequest) -> Outcome:
+        raise ModelFailure("one\nforged line")
+
+    client.dispatcher.functions["identity"] = fails
+    client.infer(BINARY, tail=VALUES)
+    assert "\n" not in caplog.messages[-1]
+    assert "one\\nforged line" in caplog.messages[-1]
+
+
+def test_what_no_retry_mends_says_nothing_of_one(client: Client) -> None:
+    refused = client.ask("POST", "/v2/repository/models/identity/load")
+    assert (refused.status, "retry-after" in refused.headers) == (503, False)
+
+    def lost(request: FakeRequest) -> Outcome:
+        raise ExecutorLost("it died")
+
+    client.dispatcher.functions["identity"] = lost
+    answer = client.infer(BINARY, tail=VALUES)
+    error_of(answer, 502)
+    assert "retry-after" not in answer.headers
 
 
 def test_a_full_server_says_when_to_come_back(client: Client) -> None:

@@ -8,6 +8,7 @@ import re
 from importlib import resources
 from typing import Any
 
+import msgspec
 import pytest
 
 from shmserve.config import Settings
@@ -26,6 +27,7 @@ from shmserve.protocol.control.history_messages import (
     ValueHistory,
 )
 from shmserve.protocol.control.stats_messages import GpuReport, ModelReport, RegionsReport, Report
+from shmserve.tensor.spec import EnsembleStep
 from tests.unit.http_client import Client, error_of
 
 ASSETS = (
@@ -191,6 +193,9 @@ def test_every_model_has_a_row(client: Client) -> None:
     dispatcher = client.dispatcher
     spec = dispatcher.entries["identity"]["1"].spec
     dispatcher.put(spec, ModelState.READY)
+    step = EnsembleStep("identity", "", {"INPUT0": "IN"}, {"OUTPUT0": "OUT"})
+    whole = msgspec.structs.replace(spec, name="whole", platform="ensemble", steps=(step,))
+    dispatcher.put(whole, ModelState.READY)
     dispatcher.refused_models = {"broken": "config.pbtxt: line 3", "identity/9": "no such file"}
     columns: dict[str, Column] = {"requests": [1.0]}
     failures = [0] * len(Reason)
@@ -216,6 +221,7 @@ def test_every_model_has_a_row(client: Client) -> None:
     assert rows["gone", "4"]["state"] == "UNLOADED"
     row = rows["identity", "1"]
     assert (row["state"], row["instances"]) == ("READY", 1)
+    assert rows["whole", "1"]["instances"] is None, "those of its steps are not its own"
     assert (row["requests"], row["failed"], row["series"]) == (28, 8, {"requests": [1.0]})
     assert (found["starts"], found["ends"], found["pool_bytes"]) == ({"http": 3}, {"http": 1}, 77)
     assert found["regions"] == [{"kind": "system", "regions": 2, "nbytes": 8192, "quarantined": 1}]

@@ -79,7 +79,7 @@ def test_small_bodies_are_free() -> None:
     budget = HeapBudget()
     heap = BodyHeap({}, Settings(), budget)
     reader = PieceReader(iter([bytes(FREE)]), 2 * FREE, heap=heap)
-    assert len(reader.read_rest(FREE)) == FREE
+    assert len(reader.read_rest(FREE, "max_json_bytes")) == FREE
     assert budget.used == 0
 
 
@@ -88,7 +88,7 @@ def test_what_was_announced_takes_nothing_before_it_comes() -> None:
     environ = {"wsgi.input": Body(body), "CONTENT_LENGTH": str(1 << 30)}
     reader = open_body(environ, Settings(max_heap_bytes=JSON_COST * len(body)))
     with pytest.raises(Exception, match="ended early"):
-        reader.read_rest(1 << 30)
+        reader.read_rest(1 << 30, "max_json_bytes")
     environ.clear()
     assert BUDGET.used == 0
 

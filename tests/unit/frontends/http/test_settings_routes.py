@@ -6,15 +6,18 @@ import math
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import shmserve
-from shmserve.config import Settings
+from shmserve.config import Settings, load
 from shmserve.core.registry import ModelState
 from shmserve.core.stats.counter_pages import Gauges
+from shmserve.core.stats.custom_metrics import Family, InstanceMetrics, MetricKind, Series
 from shmserve.core.stats.executor_counters import OTHER_SIZES
 from shmserve.core.stats.request_counters import OTHER, Reason
+from shmserve.errors import ConfigError
 from shmserve.protocol.control.stats_messages import (
     GpuReport,
     ModelReport,
@@ -183,6 +186,26 @@ def test_settings_that_are_refused(client: Client, path: str, body: bytes, statu
     assert error_of(client.ask("POST", path, body), status)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/repository/index",
+        "/v2/repository/models/identity/unload",
+        "/v2/logging",
+        "/v2/systemsharedmemory/region/r/register",
+    ],
+)
+def test_a_body_that_is_too_large_names_the_one_setting_that_says_so(path: str) -> None:
+    client = Client(Settings(model_control="explicit", max_small_body_bytes=100))
+    assert "setting" not in client.ask("POST", path, b'{"ready":' + b" " * 80).body.decode()
+    text = error_of(client.ask("POST", path, b'{"ready":' + b" " * 100), 413)
+    assert "109 bytes exceeds" in text
+    assert "value of 100 bytes" in text
+    assert text.endswith("(setting max_small_body_bytes)")
+    model = "/v2/repository/models/identity/load"
+    assert "setting" not in client.ask("POST", model, b"{}" + b" " * 100).body.decode()
+
+
 # ------------------------------------------------------------------------- metrics
 
 
@@ -199,6 +222,66 @@ def samples(client: Client) -> dict[str, dict[tuple[str, ...], float]]:
             assert labels not in found.setdefault(sample.name, {}), f"twice: {sample}"
             found[sample.name][labels] = sample.value
     return found
+
+
+def test_metrics_on_an_address_of_their_own() -> None:
+    client = Client(Settings(metrics_bind=("127.0.0.1:8002", "[::1]:8003")))
+    client.dispatcher.coordinator.numbers = report()
+    error_of(client.get("/metrics"), 404)
+    assert client.get("/v2").status == 200
+    for port in ("8002", "8003"):
+        there: dict[str, Any] = {
+            "SERVER_PORT": port,
+            "REMOTE_ADDR": "127.0.0.1",
+            "REMOTE_PORT": "5",
+            "HTTP_HOST": f"localhost:{port}",
+        }
+        answer = client.get("/metrics", **there)
+        assert answer.status == 200
+        assert b"shmserve_requests_total" in answer.body
+        assert client.ask("HEAD", "/metrics", **there).status == 200
+        error_of(client.ask("POST", "/metrics", **there), 405)
+        for path in ("/v2", "/v2/health/live", "/", "//metrics", INFER):
+            error_of(client.get(path, **there), 404)
+        foreign = {"Origin": "http://elsewhere.example", "Sec-Fetch-Site": "cross-site"}
+        error_of(client.get("/metrics", headers=foreign, **there), 403)
+        error_of(client.get("/metrics", **{**there, "HTTP_HOST": "evil.example"}), 403)
+        unix = {**there, "REMOTE_ADDR": "", "REMOTE_PORT": None}
+        assert client.get("/v2", **unix).status == 200, "its client only says so"
+
+
+def test_metrics_of_their_own_are_for_those_who_may_have_them() -> None:
+    secret = Settings(metrics_bind=("h:8002",), http_restricted_api=("statistics:x-key=s",))
+    client = Client(secret)
+    client.dispatcher.coordinator.numbers = report()
+    there: dict[str, Any] = {"SERVER_PORT": "8002", "REMOTE_PORT": "5", "HTTP_HOST": "h"}
+    error_of(client.get("/metrics", **there), 403)
+    assert client.get("/metrics", headers={"x-key": "s"}, **there).status == 200
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({"METRICS_BIND": "unix:/run/m.sock"}, "metrics_bind"),
+        ({"METRICS_BIND": "127.0.0.1"}, "metrics_bind"),
+        ({"METRICS_BIND": "127.0.0.1:0"}, "metrics_bind"),
+        (
+            {"METRICS_BIND": "10.0.0.1:8000"},
+            "metrics_bind: '10.0.0.1:8000' has a port of http_bind",
+        ),
+        ({"METRICS_BIND": "h:8002", "METRICS": "false"}, "metrics_bind: there are no metrics"),
+    ],
+)
+def test_addresses_that_metrics_cannot_have(environ: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        load({f"SHMSERVE_{name}": value for name, value in environ.items()})
+
+
+def test_labels_of_tritons_metrics_stand_in_its_order(client: Client) -> None:
+    lines = client.get("/metrics").body.decode().splitlines()
+    assert 'nv_inference_request_success{model="identity",version="1"} 5' in lines
+    failure = 'nv_inference_request_failure{model="identity",reason="%s",version="1"} %d'
+    assert {failure % ("REJECTED", 2), failure % ("BACKEND", 1)} <= set(lines)
 
 
 def test_metrics_say_what_was_counted(client: Client) -> None:
@@ -322,3 +405,53 @@ def test_label_values_are_escaped(client: Client) -> None:
     numbers: Any = Report((ModelReport('a"b\\c\nd', "1"),), (), {}, {})
     client.dispatcher.coordinator.numbers = numbers
     assert samples(client)["nv_inference_count_total"] == {('a"b\\c\nd', "1"): 0}
+
+
+def test_metrics_of_models_stand_behind_the_servers_own(client: Client) -> None:
+    series = Series((("a", 'b"\\\n'),), (), (3.0,))
+    families = (
+        Family("counted_things", "of\n\\all", MetricKind.COUNTER, (series,)),
+        Family("level:now", "", MetricKind.GAUGE, (Series((), (), (-math.inf,)),)),
+        Family(
+            *("sizes", "", MetricKind.HISTOGRAM),
+            (Series((("k", "v"),), (0.1, 1.0, 2.5), (1, 0, 2, 1, 7.55)),),
+        ),
+        Family("without", "", MetricKind.GAUGE),
+    )
+    numbers = (1 / 3, 1e300, 12345678.0, math.nan)
+    more = Series((("k", "v"),), (0.1, 1.0, 2.5), (0, 0, 0, 0, 0.45))
+    others = (
+        Family("sizes", "", MetricKind.HISTOGRAM, (more,)),
+        *(
+            Family(f"x{index}", "", MetricKind.GAUGE, (Series((), (), (number,)),))
+            for index, number in enumerate(numbers)
+        ),
+    )
+    custom = (
+        InstanceMetrics("identity", "1", "identity/1/0", families),
+        InstanceMetrics("gone", "1", "gone/1/0", others),
+    )
+    client.dispatcher.coordinator.numbers = msgspec.structs.replace(report(), custom=custom)
+    text = client.get("/metrics").body.decode()
+    told = text[text.index("# HELP counted_things") : text.index("# HELP nv_inference")]
+    assert told.splitlines() == [
+        "# HELP counted_things of\\n\\\\all",
+        "# TYPE counted_things counter",
+        'counted_things{a="b\\"\\\\\\n"} 3',
+        "# HELP level:now ",
+        "# TYPE level:now gauge",
+        "level:now -Inf",
+        "# HELP sizes ",
+        "# TYPE sizes histogram",
+        'sizes_count{k="v"} 4',
+        'sizes_sum{k="v"} 8',
+        'sizes_bucket{k="v",le="0.1"} 1',
+        'sizes_bucket{k="v",le="1"} 1',
+        'sizes_bucket{k="v",le="2.5"} 3',
+        'sizes_bucket{k="v",le="+Inf"} 4',
+        *("# HELP x0 ", "# TYPE x0 gauge", "x0 0.3333333333333333"),
+        *("# HELP x1 ", "# TYPE x1 gauge", "x1 1e+300"),
+        *("# HELP x2 ", "# TYPE x2 gauge", "x2 12345678"),
+        *("# HELP x3 ", "# TYPE x3 gauge", "x3 NaN"),
+    ]
+    assert list(text_string_to_metric_families(text))

@@ -73,7 +73,7 @@ class TritonPythonModel:
         for response in request_for("counter", inputs=[n]).exec(decoupled=True):
             if response.has_error():
                 found.append(response.error().message())
-            else:
+            elif response.output_tensors():  # the last one only ends the stream
                 out = pb_utils.get_output_tensor_by_name(response, "OUT")
                 found.append(int(out.as_numpy()[0]))
         return found
@@ -95,15 +95,6 @@ class TritonPythonModel:
 
         responses = asyncio.run(ask())
         return [float(r.output_tensors()[0].as_numpy()[0]) for r in responses]
-
-    def wrong(self, _):
-        found = []
-        for call in (request_for("").exec, pb_utils.InferenceRequest().exec):
-            try:
-                call()
-            except pb_utils.TritonModelException as ex:
-                found.append(str(ex))
-        return found
 
     def ready(self, argument):
         return pb_utils.is_model_ready(*argument.split())

@@ -42,7 +42,8 @@ class TritonPythonModel:
             inputs=[pb_utils.Tensor("N", np.array([count], np.int32))],
         )
         responses = await request.async_exec(decoupled=True)
-        return str([int(r.output_tensors()[0].as_numpy()[0]) async for r in responses])
+        outputs = [r.output_tensors() async for r in responses]  # the last may have none
+        return str([int(tensors[0].as_numpy()[0]) for tensors in outputs if tensors])
 
     async def hold(self, _):
         """Waits for a call until it is cancelled; what it then has is for the next one."""

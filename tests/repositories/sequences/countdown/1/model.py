@@ -1,9 +1,11 @@
-"""Has each request run COUNT times: it tells what it saw in each run, or in the last one.
+"""Has each request run COUNT times: it tells what it saw in each run, or in the last one. One with
+the parameter `hold` waits in its first run; only those whose COUNT has the same shape run together.
 
 SEEN: the number of this run, whether it is the first one, its flags, how many run together.
 """
 
 import json
+import os
 import time
 
 import numpy as np
@@ -14,12 +16,21 @@ def value(request, name):
     return int(pb_utils.get_input_tensor_by_name(request, name).as_numpy()[0, 0])
 
 
+def hold(path):
+    if path and os.path.exists(path):
+        open(f"{path}.begun", "w").close()
+        while os.path.exists(path):
+            time.sleep(0.01)
+
+
 class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
         self.decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
 
     def execute(self, requests):
+        for request in requests:
+            hold(json.loads(request.parameters()).get("hold"))
         time.sleep(0.01)
         answers = [self.step(request, len(requests)) for request in requests]
         return None if self.decoupled else answers

@@ -41,6 +41,13 @@ class TritonPythonModel:
             sender.send(response(i, data))
         finish(sender)
 
+    def texts(self, sender, argument):
+        """Texts of so many bytes each, and one of none."""
+        for i, size in enumerate([*map(int, argument.split(",")), 0]):
+            text = np.array([b"x" * size], np.object_)
+            sender.send(response(i, text=text))
+        finish(sender)
+
     def slowly(self, sender, argument):
         """An answer every 50 ms, until nobody wants them."""
         threading.Thread(target=self._slowly, args=(sender, int(argument)), daemon=True).start()
@@ -79,10 +86,12 @@ class TritonPythonModel:
         self.kept = sender
 
 
-def response(number, data=None):
+def response(number, data=None, text=None):
     tensors = [pb_utils.Tensor("N", np.array([number], np.int64))]
     if data is not None:
         tensors.append(pb_utils.Tensor("DATA", data))
+    if text is not None:
+        tensors.append(pb_utils.Tensor("TEXT", text))
     return pb_utils.InferenceResponse(output_tensors=tensors)
 
 

@@ -1,0 +1,8 @@
+"""``python -m shmserve``."""
+
+import sys
+
+from shmserve.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

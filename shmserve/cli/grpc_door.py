@@ -1,0 +1,63 @@
+"""gRPC for `shmserve measure`. The library is imported by nothing else of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import grpc
+import numpy as np
+
+from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.errors import ConfigError, Unavailable
+from shmserve.protocol.decoding import json_decoder
+from shmserve.tensor import bytes_codec, dtypes
+
+_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+_RECEIPT = "shmserve-receipt"
+_decode = json_decoder(dict)
+_WAIT_S = 60.0
+_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+
+
+class GrpcDoor:
+    """One channel; the request is encoded once."""
+
+    def __init__(self, target: str, model: str, inputs: Mapping[str, Any]) -> None:
+        """Raises ConfigError: an array is no tensor."""
+        request = pb.ModelInferRequest(model_name=model)
+        for name, array in inputs.items():
+            datatype = dtypes.from_numpy(array.dtype)
+            if datatype is None:
+                raise ConfigError(f"--input {name}: {array.dtype} is no datatype of a tensor")
+            request.inputs.add(name=name, datatype=datatype.name, shape=array.shape)
+            request.raw_input_contents.append(_raw(array, datatype.itemsize))
+        self._request = request.SerializeToString()
+        self._channel = grpc.insecure_channel(target, _OPTIONS)
+        self._infer = self._channel.unary_unary(_METHOD)
+
+    def send(self, receipt: bool = False) -> Mapping[str, Any]:
+        metadata = ((_RECEIPT, "1"),) if receipt else ()
+        try:
+            _, call = self._infer.with_call(self._request, timeout=_WAIT_S, metadata=metadata)
+        except grpc.RpcError as ex:
+            raise Unavailable(f"{ex.code().name}: {ex.details()}") from None
+        fields = [*call.initial_metadata(), *call.trailing_metadata()] if receipt else []
+        found = [value for name, value in fields if name == _RECEIPT]
+        return dict(_decode(found[0].encode())) if found else {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+
+def _raw(array: Any, itemsize: int) -> bytes:
+    if itemsize:
+        return bytes(np.ascontiguousarray(array).tobytes())
+    return bytes_codec.encode(array.reshape(-1).tolist())

@@ -1,0 +1,90 @@
+"""``shmserve settings``: what holds and where it is from; with --markdown, docs/settings.md."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import msgspec
+
+from shmserve import config
+from shmserve.cli.setting_texts import SECTIONS
+from shmserve.cli.show import Row, table
+from shmserve.setting_sources import Declared
+
+_HEAD = """# Settings
+
+<!-- Written by `make docs` (`shmserve settings --markdown`): change shmserve/config.py and
+shmserve/cli/setting_texts.py instead. -->
+
+A setting is a key of the TOML file that `SHMSERVE_CONFIG` names, and an environment variable,
+which wins: `http_bind` is `SHMSERVE_HTTP_BIND`. `shmserve settings` shows what holds and where it
+is from, `shmserve check` says what is wrong: all of it at once, each with its place, what was
+given and what would do. A server with a wrong or unknown setting does not start. Secrets are never
+shown.
+
+    model_repository = ["/srv/models"]
+    pool_bytes = "8GiB"
+    [http]
+    bind = ["0.0.0.0:8000", "unix:/run/shmserve/http.sock"]
+    workers = 4
+    [pipelines]
+    pipe = ["preprocess", "classify"]
+
+- A table is a prefix: `[http] bind` is `http_bind`, `[http.tls] cert` is `http_tls_cert`. What is
+  set both ways is refused. Settings that are tables themselves (`pipelines`, `host_policies`) have
+  their entries there.
+- Sizes (`…_bytes`) are bytes, or texts with a unit: `k`, `M`, `G`, `T` and `KiB`, `MiB`, `GiB`,
+  `TiB` are powers of 1024, `kB`, `MB`, `GB`, `TB` of 1000; capitals do not matter.
+- Times (`…_s`) are seconds, or texts with a unit: `ms`, `s`, `min`, `h`, `d`.
+- In a variable, items of a list are separated by `,` (of `…_restricted_…` by `;`), and tables are
+  `name=item,item;other=item`.
+
+Relative paths begin in the directory in which the server was started.
+"""
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print; returns the exit status. Raises ConfigError: as `config.load`."""
+    if arguments.markdown:
+        print(markdown(), end="")
+    else:
+        rows = current()
+        print(msgspec.json.encode(rows).decode() if arguments.json else table(rows))
+    return 0
+
+
+def current() -> list[Row]:
+    """Each setting with its value here and where that is from."""
+    settings, origins = config.read()
+    own = {
+        f"{name}_{field}": value
+        for name, extension in settings.extensions.items()
+        for field, value in msgspec.structs.asdict(extension).items()
+    }
+    return [
+        {
+            "setting": name,
+            "value": declared.text(own[name] if name in own else getattr(settings, name)),
+            "from": origins.get(name, "default"),
+        }
+        for name, declared in config.declared().items()
+    ]
+
+
+def markdown() -> str:
+    """The reference. Settings that are not ours, of installed extensions, are left out."""
+    return "\n".join([_HEAD, *_lines(config.declared())])
+
+
+def _lines(declared: dict[str, Declared]) -> Iterator[str]:
+    for section, texts in SECTIONS.items():
+        yield f"## {section}\n"
+        yield "| setting | default | takes | what it does |"
+        yield "|---|---|---|---|"
+        for name, text in texts.items():
+            setting = declared[name]
+            takes = setting.wants.replace("|", "\\|")
+            default = setting.text(setting.default).replace("|", "\\|")
+            yield f"| `{name}` | {f'`{default}`' if default else ''} | {takes} | {text} |"
+        yield ""

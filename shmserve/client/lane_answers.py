@@ -1,0 +1,106 @@
+"""A stream over a lane: its answers, and the credit that it is given for those taken."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from shmserve.client.attempt import RequestAttempt
+from shmserve.client.cancel_scope import cancellable
+from shmserve.client.client_call import ClientCall
+from shmserve.client.errors import LATE, InferenceError
+from shmserve.client.lanes import DIED, ClientLane, Key, Lanes
+from shmserve.client.result import Result
+from shmserve.client.result_reader import ResultReader
+from shmserve.errors import PeerDied, ProtocolViolation
+from shmserve.protocol.control import lane_messages as wire
+
+
+class LaneAnswers:
+    """Answers to one request. Its lane and its memory are back with the last one; `close` before
+    that ends the lane, and with it the request, and gives up memory that it might still use.
+
+    Args:
+        begun: the first answer, and the lane it came on; that is ours unless it is the final one.
+        attempt: ours from now on.
+        until: when the stream must have ended, as `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        begun: tuple[wire.LaneAnswer, ClientLane],
+        attempt: RequestAttempt,
+        request: wire.LaneRequest,
+        call: ClientCall,
+        until: float,
+    ) -> None:
+        self._lanes = lanes
+        self._key: Key = (call.model, call.version)
+        first, self._lane = begun
+        self._attempt = attempt
+        self._request = request
+        self._call = call
+        self._reader = ResultReader(attempt.windows, call.device, again=True)
+        self._first: wire.LaneAnswer | None = first
+        self._until = until
+        self._owed = 0  # answers that were taken, and of which the executor has not been told
+        self._open = True
+        self._lane_open = not first.final
+
+    def next(self) -> Result | InferenceError | None:
+        """As `streams.AnswerSource.next`."""
+        if not self._open:
+            return None
+        answer, self._first = self._first or self._receive(), None
+        taken = self._taken(answer)
+        self._owed += 1
+        if answer.final:
+            self._open = False
+            if self._lane_open:
+                self._lane_open = False
+                self._lanes.give(self._key, self._lane)
+            self._attempt.close()
+        return taken
+
+    def close(self) -> None:
+        """Nobody wants further answers. Idempotent."""
+        if self._lane_open:
+            self._lane_open = False
+            self._lane.channel.close()
+            self._attempt.taint()
+        self._open = False
+        self._attempt.close()
+
+    def _taken(self, answer: wire.LaneAnswer) -> Result | InferenceError | None:
+        if answer.status != 200:
+            return InferenceError(answer.status, answer.error)
+        if answer.final and not (answer.outputs or answer.parameters):
+            return None
+        call = self._call
+        return self._reader.of_lane(
+            answer, call.model, call.request_id, self._lane.opened, call.receipt
+        )
+
+    def _receive(self) -> wire.LaneAnswer:
+        """The next answer, and room for those after it.
+
+        Raises:
+            InferenceError: none comes, or none in time, or nobody wants it any more.
+        """
+        lane, request = self._lane, self._request
+        left_s = self._until - time.monotonic()
+        if self._owed:  # at once: who reads slowly must not look as who does not
+            owed, self._owed = self._owed, 0
+            with contextlib.suppress(PeerDied):  # its last words may be here
+                lane.channel.send(wire.encode(wire.LaneCredit(request.number, owed)))
+        answer = None
+        try:
+            if left_s > 0:
+                with cancellable(lane.channel.refuse):
+                    answer = lane.receive(left_s)
+        except (PeerDied, ProtocolViolation):
+            raise InferenceError(502, DIED) from None
+        if answer is None or answer.number != request.number:
+            raise InferenceError(0, LATE)
+        return answer

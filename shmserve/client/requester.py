@@ -1,0 +1,277 @@
+"""Which way a request takes: over a lane or HTTP, with which tensors in shared memory; and when it
+is tried again without what was the reason of a refusal."""
+
+from __future__ import annotations
+
+import functools
+import time
+import urllib.parse
+from collections.abc import Set
+from typing import Any
+
+from shmserve.client.attempt import PoolOf, RequestAttempt
+from shmserve.client.client_call import ClientCall
+from shmserve.client.errors import InferenceError
+from shmserve.client.http_answers import HttpAnswers, generate_request
+from shmserve.client.http_transport import Reply, Transport, left_s
+from shmserve.client.lane_answers import LaneAnswers
+from shmserve.client.lanes import Lanes, converse
+from shmserve.client.memory.block_pool import BlockPool
+from shmserve.client.memory.shared_memory import SharedMemoryPools
+from shmserve.client.output_sizes import ModelOutputs, OutputSizes, stream_windows
+from shmserve.client.result import Result
+from shmserve.client.result_reader import ResultReader
+from shmserve.client.streams import AnswerSource
+from shmserve.protocol.control.lane_messages import LaneAnswer
+from shmserve.protocol.decoding import json_decoder
+
+_REPEATS = 4
+# With these the request has ended or never begun; after others it may still be running.
+_ENDED = frozenset({500, 501, 502, 503})
+_REFUSED = frozenset({400, 403, 404, 501})
+# What is said of an output that is larger than expected, and of one that is over a lane
+_TOO_LARGE = ("should be at least", "no window of shared memory")
+_HOST, _GPU = "host", "gpu"  # kinds of memory
+_NOTHING: Set[str] = frozenset()
+_decode = json_decoder()
+
+
+class Requester:
+    """The ways of one client. Thread-safe. `lanes` None: there are none."""
+
+    def __init__(self, transport: Transport, pools: SharedMemoryPools, lanes: Lanes | None) -> None:
+        self._transport = transport
+        self._pools = pools
+        self._lanes = lanes
+        self._models: dict[tuple[str, str], ModelOutputs] = {}
+        self._decoupled: dict[tuple[str, str], bool] = {}
+        self._barred: dict[str, set[str]] = {}  # kinds of memory that a model does not take
+        self._sizes = OutputSizes()
+
+    def run(self, call: ClientCall) -> Result:
+        """Try, and try again where the reason of a refusal was our memory."""
+        described = self._model(call.model, call.version)
+        names = tuple(described.outputs) if call.outputs is None else call.outputs
+        key = (call.model, call.version)
+        shapes = tuple(sorted([tensor.signature for tensor in call.inputs]))
+        barred = self._barred.get(call.model, _NOTHING)
+        for repeat in range(_REPEATS + 1):
+            expected = self._sizes.expected(key, shapes, described, names)
+            known = self._lanes is not None and expected.known
+            attempt = RequestAttempt(
+                self._pool_of(barred), call.inputs, expected.sizes, call.device, inline=known
+            )
+            reply: Reply | LaneAnswer
+            try:
+                answer, result = self._over_lane(attempt, call, known)
+                if answer is None:
+                    reply = self._send(attempt, call)
+                    if reply.status == 200:
+                        result = ResultReader(attempt.windows, call.device).of_http(
+                            reply, call.model
+                        )
+                else:
+                    reply = answer
+                if result is not None:
+                    self._sizes.learn(key, shapes, result)
+                    return result
+            finally:
+                attempt.close()
+            if repeat == _REPEATS or not _is_ours(attempt, reply):
+                break
+            if _is_too_large(reply):
+                self._sizes.mistaken(key, names)
+            else:
+                barred = self._barred_next(call.model, attempt, reply, repeat, barred)
+        raise self._refused(call, reply)
+
+    def begin(self, call: ClientCall, largest: int) -> AnswerSource:
+        """Have a model answer any number of times.
+
+        Args:
+            largest: bytes of an output of unknown size, where outputs lie in our memory.
+
+        Raises:
+            InferenceError: it does not, as `run`.
+        """
+        until = time.monotonic() + call.timeout_s
+        if not self._is_decoupled(call.model, call.version):
+            return OneAnswer(self, call)
+        described = self._model(call.model, call.version)
+        answers = self._begin_on_lane(call, described, largest, until)
+        if answers is not None:
+            return answers
+        body = generate_request(call, described)
+        path = _path(call.model, call.version) + "/generate_stream"
+        try:
+            return HttpAnswers(self._transport.events(path, body, until), call, described)
+        except InferenceError as ex:
+            self._forget(call, ex.status)
+            raise
+
+    def _begin_on_lane(
+        self, call: ClientCall, described: ModelOutputs, largest: int, until: float
+    ) -> AnswerSource | None:
+        """A stream whose first answer is there. None: there is no lane that takes it."""
+        key = (call.model, call.version)
+        names = tuple(described.outputs) if call.outputs is None else call.outputs
+        sizes = stream_windows(described, names, largest)
+        barred = self._barred.get(call.model, _NOTHING)
+        for repeat in range(_REPEATS + 1):
+            if self._lanes is None:
+                return None
+            answers = None
+            attempt = RequestAttempt(self._pool_of(barred), call.inputs, sizes, None, inline=True)
+            try:
+                time_s = left_s(until)
+                request = attempt.lane_request(call.parameters, call.request_id, time_s, True)
+                if request is None:
+                    return None
+                found = converse(self._lanes, key, request, attempt.shared, time_s)
+                if found is None:
+                    return None
+                first, _ = found
+                refused = first.final and _is_ours(attempt, first) and not _is_too_large(first)
+                if not refused or repeat == _REPEATS:
+                    if first.final:
+                        self._forget(call, first.status)
+                    answers = LaneAnswers(self._lanes, found, attempt, request, call, until)
+                    return answers
+            except BaseException:
+                attempt.taint()
+                raise
+            finally:
+                if answers is None:
+                    attempt.close()
+            barred = self._barred_next(call.model, attempt, first, repeat, barred)
+        return None
+
+    def _pool_of(self, barred: Set[str]) -> PoolOf:
+        def pool_of(device: int | None) -> BlockPool | None:
+            kind = _HOST if device is None else _GPU
+            return self._pools.on(device) if kind not in barred else None
+
+        return pool_of
+
+    def _barred_next(
+        self,
+        model: str,
+        attempt: RequestAttempt,
+        reply: Reply | LaneAnswer,
+        repeat: int,
+        barred: Set[str],
+    ) -> Set[str]:
+        """Which memory to try without next, after a refusal that is ours. A server that was
+        started anew knows none, until it is told once more."""
+        if not repeat and reply.status == 404 and self._pools.register_again():
+            return barred
+        return barred | self._bar(model, attempt, reply.error)
+
+    def _bar(self, model: str, attempt: RequestAttempt, reason: str) -> set[str]:
+        """What a model itself does not take is remembered."""
+        if attempt.on_gpu and "CUDA" in reason:
+            self._barred.setdefault(model, set()).add(_GPU)
+            return {_GPU}
+        if "takes no client shared memory" in reason:
+            self._barred[model] = {_HOST, _GPU}
+        return {_HOST, _GPU}
+
+    def _over_lane(
+        self, attempt: RequestAttempt, call: ClientCall, known: bool
+    ) -> tuple[LaneAnswer | None, Result | None]:
+        """The answer of a lane, and what it means if that is a result. None: it is not the way,
+        or there is none."""
+        request = None
+        if self._lanes is not None and known:
+            request = attempt.lane_request(call.parameters, call.request_id, call.timeout_s)
+        if self._lanes is None or request is None:
+            return None, None
+        key = (call.model, call.version)
+        try:
+            found = converse(self._lanes, key, request, attempt.shared, call.timeout_s)
+        except BaseException:
+            attempt.taint()
+            raise
+        if found is None:
+            return None, None
+        answer, lane = found
+        if answer.status != 200:
+            return answer, None
+        reader = ResultReader(attempt.windows, call.device)
+        return answer, reader.of_lane(
+            answer, call.model, call.request_id, lane.opened, call.receipt
+        )
+
+    def _send(self, attempt: RequestAttempt, call: ClientCall) -> Reply:
+        headers, body = attempt.request(call.parameters, call.request_id)
+        if call.receipt:
+            headers["shmserve-receipt"] = "1"
+        path = _path(call.model, call.version) + "/infer"
+        ended = False
+        try:
+            reply = self._transport.request("POST", path, headers, body, call.timeout_s)
+            ended = reply.status < 499 or reply.status in _ENDED
+            return reply
+        finally:
+            if not ended:
+                attempt.taint()
+
+    def _refused(self, call: ClientCall, reply: Reply | LaneAnswer) -> InferenceError:
+        self._forget(call, reply.status)
+        return InferenceError(reply.status, reply.error)
+
+    def _forget(self, call: ClientCall, status: int) -> None:
+        """A request was refused, perhaps for what we remember of its model."""
+        if 400 <= status < 500 or status == 501:
+            self._models.pop((call.model, call.version), None)
+            self._decoupled.pop((call.model, call.version), None)
+
+    def _model(self, model: str, version: str) -> ModelOutputs:
+        described = self._models.get((model, version))
+        if described is None:
+            described = ModelOutputs.from_metadata(self._get(_path(model, version)))
+            self._models[model, version] = described
+        return described
+
+    def _is_decoupled(self, model: str, version: str) -> bool:
+        decoupled = self._decoupled.get((model, version))
+        if decoupled is None:
+            config = self._get(_path(model, version) + "/config")
+            policy = config.get("model_transaction_policy") or {}
+            decoupled = self._decoupled[model, version] = bool(policy.get("decoupled"))
+        return decoupled
+
+    def _get(self, path: str) -> Any:
+        reply = self._transport.request("GET", path)
+        if reply.status != 200:
+            raise InferenceError(reply.status, reply.error)
+        return _decode(reply.body.data)
+
+
+class OneAnswer:
+    """The stream of a model that answers once; implements `streams.AnswerSource`."""
+
+    def __init__(self, requester: Requester, call: ClientCall) -> None:
+        self._run: functools.partial[Result] | None = functools.partial(requester.run, call)
+
+    def next(self) -> Result | None:
+        """As `streams.AnswerSource.next`."""
+        run, self._run = self._run, None
+        return run() if run is not None else None
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
+def _is_ours(attempt: RequestAttempt, reply: Reply | LaneAnswer) -> bool:
+    """Whether it is our memory that the server refuses."""
+    return reply.status in _REFUSED and attempt.is_blamed(reply.error)
+
+
+def _is_too_large(reply: Reply | LaneAnswer) -> bool:
+    return any(words in reply.error for words in _TOO_LARGE)
+
+
+def _path(model: str, version: str) -> str:
+    path = "/v2/models/" + urllib.parse.quote(model, safe="")
+    return path + "/versions/" + urllib.parse.quote(version, safe="") if version else path

@@ -1,0 +1,186 @@
+"""Metrics that models make for themselves: what they are, and one answer out of many instances'.
+
+Each executor publishes those of its model (`shmserve.shm.metrics_area`); what it says is checked
+like any peer's word (I7), because one bad name would spoil a whole scrape. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from itertools import pairwise
+from math import isfinite
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+MAX_LABELS = 32  # of one series
+MAX_BUCKETS = 128  # of one histogram
+_RESERVED = ("shmserve_", "nv_inference_", "nv_cache_", "nv_gpu_", "nv_energy_")
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_BUCKET_LABEL = "le"
+
+Labels = tuple[tuple[str, str], ...]  # sorted by name
+
+
+class MetricKind(IntEnum):
+    """Kinds of metrics, with the numbers and names of Triton's."""
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+
+class Series(Struct, frozen=True, array_like=True):
+    """One line of a family, or of a histogram all of them.
+
+    `values`: one number; of a histogram how many observations are in each bucket (`buckets` are
+    their upper bounds, one more has none), and behind these their sum.
+    """
+
+    labels: Labels
+    buckets: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+
+
+class Family(Struct, frozen=True, array_like=True):
+    """All series of one name."""
+
+    name: str
+    help: str
+    kind: MetricKind
+    series: tuple[Series, ...] = ()
+
+
+class InstanceMetrics(Struct, frozen=True, array_like=True):
+    """What the model of one instance has."""
+
+    model: str
+    version: str
+    instance: str
+    families: tuple[Family, ...]
+
+
+def name_fault(name: str) -> str:
+    """What is wrong with a family's name; "": nothing."""
+    if not _NAME.fullmatch(name):
+        return "Invalid metric name"
+    if name.startswith(_RESERVED):
+        return f"the name '{name}' is reserved for the server's own metrics"
+    return ""
+
+
+def label_fault(name: str, kind: MetricKind) -> str:
+    """What is wrong with a label's name; "": nothing."""
+    own = kind is MetricKind.HISTOGRAM and name == _BUCKET_LABEL
+    if own or name.startswith("__") or not _LABEL.fullmatch(name):
+        return "Invalid label name"
+    return ""
+
+
+def bucket_fault(buckets: Sequence[float]) -> str:
+    """What is wrong with the bounds of a histogram; "": nothing."""
+    if len(buckets) > MAX_BUCKETS:
+        return f"there are {len(buckets)} buckets, more than {MAX_BUCKETS}"
+    if not all(low < high for low, high in pairwise(buckets)):
+        return "Bucket Boundaries must be strictly sorted"
+    if not all(map(isfinite, buckets)):
+        return "Bucket Boundaries must be finite"
+    return ""
+
+
+def width(kind: MetricKind, buckets: Sequence[float]) -> int:
+    """How many numbers a series has."""
+    return len(buckets) + 2 if kind is MetricKind.HISTOGRAM else 1
+
+
+def with_values(families: Iterable[Family], values: Sequence[float]) -> tuple[Family, ...] | None:
+    """What an executor has told, its series with their values, which lie behind each other; None:
+    it makes no sense."""
+    told: list[Family] = []
+    at = 0
+    for family in families:
+        series: list[Series] = []
+        for entry in family.series:
+            end = at + width(family.kind, entry.buckets)
+            series.append(replace(entry, values=tuple(values[at:end])))
+            at = end
+        told.append(replace(family, series=tuple(series)))
+    names = {family.name for family in told}
+    sound = at == len(values) and len(names) == len(told) and all(map(_is_sound, told))
+    return tuple(told) if sound else None
+
+
+def _is_sound(family: Family) -> bool:
+    kind, series = family.kind, family.series
+    return (
+        not name_fault(family.name)
+        and len({entry.labels for entry in series}) == len(series)
+        and all(
+            len(dict(entry.labels)) == len(entry.labels) <= MAX_LABELS
+            and not any(label_fault(name, kind) for name, _ in entry.labels)
+            and not bucket_fault(entry.buckets)
+            for entry in series
+        )
+    )
+
+
+def merged(parts: Iterable[tuple[InstanceMetrics, bool]]) -> list[Family]:
+    """The families of all instances by name, as they are shown.
+
+    Counters and histograms of the same labels are added up. Each gauge is told by itself, with
+    the label `instance` where its model has several instances (which is said beside each part),
+    or where models share it. What contradicts those that came before it is left out: a name
+    that is of another kind, a histogram with other buckets.
+    """
+    collected: dict[str, _Collected] = {}
+    for part, has_several in parts:
+        for family in part.families:
+            into = collected.setdefault(family.name, _Collected(family))
+            if into.kind is family.kind:
+                into.add(family.series, part.instance, has_several)
+    return [collected[name].family() for name in sorted(collected)]
+
+
+class _Collected:
+    """One name's family, out of those of several instances."""
+
+    def __init__(self, first: Family) -> None:
+        self.kind = first.kind
+        self._first = first
+        self._sums: dict[Labels, Series] = {}
+        self._gauges: dict[Labels, dict[str, Series]] = {}  # by instance
+        self._apart: set[Labels] = set()  # gauges that are told with their instance
+
+    def add(self, series: Iterable[Series], instance: str, has_several: bool) -> None:
+        for entry in series:
+            labels = tuple(sorted(entry.labels))
+            if self.kind is MetricKind.GAUGE:
+                gauges = self._gauges.setdefault(labels, {})
+                gauges[instance] = entry
+                if has_several or len(gauges) > 1:
+                    self._apart.add(labels)
+                continue
+            known = self._sums.get(labels)
+            if known is None:
+                self._sums[labels] = replace(entry, labels=labels)
+            elif known.buckets == entry.buckets:
+                pairs = zip(known.values, entry.values, strict=True)
+                self._sums[labels] = replace(known, values=tuple(a + b for a, b in pairs))
+
+    def family(self) -> Family:
+        series = list(self._sums.values())
+        for labels, gauges in self._gauges.items():
+            for instance, entry in gauges.items():
+                apart = labels in self._apart
+                shown = _with_instance(labels, instance) if apart else labels
+                series.append(replace(entry, labels=shown))
+        series.sort(key=lambda entry: entry.labels)
+        return replace(self._first, series=tuple(series))
+
+
+def _with_instance(labels: Labels, instance: str) -> Labels:
+    own = any(name == "instance" for name, _ in labels)
+    return (*labels, ("shmserve_instance" if own else "instance", instance))

@@ -1,0 +1,40 @@
+"""Whether an executor died of clients' memory that a request names, as the coordinator finds."""
+
+from __future__ import annotations
+
+import time
+
+from shmserve import waiting
+from shmserve.errors import InvalidArgument
+from shmserve.protocol.control.data_messages import Execute, RegionRef
+from shmserve.shm.registry_page import RegistryReader
+
+_QUARANTINE_S = 0.5  # how long to wait for the coordinator's word on what killed an executor
+
+
+def regions_of(message: Execute) -> set[int]:
+    """Numbers of the client regions a request touches."""
+    inputs = {t.at.region for t in message.inputs if isinstance(t.at, RegionRef)}
+    return inputs | {place.at.region for place in message.places}
+
+
+def explain(registry: RegistryReader, regions: set[int]) -> None:
+    """Say so if one of these regions is found guilty, for which the registry is watched.
+
+    Raises:
+        InvalidArgument: one of them is in quarantine.
+    """
+    deadline = time.monotonic() + _QUARANTINE_S
+    snapshot = registry.current()
+    while True:
+        for region in snapshot.regions.values():
+            if region.number in regions and region.quarantined:
+                raise InvalidArgument(
+                    f"the executor died on shared memory region '{region.name}':"
+                    f" {region.quarantined}"
+                )
+        left_s = deadline - time.monotonic()
+        newer = waiting.beside(registry.newer, snapshot, left_s)
+        if newer is None:
+            return
+        snapshot = newer

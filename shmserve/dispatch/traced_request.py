@@ -1,0 +1,105 @@
+"""A request that is traced, while it runs and until it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from msgspec import Struct
+
+from shmserve.core.control.runtime_settings import TraceSettings
+from shmserve.core.memory.slots import Slot
+from shmserve.core.registry import ModelEntry
+from shmserve.protocol.control.data_messages import Descriptor, WireTensor
+
+QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"  # activities
+_MOST_TENSORS, _MOST_STEPS = 256, 1024  # of one trace: streams may go on for ever
+Times = tuple[tuple[str, int], ...]  # stages and CLOCK_MONOTONIC nanoseconds
+
+
+class NamedTensor(Protocol):
+    """A tensor's bytes, and what it is."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def datatype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def view(self) -> memoryview: ...
+
+
+class SlotInput(Struct, frozen=True):
+    """An input of a call."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    view: memoryview
+
+
+def inputs_in(slots: Iterable[Slot], inputs: Iterable[WireTensor]) -> Iterator[SlotInput]:
+    """The inputs of a call that lie in its slots."""
+    views = (slot.view for slot in slots)
+    for tensor in inputs:
+        if type(tensor.at) is Descriptor:
+            yield SlotInput(tensor.name, tensor.datatype, tensor.shape, next(views))
+
+
+class TracedTensor(Struct, frozen=True):
+    """A copy of a tensor, and what it was."""
+
+    activity: str
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Trace(Struct, eq=False):
+    """One sampled request.
+
+    Attributes:
+        most_bytes: of a tensor that is kept.
+        traceparent: what it is part of, as the client sent it (W3C Trace Context).
+        inner: it is a step of another one.
+        executor, times: told when it is over; without times it has failed.
+        tensors: copies of them, where they are wanted.
+        steps: of an ensemble, requests to its models.
+    """
+
+    entry: ModelEntry
+    settings: TraceSettings
+    request_id: str
+    most_bytes: int
+    traceparent: str = ""
+    inner: bool = False
+    executor: str = ""
+    times: Times = ()
+    tensors: list[TracedTensor] = []
+    steps: list[Trace] = []
+
+    def add_tensors(self, activity: str, tensors: Iterable[NamedTensor]) -> None:
+        """Keep those that are not too large, and do not lie in client memory, if any."""
+        for tensor in tensors if self.settings.tensors else ():
+            data = tensor.view
+            if 0 < data.nbytes <= self.most_bytes and len(self.tensors) < _MOST_TENSORS:
+                self.tensors.append(
+                    TracedTensor(activity, tensor.name, tensor.datatype, tensor.shape, bytes(data))
+                )
+
+    def add_step(self, step: Trace) -> None:
+        """A request to a model of this ensemble begins."""
+        if len(self.steps) < _MOST_STEPS:
+            self.steps.append(step)
+
+    @property
+    def whole(self) -> list[Trace]:
+        """Itself and what is within it, the outer ones first."""
+        return [self, *(inner for step in self.steps if step.times for inner in step.whole)]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return sum(len(tensor.data) for trace in self.whole for tensor in trace.tensors)

@@ -1,0 +1,187 @@
+"""`pb_utils.MetricFamily`: metrics that a model makes for itself, shown with the server's own.
+
+A family has the metrics that it has given, as long as it exists itself; who drops the family, or
+has only made it for a moment, cannot use them any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+from shmserve.core.stats.custom_metrics import MetricKind
+from shmserve.errors import ShmserveError
+from shmserve.executor.backends.triton.exceptions import TritonModelException
+from shmserve.executor.custom_metrics import CustomMetrics, MetricRow
+
+COUNTER = MetricKind.COUNTER
+GAUGE = MetricKind.GAUGE
+HISTOGRAM = MetricKind.HISTOGRAM
+
+# As Triton words them
+_LABELS = "Failed to create metric. Labels must be a dictionary."
+_BUCKETS = "Failed to create metric. Buckets must be a list."
+_NO_BUCKETS = "Failed to create metric. Missing required buckets."
+_UNEXPECTED_BUCKETS = "Failed to create metric. Unexpected buckets found."
+_NOT_TEXT = "Error when creating Metric: attempt to access JSON non-string as string"
+_DELETED = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The "
+    "'MetricFamily' object should be deleted AFTER its corresponding 'Metric' objects have been "
+    "deleted."
+)
+_DECREASED = "can only be incremented monotonically by non-negative values."
+
+
+class _ServedMetrics:
+    """Where metrics go; an executor runs one model."""
+
+    metrics = CustomMetrics()
+
+
+def serve(metrics: CustomMetrics) -> None:
+    """Told once when the model is loaded (for the server, not for models)."""
+    _ServedMetrics.metrics = metrics
+
+
+class Metric:
+    """One counter, gauge or histogram. Models get these from families. Two of a family with the
+    same labels are the same metric."""
+
+    __slots__ = ("_metrics", "_row")
+
+    _metrics: CustomMetrics
+    _row: MetricRow | None
+
+    def __init__(self, *_arguments: object, **_options: object) -> None:
+        raise TypeError("Metric: No constructor defined!")
+
+    @classmethod
+    def of(cls, metrics: CustomMetrics, row: MetricRow) -> Metric:
+        """The metric of a row (for the server, not for models)."""
+        metric = cls.__new__(cls)
+        metric._metrics = metrics
+        metric._row = row
+        return metric
+
+    def increment(self, value: float) -> None:
+        """Add to a counter, or to a gauge, where it may be negative.
+
+        Raises:
+            TypeError: no number.
+            TritonModelException: a counter would become less; not a thing of histograms; the
+                family has been deleted. So with the other methods.
+        """
+        row = self._usable("increment", "Increment", COUNTER, GAUGE)
+        number = _number(value)
+        if number < 0 and row.family.kind is COUNTER:
+            raise _failed("increment", f"TRITONSERVER_METRIC_KIND_COUNTER {_DECREASED}")
+        self._metrics.increment(row, number)
+
+    def set(self, value: float) -> None:
+        """Give a gauge another value."""
+        row = self._usable("set", "Set", GAUGE)
+        self._metrics.set(row, _number(value))
+
+    def observe(self, value: float) -> None:
+        """Count a value in its bucket of a histogram."""
+        row = self._usable("observe", "Observe", HISTOGRAM)
+        self._metrics.observe(row, _number(value))
+
+    def value(self) -> float:
+        """What a counter or a gauge is in this instance."""
+        return self._usable("get", "Value", COUNTER, GAUGE).values[0]
+
+    def forget(self) -> None:
+        """Its family is gone (for the server, not for models)."""
+        self._row = None
+
+    def _usable(self, doing: str, operation: str, *kinds: MetricKind) -> MetricRow:
+        row = self._row
+        if row is None:
+            raise _failed(doing, _DELETED)
+        own = row.family.kind
+        if own not in kinds:
+            raise _failed(
+                doing, f"TRITONSERVER_METRIC_KIND_{own.name} does not support {operation}"
+            )
+        return row
+
+
+class MetricFamily:
+    """Metrics of one name and kind. Models make these.
+
+    Raises:
+        TypeError: an argument of another type.
+        TritonModelException: a bad name, one that is taken by a family of another kind, or there
+            are too many families.
+    """
+
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        for what, value, wanted in (
+            ("name", name, str),
+            ("description", description, str),
+            ("kind", kind, MetricKind),
+        ):
+            if not isinstance(value, wanted):
+                raise TypeError(f"MetricFamily: {what} cannot be {type(value).__name__}")
+        self._metrics = _ServedMetrics.metrics
+        self._given: dict[MetricRow, Metric] = {}
+        try:
+            self._family = self._metrics.open(name, description, kind)
+        except ShmserveError as ex:
+            raise TritonModelException(f"Error when creating MetricFamily: {ex.message}") from None
+
+    def Metric(  # noqa: N802
+        self, labels: dict[str, str] | None = None, buckets: list[float] | None = None
+    ) -> Metric:
+        """A metric of this family: a new one, or the one with these labels. `buckets`: upper
+        bounds of a histogram's, ascending; one more has none.
+
+        Raises:
+            TritonModelException: labels that are no dict of texts or have bad names, buckets that
+                are missing, no list or not sorted, buckets of what is no histogram, or there are
+                too many metrics.
+        """
+        if labels is not None and not isinstance(labels, dict):
+            raise TritonModelException(_LABELS)
+        if buckets is not None and not isinstance(buckets, list):
+            raise TritonModelException(_BUCKETS)
+        has_buckets = self._family.kind is HISTOGRAM
+        if has_buckets and buckets is None:
+            raise TritonModelException(_NO_BUCKETS)
+        if buckets is not None and not has_buckets:
+            raise TritonModelException(_UNEXPECTED_BUCKETS)
+        pairs = list((labels or {}).items())
+        if not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise TritonModelException(_NOT_TEXT)
+        try:
+            row = self._metrics.add(self._family, pairs, _bounds(buckets or ()), self._given)
+        except ShmserveError as ex:
+            raise TritonModelException(f"Error when creating Metric: {ex.message}") from None
+        return self._given.setdefault(row, Metric.of(self._metrics, row))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_family"):
+            for metric in self._given.values():
+                metric.forget()
+            self._metrics.let_go(self._family, list(self._given))
+
+
+def _bounds(buckets: Sequence[Any]) -> list[float]:
+    bounds = [_number(bound) for bound in buckets]
+    return bounds[:-1] if bounds and bounds[-1] == inf else bounds  # there is one without a bound
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str | bytes):
+        raise TypeError(f"a metric's value cannot be {type(value).__name__}")
+    return float(value)
+
+
+def _failed(doing: str, why: str) -> TritonModelException:
+    return TritonModelException(f"Failed to {doing} metric value: {why}")

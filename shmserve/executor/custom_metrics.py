@@ -1,0 +1,246 @@
+"""The metrics that this executor's model makes for itself.
+
+Any thread of the model may make, change and let go of them. Letting go is also done by finalizers,
+which may run in the midst of anything, also of what is done here: they wait for nobody, and who
+has the lock does it for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Container, Sequence
+
+from shmserve.config import Settings
+from shmserve.core.stats import custom_metrics
+from shmserve.core.stats.custom_metrics import Family, Labels, MetricKind, Series
+from shmserve.errors import ArenaExhausted, InvalidArgument, ResourceExhausted
+from shmserve.shm.metrics_area import MetricsArea
+
+log = logging.getLogger(__name__)
+
+_MAX_HELP = 1024
+
+
+class MetricRow:
+    """One series. `place`: of its first value among those that are published."""
+
+    __slots__ = ("buckets", "family", "holders", "labels", "place", "values")
+
+    def __init__(self, family: MetricRows, labels: Labels, buckets: tuple[float, ...]) -> None:
+        self.family = family
+        self.labels = labels
+        self.buckets = buckets
+        self.values = [0.0] * custom_metrics.width(family.kind, buckets)
+        self.place = 0
+        self.holders = 0
+
+
+class MetricRows:
+    """One family: all series of a name."""
+
+    __slots__ = ("help", "holders", "kind", "name", "rows")
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        self.name = name
+        self.help = description[:_MAX_HELP].encode(errors="replace").decode()
+        self.kind = kind
+        self.rows: dict[Labels, MetricRow] = {}
+        self.holders = 0
+
+
+_ALL: weakref.WeakSet[CustomMetrics] = weakref.WeakSet()
+
+
+class CustomMetrics:
+    """All families of the model. Without an `area` nobody else sees them."""
+
+    def __init__(self, area: MetricsArea | None = None, settings: Settings | None = None) -> None:
+        self._area = area
+        self._settings = settings or Settings()
+        self._lock = threading.Lock()  # guards all below
+        self._families: dict[str, MetricRows] = {}
+        self._words: memoryview[float] | None = None
+        self._over: deque[tuple[MetricRows, Sequence[MetricRow]]] = deque()  # nobody holds them
+        _ALL.add(self)
+
+    def forked(self) -> None:
+        """In a process that the model has forked: what that counts is its own."""
+        self._area = self._words = None
+        self._lock = threading.Lock()
+
+    def open(self, name: str, description: str, kind: MetricKind) -> MetricRows:
+        """A family, which exists until all who have opened it have let go of it. Where there is
+        one of this name it is that, with its own description.
+
+        Raises:
+            InvalidArgument: a bad name, or one that is taken by a family of another kind.
+            ResourceExhausted: there are too many.
+        """
+        self._check_text("name", name)
+        fault = custom_metrics.name_fault(name)
+        if fault:
+            raise InvalidArgument(fault)
+        with self._lock:
+            self._settled()
+            family = self._families.get(name)
+            if family is None:
+                most = self._settings.max_metric_families
+                if len(self._families) >= most:
+                    raise ResourceExhausted(f"the model has {most} of them (max_metric_families)")
+                family = self._families[name] = MetricRows(name, description, kind)
+            elif family.kind is not kind:
+                raise InvalidArgument("Family name already exists with different type")
+            family.holders += 1
+        self._settle()
+        return family
+
+    def add(
+        self,
+        family: MetricRows,
+        labels: Sequence[tuple[str, str]],
+        buckets: Sequence[float],
+        held: Container[MetricRow],
+    ) -> MetricRow:
+        """A series of a family; where there is one with these labels it is that. `held`: those
+        that the caller has already.
+
+        Raises:
+            InvalidArgument: a bad name of a label, too many of them, or bad buckets.
+            ResourceExhausted: there are too many, or no memory is left to publish them.
+        """
+        self._check_labels(family.kind, labels)
+        fault = custom_metrics.bucket_fault(buckets)
+        if fault:
+            raise InvalidArgument(fault)
+        key = tuple(sorted(labels))
+        with self._lock:
+            self._settled()
+            row = family.rows.get(key)
+            if row is None:
+                most = self._settings.max_metric_series
+                if sum(len(f.rows) for f in self._families.values()) >= most:
+                    raise ResourceExhausted(f"the model has {most} of them (max_metric_series)")
+                row = family.rows[key] = MetricRow(family, key, tuple(buckets))
+                try:
+                    self._publish()
+                except BaseException:
+                    del family.rows[key]
+                    raise
+            if row not in held:
+                row.holders += 1
+        self._settle()
+        return row
+
+    def let_go(self, family: MetricRows, rows: Sequence[MetricRow]) -> None:
+        """Who has opened a family and got these series of it is done with them; for finalizers."""
+        self._over.append((family, rows))
+        self._settle()
+
+    def increment(self, row: MetricRow, value: float) -> None:
+        with self._lock:
+            self._store(row, 0, row.values[0] + value)
+        self._settle()
+
+    def set(self, row: MetricRow, value: float) -> None:
+        with self._lock:
+            self._store(row, 0, value)
+        self._settle()
+
+    def observe(self, row: MetricRow, value: float) -> None:
+        bucket = bisect_left(row.buckets, value)
+        total = len(row.values) - 1
+        with self._lock:
+            self._store(row, bucket, row.values[bucket] + 1)
+            self._store(row, total, row.values[total] + value)
+        self._settle()
+
+    def _store(self, row: MetricRow, index: int, value: float) -> None:
+        row.values[index] = value
+        if self._words is not None and row.holders:
+            self._words[row.place + index] = value
+
+    # ------------------------------------------------------------- what is gone
+
+    def _settle(self) -> None:
+        """Do what finalizers have left; who has the lock does it when it is released."""
+        while self._over and self._lock.acquire(blocking=False):
+            try:
+                self._settled()
+            finally:
+                self._lock.release()
+
+    def _settled(self) -> None:
+        gone = False
+        while self._over:
+            family, rows = self._over.popleft()
+            family.holders -= 1
+            for row in rows:
+                row.holders -= 1
+                if not row.holders:
+                    gone = family.rows.pop(row.labels, None) is not None or gone
+            if not family.holders:
+                self._families.pop(family.name, None)
+        if gone:
+            try:
+                self._publish()
+            except ArenaExhausted as ex:  # it takes less than before
+                log.error("metrics that are gone are still shown: %s", ex.message)
+
+    # -------------------------------------------------------------- publication
+
+    def _publish(self) -> None:
+        if self._area is None:
+            return
+        rows = [row for family in self._families.values() for row in family.rows.values()]
+        values = [value for row in rows for value in row.values]
+        told = [
+            Family(
+                family.name,
+                family.help,
+                family.kind,
+                tuple(Series(row.labels, row.buckets) for row in family.rows.values()),
+            )
+            for family in self._families.values()
+            if family.rows
+        ]
+        self._words = self._area.write(told, values)
+        place = 0
+        for row in rows:
+            row.place = place
+            place += len(row.values)
+
+    # -------------------------------------------------------------------- checks
+
+    def _check_labels(self, kind: MetricKind, labels: Sequence[tuple[str, str]]) -> None:
+        if len(labels) > custom_metrics.MAX_LABELS:
+            raise InvalidArgument(
+                f"there are {len(labels)} labels, more than {custom_metrics.MAX_LABELS}"
+            )
+        for name, value in labels:
+            self._check_text("label", name)
+            self._check_text(f"value of label '{name}'", value)
+            fault = custom_metrics.label_fault(name, kind)
+            if fault:
+                raise InvalidArgument(fault)
+
+    def _check_text(self, what: str, text: str) -> None:
+        most = self._settings.max_metric_text
+        if text.encode(errors="replace").decode() != text:
+            raise InvalidArgument(f"the {what} is no UTF-8")
+        if len(text) > most:
+            raise InvalidArgument(
+                f"the {what} has {len(text)} characters, more than {most} (max_metric_text)"
+            )
+
+
+def _forked() -> None:
+    for metrics in list(_ALL):
+        metrics.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,132 @@
+"""The files of the setting `trace_file`: JSON arrays that several processes write.
+
+Each file is a whole array whenever nobody writes it: what is added goes over its end, under a lock
+of the file. Only the operator says where they are.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shmserve.config import Settings
+from shmserve.core.control.trace_files import ALL_IN_ONE
+from shmserve.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_BEGIN, _BETWEEN, _END = b"[\n", b",\n", b"\n]\n"
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_MODE = 0o600
+_LOCK_S, _LOCK_TICK_S = 2.0, 0.01
+_TELL_S = 60.0  # the same trouble again
+
+
+def begin(settings: Settings) -> None:
+    """Make the files of an earlier service room for those of this one, as Triton does.
+
+    Raises:
+        ConfigError: the setting names no place that can be written.
+    """
+    path = settings.trace_file
+    if not path:
+        return
+    folder, name = os.path.split(os.path.abspath(path))
+    try:
+        os.close(os.open(path, _FLAGS | os.O_TRUNC, _MODE))
+        for other in os.listdir(folder):
+            beginning, _, number = other.rpartition(".")
+            if beginning == name and number.isdecimal() and number.isascii():
+                os.unlink(os.path.join(folder, other))
+    except OSError as ex:
+        raise ConfigError(f"trace_file: cannot be written: {ex.strerror}") from None
+
+
+class TraceWriter:
+    """For one thread of a process.
+
+    Args:
+        settings: `trace_file`, `max_trace_file_bytes`, `max_trace_files`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._path = settings.trace_file
+        self._most_bytes = settings.max_trace_file_bytes
+        self._most_files = settings.max_trace_files
+        self._told: deque[tuple[str, float]] = deque(maxlen=4)
+
+    def append(self, number: int, entries: list[bytes]) -> None:
+        """Add entries to a file, by its number or `ALL_IN_ONE`; what goes wrong is in the log."""
+        path = self._path if number == ALL_IN_ONE else f"{self._path}.{number}"
+        try:
+            if number >= self._most_files:
+                self._tell("there are enough files (setting max_trace_files)")
+                return
+            with _locked(path) as fd:
+                if fd is None:
+                    self._tell("somebody else has locked the file")
+                elif not _add(fd, _BETWEEN.join(entries), self._most_bytes):
+                    self._tell("the file is full (setting max_trace_file_bytes), or not ours")
+        except OSError as ex:
+            self._tell(ex.strerror or "it cannot be written")
+
+    def _tell(self, trouble: str) -> None:
+        now = time.monotonic()
+        if not any(told == trouble and now < until for told, until in self._told):
+            self._told.append((trouble, now + _TELL_S))
+            _log.warning("traces for trace_file are lost: %s", trouble)
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[int | None]:
+    """The file; None: others do not let it go."""
+    fd = os.open(path, _FLAGS, _MODE)
+    try:
+        yield fd if _lock(fd) else None
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOCK_TICK_S)
+        else:
+            return True
+
+
+def _add(fd: int, data: bytes, most: int) -> bool:
+    """Over the end of the array; False: it would be larger than `most`, or the file holds none."""
+    size = os.fstat(fd).st_size
+    kept = size - len(_END)
+    if size and (kept < len(_BEGIN) or os.pread(fd, len(_END), kept) != _END):
+        return False
+    at = kept if size else 0
+    data = (_BETWEEN if size else _BEGIN) + data + _END
+    if at + len(data) > most:
+        return False
+    try:
+        _write(fd, data, at)
+    except OSError:  # no space: the file is what it was
+        os.ftruncate(fd, size)
+        if size:
+            _write(fd, _END, at)
+        raise
+    return True
+
+
+def _write(fd: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written

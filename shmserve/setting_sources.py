@@ -1,0 +1,209 @@
+"""Values of settings: where they come from, what they are converted to, what is wrong with them.
+
+Knows no setting by name: `config` says which there are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, get_args, get_origin
+
+import msgspec
+
+from shmserve import setting_types
+from shmserve.errors import ConfigError
+
+_MOST_SHOWN = 80  # characters of a value in an error
+_TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
+_KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
+
+
+class Declared(NamedTuple):
+    """A setting as it is declared. `separator`: of items in one text; `secret`: never shown."""
+
+    name: str
+    type: Any
+    default: Any
+    separator: str = ","
+    secret: bool = False
+
+    @property
+    def wants(self) -> str:
+        """What a value must be, in words."""
+        return setting_types.describe(self.name, self.type)
+
+    def text(self, value: Any) -> str:
+        """A value as an environment variable would have it."""
+        if self.secret and value:
+            return "(not shown)"
+        if setting_types.is_size(self.name):
+            return setting_types.size_text(value)
+        return setting_types.text(value, self.separator)
+
+
+class GivenValue(NamedTuple):
+    """A value and where it is from. `name`: of the setting, as it was written there."""
+
+    value: Any
+    origin: str
+    name: str
+
+
+class Sources:
+    """What was given for the settings in `declared`: by the file, then by the environment.
+
+    `former`: names that settings had once, and their names today.
+    """
+
+    def __init__(self, declared: Mapping[str, Declared], former: Mapping[str, str]) -> None:
+        self.given: dict[str, GivenValue] = {}
+        self.problems: list[str] = []
+        self._declared = declared
+        self._former = former
+
+    def take_variables(self, environ: Mapping[str, str], prefix: str) -> None:
+        """Those variables that begin with `prefix`."""
+        names = {f"{prefix}{name.upper()}": name for name in (*self._declared, *self._former)}
+        for variable, text in environ.items():
+            if not variable.startswith(prefix):
+                continue
+            name = names.get(variable)
+            if name is None:
+                near = _near(variable, list(names))
+                self.problems.append(f"unknown setting {variable} in the environment{near}")
+                continue
+            name = self._former.get(name, name)
+            self.given[name] = GivenValue(text, f"{variable} in the environment", name)
+
+    def take_file(self, path: str, variable: str) -> None:
+        """A TOML file, whose tables are prefixes of names. `variable`: what has named it.
+
+        Raises:
+            ConfigError: it cannot be read, or is not TOML.
+        """
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+            document = tomllib.loads(text)
+        except OSError as ex:
+            reason = f"cannot read the file named by {variable}: {path}: {ex.strerror}"
+            raise ConfigError(reason) from ex
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as ex:
+            reason = f"the file named by {variable} is not TOML: {path}: {ex}"
+            raise ConfigError(reason) from ex
+        lines = _lines(text)
+        for written, value in self._leaves(document, ""):
+            name = self._former.get(written, written)
+            origin = f"{path}, line {lines[written].pop(0)}" if lines.get(written) else path
+            if name not in self._declared:
+                near = _near(name, list(self._declared))
+                self.problems.append(f"unknown setting {written} in {origin}{near}")
+            elif name in self.given:
+                self.problems.append(
+                    f"{name} is set twice: {self.given[name].origin}, and {origin}"
+                )
+            else:
+                self.given[name] = GivenValue(value, origin, written)
+
+    def _leaves(self, table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for key, value in table.items():
+            name = prefix + key
+            declared = self._declared.get(self._former.get(name, name))
+            is_table = declared is not None and setting_types.is_table(declared.type)
+            if isinstance(value, dict) and not is_table:
+                yield from self._leaves(value, f"{name}_")
+            else:
+                yield name, value
+
+    def converted(self) -> dict[str, Any]:
+        """The values as their settings have them; what cannot be converted is a problem."""
+        values = {}
+        for name, given in self.given.items():
+            declared = self._declared[name]
+            try:
+                value = _parsed(declared, given.value)
+                values[name] = msgspec.convert(value, declared.type, strict=False)
+            except (msgspec.ValidationError, ValueError):
+                self.problems.append(_problem(declared, given))
+        return values
+
+
+def _parsed(declared: Declared, value: Any) -> Any:
+    """Texts of lists and tables split, of sizes and times without their units."""
+    if not isinstance(value, str):
+        return value
+    if setting_types.is_table(declared.type):
+        return _table(value)
+    if setting_types.is_list(declared.type):
+        return _items(value, declared.separator)
+    return setting_types.without_unit(declared.name, value)
+
+
+def _items(text: str, separator: str) -> list[str]:
+    return [part.strip() for part in text.split(separator) if part.strip()]
+
+
+def _table(text: str) -> dict[str, list[str]]:
+    """Of 'name=item,item;other=item'. Raises ValueError: it is not of that form."""
+    entries = [part.partition("=") for part in text.split(";") if part.strip()]
+    if any(not separator or not name.strip() for name, separator, _ in entries):
+        raise ValueError
+    return {name.strip(): _items(items, ",") for name, _, items in entries}
+
+
+def _problem(declared: Declared, given: GivenValue) -> str:
+    try:
+        name, value = _culprit(declared.name, _parsed(declared, given.value), declared.type)
+    except ValueError:  # a table whose parts cannot be told apart
+        name, value = declared.name, given.value
+    shown = "(not shown)" if declared.secret else _shortened(repr(value))
+    default = declared.text(declared.default) or "nothing"
+    where = given.origin if given.name == declared.name else f"{given.name} in {given.origin}"
+    return f"bad setting {name} = {shown} ({where}): wants {declared.wants}; default: {default}"
+
+
+def _culprit(name: str, value: Any, kind: Any) -> tuple[str, Any]:
+    """What of a value cannot be converted, down to an entry of a table or an item of a list."""
+    kind = setting_types.bare(kind)
+    parts: Iterator[tuple[str, Any]] = iter(())
+    if isinstance(value, dict) and get_origin(kind) is dict:
+        parts = ((f"{name}.{key}", item) for key, item in value.items())
+    elif isinstance(value, list) and get_origin(kind) is tuple:
+        parts = ((f"{name}[{index}]", item) for index, item in enumerate(value))
+    inner = get_args(kind)[-1 if get_origin(kind) is dict else 0] if get_args(kind) else None
+    for part, item in parts:
+        try:
+            msgspec.convert(item, inner, strict=False)
+        except msgspec.ValidationError:
+            return _culprit(part, item, inner)
+    return name, value
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
+
+
+def _near(name: str, known: list[str]) -> str:
+    found = difflib.get_close_matches(name, known, 1, 0.75)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _lines(text: str) -> dict[str, list[int]]:
+    """Numbers of the lines where settings stand. TOML's parser tells none, so this looks for
+    what lines begin with; it may miss a setting, whose error then names the file alone."""
+    prefix = ""
+    found: dict[str, list[int]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _TABLE.match(line):
+            prefix = _name(match[1]) + "_"
+            found.setdefault(prefix[:-1], []).append(number)
+        elif match := _KEY.match(line):
+            found.setdefault(prefix + _name(match[1]), []).append(number)
+    return found
+
+
+def _name(dotted: str) -> str:
+    return "_".join(part.strip(" \"'") for part in dotted.split("."))

@@ -1,0 +1,123 @@
+"""What the service tells its operator when it is ready: what runs where, and a first request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
+
+from shmserve.core.registry import ALL, Snapshot
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+
+_log = logging.getLogger("shmserve.start")
+
+_MODELS = 12  # named at most
+_ELEMENTS = 16  # of an input in a request that fits on a screen
+_ZEROS = {"BYTES": "", "BOOL": False}
+
+
+class Doors(Struct, frozen=True):
+    """Where the service is reached: HTTP and gRPC, as addresses that clients can be given."""
+
+    http: tuple[str, ...] = ()
+    grpc: tuple[str, ...] = ()
+    page: bool = True
+
+    @property
+    def first(self) -> tuple[str, str]:
+        """How curl gets to HTTP: its options and the beginning of the address."""
+        for address in self.http:
+            if not address.startswith("unix:"):
+                return ("-k " if address.startswith("https") else ""), _reachable(address)
+        if self.http:
+            return f"--unix-socket {self.http[0].removeprefix('unix:')} ", "http://localhost"
+        return "", ""
+
+
+class StartReport:
+    """Follows a start in the log. `begun`: when it began (`time.monotonic` of any process)."""
+
+    def __init__(self, begun: float, doors: Doors) -> None:
+        self._begun = begun
+        self._doors = doors
+        self._greeted = False
+        self._complete = False
+
+    def published(self, snapshot: Snapshot) -> None:
+        """Tell what is new: that all models are ready, that what is required is."""
+        if self._complete:
+            return
+        took_s = time.monotonic() - self._begun
+        self._complete = replace(snapshot, requires=ALL).ready
+        if self._complete:
+            _log.info("all models ready after %.1f s", took_s)
+        if not self._greeted and snapshot.ready:
+            self._greeted = True
+            if not self._complete:
+                wanted = ", ".join(snapshot.requires)
+                _log.info("ready after %.1f s: ready_requires is %s", took_s, wanted)
+            for line in greeting(snapshot, self._doors):
+                _log.info("%s", line)
+
+
+def greeting(snapshot: Snapshot, doors: Doors) -> Iterator[str]:
+    """Its lines, one a log line."""
+    yield f"HTTP: {' '.join(doors.http) or 'none'}, gRPC: {' '.join(doors.grpc) or 'none'}"
+    yield f"models: {_models(snapshot)}"
+    options, base = doors.first
+    if not base:
+        return
+    if doors.page and "unix-socket" not in options:
+        yield f"page: {base}/"
+    yield f"try: curl {options}{_first_request(base, snapshot)}"
+
+
+def _reachable(address: str) -> str:
+    """An address of all interfaces as one of this host's."""
+    return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+def _models(snapshot: Snapshot) -> str:
+    names = [
+        f"{name}/{version} ({_places(tuple(i.device for i in entry.instances))})"
+        for (name, version), entry in sorted(snapshot.ready_entries.items())
+        if version
+    ]
+    more = f" and {len(names) - _MODELS} more" if len(names) > _MODELS else ""
+    return f"{', '.join(names[:_MODELS])}{more}" or "none"
+
+
+def _places(devices: Sequence[str]) -> str:
+    counts = {device: devices.count(device) for device in sorted(set(devices))}
+    return ", ".join(f"{count} on {device}" for device, count in counts.items()) or "no instance"
+
+
+def _first_request(base: str, snapshot: Snapshot) -> str:
+    """An inference, if a model takes one that is short; else what the server says of itself."""
+    for (name, version), entry in sorted(snapshot.ready_entries.items()):
+        if not version and entry.instances and (inputs := _inputs(entry.spec)):
+            body = shlex.quote(json.dumps({"inputs": inputs}, separators=(",", ":")))
+            return f"{base}/v2/models/{name}/infer -d {body}"
+    return f"{base}/v2"
+
+
+def _inputs(spec: ModelSpec) -> list[dict[str, object]]:
+    """The smallest inputs that a model takes; none: they are large, or need to be more."""
+    if spec.decoupled or spec.config.sequence_batching is not UNSET:
+        return []
+    wanted = [tensor for tensor in spec.inputs if not tensor.optional]
+    shapes = [[max(1, dim) for dim in tensor.shape] for tensor in wanted]
+    if any(prod(shape) > _ELEMENTS for shape in shapes):
+        return []
+    return [_input(tensor, shape) for tensor, shape in zip(wanted, shapes, strict=True)]
+
+
+def _input(tensor: TensorSpec, shape: list[int]) -> dict[str, object]:
+    data = [_ZEROS.get(tensor.datatype, 0)] * prod(shape)
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": data}

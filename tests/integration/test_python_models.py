@@ -1,0 +1,175 @@
+"""Triton's Python dialect in a real service: senders, coroutines, models' own metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from shmserve.testing.running_server import RunningServer, wait_until
+from tests.crash.reload import control
+
+MODELS = Path(__file__).parents[1] / "repositories" / "python_models"
+PREFIX = "Unable to send response. "
+SECOND = f"{PREFIX}Non-decoupled model cannot send more than one response."
+EMPTY = f"{PREFIX}Non-decoupled model cannot send complete final before sending a response."
+CLOSED = f"{PREFIX}Response sender has been closed."
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    settings = {"model_control": "explicit", "load_models": "metered,sender,sender_stream"}
+    with RunningServer(MODELS, **settings, http_workers=1, grpc_processes=0) as server:
+        server.wait_instances()
+        yield server
+    assert server.leaks() == []
+
+
+def ask(server: RunningServer, command: str) -> str:
+    """What the ordinary model answers; an error's text in brackets."""
+    tensor = {"name": "COMMAND", "shape": [1], "datatype": "BYTES", "data": [command]}
+    status, document = server.infer("sender", {"inputs": [tensor]})
+    return document["outputs"][0]["data"][0] if status == 200 else f"[{document['error']}]"
+
+
+def stream(server: RunningServer, command: str) -> list[str]:
+    """What the decoupled model answers; errors in brackets."""
+    body = json.dumps({"COMMAND": command}).encode()
+    path = "/v2/models/sender_stream/generate_stream"
+    status, headers, answer = server.request("POST", path, body)
+    if headers["content-type"] == "application/json":
+        return [f"[{json.loads(answer)['error']}]"]
+    assert status in (200, 500)  # that of the first answer, which may be an error
+    events = [json.loads(e.removeprefix("data: ")) for e in answer.decode().split("\n\n") if e]
+    return [e["SAID"] if "SAID" in e else f"[{e['error']}]" for e in events]
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "refused"),
+    [
+        ("last:a", "a", ""),
+        ("send:a final", "a", ""),
+        ("send:a", "a", ""),
+        ("send:a send:b final", "a", SECOND),
+        ("last:a send:b final", "a", f"{SECOND}|{CLOSED}"),
+        ("last:a return:b", "a", ""),
+        ("send:a raise:b", "a", ""),
+        ("final last:a", "a", EMPTY),
+        ("async send:a return:b", "a", ""),
+        ("async return:a", "a", ""),
+    ],
+)
+def test_the_first_response_of_an_ordinary_model_is_its_answer(
+    server: RunningServer, command: str, answer: str, refused: str
+) -> None:
+    assert ask(server, command) == answer
+    assert ask(server, "told") == refused
+
+
+def test_an_ordinary_model_that_fails_is_told_in_tritons_words(server: RunningServer) -> None:
+    failed = "Failed to process the request(s) for model 'sender_0_0', message:"
+    assert ask(server, "raise:x") == ask(server, "async raise:x") == f"[{failed} ValueError: x]"
+    assert ask(server, "async") == (
+        f"[{failed} Expected a list in the execute return, found type '<class 'NoneType'>'.]"
+    )
+
+
+def test_a_decoupled_model_sends_until_the_final_flag(server: RunningServer) -> None:
+    assert stream(server, "send:a send:b last:c send:d final") == ["a", "b", "c"]
+    (told,) = stream(server, "told")
+    assert told == (
+        "[Failed to process the request(s) for model 'sender_stream_0_0', message: Python model "
+        "'sender_stream_0_0' is using the decoupled mode and the execute function must return "
+        "None.]"
+    )
+    assert stream(server, "last:a return:b") == ["a"]
+    (first, error) = stream(server, "send:a raise:b")
+    assert (first, "ValueError: b" in error) == ("a", True)
+
+
+def test_coroutines_of_a_decoupled_model_wait_for_each_other(server: RunningServer) -> None:
+    answers: list[list[str]] = []
+
+    def client(number: int) -> None:
+        answers.append(stream(server, f"async meet:3 send:{number} final"))
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [["0"], ["1"], ["2"]]
+
+
+# ------------------------------------------------------------------------------ metrics
+
+
+def samples(server: RunningServer) -> dict[tuple[str, ...], float]:
+    """Of the models' own metrics, by name and labels."""
+    status, _, text = server.request("GET", "/metrics")
+    assert status == 200
+    return {
+        (sample.name, *(f"{k}={v}" for k, v in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+        if sample.name.startswith("metered_")
+    }
+
+
+def send(server: RunningServer, requests: int) -> None:
+    """So many at a time, with X from 0 on."""
+
+    def client(x: int) -> Any:
+        tensor = {"name": "X", "shape": [1], "datatype": "FP32", "data": [x]}
+        assert server.infer("metered", {"inputs": [tensor]})[0] == 200
+
+    threads = [threading.Thread(target=client, args=(x,)) for x in range(requests)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_metrics_of_models_come_and_go_with_their_instances(server: RunningServer) -> None:
+    of = "of=metered"
+    gauges = [("metered_level", f"instance=metered/1/{number}", of) for number in range(2)]
+    assert {key: samples(server)[key] for key in gauges} == dict.fromkeys(gauges, 0)
+    send(server, 12)
+    told = samples(server)
+    assert told["metered_requests_total", of] == told["metered_sizes_count", of] == 12
+    assert told["metered_sizes_sum", of] == sum(range(12))
+    buckets = {le: told["metered_sizes_bucket", f"le={le}", of] for le in ("1", "10", "+Inf")}
+    assert buckets == {"1": 2, "10": 11, "+Inf": 12}
+    assert all(0 <= told[key] < 12 for key in gauges)
+
+    first, second = server.pids("executor metered")
+    os.kill(first, signal.SIGKILL)
+    samples(server)  # at once, whoever knows of it
+    wait_until(
+        lambda: (
+            len(server.pids("executor metered")) == 2
+            and first not in server.pids("executor metered")
+        ),
+        "another executor",
+    )
+    server.wait_instances()
+    wait_until(lambda: set(gauges) <= samples(server).keys(), "its metrics")
+    assert 0 < samples(server)["metered_requests_total", of] < 12  # what the other one has counted
+
+    os.kill(server.pids("coordinator")[0], signal.SIGKILL)
+    server.wait_linked()
+    wait_until(lambda: set(gauges) <= samples(server).keys(), "the pages of both")
+    assert 0 < samples(server)["metered_requests_total", of] < 12
+    assert second in server.pids("executor metered")
+
+    assert control(server, "metered", "unload")[0] == 200
+    wait_until(lambda: not samples(server), "the end of what is not served any more")
+    assert control(server, "metered", "load")[0] == 200
+    assert samples(server)["metered_requests_total", of] == 0

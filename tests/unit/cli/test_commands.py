@@ -1,0 +1,305 @@
+"""Commands that need no server, and what they say when there is none."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import runpy
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import shmserve
+from shmserve import cli, config
+from shmserve.cli import line_chart, made_inputs, measure, model_code, server_address, top
+from shmserve.cli.grpc_door import GrpcDoor
+from shmserve.cli.measure import Measurement
+from shmserve.config import Settings
+from shmserve.errors import ConfigError, Unavailable
+from tests.grpc_client import VALUES, Rig
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Settings of a server that is not there."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("SHMSERVE_HTTP_BIND", f"127.0.0.1:{unused.getsockname()[1]}")
+    monkeypatch.setenv("SHMSERVE_RUN_DIR", str(tmp_path / "run"))
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that a command must end with, and status 2."""
+    try:
+        status = cli.main(words)
+    except SystemExit as ex:
+        status = ex.code
+    assert status == 2
+    text = capsys.readouterr().err
+    assert text.startswith("shmserve: ")
+    assert text.count("\n") == 1
+    return text
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"shmserve {shmserve.__version__}\n"
+
+
+def test_the_package_is_a_program(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["shmserve", "--version"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("shmserve", run_name="__main__")
+    assert capsys.readouterr().out == f"shmserve {shmserve.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["shwo"], "invalid choice: 'shwo'"),
+        (["show", "nothing"], "invalid choice: 'nothing'"),
+        (["load"], "required: MODEL"),
+        (["load", "m", "--url", "ftp://x"], "--url: a server's address is"),
+        (["load", "m", "--key-file", "/none"], "--key-file: it cannot be read"),
+        (["load", "m"], "no answer from the server"),
+        (["unload", "m"], "no answer from the server"),
+        (["measure", "m"], "no answer from the server"),
+        (["measure", "m", "--seconds", "0"], "--seconds: must be more than 0 and at most 3600"),
+        (["show", "top"], "no server answers in the run directory"),
+        (["show", "top", "--interval", "0"], "--interval: must be between"),
+        (["ready", "--wait", "-1"], "--wait: must be"),
+        (["init", "/"], "/ is not empty"),
+        (["--config", "/none", "check"], "cannot read the file named by SHMSERVE_CONFIG: /none"),
+    ],
+)
+def test_errors_are_one_line_that_names_what_was_wrong(nowhere, monkeypatch, capsys, words, what):
+    monkeypatch.setenv("SHMSERVE_CONFIG", "")  # so that it is restored
+    assert what in told(capsys, *words)
+
+
+def test_ready_says_no(nowhere: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["ready", "m"]) == 1
+    assert capsys.readouterr().out.startswith("m is not ready: no answer from the server")
+
+
+def test_settings_are_shown_with_where_they_are_from(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("SHMSERVE_POOL_BYTES", "1024k")
+    monkeypatch.setenv("SHMSERVE_HTTP_RESTRICTED_API", "health:x=hush")
+    assert cli.main(["settings", "--json"]) == 0
+    text = capsys.readouterr().out
+    rows = {row["setting"]: row for row in msgspec.json.decode(text)}
+    assert rows.keys() == config.declared().keys()
+    assert rows["pool_bytes"]["value"] == "1MiB"
+    assert rows["pool_bytes"]["from"] == "SHMSERVE_POOL_BYTES in the environment"
+    assert rows["http_workers"]["from"] == "default"
+    assert "hush" not in text
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completions_know_the_commands(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "measure" in script
+    assert "processes" in script
+
+
+@pytest.mark.parametrize(
+    ("module", "words"), [("shtab", ["completion", "bash"]), ("rich.console", ["show", "top"])]
+)
+def test_without_a_library_the_extra_is_named(nowhere, monkeypatch, capsys, module, words) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert "pip install 'shmserve[cli]'" in told(capsys, *words)
+
+
+def test_a_repository_with_examples_is_made_and_can_be_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHMSERVE_CONFIG", "")
+    folder = tmp_path / 'a "b'
+    assert cli.main(["init", str(folder)]) == 0
+    assert "shmserve.toml serve" in capsys.readouterr().out
+    assert cli.main(["--config", str(folder / "shmserve.toml"), "check"]) == 0
+    out = capsys.readouterr().out
+    for name in ("add_sub", "digits", "identity", "noop"):
+        assert f"ok    model {name} version 1" in out
+    assert not (folder / "workers/digits/training").exists()
+    assert "is not empty" in told(capsys, "init", str(folder))
+
+
+def test_where_a_server_is_found() -> None:
+    def url(*binds: str, **more: str) -> str:
+        return server_address.http(Settings(http_bind=binds, **more), None)
+
+    assert url("0.0.0.0:80", "unix:/x") == "unix:/x"
+    assert url("0.0.0.0:80") == "http://127.0.0.1:80"
+    assert url("[::]:80", "b:1") == "http://[::1]:80"
+    assert server_address.http(Settings(), "http://a:1") == "http://a:1"
+    for binds, more in ((("fd://3",), {}), (("a:1",), {"http_tls_cert": "x"})):
+        with pytest.raises(ConfigError, match="give --url"):
+            url(*binds, **more)
+    assert server_address.grpc(Settings(grpc_bind=("a:1",)), None) == "a:1"
+    with pytest.raises(ConfigError, match="no gRPC"):
+        server_address.grpc(Settings(grpc_processes=0), None)
+
+
+def test_inputs_are_made_from_what_a_model_says(tmp_path: Path) -> None:
+    def tensor(name: str, datatype: str, *shape: int) -> dict[str, object]:
+        return {"name": name, "datatype": datatype, "shape": list(shape)}
+
+    metadata = [tensor("a", "FP32", -1, 3), tensor("b", "BYTES", -1), tensor("c", "INT8", 2)]
+    np.save(tmp_path / "c.npy", np.array([7, 8], np.int8))
+    made = made_inputs.make(metadata, [f"c={tmp_path}/c.npy"], 4, 5)
+    assert (made["a"].dtype, made["a"].shape) == (np.float32, (4, 3))
+    assert made["b"].tolist() == [b"shmserve"] * 4
+    assert made["c"].tolist() == [7, 8]
+    again = made_inputs.make(metadata, [], None, 5)
+    assert again["a"].shape == (5, 3)
+    assert set(again["c"].tolist()) <= {0, 1}
+    for bad in ("d=x.npy", "c", f"c={tmp_path}/none.npy"):
+        with pytest.raises(ConfigError, match="--input"):
+            made_inputs.make(metadata, [bad], None, 1)
+    with pytest.raises(ConfigError, match="'a' would be larger"):
+        made_inputs.make(metadata, [], None, 1 << 40)
+
+
+def test_a_measurement_becomes_a_row() -> None:
+    ends = [(n / 100, float(n)) for n in range(1, 101)]
+    row = Measurement("lane", 2.0, ["x"], "", {"copied_bytes": {"in": 0, "out": 8}}, ends).row()
+    assert (row["requests"], row["failed"], row["per_s"]) == (100, 1, 50.0)
+    assert (row["p50_ms"], row["p90_ms"], row["max_ms"]) == (50.5, 90.1, 100.0)
+    assert row["copied_bytes"] == "out=8"
+    assert "p50_ms" not in Measurement("grpc", error="none").row()
+
+
+def test_lines_are_drawn() -> None:
+    drawing = line_chart.svg("a < b", {"ms": {"http": [(0.0, 1.0), (1.0, 2.0)]}})
+    assert drawing.startswith("<svg")
+    assert "a &lt; b" in drawing
+    assert drawing.count("<polyline") == 1
+
+
+def test_code_that_is_no_python_is_found_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("import nothing_here\n")
+    assert model_code.problem(tmp_path) == ""
+    (tmp_path / "model.py").write_text("x = 1\ndef f(:\n")
+    assert model_code.problem(tmp_path).startswith(f"{tmp_path}/model.py, line 2: ")
+
+
+def test_the_line_of_the_model_that_failed_is_found_behind_other_errors(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("def load():\n    return 1 / 0\n")
+    names: dict[str, Callable[[], None]] = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    with pytest.raises(ZeroDivisionError) as told:
+        names["load"]()
+    outer = ConfigError("told otherwise")
+    outer.__cause__ = told.value
+    assert model_code.place(outer, str(tmp_path)) == f"{path}, line 2: "
+    assert model_code.place(outer, "/elsewhere") == ""
+
+
+def test_the_live_view_shows_rates() -> None:
+    from rich.console import Console
+
+    process = {"role": "http", "process": "http-1", "pid": 7, "up_s": 3.0, "held_bytes": 1 << 20}
+    model = {"model": "m", "version": "1", "state": "READY", "instance": "m/1/0"}
+    stats = {"model": "m", "version": "1", "failed": 2, "request_ms": 0.5}
+
+    def look(at: float, answered: int, cpu: float) -> top.Look:
+        tables = {
+            "processes": [process],
+            "models": [{**model, "instance_state": "READY"}],
+            "queues": [{"process": "http-1", "instance": "m/1/0", "in_flight": 3}],
+            "stats": [{**stats, "answered": answered}],
+        }
+        return top.Look(at, tables, {7: (cpu, 5 << 20)})
+
+    drawn = io.StringIO()
+    Console(file=drawn, width=120).print(top.frame(look(0, 10, 1.0), look(2, 110, 2.0)))
+    lines = [" ".join(line.split()) for line in drawn.getvalue().splitlines()]
+    assert lines[1] == "m 1 READY 1 of 1 3 50.0 2 0.500"
+    assert lines[-1] == "http-1 http 7 50.0 5 1 3"
+
+
+def test_the_programs_of_the_cli_start_quickly_without_what_they_do_not_need() -> None:
+    code = (
+        "import sys; from shmserve import cli; cli.parser()\n"
+        "heavy = {'numpy', 'grpc', 'rich', 'shtab', 'falcon'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
+
+
+class CountingDoor:
+    """Answers at once, but every fifth time."""
+
+    def __init__(self) -> None:
+        self.sent = self.open = 0
+
+    def send(self, receipt: bool = False) -> dict[str, object]:
+        self.sent += 1
+        if not receipt and self.sent % 5 == 0:
+            raise Unavailable("not now")
+        return {"copied_bytes": {"in": 3}} if receipt else {}
+
+    def __enter__(self) -> CountingDoor:
+        self.open += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open -= 1
+
+
+def limits(**given: object) -> argparse.Namespace:
+    return argparse.Namespace(**{"requests": 51, "seconds": 60.0, "concurrency": 2, **given})
+
+
+def test_requests_are_shared_among_callers_and_counted() -> None:
+    doors = [CountingDoor(), CountingDoor()]
+    made = iter(doors)
+    result = Measurement("lane")
+    measure.run(result, lambda: next(made), limits())
+    assert [door.sent for door in doors] == [5 + 26, 5 + 25]
+    assert len(result.ends) + len(result.failures) == 51
+    assert result.failures == ["not now"] * 10, "the first five of each are not counted"
+    assert result.receipt == {"copied_bytes": {"in": 3}}
+    assert result.ends == sorted(result.ends)
+    assert [door.open for door in doors] == [0, 0]
+
+
+def test_a_measurement_ends_with_its_time_and_with_too_many_failures() -> None:
+    result = Measurement("lane")
+    measure.run(result, CountingDoor, limits(seconds=0.0))
+    assert len(result.ends) <= 2
+    result = Measurement("lane")
+    measure.run(result, CountingDoor, limits(requests=1000))
+    assert 20 <= len(result.failures) <= 21
+
+
+def test_latencies_are_drawn_over_time(tmp_path: Path) -> None:
+    arguments = limits(model="m", svg=str(tmp_path / "m.svg"))
+    ends = [(n / 100, 1.0) for n in range(100)]
+    measure.draw(arguments, [Measurement("lane", 1.0, ends=ends), Measurement("grpc")])
+    assert (tmp_path / "m.svg").read_text().count("<polyline") == 2
+    with pytest.raises(ConfigError, match="--svg"):
+        measure.draw(limits(model="m", svg=str(tmp_path / "no/m.svg")), [])
+
+
+def test_grpc_is_measured_with_every_datatype() -> None:
+    with Rig() as rig, GrpcDoor(rig.target, "identity", {"INPUT0": VALUES}) as door:
+        assert door.send(receipt=True)["copied_bytes"]["in"] >= 0
+        assert door.send() == {}
+        wrong = GrpcDoor(rig.target, "identity", {"X": np.array([b"a"], object)})
+        with wrong, pytest.raises(Unavailable, match=r"INVALID_ARGUMENT.*unexpected .* input 'X'"):
+            wrong.send()
+    with pytest.raises(ConfigError, match="--input x: complex128 is no datatype"):
+        GrpcDoor("127.0.0.1:1", "m", {"x": np.zeros(1, complex)})

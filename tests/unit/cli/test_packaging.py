@@ -1,0 +1,47 @@
+"""What is installed: the units, and what a wheel must bring."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+
+from shmserve.cli import init, serve
+
+ROOT = Path(__file__).parents[3]
+
+
+def install(folder: Path) -> None:
+    words = ["make", "--silent", "install", f"DESTDIR={folder}", "PREFIX=/usr", "APP=/srv/app"]
+    subprocess.run(words, cwd=ROOT, check=True, timeout=60)
+
+
+def test_units_are_installed_for_the_environment_that_runs_them(tmp_path: Path) -> None:
+    install(tmp_path)
+    units = tmp_path / "usr/lib/systemd/system"
+    shipped = {path.name for path in (ROOT / "deploy/systemd").iterdir()}
+    shipped.remove("shmserve.sysusers")
+    assert {path.name for path in units.iterdir()} == shipped
+    service = (units / "shmserve.service").read_text()
+    assert "ExecStart=/srv/app/bin/shmserve serve\n" in service
+    assert "/opt/shmserve" not in service
+    assert (tmp_path / "usr/lib/sysusers.d/shmserve.conf").is_file()
+
+
+def test_the_settings_of_an_installation_stay(tmp_path: Path) -> None:
+    install(tmp_path)
+    settings = tmp_path / "etc/shmserve/shmserve.toml"
+    assert not any(table for table in tomllib.loads(settings.read_text()).values())
+    settings.write_text("http_workers = 3\n")
+    install(tmp_path)
+    assert settings.read_text() == "http_workers = 3\n"
+
+
+def test_a_wheel_brings_what_lies_outside_of_the_package() -> None:
+    """`serve` and `init` look for these inside of it, and beside it in a checkout."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    included = wheel["targets"]["wheel"]
+    assert included["packages"] == ["shmserve"]
+    for found in (Path(serve.conf_file()), init.examples()):
+        assert included["force-include"][found.name] == f"shmserve/{found.name}"
+    assert (ROOT / "shmserve/py.typed").is_file()

@@ -1,0 +1,464 @@
+"""The client's streams, as far as they need no server."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from shmserve.client import InferenceError, Result, ResultStream
+from shmserve.client.attempt import RequestAttempt
+from shmserve.client.cancel_scope import CancelScope, cancellable
+from shmserve.client.client_call import ClientCall
+from shmserve.client.http_answers import HttpAnswers, generate_request
+from shmserve.client.http_transport import EventStream
+from shmserve.client.lane_answers import LaneAnswers
+from shmserve.client.lanes import ClientLane, Lanes, converse
+from shmserve.client.output_sizes import ModelOutputs, stream_windows
+from shmserve.client.tensors import ClientTensor
+from shmserve.errors import InvalidArgument
+from shmserve.protocol.control import lane_messages as wire
+from shmserve.protocol.control.client_messages import LaneOpened
+from shmserve.tensor import bytes_codec
+from shmserve.transport.channel import Channel
+
+A, B = (Result({}, {"id": name}, None) for name in "ab")
+
+
+class Told:
+    """Answers that are given; an exception is raised."""
+
+    def __init__(self, *answers: Result | InferenceError | BaseException | None) -> None:
+        self.left = list(answers)
+        self.closed = 0
+
+    def next(self) -> Result | InferenceError | None:
+        told = self.left.pop(0)
+        if isinstance(told, BaseException) and not isinstance(told, InferenceError):
+            raise told
+        return told
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_stream_ends_once_and_gives_all_back() -> None:
+    told = Told(A, B, None)
+    stream = ResultStream(lambda: told)
+    assert list(stream) == [A, B]
+    assert told.closed == 1
+    assert list(stream) == []
+    stream.close()
+    assert told.closed == 1
+
+
+def test_an_error_of_one_answer_is_not_the_end() -> None:
+    told = Told(A, InferenceError(400, "not this one"), B, None)
+    stream = ResultStream(lambda: told)
+    assert next(stream) is A
+    with pytest.raises(InferenceError, match="not this one"):
+        next(stream)
+    assert list(stream) == [B]
+
+
+def test_what_is_raised_is_the_end() -> None:
+    told = Told(A, KeyboardInterrupt(), B)
+    stream = ResultStream(lambda: told)
+    assert next(stream) is A
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert told.closed == 1
+    assert list(stream) == []
+
+    def refuse() -> Told:
+        raise InferenceError(404, "nope")
+
+    stream = ResultStream(refuse)
+    with pytest.raises(InferenceError, match="nope"):
+        next(stream)
+    assert list(stream) == []
+
+
+def test_nothing_is_asked_of_a_stream_that_was_closed_before() -> None:
+    def begin() -> Told:
+        raise AssertionError
+
+    with ResultStream(begin) as stream:
+        pass
+    assert list(stream) == []
+
+
+def test_a_stream_that_is_dropped_is_closed() -> None:
+    told = Told(A, B)
+    stream = ResultStream(lambda: told)
+    next(stream)
+    del stream
+    assert told.closed == 1
+
+
+def test_a_wait_is_ended_from_another_thread() -> None:
+    waits, over = threading.Event(), threading.Event()
+
+    class Waiting(Told):
+        def next(self) -> None:
+            with cancellable(over.set):
+                waits.set()
+                assert over.wait(30)
+
+    told = Waiting()
+    stream = ResultStream(lambda: told)
+    failed: list[InferenceError] = []
+
+    def read() -> None:
+        try:
+            next(stream)
+        except InferenceError as ex:
+            failed.append(ex)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert waits.wait(30)
+    stream.close()
+    thread.join(30)
+    assert [ex.message for ex in failed] == ["the request was cancelled"]
+    assert told.closed == 1
+
+
+@pytest.mark.parametrize("which", ["inner", "outer"])
+def test_scopes_in_each_other(which: str) -> None:
+    scopes = {"outer": CancelScope(), "inner": CancelScope()}
+    interrupted = []
+
+    def wait() -> None:
+        with cancellable(lambda: interrupted.append(1)):
+            scopes[which].cancel()
+
+    with pytest.raises(InferenceError, match="cancelled"):
+        scopes["outer"].run(lambda: scopes["inner"].run(wait))
+    assert interrupted == [1]
+
+
+# ------------------------------------------------------------------------------ over HTTP
+
+MODEL = ModelOutputs(
+    {"N": ("INT64", (1,)), "X": ("FP32", (-1, 2)), "S": ("BYTES", (-1, -1)), "B": ("BOOL", (2,))}
+)
+
+
+def call(inputs: dict[str, Any], outputs: tuple[str, ...] | None = None, **more: Any) -> ClientCall:
+    tensors = [ClientTensor(name, value) for name, value in inputs.items()]
+    values = {"parameters": None, "request_id": "", **more}
+    return ClientCall(
+        "m", "", tensors, outputs, timeout_s=1.0, receipt=False, device=None, **values
+    )
+
+
+class Events:
+    def __init__(self, *documents: dict[str, Any]) -> None:
+        self.left = [json.dumps(document).encode() for document in documents]
+
+    def next(self) -> bytes | None:
+        return self.left.pop(0) if self.left else None
+
+
+def told(document: dict[str, Any], outputs: tuple[str, ...] | None = None) -> Any:
+    answers = HttpAnswers(cast(EventStream, Events(document)), call({}, outputs), MODEL)
+    found = answers.next()
+    assert answers.next() is answers.next() is None
+    return found
+
+
+def test_what_an_event_tells() -> None:
+    head = {"model_name": "m", "model_version": "3", "id": "q"}
+    values = {"N": 1 << 62, "X": [1, 2.5, float("nan"), 4], "S": "ü", "B": [True, False]}
+    result = told({**head, **values, "P": 1.5})
+    assert (result.model, result.version, result.id) == ("m", "3", "q")
+    assert (result.parameters, result.transport, result.receipt) == ({"P": 1.5}, "http", None)
+    assert result["N"].tolist() == [1 << 62]
+    assert np.array_equal(result["X"], np.float32([[1, 2.5], [np.nan, 4]]), equal_nan=True)
+    assert (result["S"].tolist(), result["B"].tolist()) == ([["ü".encode()]], [True, False])
+    assert list(told({**head, **values}, ("B", "N"))) == ["B", "N"]
+    assert told({**head, "X": []})["X"].shape == (0, 2)
+    failed = told({"error": "so it is"})
+    assert (failed.status, failed.message) == (500, "so it is")
+    assert "unknown shape" in told({**head, "S": ["a", "b"]}).message
+    for wrong in ({**head, "N": [1, 2]}, {**head, "X": "a"}, {"elsewhere": 1}):
+        with pytest.raises(InferenceError, match="malformed"):
+            told(wrong)
+
+
+def test_the_request_as_json() -> None:
+    inputs = {"A": np.arange(4, dtype=np.int8).reshape(2, 2), "T": [b"a", "ü"]}
+    body = generate_request(call(inputs, request_id="q", parameters={"top": 3}), MODEL)
+    assert json.loads(body) == {
+        "A": [[0, 1], [2, 3]],
+        "T": ["a", "ü"],
+        "id": "q",
+        "parameters": {"top": 3},
+    }
+
+
+@pytest.mark.parametrize(
+    ("inputs", "model", "words"),
+    [
+        ({"A": np.zeros(1, np.float16)}, MODEL, "input 'A' is FP16"),
+        ({}, ModelOutputs({"Y": ("BF16", (1,))}), "output 'Y' is BF16"),
+        ({"A": [b"\xff"]}, MODEL, "'A' is no UTF-8"),
+        ({"id": np.zeros(1)}, MODEL, "input 'id'"),
+    ],
+)
+def test_what_has_no_place_in_json(inputs: dict[str, Any], model: ModelOutputs, words: str) -> None:
+    with pytest.raises(InferenceError, match=words) as caught:
+        generate_request(call(inputs, request_id="q"), model)
+    assert caught.value.status == 0
+
+
+# ----------------------------------------------------------------------------- over lanes
+
+
+def test_windows_are_for_what_messages_do_not_carry() -> None:
+    model = ModelOutputs(
+        {"n": ("INT64", (1,)), "big": ("FP32", (2000,)), "x": ("FP32", (-1,)), "s": ("BYTES", (1,))}
+    )
+    names = tuple(model.outputs)
+    assert stream_windows(model, names, 1 << 20) == {
+        "n": None,
+        "big": 8000,
+        "x": 1 << 20,
+        "s": 1 << 20,
+    }
+    assert stream_windows(model, names, 4095) == {"n": None, "big": 8000, "x": None, "s": None}
+    many = ModelOutputs({str(n): ("FP32", (1000,)) for n in range(17)})
+    assert set(stream_windows(many, many.outputs, 0).values()) == {4000}
+    assert set(stream_windows(many, list(many.outputs)[:16], 0).values()) == {None}
+
+
+def test_how_far_strings_go() -> None:
+    data = bytes_codec.encode(["a", "", "bcd"])
+    for count, extent in ((0, 0), (1, 5), (2, 9), (3, 16), (4, 20)):
+        assert bytes_codec.extent(data + bytes(7), count) == extent
+    for data, count in ((b"\5\0\0\0abcd", 1), (b"\0\0\0", 1), (bytes(4), 2)):
+        with pytest.raises(InvalidArgument, match="more than the"):
+            bytes_codec.extent(data, count)
+
+
+class FewLanes:
+    """Lanes whose other ends say what they are told to."""
+
+    def __init__(self, *answers: wire.LaneAnswer) -> None:
+        self.back: list[ClientLane] = []
+        self.others: list[socket.socket] = []
+        self.lanes: list[ClientLane] = []
+        for answer in answers:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            theirs.send(wire.encode(answer))
+            self.others.append(theirs)
+            self.lanes.append(ClientLane(LaneOpened("1", "m/1/0", False, 10**9), Channel(ours)))
+        self.left = list(self.lanes)
+
+    def take(self, _: object) -> ClientLane | None:
+        return self.left.pop(0) if self.left else None
+
+    def give(self, _: object, lane: ClientLane) -> None:
+        self.back.append(lane)
+
+    def close(self) -> None:
+        for other in self.others:
+            other.close()
+        for lane in self.lanes:
+            lane.channel.close()
+
+
+def test_a_request_that_a_lane_has_not_taken_goes_to_another() -> None:
+    moved = wire.LaneAnswer(7, (), 503, "UNAVAILABLE", "it ends", moved=True)
+    for final in (True, False):
+        lanes = FewLanes(moved, wire.LaneAnswer(7, final=final))
+        found = converse(cast(Lanes, lanes), ("m", ""), wire.LaneRequest(7, ()), True, 30.0)
+        assert found is not None
+        answer, lane = found
+        assert (answer.final, lane) == (final, lanes.lanes[1])
+        assert lanes.back == ([lane] if final else []), "a stream keeps its lane"
+        assert lanes.lanes[0].channel.fileno() == -1
+        lanes.close()
+
+
+class Attempt:
+    """What holds the memory of a request, of which it has none."""
+
+    windows: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.tainted = self.closed = 0
+
+    def taint(self) -> None:
+        self.tainted += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Lane:
+    """A stream with credit for four answers on a lane whose other end is the test's."""
+
+    def __init__(self, first: wire.LaneAnswer, timeout_s: float = 30.0) -> None:
+        self.lanes = FewLanes(first)
+        self.attempt, self.other = Attempt(), self.lanes.others[0]
+        request = wire.LaneRequest(7, (), credit=4)
+        found = converse(cast(Lanes, self.lanes), ("m", ""), request, True, 30.0)
+        assert found is not None
+        self.lane = found[1]
+        self.answers = LaneAnswers(
+            *(cast(Lanes, self.lanes), found, cast(RequestAttempt, self.attempt), request),
+            *(call({}, request_id="q"), time.monotonic() + timeout_s),
+        )
+
+    def say(self, *answers: wire.LaneAnswer) -> None:
+        for answer in answers:
+            self.other.send(wire.encode(answer))
+
+    def heard(self) -> list[Any]:
+        """What the other end has got."""
+        told = []
+        while True:
+            try:
+                told.append(wire.decode_to_lane(self.other.recv(1 << 16, socket.MSG_DONTWAIT)))
+            except BlockingIOError:
+                return told
+
+
+def one(number: int, final: bool = False) -> wire.LaneAnswer:
+    tensor = wire.LaneTensor("N", "INT64", (1,), np.int64(number).tobytes())
+    return wire.LaneAnswer(7, (tensor,), final=final)
+
+
+@pytest.fixture
+def lane() -> Iterator[Lane]:
+    lane = Lane(one(0))
+    yield lane
+    lane.lanes.close()
+
+
+def number(told: Result | InferenceError | None) -> int:
+    assert isinstance(told, Result)
+    return int(told["N"][0])
+
+
+def test_credit_is_given_for_what_was_taken(lane: Lane) -> None:
+    lane.say(*(one(n) for n in range(1, 4)), one(4, final=True))
+    (asked,) = lane.heard()
+    assert isinstance(asked, wire.LaneRequest)
+    heard = []
+    for n in range(5):
+        assert number(lane.answers.next()) == n
+        heard.append(lane.heard())
+    assert heard == [[], *[[wire.LaneCredit(7, 1)]] * 4]
+    assert lane.lanes.back == [lane.lane]
+    assert (lane.attempt.closed, lane.attempt.tainted) == (1, 0)
+    assert lane.answers.next() is None
+    lane.answers.close()
+    assert lane.lane.channel.fileno() >= 0, "it is others' now"
+    assert lane.attempt.tainted == 0
+
+
+def test_a_stream_that_is_closed_early_ends_its_lane(lane: Lane) -> None:
+    assert number(lane.answers.next()) == 0
+    lane.answers.close()
+    lane.answers.close()
+    assert lane.lane.channel.fileno() == -1
+    assert lane.lanes.back == []
+    assert lane.attempt.tainted == 1
+    assert lane.answers.next() is None
+
+
+def test_a_bare_end_and_errors(lane: Lane) -> None:
+    failed = wire.LaneAnswer(7, (), 400, "INVALID_ARGUMENT", "not this one", final=False)
+    lane.say(failed, one(2), wire.LaneAnswer(7))
+    assert number(lane.answers.next()) == 0
+    error = lane.answers.next()
+    assert isinstance(error, InferenceError)
+    assert (error.status, error.message) == (400, "not this one")
+    assert number(lane.answers.next()) == 2
+    assert lane.answers.next() is None
+    assert lane.lanes.back == [lane.lane]
+
+
+def test_the_last_words_of_an_executor_are_heard(lane: Lane) -> None:
+    lane.say(one(1), one(2), one(3, final=True))
+    lane.other.close()  # which refuses all credit
+    assert [number(lane.answers.next()) for _ in range(4)] == [0, 1, 2, 3]
+    dying = Lane(one(0))
+    dying.say(one(1), one(2))
+    dying.other.close()
+    assert [number(dying.answers.next()) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(InferenceError, match="died while it had the request") as caught:
+        dying.answers.next()
+    assert caught.value.status == 502
+    dying.lanes.close()
+
+
+def test_no_answer_is_waited_for_behind_the_deadline() -> None:
+    lane = Lane(one(0), timeout_s=0.0)
+    assert number(lane.answers.next()) == 0
+    lane.say(one(1))
+    with pytest.raises(InferenceError, match="did not answer in time"):
+        lane.answers.next()
+    lane.lanes.close()
+
+
+class Pieces:
+    """A response that comes as it is cut."""
+
+    will_close = False
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.left = [*pieces, b""]
+        self.closed = 0
+
+    def read1(self, _: int) -> bytes:
+        return self.left.pop(0)
+
+    def read(self) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Kept:
+    """A transport, and a connection of it."""
+
+    def __init__(self) -> None:
+        self.kept = self.closed = 0
+
+    def keep(self, *_: object) -> None:
+        self.kept += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_events_however_they_are_cut(size: int) -> None:
+    sent = [b"a", b"", b"b" * 20, b"c"]
+    data = b"".join(b"data: %b\n\n" % text for text in sent)
+    pieces, kept = Pieces(*(data[n : n + size] for n in range(0, len(data), size))), Kept()
+    with socket.socket() as sock:
+        parts: Any = (kept, kept, sock, pieces, time.monotonic() + 30)
+        events = EventStream(*parts)
+        assert [events.next() for _ in range(5)] == [*sent, None]
+        assert kept.kept == 1
+        events.close()
+        assert (kept.closed, pieces.closed) == (0, 0), "the connection is others' now"
+        again: Any = (kept, kept, sock, Pieces(data[:9]), time.monotonic() - 1)
+        late = EventStream(*again)
+        with pytest.raises(InferenceError, match="did not answer in time"):
+            late.next()
+        assert kept.closed == 1
+        late.close()
+        assert kept.kept == 1

@@ -1,0 +1,286 @@
+"""Traces of requests through real sockets and shared memory, and what is written of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from shmserve.config import Settings
+from shmserve.core.control.runtime_settings import RuntimeSettings, TraceSettings
+from shmserve.core.control.trace_files import GrantedTraces, TraceFiles
+from shmserve.core.registry import ModelEntry, ModelState
+from shmserve.dispatch.outcome import OutputTensor, RunOptions
+from shmserve.dispatch.trace_entries import entries_of
+from shmserve.dispatch.traced_request import Trace
+from shmserve.dispatch.tracing import Take, Tracer, timestamps
+from shmserve.errors import ModelFailure, Unavailable
+from shmserve.executor.backend import Output, Request, Response
+from shmserve.observe.logs import TRACES
+from shmserve.protocol.control.data_messages import Timing
+from shmserve.tensor import bytes_codec
+from tests.unit.dispatch.test_ensembles import BRANCHES, Models, sums
+from tests.unit.dispatch.test_pipelines import plus
+from tests.unit.rig import SPEC, Rig
+
+ONES = np.ones(3, np.float32)
+COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+ENDED = ["INFER_RESPONSE_COMPLETE", "REQUEST_END"]
+HTTP = ["HTTP_RECV_START", "HTTP_RECV_END"], ["HTTP_SEND_START", "HTTP_SEND_END"]
+BEGUN = ["REQUEST_START", "QUEUE_START"]
+Row = dict[str, Any]
+Flush = Callable[[Rig, Take], None]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path, trace_file=str(tmp_path / "t.json"), max_trace_tensor_bytes=100)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def flush(monkeypatch: pytest.MonkeyPatch) -> Flush:
+    """Only these tests flush: the maintenance would ask a coordinator that is none."""
+    flush = Tracer.flush
+    monkeypatch.setattr(Tracer, "flush", lambda *_: None)
+    return lambda rig, take: flush(rig.dispatcher.tracer, take)
+
+
+def answer(request: Request) -> Response:
+    if request.parameters.get("fail"):
+        raise ModelFailure("no")
+    return Response((Output("OUT", "FP32", request.inputs["IN"].numpy() + 1),))
+
+
+def traced(entry: ModelEntry, **settings: Any) -> ModelEntry:
+    return replace(entry, trace=TraceSettings(**{"on": True, "rate": 1, **settings}))
+
+
+def send(rig: Rig, entry: ModelEntry, array: Any = ONES, **options: Any) -> None:
+    with rig.dispatcher.call(entry, RunOptions(**options)) as call:
+        reservation = call.reserve(array.nbytes)
+        reservation.view[:] = memoryview(array).cast("B")
+        call.add_input("IN", "FP32", array.shape, reservation)
+        call.receipt.receive_ns = 1000
+        call.execute()
+        call.answered()
+
+
+class Takes:
+    """The coordinator's part."""
+
+    def __init__(self, frequency: int = 0, least: int = 1 << 30) -> None:
+        self.files = TraceFiles()
+        self.asked: list[tuple[str, int, int]] = []
+        self._frequency, self._left = frequency, least
+
+    def __call__(self, model: str, wanted: int, ids: int) -> GrantedTraces:
+        self.asked.append((model, wanted, ids))
+        granted = min(wanted, self._left)
+        self._left -= granted
+        self.files, traces = self.files.allot("", self._frequency, granted, ids)
+        return traces
+
+
+def rows_of(path: Path) -> list[Row]:
+    rows: list[Row] = json.loads(path.read_text())
+    return rows
+
+
+def times_of(rows: list[Row], number: int) -> dict[str, int]:
+    """As a reader of Triton's files gathers them."""
+    stamps = [s for row in rows if row["id"] == number for s in row.get("timestamps", ())]
+    return {stamp["name"]: stamp["ns"] for stamp in stamps}
+
+
+def test_a_trace_file_is_tritons(rig: Rig, flush: Flush, tmp_path: Path) -> None:
+    entry = traced(rig.serve(answer), tensors=True)
+    send(rig, entry, request_id="r")
+    send(rig, entry)
+    flush(rig, takes := Takes())
+    assert takes.asked == [("m", 2, 2)]
+    rows = rows_of(tmp_path / "t.json")
+    assert rows[0] == {"id": 1, "model_name": "m", "model_version": 1, "request_id": "r"}
+    assert [row for row in rows if "model_name" in row][1:] == [
+        {"id": 2, "model_name": "m", "model_version": 1}
+    ]
+    for number in (1, 2):
+        times = times_of(rows, number)
+        assert list(times) == [*HTTP[0], *BEGUN, *COMPUTE, *ENDED, *HTTP[1]]
+        assert list(times.values()) == sorted(times.values())
+        assert times["HTTP_RECV_END"] - times["HTTP_RECV_START"] == 1000
+    assert [(row["activity"], row["tensor"]) for row in rows if row.get("activity")][:2] == [
+        ("TENSOR_QUEUE_INPUT", tensor("IN", "1.0,1.0,1.0", "3")),
+        ("TENSOR_BACKEND_OUTPUT", tensor("OUT", "2.0,2.0,2.0", "3")),
+    ]
+    assert {frozenset(row) for row in rows} == {
+        frozenset({"id", "model_name", "model_version", "request_id"}),
+        frozenset({"id", "model_name", "model_version"}),
+        frozenset({"id", "timestamps"}),
+        frozenset({"id", "activity", "tensor"}),
+    }
+
+
+def tensor(name: str, data: str, shape: str, dtype: str = "FP32") -> Row:
+    return {"name": name, "data": data, "shape": shape, "dtype": dtype}
+
+
+def test_only_levels_that_are_wanted_and_tensors_that_are_small(
+    rig: Rig, flush: Flush, tmp_path: Path
+) -> None:
+    entry = rig.serve(answer)
+    send(rig, traced(entry, on=False, tensors=True))
+    send(rig, traced(entry, tensors=True), np.ones(26, np.float32))
+    send(rig, traced(entry))
+    flush(rig, Takes())
+    rows = rows_of(tmp_path / "t.json")
+    assert not times_of(rows, 1)
+    assert times_of(rows, 2)
+    assert {row["id"] for row in rows if "activity" in row} == {1}
+
+
+def test_files_have_as_many_traces_as_the_frequency_says(
+    rig: Rig, flush: Flush, tmp_path: Path
+) -> None:
+    entry, takes = traced(rig.serve(answer), log_frequency=2), Takes(2)
+    for count in (3, 2):
+        for _ in range(count):
+            send(rig, entry)
+        flush(rig, takes)
+    found = [sorted({r["id"] for r in rows_of(tmp_path / f"t.json.{n}")}) for n in range(3)]
+    assert found == [[1, 2], [3, 4], [5]]
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_what_fails_is_not_traced_and_one_of_so_many_is(
+    rig: Rig, flush: Flush, tmp_path: Path
+) -> None:
+    entry = traced(rig.serve(answer), rate=3)
+    for _ in range(7):
+        send(rig, entry)
+    flush(rig, takes := Takes())
+    for _ in range(2):
+        with pytest.raises(ModelFailure):
+            send(rig, entry, parameters={"fail": True})
+    flush(rig, takes)
+    assert takes.asked == [("m", 2, 2)]
+    assert {row["id"] for row in rows_of(tmp_path / "t.json")} == {1, 2}
+
+
+def test_no_more_than_the_coordinator_grants(rig: Rig, flush: Flush, tmp_path: Path) -> None:
+    entry = traced(rig.serve(answer), count=9)
+    for _ in range(5):
+        send(rig, entry)
+    flush(rig, Takes(least=2))
+    assert {row["id"] for row in rows_of(tmp_path / "t.json")} == {1, 2}
+
+
+def test_without_a_coordinator_traces_are_lost(
+    rig: Rig, flush: Flush, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: object) -> GrantedTraces:
+        raise Unavailable("the coordinator is away")
+
+    send(rig, traced(rig.serve(answer)))
+    flush(rig, away)
+    assert "traces of model m are lost: the coordinator is away" in caplog.text
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_steps_are_within_the_trace_of_their_ensemble(flush: Flush, tmp_path: Path) -> None:
+    models = Models(tmp_path, BRANCHES, trace_file=str(tmp_path / "t.json"))
+    try:
+        models.serve(one=plus(1), ten=plus(10), sum=sums)
+        dispatcher = models.rig.dispatcher
+        ensemble = traced(dispatcher.ready_model("e"), tensors=True)
+        own = traced(dispatcher.ready_model("one"))
+        for entry in (ensemble, replace(ensemble, trace=None)):
+            send(models.rig, entry)
+            send(models.rig, own)
+        flush(models.rig, takes := Takes())
+        models.assert_nothing_held()
+    finally:
+        models.rig.close()
+    assert takes.asked == [("e", 1, 4), ("one", 2, 2)]
+    rows = rows_of(tmp_path / "t.json")
+    heads = {row["id"]: row for row in rows if "model_name" in row}
+    assert heads[1]["model_name"] == "e"
+    assert {heads[n]["model_name"] for n in (2, 3, 4)} == {"one", "ten", "sum"}
+    assert [heads[n].get("parent_id") for n in heads] == [None, 1, 1, 1, None, None]
+    assert list(times_of(rows, 1)) == [*HTTP[0], "REQUEST_START", *ENDED, *HTTP[1]]
+    assert list(times_of(rows, 2)) == [*BEGUN, *COMPUTE, *ENDED]
+    tensors = [row["tensor"]["name"] for row in rows if "activity" in row]
+    assert tensors[:3] == ["IN", "OUT", "a"]
+    assert len(tensors) == 3 + 2 + 2 + 3
+
+
+# -------------------------------------------------------------------------- the parts
+
+
+def written(array: Any, datatype: str) -> str:
+    data = array if isinstance(array, bytes) else array.tobytes()
+    count = 2 if isinstance(array, bytes) else array.size
+    trace = Trace(ModelEntry(SPEC, ModelState.READY), TraceSettings(tensors=True), "", 1 << 20)
+    trace.add_tensors("A", [OutputTensor("T", datatype, (count,), memoryview(data))])
+    (row,) = [row for row in entries_of(trace, 1, "http") if "tensor" in row]
+    text: str = row["tensor"]["data"]
+    return text
+
+
+def test_tensors_as_text() -> None:
+    assert written(np.array([True, False]), "BOOL") == "1,0"
+    assert written(np.array([-1, 2], np.int64), "INT64") == "-1,2"
+    assert written(np.array([0.1, np.nan], np.float32), "FP32") == "0.1,nan"
+    assert written(np.array([0.5], np.float16), "FP16") == ""
+    assert written(bytes_codec.encode([b"a b", b"\xff"]), "BYTES") == '"a b","\ufffd"'
+
+
+def test_tensors_in_client_memory_are_not_there() -> None:
+    trace = Trace(ModelEntry(SPEC, ModelState.READY), TraceSettings(tensors=True), "", 100)
+    trace.add_tensors("A", [OutputTensor("T", "FP32", (4,), memoryview(b""))])
+    assert trace.tensors == []
+
+
+@pytest.mark.parametrize(
+    ("protocol", "first", "last"),
+    [
+        ("http", "HTTP_RECV_START", "HTTP_SEND_END"),
+        ("grpc", "GRPC_WAITREAD_START", "GRPC_SEND_END"),
+    ],
+)
+def test_times_are_called_after_their_frontend(protocol: str, first: str, last: str) -> None:
+    trace = Trace(ModelEntry(SPEC, ModelState.READY), TraceSettings(on=True), "", 0)
+    trace.times = timestamps(1, 5, Timing(1, 2, 3, 4), 9, 30, 40)
+    stamps = [r["timestamps"][0] for r in entries_of(trace, 1, protocol) if "timestamps" in r]
+    assert (stamps[0], stamps[-1]) == ({"name": first, "ns": 1}, {"name": last, "ns": 40})
+    ends = {s["name"]: s["ns"] for s in stamps}
+    assert ends["COMPUTE_END"] == ends["REQUEST_END"] == 15, "never before the model's end"
+    inner = [r for r in entries_of(trace, 1, "model") if "timestamps" in r]
+    assert inner[0]["timestamps"][0]["name"] == "REQUEST_START"
+
+
+def test_what_waits_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shmserve.dispatch.tracing._MOST_WAITING", 3)
+    monkeypatch.setattr("shmserve.dispatch.tracing._MOST_WAITING_BYTES", 10)
+    caplog.set_level("INFO", TRACES)
+    tracer = Tracer("http-1", "http", Settings())
+    entry = ModelEntry(SPEC, ModelState.READY, trace=TraceSettings(True, 1, tensors=True))
+    for size in (8, 8, 0, 0, 0):
+        trace = tracer.begin(entry, RunOptions())
+        assert trace is not None
+        trace.times = timestamps(1, 2, None, 3, 4, 5)
+        trace.add_tensors("A", [OutputTensor("T", "UINT8", (size,), memoryview(bytes(size)))])
+        tracer.end(trace)
+    never: Take = lambda *_: GrantedTraces()  # noqa: E731
+    tracer.flush(never)
+    assert len([r for r in caplog.records if r.name == TRACES]) == 3
+    assert "2 traces are lost" in caplog.text
+    assert RuntimeSettings().taken("m", 3)[1] == GrantedTraces()

@@ -1,0 +1,320 @@
+"""Streams over lanes, on the executor's side: credit, deadlines, ends of every kind."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from shmserve.config import Settings
+from shmserve.core.regions.region_book import Caller
+from shmserve.core.registry import Region, Snapshot
+from shmserve.core.stats import request_counters
+from shmserve.core.stats.request_counters import Reason, RequestCounts
+from shmserve.errors import InvalidArgument, ShmserveError, Unimplemented
+from shmserve.executor.backend import Output, Request, Response
+from shmserve.executor.lanes.lane_gate import LaneGate
+from shmserve.executor.tensors.request import ExecutorRequest
+from shmserve.protocol.control.client_messages import LaneOpened
+from shmserve.protocol.control.data_messages import Execute
+from shmserve.protocol.control.lane_messages import (
+    READ_AHEAD,
+    LaneAnswer,
+    LaneCancel,
+    LaneCredit,
+    LaneOutput,
+    LaneWindow,
+)
+from shmserve.protocol.control.link_messages import LaneOffered
+from shmserve.testing.running_server import wait_until
+from tests.integration.lane_client import RawLane, floats, request
+from tests.unit.rig import SPEC, Rig
+
+DECOUPLED = replace(SPEC, decoupled=True)
+MOST_NS = (1 << 63) - 1
+
+
+class Teller:
+    """Sends as many numbers as its input says, in a thread of its own. When nobody waits any more
+    it ends by itself if that is -1, when it sends none, or -2, when it goes on sending."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self, request: Request) -> None:
+        thread = threading.Thread(target=self._tell, args=(request,), daemon=True)
+        thread.start()
+        self.threads.append(thread)
+
+    def _tell(self, request: Request) -> None:
+        responses, count = request.responses, int(request.inputs["IN"].numpy()[0])
+        assert responses is not None
+        while count < 0 and not request.cancelled:
+            threading.Event().wait(0.01)
+            if count == -2:
+                responses.send(answer(0))
+        for number in range(count):
+            responses.send(answer(number))
+            self.sent += 1
+        responses.send(None, final=True)
+
+
+def answer(number: int) -> Response:
+    return Response((Output("OUT", "FP32", np.array([number], np.float32)),))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def teller(rig: Rig) -> Iterator[Teller]:
+    teller = Teller()
+    rig.serve(teller, spec=DECOUPLED)  # type: ignore[arg-type]
+    yield teller
+    for thread in teller.threads:
+        thread.join(30)
+    memory = rig.executors[0].memory
+    wait_until(lambda: memory.stats().slots == memory.stats().free, "slots are held")
+
+
+def lane_to(rig: Rig) -> RawLane:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    rig.executors[0].lanes.offer(LaneOffered(7, 1, 1), theirs.detach())
+    return RawLane(ours, LaneOpened("1", "m/1/0", False, 0))
+
+
+def numbers(answers: list[LaneAnswer]) -> list[float]:
+    return [float(np.frombuffer(a.outputs[0].at, "<f4")[0]) for a in answers]  # type: ignore[call-overload]
+
+
+def silent(lane: RawLane) -> bool:
+    lane.sock.settimeout(0.3)
+    try:
+        lane.receive()
+    except TimeoutError:
+        return True
+    finally:
+        lane.sock.settimeout(30)
+    return False
+
+
+def counts(rig: Rig) -> RequestCounts:
+    page = rig.executors[0].lanes._counting._page
+    assert page is not None
+    found = request_counters.read(page.words)
+    assert found is not None
+    return found.get(("m", "1"), RequestCounts())
+
+
+def test_answers_come_as_far_as_the_credit_goes(rig: Rig, teller: Teller) -> None:
+    with lane_to(rig) as lane:
+        lane.send(request(1, floats(7), credit=2))
+        answers = [lane.receive() for _ in range(2)]
+        assert silent(lane)
+        assert teller.sent == 2, "the model waits"
+        lane.send(LaneCredit(1, 1))
+        answers.append(lane.receive())
+        assert silent(lane)
+        for _ in range(4):
+            lane.send(LaneCredit(1, 1))
+            answers.append(lane.receive())
+        assert numbers(answers) == list(range(7))
+        assert not any(a.final for a in answers)
+        last = lane.receive()
+        assert (last.final, last.outputs, last.status, last.number) == (True, (), 200, 1)
+        lane.send(LaneCredit(1, 1))  # crosses with the end of the stream
+        lane.send(request(1, floats(0), credit=2))
+        assert lane.receive().final, "the number is free again"
+        found = counts(rig)
+        assert (found.succeeded, sum(found.failures)) == (2, 0), "a stream is one request"
+        receipts = [a.receipt for a in [*answers, last]]
+        assert [r.copied_in for r in receipts] == [4, 0, 0, 0, 0, 0, 0, 0]
+        assert found.copied[0] == 4 + 4  # of the second request
+        assert found.copied[2] == sum(r.copied_out for r in receipts) > 0
+
+
+@pytest.mark.parametrize("wrong", [2, 0, -1])
+def test_credit_for_what_has_not_come_ends_the_lane_alone(
+    rig: Rig, teller: Teller, wrong: int
+) -> None:
+    with lane_to(rig) as lane, lane_to(rig) as other:
+        other.send(request(1, floats(3), credit=1))
+        lane.send(request(1, floats(3), credit=1))
+        lane.receive()
+        lane.send(LaneCredit(5, 100))  # of nobody
+        lane.send(LaneCredit(1, wrong))
+        assert lane.ended()
+        assert numbers([other.receive()]) == [0]
+        for number in range(1, 3):
+            other.send(LaneCredit(1, 1))
+            assert numbers([other.receive()]) == [number]
+        assert other.receive().final
+
+
+def test_a_lane_has_so_much_credit_in_all(rig: Rig, teller: Teller) -> None:
+    with lane_to(rig) as lane:
+        for number in range(READ_AHEAD):
+            lane.send(request(number, floats(2), credit=1))
+        lane.send(request(99, floats(2), credit=1))
+        answers = [lane.receive() for _ in range(READ_AHEAD + 1)]
+        (refused,) = [a for a in answers if a.number == 99]
+        assert (refused.status, refused.moved, refused.final) == (503, False, True)
+        assert refused.error.startswith("credit: 1 ")
+        # The lane is read all the while: their credit comes, and they go on
+        for number in range(READ_AHEAD):
+            lane.send(LaneCredit(number, 1))
+        last = [lane.receive() for _ in range(2 * READ_AHEAD)]
+        assert sorted(a.number for a in last if a.final) == list(range(READ_AHEAD))
+        lane.send(request(99, floats(1), credit=READ_AHEAD))
+        assert [lane.receive().final, lane.receive().final] == [False, True]
+
+
+def test_a_cancelled_stream_ends_and_its_lane_goes_on(rig: Rig, teller: Teller) -> None:
+    with lane_to(rig) as lane:
+        lane.send(request(1, floats(1000), credit=1))
+        lane.receive()
+        lane.send(LaneCancel(1))
+        last = lane.receive()
+        assert (last.code, last.final) == ("CANCELLED", True)
+        lane.send(request(2, floats(1), credit=1))
+        assert [lane.receive().final, lane.receive().final] == [False, True]
+        assert counts(rig).failures[Reason.CANCELLED] == 1
+
+
+def test_a_program_that_goes_ends_its_streams(rig: Rig, teller: Teller) -> None:
+    with lane_to(rig) as lane:
+        lane.send(request(1, floats(1000), credit=1))
+        lane.receive()
+        lane.send(request(2, floats(-1), credit=1))
+    wait_until(lambda: counts(rig).failures[Reason.CANCELLED] == 2, "they are counted")
+
+
+def test_streams_have_deadlines_as_a_whole(rig: Rig, teller: Teller) -> None:
+    with lane_to(rig) as lane:
+        for number in (-1, -2):
+            lane.send(request(1, floats(number), credit=1, timeout_ns=500_000_000))
+            last = lane.receive()
+            while not last.final:
+                lane.send(LaneCredit(1, 1))
+                last = lane.receive()
+            assert last.code == "DEADLINE_EXCEEDED"
+            assert "longer than it may" in last.error
+        assert counts(rig).failures[Reason.DEADLINE] == 2
+
+
+def test_a_lane_that_is_to_end_does_so_behind_its_streams(rig: Rig, teller: Teller) -> None:
+    (executor,) = rig.executors
+    with lane_to(rig) as lane, lane_to(rig) as idle:
+        lane.send(request(1, floats(3), credit=1))
+        assert numbers([lane.receive()]) == [0]
+        executor.lanes.move()
+        assert idle.ended()
+        lane.send(request(2, floats(1), credit=1))
+        moved = lane.receive()
+        assert (moved.number, moved.moved, moved.status) == (2, True, 503)
+        for number in range(1, 3):
+            lane.send(LaneCredit(1, 1))
+            assert numbers([lane.receive()]) == [number]
+        assert lane.receive().final
+        assert lane.ended()
+        found = counts(rig)
+        assert (found.succeeded, sum(found.failures)) == (1, 0), "who moves has not failed"
+        with lane_to(rig) as later:
+            later.send(request(1, floats(1), credit=1))
+            assert numbers([later.receive()]) == [0]
+
+
+def test_an_executor_ends_behind_its_streams(rig: Rig, teller: Teller) -> None:
+    (executor,) = rig.executors
+    with lane_to(rig) as lane:
+        lane.send(request(1, floats(3), credit=1))
+        lane.receive()
+        executor.loop.stop()
+        for _ in range(2):
+            lane.send(LaneCredit(1, 1))
+            lane.receive()
+        assert lane.receive().final
+        assert lane.ended()
+        executor.thread.join(30)
+        assert not executor.thread.is_alive()
+
+
+def test_errors_among_answers_and_at_the_end(rig: Rig) -> None:
+    def model(request: Request) -> None:
+        assert request.responses is not None
+        request.responses.send(answer(0))
+        request.responses.send(Response((), error=InvalidArgument("not that one")))
+        big = np.zeros(1024, np.float32)
+        request.responses.send(Response((Output("OUT", "FP32", big),)))
+        request.responses.send(answer(3))
+        raise ShmserveError("no more")
+
+    rig.serve(model, spec=DECOUPLED)  # type: ignore[arg-type]
+    with lane_to(rig) as lane:
+        lane.send(request(1, floats(1), credit=READ_AHEAD))
+        answers = [lane.receive() for _ in range(5)]
+        assert [(a.status, a.final) for a in answers] == [
+            *[(200, False), (400, False), (400, False), (200, False)],
+            (500, True),
+        ]
+        assert "no window of shared memory" in answers[2].error
+        assert sum(counts(rig).failures) == 1
+
+
+def test_credit_that_does_not_fit_the_request() -> None:
+    mine = Region("mine", 5, "", 0, 4096, uid=1, sealed=True)
+    snapshot = Snapshot("cafe0123", 1, regions={"1/mine": mine})
+    window = {"outputs": (LaneOutput("OUT", LaneWindow("mine", 0, 4)),)}
+
+    def admit(spec: Any = DECOUPLED, **more: Any) -> tuple[Execute, Any]:
+        gate = LaneGate(spec, Settings(stream_timeout_s=600), lambda: snapshot, server_uid=0)
+        return gate.admit(Caller(1), request(1, floats(1), **more), 1000)
+
+    for credit, more in ((-1, {}), (READ_AHEAD + 1, {}), (2, window)):
+        with pytest.raises(InvalidArgument, match=f"credit: {credit} is not from 1 to"):
+            admit(credit=credit, **more)
+    with pytest.raises(Unimplemented, match="decoupled transaction policy"):
+        admit()
+    assert admit(credit=1, **window)[0].credit == 1
+    assert admit(SPEC, credit=5)[0].credit == 0, "it has one answer"
+    call = admit(credit=3, timeout_ns=5)[1]
+    assert (call.credit, call.deadline_ns, call.ends_ns) == (3, 1005, 1005)
+    call = admit(credit=3)[1]
+    assert call.deadline_ns == 1000 + 60 * 10**9
+    call.moved(10**12)
+    assert call.deadline_ns == call.ends_ns == 1000 + 600 * 10**9
+
+
+def test_a_stream_s_model_never_writes_where_its_client_may_read(rig: Rig) -> None:
+    """Into an offered array: the answer before it may lie in the window still."""
+    offered: list[np.ndarray[Any, Any]] = []
+
+    class Window:
+        def offer(self, *_: object) -> None:
+            raise AssertionError("the client's memory was offered")
+
+    def model(request: Request) -> None:
+        assert isinstance(request, ExecutorRequest)
+        assert request.responses is not None
+        request.places = {"OUT": Window()}  # type: ignore[dict-item]
+        offered.append(request.offer("OUT", "FP32", (4,)))
+        request.places = {}
+        request.responses.send(None, final=True)
+
+    rig.serve(model, spec=DECOUPLED)  # type: ignore[arg-type]
+    with lane_to(rig) as lane:
+        lane.send(request(1, floats(1), credit=1))
+        assert lane.receive().status == 200
+    assert offered[0].shape == (4,)
+    offered.clear()

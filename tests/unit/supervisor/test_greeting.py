@@ -1,0 +1,80 @@
+"""What the operator is told when the service is ready."""
+
+import json
+import shlex
+
+import pytest
+from msgspec.structs import replace
+
+from shmserve.core.registry import ANY, LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.supervisor.greeting import Doors, StartReport, greeting
+from shmserve.tensor.spec import ModelSpec, TensorSpec
+
+LIVE = (LiveInstance("m/1/0", "executor-1-aa", "x.sock", 1),)
+
+
+def entry(name, *inputs, state=ModelState.READY, **spec):
+    live = LIVE if state is ModelState.READY else ()
+    return {"1": ModelEntry(ModelSpec(name, "1", "", "python", 0, inputs, (), **spec), state, live)}
+
+
+def snapshot(**models):
+    return Snapshot("e1", 0, models, True)
+
+
+SMALL = TensorSpec("IN", "FP32", (-1, 2))
+LARGE = TensorSpec("IN", "FP32", (3, 224, 224))
+TEXT = TensorSpec("TEXT", "BYTES", (1,))
+HTTP = Doors(("http://0.0.0.0:8000", "unix:/x"), ("127.0.0.1:8001",))
+
+
+def test_what_runs_where_and_a_first_request_that_works():
+    models = snapshot(large=entry("large", LARGE), small=entry("small", SMALL, TEXT))
+    lines = list(greeting(models, HTTP))
+    assert lines[:3] == [
+        "HTTP: http://0.0.0.0:8000 unix:/x, gRPC: 127.0.0.1:8001",
+        "models: large/1 (1 on cpu), small/1 (1 on cpu)",
+        "page: http://127.0.0.1:8000/",
+    ]
+    words = shlex.split(lines[3].removeprefix("try: "))
+    assert words[:3] == ["curl", "http://127.0.0.1:8000/v2/models/small/infer", "-d"]
+    assert json.loads(words[3])["inputs"] == [
+        {"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": [0, 0]},
+        {"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [""]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("doors", "last"),
+    [
+        (HTTP, "try: curl http://127.0.0.1:8000/v2"),
+        (Doors(("unix:/x",)), "try: curl --unix-socket /x http://localhost/v2"),
+        (Doors(("https://[::1]:8",), page=False), "try: curl -k https://[::1]:8/v2"),
+        (Doors(grpc=("127.0.0.1:8001",)), "models: large/1 (1 on cpu), stream/1 (1 on cpu)"),
+    ],
+)
+def test_a_first_request_by_every_door(doors, last):
+    stream = entry("stream", SMALL, decoupled=True)
+    assert list(greeting(snapshot(large=entry("large", LARGE), stream=stream), doors))[-1] == last
+
+
+def test_not_all_of_many_models_are_named():
+    models = {f"m{number:02}": entry(f"m{number:02}") for number in range(100)}
+    assert list(greeting(snapshot(**models), HTTP))[1].endswith("m11/1 (1 on cpu) and 88 more")
+
+
+def test_readiness_is_told_once_and_that_of_all_models_when_it_comes(caplog):
+    caplog.set_level("INFO")
+    report = StartReport(0.0, HTTP)
+    loading = entry("b", state=ModelState.LOADING)
+    part = replace(snapshot(a=entry("a"), b=loading), requires=ANY)
+    report.published(replace(snapshot(b=loading), requires=ANY))
+    assert caplog.messages == []
+    report.published(part)
+    report.published(part)
+    assert caplog.messages[0].endswith(" s: ready_requires is any")
+    assert len(caplog.messages) == 5
+    report.published(snapshot(a=entry("a"), b=entry("b")))
+    report.published(snapshot(a=entry("a"), b=entry("b")))
+    assert len(caplog.messages) == 6
+    assert caplog.messages[5].startswith("all models ready after ")

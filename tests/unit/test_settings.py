@@ -1,0 +1,143 @@
+"""Settings: from a file and the environment, with units, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shmserve import config, setting_types
+from shmserve.errors import ConfigError
+
+
+def problems(environ: dict[str, str]) -> list[str]:
+    with pytest.raises(ConfigError) as told:
+        config.load(environ)
+    return told.value.message.splitlines()
+
+
+def in_file(folder: Path, text: str) -> dict[str, str]:
+    (folder / "s.toml").write_text(text)
+    return {"SHMSERVE_CONFIG": str(folder / "s.toml")}
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("4096", 4096),
+        ("64k", 65536),
+        ("512MiB", 512 << 20),
+        ("1GB", 10**9),
+        ("1.5 GiB", 3 << 29),
+        ("2t", 2 << 40),
+    ],
+)
+def test_sizes_may_have_units(text: str, nbytes: int, tmp_path: Path) -> None:
+    assert config.load({"SHMSERVE_POOL_BYTES": text}).pool_bytes == nbytes
+    assert config.load(in_file(tmp_path, f'pool_bytes = "{text}"')).pool_bytes == nbytes
+
+
+@pytest.mark.parametrize("text", ["1.0000001k", "3 parsecs", "-1k", "k", "2min"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    [line] = problems({"SHMSERVE_POOL_BYTES": text})
+    assert line == (
+        f"bad setting pool_bytes = '{text}' (SHMSERVE_POOL_BYTES in the environment): wants "
+        "a size in bytes or with a unit (64k, 512MiB, 1GB), at least 0; default: 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2", 2), ("500ms", 0.5), ("2min", 120), ("1h", 3600)]
+)
+def test_times_may_have_units(text: str, seconds: float) -> None:
+    assert config.load({"SHMSERVE_HEAD_TIMEOUT_S": text}).head_timeout_s == seconds
+
+
+def test_rates_are_no_times() -> None:
+    assert problems({"SHMSERVE_MODEL_LOG_LINES_PER_S": "2min"})
+    assert config.load({"SHMSERVE_MIN_BYTES_PER_S": "2MiB"}).min_bytes_per_s == 2 << 20
+
+
+def test_sizes_are_shown_as_they_may_be_given() -> None:
+    for nbytes in (0, 1, 1000, 1024, 3 << 20, 1 << 40):
+        text = setting_types.size_text(nbytes)
+        assert int(setting_types.without_unit("x_bytes", text)) == nbytes
+
+
+def test_all_that_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:
+    text = (
+        'model_control = "often"\n\n[http]\nworkrs = 3\nworkers = 0\n[pipelines]\none = ["a", 7]\n'
+    )
+    environ = in_file(tmp_path, text)
+    path = environ["SHMSERVE_CONFIG"]
+    told = problems({**environ, "SHMSERVE_HTP_BIND": "x", "SHMSERVE_GRPC_BIND": "unix:/x"})
+    assert told[:2] == [
+        f"unknown setting http_workrs in {path}, line 4; did you mean http_workers?",
+        "unknown setting SHMSERVE_HTP_BIND in the environment; did you mean SHMSERVE_HTTP_BIND?",
+    ]
+    assert told[2] == (
+        f"bad setting model_control = 'often' ({path}, line 1): "
+        "wants one of explicit, none, poll; default: none"
+    )
+    assert told[3] == (
+        f"bad setting http_workers = 0 ({path}, line 5): wants a whole number, at least 1; "
+        "default: 2"
+    )
+    assert told[4].startswith(f"bad setting pipelines.one[1] = 7 ({path}, line 6): wants a table")
+    assert len(told) == 5
+
+
+def test_the_environment_wins_and_is_what_is_named(tmp_path: Path) -> None:
+    environ = {**in_file(tmp_path, "http_workers = 0"), "SHMSERVE_HTTP_WORKERS": "5"}
+    reading = config.read(environ)
+    assert reading.settings.http_workers == 5
+    assert reading.origins == {"http_workers": "SHMSERVE_HTTP_WORKERS in the environment"}
+
+
+def test_tables_are_prefixes_however_deep(tmp_path: Path) -> None:
+    settings = config.load(in_file(tmp_path, '[http]\nworkers = 3\n[http.tls]\ncert = "x.pem"\n'))
+    assert (settings.http_workers, settings.http_tls_cert) == (3, "x.pem")
+
+
+def test_what_is_set_both_ways_is_refused(tmp_path: Path) -> None:
+    environ = in_file(tmp_path, "http_workers = 3\n[http]\nworkers = 3\n")
+    path = environ["SHMSERVE_CONFIG"]
+    assert problems(environ) == [f"http_workers is set twice: {path}, line 1, and {path}, line 3"]
+
+
+def test_a_former_name_is_named_as_it_was_written() -> None:
+    [line] = problems({"SHMSERVE_GRPS_PIPELINES": "x"})
+    assert line.startswith("bad setting pipelines = 'x' (SHMSERVE_GRPS_PIPELINES in the environ")
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    [line] = problems(in_file(tmp_path, 'http_restricted_api = ["a:b=hush", 7]'))
+    assert "hush" not in line
+    assert "http_restricted_api[1] = (not shown)" in line
+
+
+@pytest.mark.parametrize("text", [b"x = ", b"x = '\xff'"])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, text: bytes) -> None:
+    environ = in_file(tmp_path, "")
+    (tmp_path / "s.toml").write_bytes(text)
+    [line] = problems(environ)
+    assert line.startswith(f"the file named by SHMSERVE_CONFIG is not TOML: {tmp_path}/s.toml: ")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    environ = {"SHMSERVE_CONFIG": str(tmp_path / "none.toml")}
+    assert problems(environ) == [
+        f"cannot read the file named by SHMSERVE_CONFIG: {tmp_path}/none.toml: "
+        "No such file or directory"
+    ]
+
+
+def test_every_default_can_be_given_as_it_is_shown() -> None:
+    """So what `shmserve settings` prints is what a variable takes."""
+    declared = config.declared()
+    environ = {
+        f"SHMSERVE_{name.upper()}": one.text(one.default)
+        for name, one in declared.items()
+        if one.text(one.default)
+    }
+    assert config.load(environ) == config.load({})
