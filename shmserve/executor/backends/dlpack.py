@@ -92,8 +92,8 @@ def device_of(array: Any) -> tuple[int, int]:
     return CPU if isinstance(array, np.ndarray) else (CUDA, array.device.id)
 
 
-def export(array: Any) -> object:
-    """A capsule on a numpy or CuPy array's own memory; the array lives until the tensor is
+def export(array: Any, owner: object = None) -> object:
+    """A capsule on a numpy or CuPy array's own memory; that and its owner live until the tensor is
     deleted.
 
     The form has no way to say "read-only": whoever takes an input's tensor must not
@@ -110,7 +110,7 @@ def export(array: Any) -> object:
     device = device_of(array)
     address = array.ctypes.data if device == CPU else array.data.ptr
     dtype = _BITS if code == _BFLOAT else array.dtype
-    capsule = array_at(address, array.shape, dtype, array, array.strides).__dlpack__()
+    capsule = array_at(address, array.shape, dtype, (array, owner), array.strides).__dlpack__()
     tensor = _Managed.from_address(_pointer(capsule, ctypes.addressof(_NAME))).tensor
     tensor.data, tensor.code = address, code
     tensor.device_type, tensor.device_id = device

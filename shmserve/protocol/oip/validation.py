@@ -70,6 +70,8 @@ def check_inputs(
         TooLarge: a tensor larger than `max_tensor_bytes`.
     """
     try:
+        if len(request.inputs) < len(signature.required):
+            raise InvalidArgument(_missing(signature, request))
         checked = [_input(signature, source, limits) for source in request.inputs]
         if not signature.required <= {source.name for source in request.inputs}:
             raise InvalidArgument(_missing(signature, request))

@@ -20,6 +20,7 @@ class ScriptedCall:
     def __init__(self, answers: Sequence[CallAnswer | ShmserveError]) -> None:
         self._answers = list(answers)
         self.ends: list[str] = []
+        self.awaited = 0
 
     def next(self) -> CallAnswer | None:
         if not self._answers:
@@ -31,6 +32,7 @@ class ScriptedCall:
         return answer
 
     def next_soon(self) -> Future[CallAnswer | None]:
+        self.awaited += 1
         future: Future[CallAnswer | None] = Future()
         try:
             future.set_result(self.next())

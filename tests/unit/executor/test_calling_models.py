@@ -142,6 +142,19 @@ class TritonPythonModel:
     assert all(len(calling) == 1 for calling in models.calling)
 
 
+def test_a_stream_that_was_awaited_has_its_first_response(make: Make) -> None:
+    body = """
+got = asyncio.run(made.async_exec(decoupled=True))
+y = np.concatenate([r.output_tensors()[0].as_numpy() for r in got])
+return [pb.InferenceResponse([pb.Tensor("Y", y)])]
+"""
+    models = FakeOtherModels(answer(1), answer(2))
+    code = "import asyncio\n" + triton(MADE + body)
+    backend, spec = load_model(make(code), models=models)
+    assert arrays(ask(backend, spec, ("Y",), X=X))["Y"].tolist() == [1, 2]
+    assert models.calls[0].awaited == 1
+
+
 def test_writable_inputs_are_those_of_responses_too(make: Make) -> None:
     lent = answer(1)
     lent.outputs[0].array.flags.writeable = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -54,6 +55,15 @@ def test_strides_that_are_no_multiples_are_copied() -> None:
     record = np.zeros(3, np.dtype([("a", "u1"), ("b", "<f4")]))
     record["b"] = [1, 2, 3]
     np.testing.assert_array_equal(dlpack.take(dlpack.export(record["b"])), [1, 2, 3])
+
+
+def test_a_capsule_holds_its_tensor() -> None:
+    tensor = Tensor("T", np.arange(3.0))
+    before = sys.getrefcount(tensor)
+    capsule = tensor.to_dlpack()
+    assert sys.getrefcount(tensor) == before + 1
+    del capsule
+    assert sys.getrefcount(tensor) == before
 
 
 def test_numpy_reads_our_capsules() -> None:

@@ -75,6 +75,7 @@ def test_sizes_come_from_shapes() -> None:
             "causes total element count to exceed maximum size of",
         ),
         (IDENTITY, [], "expected 1 inputs but got 0 inputs for model 'm'"),
+        (ADD_SUB, [one((1,), 8, "FP64")], "expected 2 inputs but got 1 inputs for model 'm'"),
         (
             ADD_SUB,
             [one((16,), 64, "INT32"), one((16,), 64, "INT32", "NOPE")],
@@ -86,9 +87,9 @@ def test_sizes_come_from_shapes() -> None:
             [one((16,), 64, "INT32")],
             r"Got input\(s\) \['INPUT0'\], but missing required input\(s\) \['INPUT1'\]",
         ),
-        (ADD_SUB, [one((15,), 60, "INT32")], r"Expected \[16\], got \[15\]"),
+        (ADD_SUB, [one((15,), 60, "INT32")] * 2, r"Expected \[16\], got \[15\]"),
         (BATCHED, [one((), 16), one((1, 4), 16)], "has no shape but model requires batch"),
-        (BATCHED, [one((4,), 16)], r"got \[4\]. NOTE"),
+        (BATCHED, [one((4,), 16)] * 2, r"got \[4\]. NOTE"),
         (
             BATCHED,
             [one((9, 4), 144), one((9, 4), 144, name="INPUT1")],

@@ -60,10 +60,12 @@ def execute(request: CalledRequest, decoupled: bool) -> InferenceResponse | Resp
 async def execute_async(
     request: CalledRequest, decoupled: bool
 ) -> InferenceResponse | ResponseIterator:
-    """As `execute`; whoever else runs in the event loop goes on meanwhile."""
+    """As `execute`, with `decoupled` once the first answer is there; whoever else runs in the event
+    loop goes on meanwhile."""
+    answers = _Answers(request, decoupled)
+    response = await answers.next_async()
     if decoupled:
-        return ResponseIterator(_Answers(request, decoupled))
-    response = await _Answers(request, decoupled).next_async()
+        return ResponseIterator(answers, response)
     assert response is not None
     return response
 
@@ -121,14 +123,15 @@ class ResponseIterator:
     model.
     """
 
-    def __init__(self, answers: _Answers) -> None:
+    def __init__(self, answers: _Answers, first: InferenceResponse | None = None) -> None:
         self._answers = answers
+        self._first = first  # if it has been waited for
 
     def __iter__(self) -> ResponseIterator:
         return self
 
     def __next__(self) -> InferenceResponse:
-        response = self._answers.next()
+        response = self._take_first() or self._answers.next()
         if response is None:
             raise StopIteration
         return response
@@ -137,10 +140,14 @@ class ResponseIterator:
         return self
 
     async def __anext__(self) -> InferenceResponse:
-        response = await self._answers.next_async()
+        response = self._take_first() or await self._answers.next_async()
         if response is None:
             raise StopAsyncIteration
         return response
+
+    def _take_first(self) -> InferenceResponse | None:
+        first, self._first = self._first, None
+        return first
 
     def cancel(self) -> None:
         """Nobody wants further responses: the next one has the error CANCELLED."""

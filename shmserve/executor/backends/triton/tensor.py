@@ -136,7 +136,7 @@ class Tensor:
         if self.triton_dtype() is DataType.TYPE_STRING:
             raise TritonModelException("DLPack does not have support for string tensors.")
         try:
-            return dlpack.export(self.array())
+            return dlpack.export(self.array(), self)
         except TypeError as ex:
             raise TritonModelException(f"Tensor '{self._name}': {ex}") from ex
 
