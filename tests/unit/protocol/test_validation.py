@@ -175,7 +175,7 @@ def test_names_that_an_error_lists_are_bounded() -> None:
     tensors = tuple(TensorSpec(f"{'x' * 100}{n}", "FP32", (1,)) for n in range(40))
     signature = make_signature(ModelSpec("m", "1", "", "python", 0, tensors, tensors))
     with pytest.raises(InvalidArgument, match=r"'x{64}…'\] and 24 more$") as told:
-        check(signature, one((1,), 4))
+        check(signature, *[one((1,), 4)] * len(tensors))
     assert len(told.value.message) < 1500
 
 
