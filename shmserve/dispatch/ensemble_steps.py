@@ -76,7 +76,7 @@ class EnsembleSteps:
         self._make_call = make_call
         self._last = ensemble_graph.last_step(spec)
         self._lock = self.runs.lock
-        self._begun = False  # a step has been sent to an executor, or has answered
+        self._begun = False  # a step has been sent to an executor
         self._calls: list[AnyCall] = []
         self._streams: dict[Run, tuple[AnyCall, Iterator[Outcome]]] = {}  # that go on
 
@@ -134,18 +134,16 @@ class EnsembleSteps:
         with self._lock:
             given = self._given(call, step)
             number = self.progress.gave(run)  # from now on others take it for granted
-            own = self.tensors.answer(number)
             if not set(self._options.outputs).isdisjoint(step.outputs.values()):
+                own = self.tensors.answer(number)
                 own.parameters |= answer.parameters
                 own.error = self._named(step, answer.error) if answer.error is not None else None
+                own.tensors |= {t: v for t, v in given.items() if t in self._options.outputs}
             for tensor, value in given.items():
-                wanted, passed = tensor in self._options.outputs, tensor in self.progress.passed
-                if wanted:
-                    own.tensors[tensor] = value
-                if passed:
+                if tensor in self.progress.passed:
                     self.tensors.add((tensor, number), value)
-                if wanted and passed:
-                    self.tensors.lease(value)
+                    if tensor in self._options.outputs:
+                        self.tensors.lease(value)
 
     def _given(self, call: AnyCall, step: EnsembleStep) -> dict[str, StepTensor]:
         """What it has given of what is wanted, by tensor of the ensemble, each with a lease.
@@ -207,6 +205,8 @@ class EnsembleSteps:
 
     def _sent(self) -> None:
         self._begun = True
+        if self._options.on_sent is not None:  # of an ensemble that this one is a step of
+            self._options.on_sent()
 
     def _step_options(self, run: Run, entry: ModelEntry) -> RunOptions:
         """What the model of a step is asked: what others need and, the last one, the client."""

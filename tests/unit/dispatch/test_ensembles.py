@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,14 @@ from shmserve.core.stats import request_counters
 from shmserve.dispatch.attempt import Attempt
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.step_call import StepTensor
-from shmserve.errors import Cancelled, DeadlineExceeded, Internal, InvalidArgument, ModelFailure
+from shmserve.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    ModelFailure,
+    WorkLost,
+)
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.tensor.config_document import ConfigDocument
 from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
@@ -189,6 +197,27 @@ def test_an_ensemble_in_an_ensemble(made: Any) -> None:
     rows = request_counters.read(models.rig.dispatcher.counting.page.words)
     counts = {name: rows[name, "1"].succeeded for name in ("outer", "e", "one", "ten", "sum")}
     assert counts == {"outer": 1, "e": 1, "one": 2, "ten": 1, "sum": 2}
+
+
+def test_what_has_run_in_an_inner_ensemble_has_run(made: Any) -> None:
+    inner = ensemble("inner", "IN", "OUT", step("one", "IN", "a"), step("ten", "a", "OUT"))
+    whole = ensemble("e", "IN", "OUT", step("inner", "IN", "b"), step("full", "b", "OUT"))
+    models = made(inner, whole, max_queue=1)
+    begun, gate = threading.Event(), threading.Event()
+
+    def waits(request: Request) -> Response | None:
+        begun.set()
+        gate.wait(30)
+        return plus(0)(request)
+
+    models.serve(one=plus(1), ten=plus(10), full=waits)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(models.run, "full", {"IN": ARRAY})
+        assert begun.wait(30)
+        with pytest.raises(WorkLost, match="other steps have begun"):
+            models.run("e", {"IN": ARRAY})
+        gate.set()
+    models.assert_nothing_held()
 
 
 def streams(request: Request) -> None:
@@ -369,6 +398,16 @@ def test_steps_behind_one_that_streams(made: Any, threads: int) -> None:
     assert {name: rows[name, "1"].succeeded for name in ("e", "told", "ten", "sum", "one")} == {
         "e": 5, "told": 5, "ten": 8, "sum": 8, "one": 5,
     }  # fmt: skip
+
+
+def test_nothing_is_kept_of_answers_that_nobody_wants(made: Any) -> None:
+    streams = ensemble("e", "IN", "OUT once", step("one", "IN", "once"), step("told", "IN", "OUT"))
+    models = made(streams)
+    models.serve(one=plus(1), told=counts)
+    with models.call("e", {"IN": 100 * TWO}, outputs=("once",)) as call:
+        assert sum(bool(answer.outputs) for answer in call.stream()) == 1
+        assert len(call._steps.tensors._answers) <= 1
+    models.assert_nothing_held()
 
 
 @pytest.mark.parametrize("threads", [0, 64])

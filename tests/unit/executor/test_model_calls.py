@@ -181,6 +181,8 @@ def wrong_calls() -> list[tuple[ModelCall, type[ShmserveError], str]]:
         (call("m", floats(1), floats(2)), InvalidArgument, "'IN' already exists"),
         (call(outputs=["NO"]), InvalidArgument, "unexpected inference output 'NO'"),
         (call("s"), Unimplemented, "decoupled"),
+        (call(parameters={"timeout": -5}), InvalidArgument, "timeout"),
+        (call(parameters={"sequence_id": 5.5}), InvalidArgument, "sequence_id"),
     ]
 
 
