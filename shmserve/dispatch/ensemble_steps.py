@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Callable, Generator, Iterator
 
@@ -76,7 +77,7 @@ class EnsembleSteps:
         self._make_call = make_call
         self._last = ensemble_graph.last_step(spec)
         self._lock = self.runs.lock
-        self._begun = False  # a step has been sent to an executor, or has answered
+        self._begun: set[Run] = set()  # that were sent to an executor
         self._calls: list[AnyCall] = []
         self._streams: dict[Run, tuple[AnyCall, Iterator[Outcome]]] = {}  # that go on
 
@@ -92,7 +93,7 @@ class EnsembleSteps:
             finally:
                 self._over(call)
         except ShmserveError as ex:
-            raise self._named(step, ex) from ex
+            raise self._named(run, ex) from ex
         return False
 
     def _go_on(self, run: Run) -> bool:
@@ -137,7 +138,7 @@ class EnsembleSteps:
             own = self.tensors.answer(number)
             if not set(self._options.outputs).isdisjoint(step.outputs.values()):
                 own.parameters |= answer.parameters
-                own.error = self._named(step, answer.error) if answer.error is not None else None
+                own.error = self._named(run, answer.error) if answer.error is not None else None
             for tensor, value in given.items():
                 wanted, passed = tensor in self._options.outputs, tensor in self.progress.passed
                 if wanted:
@@ -205,8 +206,10 @@ class EnsembleSteps:
         entry = snapshot.ready_entries.get((step.model, step.version))
         return entry or require_ready(snapshot.model(step.model, step.version), step.version)
 
-    def _sent(self) -> None:
-        self._begun = True
+    def _sent(self, run: Run) -> None:
+        self._begun.add(run)
+        if self._options.step and self._options.on_sent is not None:  # of the ensemble around it
+            self._options.on_sent()
 
     def _step_options(self, run: Run, entry: ModelEntry) -> RunOptions:
         """What the model of a step is asked: what others need and, the last one, the client."""
@@ -229,7 +232,7 @@ class EnsembleSteps:
         )
         return replace(
             whole,
-            on_sent=self._sent,
+            on_sent=functools.partial(self._sent, run),
             outputs=outputs,
             parameters=parameters,
             places=places,
@@ -244,12 +247,12 @@ class EnsembleSteps:
             raise DeadlineExceeded(f"no answer within {self._timeout_s:g} s")
         return left
 
-    def _named(self, step: EnsembleStep, error: ShmserveError) -> ShmserveError:
-        """The same error, which says where it was; where steps have run, none that promises that
-        nothing has."""
-        spec = self._spec
+    def _named(self, run: Run, error: ShmserveError) -> ShmserveError:
+        """The same error, which says where it was; where other steps have begun, none that promises
+        that nothing has."""
+        spec, step = self._spec, self._spec.steps[run.step]
         text = f"in {spec.platform} '{spec.name}', {error.message} (step '{step.model}')"
-        if error.retry_after_s and self._begun:
+        if error.retry_after_s and self._begun - {run}:
             return WorkLost(f"{text}; other steps have begun")
         named = copy.copy(error)
         named.message = text
