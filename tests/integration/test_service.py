@@ -233,10 +233,12 @@ def test_a_service_that_cannot_work_says_why_and_does_not_start(settings, messag
 
 
 @pytest.mark.parametrize("setting", ["http_bind", "grpc_bind"])
-def test_a_taken_address_ends_the_start_before_anything_is_launched(setting):
+def test_a_taken_address_ends_the_start_before_anything_is_launched(setting, tmp_path):
+    traces = tmp_path / "traces.json"
+    traces.write_text("of the service that is there")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())
-        server = RunningServer(**{setting: address})
+        server = RunningServer(**{setting: address}, trace_file=str(traces))
         server.start(wait_ready=False)
         assert server.master.wait(WATCHDOG_S) != 0
         said = server.log()
@@ -244,6 +246,7 @@ def test_a_taken_address_ends_the_start_before_anything_is_launched(setting):
         assert told in said
         assert f"by pid {os.getpid()} (" in said
         assert "supervisor" not in said
+        assert traces.read_text() == "of the service that is there"
         assert rundir.lock(server.run_dir, "supervisor").last_beat() is None
         assert server.processes() == {}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,12 @@ from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.step_call import StepTensor
 from shmserve.errors import (
     Cancelled,
+    Code,
     DeadlineExceeded,
     Internal,
     InvalidArgument,
     ModelFailure,
+    QueueFull,
     WorkLost,
 )
 from shmserve.executor.backend import Output, Request, Response
@@ -137,6 +138,54 @@ def test_branches_with_and_without_threads(made: Any, threads: int) -> None:
     models.assert_nothing_held()
 
 
+def test_a_step_that_is_sent_has_begun(made: Any) -> None:
+    """Where another cannot run then, the whole must not look as if nothing had."""
+    begun, failed = threading.Event(), threading.Event()
+
+    def waits(request: Request) -> Response:
+        begun.set()
+        assert failed.wait(30)
+        return plus(1)(request)
+
+    def unavailable(request: Request) -> Response:
+        raise AssertionError
+
+    models = made(BRANCHES, ensemble_threads=64, restart_wait_s=0.5)
+    models.serve(one=waits, ten=unavailable, sum=sums)
+    models.rig.executors.pop(1).close()
+    with pytest.raises(WorkLost, match="other steps have begun") as caught:
+        models.run("e", {"IN": ARRAY})
+    assert begun.is_set()
+    assert not caught.value.retry_after_s
+    failed.set()
+
+
+def test_a_refusal_of_the_only_step_that_was_sent_is_none_of_others(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also around another ensemble, whose steps count where they are sent."""
+    wait = Attempt._wait
+
+    def refused(*arguments: Any) -> Any:
+        answer = wait(*arguments)
+        if arguments[1].instance.name.startswith("ten"):
+            text: Any = {"error": "full", "error_code": Code.UNAVAILABLE}
+            return msgspec.structs.replace(answer, refused=True, **text)
+        return answer
+
+    monkeypatch.setattr(Attempt, "_wait", refused)
+    inner = ensemble("inner", "IN", "OUT", step("one", "IN", "OUT"))
+    alone = ensemble("alone", "IN", "OUT", step("ten", "IN", "OUT"))
+    outer = ensemble("outer", "IN", "OUT", step("inner", "IN", "a"), step("alone", "a", "OUT"))
+    models = made(inner, alone, outer)
+    models.serve(one=plus(1), ten=plus(10))
+    with pytest.raises(QueueFull, match=r"full \(step 'ten'\)") as caught:
+        models.run("alone", {"IN": ARRAY})
+    assert caught.value.retry_after_s
+    with pytest.raises(WorkLost, match="other steps have begun"):
+        models.run("outer", {"IN": ARRAY})
+
+
 def test_independent_steps_meet(made: Any) -> None:
     both = threading.Barrier(2)
 
@@ -197,27 +246,6 @@ def test_an_ensemble_in_an_ensemble(made: Any) -> None:
     rows = request_counters.read(models.rig.dispatcher.counting.page.words)
     counts = {name: rows[name, "1"].succeeded for name in ("outer", "e", "one", "ten", "sum")}
     assert counts == {"outer": 1, "e": 1, "one": 2, "ten": 1, "sum": 2}
-
-
-def test_what_has_run_in_an_inner_ensemble_has_run(made: Any) -> None:
-    inner = ensemble("inner", "IN", "OUT", step("one", "IN", "a"), step("ten", "a", "OUT"))
-    whole = ensemble("e", "IN", "OUT", step("inner", "IN", "b"), step("full", "b", "OUT"))
-    models = made(inner, whole, max_queue=1)
-    begun, gate = threading.Event(), threading.Event()
-
-    def waits(request: Request) -> Response | None:
-        begun.set()
-        gate.wait(30)
-        return plus(0)(request)
-
-    models.serve(one=plus(1), ten=plus(10), full=waits)
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(models.run, "full", {"IN": ARRAY})
-        assert begun.wait(30)
-        with pytest.raises(WorkLost, match="other steps have begun"):
-            models.run("e", {"IN": ARRAY})
-        gate.set()
-    models.assert_nothing_held()
 
 
 def streams(request: Request) -> None:

@@ -284,3 +284,13 @@ def test_what_waits_is_bounded(
     assert len([r for r in caplog.records if r.name == TRACES]) == 3
     assert "2 traces are lost" in caplog.text
     assert RuntimeSettings().taken("m", 3)[1] == GrantedTraces()
+
+
+def test_a_trace_of_a_stream_without_end_is_bounded() -> None:
+    settings = TraceSettings(on=True, tensors=True)
+    entry = ModelEntry(SPEC, ModelState.READY)
+    trace = Trace(entry, settings, "", most_bytes=100)
+    for _ in range(3000):
+        trace.add_tensors("a", [OutputTensor("OUT", "FP32", (3,), memoryview(ONES).cast("B"))])
+        trace.add_step(Trace(entry, settings, "", 100, inner=True))
+    assert (len(trace.tensors), len(trace.steps)) == (256, 1024)

@@ -316,6 +316,8 @@ def test_a_failure_is_one_line_with_an_id_that_the_client_has(
     assert "shmserve-receipt" in dict(call.trailing_metadata())
     _, call = infer.with_call(request(), metadata=brought[:1])
     assert dict(call.trailing_metadata()) == {"x-request-id": "mine-8"}
+    _, call = infer.with_call(request(), metadata=(("sec-fetch-site", "same-origin"), brought[0]))
+    assert dict(call.trailing_metadata()) == {"x-request-id": "mine-8"}
 
 
 def test_each_call_is_a_line_where_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
