@@ -77,7 +77,7 @@ from shmserve.transport.processes import follow, raise_oom_score
 log = logging.getLogger("shmserve.executor")
 
 _decode = msgpack_decoder(Instance)
-_FIRST_SEGMENT = 4 << 20  # most models need no more
+_FIRST_SEGMENT = 1 << 20  # most models need no more
 
 
 class Executor:
