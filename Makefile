@@ -6,6 +6,8 @@ SERVE_DEPS := $(VENV)/.serve
 DEV_DEPS := $(VENV)/.dev
 BENCH_DEPS := $(VENV)/.bench
 FUZZ_DEPS := $(VENV)/.fuzz
+# Who is told to keep no bytecode (PYTHONDONTWRITEBYTECODE) would compile all of it in each process.
+BYTECODE := $(VENV)/.bytecode
 
 # What pip installs for test-torch. The default build of torch brings CUDA, several GB of it: name a
 # wheel, or an index of builds for the CPU, as in `make test-torch TORCH=./torch-2.13.0+cpu-….whl`.
@@ -62,12 +64,10 @@ CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 .PHONY: install wheel serve test coverage test-torch test-kserve test-node test-gpu lint proto proto-check docs bench bench-gpu wheels gpu-site fuzz \
 	chaos reload-drill soak rounds clean
 
-serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
+serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
 
-test: $(DEV_DEPS)  ## set up and pass the tests; REQUIRE=browser,curl: none may be left out for want of one
-	@# They start processes by the thousand, which may be told not to keep what they compile.
-	$(BIN)/python -m compileall -q shmserve
+test: $(DEV_DEPS) $(BYTECODE)  ## set up and pass the tests; REQUIRE=browser,curl: none may be left out for want of one
 	$(BIN)/python $(PYTEST)
 
 coverage: $(DEV_DEPS)  ## run COVERAGE_TESTS; fail if they run less of shmserve than pyproject.toml says
@@ -159,6 +159,10 @@ $(SERVE_DEPS): $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx]'
 	@touch $@
 
+$(BYTECODE): $(shell find shmserve -name '*.py') | $(VENV)/bin/python
+	$(BIN)/python -m compileall -q shmserve
+	@touch $@
+
 $(DEV_DEPS): $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx,dev]'
 	@touch $(SERVE_DEPS) $@
@@ -186,7 +190,7 @@ $(NODE)/.grpc-js:
 
 gpu-site:
 	$(PYTHON) tests/gpu_site.py wheels .gpu-site
-	@# As for `test`.
+	@# As BYTECODE.
 	$(PYTHON) -m compileall -qq -j 0 shmserve .gpu-site || true
 
 $(VENV)/.gpu: $(DEV_DEPS) $(TORCH_DEPS)

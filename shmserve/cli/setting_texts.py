@@ -76,7 +76,7 @@ SECTIONS: dict[str, dict[str, str]] = {
             "all shared memory of the service; 0: half of `/dev/shm`. Beyond it requests get "
             "503. Below 1 MiB for each process it is not ready"
         ),
-        "arena_bytes": "shared segment of each process; executors on the CPU begin with 4 MiB",
+        "arena_bytes": "shared segment of each process; executors on the CPU begin with 1 MiB",
         "response_cache_bytes": (
             "answers of models with `response_cache` that each frontend process may keep, in its"
             " part of the pool, each counted with 1 KiB more; 0: none"

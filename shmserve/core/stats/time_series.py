@@ -41,7 +41,8 @@ LEVELS = (
 class SeriesKind(Struct, frozen=True):
     """What a track is made of: columns that `derive` makes of counts, then gauges.
 
-    `gauges`: name and how the seconds of a period become one: mean, max or min.
+    `derive`: of a period's counts, its seconds and its slowest; no counts are the same columns
+    in every period. `gauges`: name and how the seconds of a period become one: mean, max or min.
     """
 
     columns: tuple[str, ...] = ()
@@ -52,6 +53,11 @@ class SeriesKind(Struct, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.columns, *(name for name, _ in self.gauges))
+
+    def derived(self, counts: Sequence[int], seconds: float, slowest: int) -> list[float]:
+        """The columns that are made of counts, rounded."""
+        made = self.derive(counts, seconds, slowest) if self.derive is not None else []
+        return [round(value, 3) for value in made]
 
 
 def means(*gauges: str) -> SeriesKind:
@@ -74,7 +80,7 @@ _DISPLACED_S = 3600
 class _Period:
     """What a period that is not over has so far."""
 
-    __slots__ = ("counts", "gauges", "seconds", "slowest", "weights")
+    __slots__ = ("counted", "counts", "gauges", "seconds", "slowest", "weights")
 
     def __init__(self, kind: SeriesKind) -> None:
         self.counts = [0] * kind.width
@@ -82,30 +88,35 @@ class _Period:
         self.weights = [0] * len(kind.gauges)
         self.seconds = 0.0
         self.slowest = 0
+        self.counted = False
 
-    def add(self, kind: SeriesKind, sample: Sample, seconds: float) -> None:
+    def add(self, kind: SeriesKind, sample: Sample, seconds: float, times: int = 1) -> None:
+        """The sample of so many seconds, which came as often; one with counts comes once."""
         self.seconds += seconds
         self.slowest = max(self.slowest, sample.slowest)
         if sample.counts:
+            self.counted = True
             add_each(self.counts, sample.counts)
         for index, (value, (_, way)) in enumerate(zip(sample.gauges, kind.gauges, strict=False)):
             if isnan(value):
                 continue
-            if not self.weights[index]:
-                self.gauges[index] = value
-            elif way == "mean":
-                self.gauges[index] += value
-            else:
+            known, self.weights[index] = self.weights[index], self.weights[index] + times
+            if way == "mean":
+                self.gauges[index] = (self.gauges[index] if known else 0.0) + value * times
+            elif known:
                 self.gauges[index] = (max if way == "max" else min)(self.gauges[index], value)
-            self.weights[index] += 1
+            else:
+                self.gauges[index] = value
 
-    def values(self, kind: SeriesKind) -> list[float]:
-        derived = kind.derive(self.counts, self.seconds, self.slowest) if kind.derive else []
+    def values(self, kind: SeriesKind, nothing: list[float]) -> list[float]:
+        """`nothing`: the columns of a period without counts."""
+        counted = self.counted
+        derived = kind.derived(self.counts, self.seconds, self.slowest) if counted else nothing
         gauges = (
-            value / weight if way == "mean" and weight else value
+            round(value / weight if way == "mean" and weight else value, 3)
             for value, weight, (_, way) in zip(self.gauges, self.weights, kind.gauges, strict=True)
         )
-        return [round(value, 3) for value in (*derived, *gauges)]
+        return [*derived, *gauges]
 
 
 class Track:
@@ -115,20 +126,37 @@ class Track:
         self.kind = kind
         self.touched = second
         self._width = len(kind.names)
+        self._nothing = kind.derived([0] * kind.width, 1.0, 0)
         self._rings = [array("d", [nan]) * (level.points * self._width) for level in LEVELS]
-        self._running = [_Period(kind) for _ in LEVELS]
+        self._running = [_Period(kind) for _ in LEVELS]  # the first stays empty: `_second` is all
+        self._second: list[float] | None = None  # what the last second has become
+        self._sample, self._times, self._seconds = _NOTHING, 0, 0.0  # not in the periods yet
+        self._values: list[float] = []  # of a second of it
 
-    def add(self, level: int, sample: Sample, seconds: float) -> None:
-        """One more second of the period that runs."""
-        self._running[level].add(self.kind, sample, seconds)
+    def add(self, sample: Sample, seconds: float) -> None:
+        """One more second. Where nothing happens it is as the one before: they are added at once
+        when that ends."""
+        if not self._times or sample != self._sample:
+            self._settle()
+            self._sample = sample
+            second = _Period(self.kind)
+            second.add(self.kind, sample, seconds)
+            self._values = second.values(self.kind, self._nothing)
+        self._second = self._values
+        self._times += 1
+        self._seconds += seconds
+        if sample.counts:
+            self._settle()
 
     def finish(self, level: int, number: int) -> None:
         """The period that runs is over; it was this one."""
-        if not self._running[level].seconds:
-            self.skip(level, number)
-            return
-        self._put(level, number, self._running[level].values(self.kind))
-        self._running[level] = _Period(self.kind)
+        if not level:
+            values, self._second = self._second, None
+        else:
+            self._settle()
+            period, self._running[level] = self._running[level], _Period(self.kind)
+            values = period.values(self.kind, self._nothing) if period.seconds else None
+        self._put(level, number, values or [nan] * self._width)
 
     def skip(self, level: int, number: int) -> None:
         """A period that nobody sampled."""
@@ -136,9 +164,11 @@ class Track:
 
     def part(self, level: int, first: int, until: int, running: bool) -> dict[str, Column]:
         """By column: the periods from `first` up to `until`, then perhaps the one that runs."""
+        self._settle()
         points, ring = LEVELS[level].points, self._rings[level]
-        last = self._running[level]
-        more = last.values(self.kind) if running and last.seconds else [nan] * self._width
+        last, more = self._running[level], [nan] * self._width
+        if running and last.seconds:
+            more = last.values(self.kind, self._nothing)
         columns: dict[str, Column] = {}
         for index, name in enumerate(self.kind.names):
             cells = [ring[number % points * self._width + index] for number in range(first, until)]
@@ -146,6 +176,12 @@ class Track:
                 cells.append(more[index])
             columns[name] = [None if isnan(value) else value for value in cells]
         return columns
+
+    def _settle(self) -> None:
+        if self._times:
+            for period in self._running[1:]:
+                period.add(self.kind, self._sample, self._seconds, self._times)
+            self._times, self._seconds = 0, 0.0
 
     def _put(self, level: int, number: int, values: Sequence[float]) -> None:
         at = number % LEVELS[level].points * self._width
@@ -178,8 +214,7 @@ class TimeSeries:
             _, sample = samples.get(key, (None, _NOTHING))
             if sample.counts or not all(map(isnan, sample.gauges)):
                 track.touched = second
-            for level in range(len(LEVELS)):
-                track.add(level, sample, seconds)
+            track.add(sample, seconds)
         for level in range(len(LEVELS)):
             self._seconds[level] += seconds
             self._catch_up(level, second + 1)

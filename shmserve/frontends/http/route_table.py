@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import falcon
-from falcon import inspect
 from falcon.routing import BaseConverter
 
 from shmserve import extensions
@@ -38,12 +37,23 @@ class Get:
         self.on_get = self.on_head = respond
 
 
+class App(HttpApp):
+    """Falcon's application, and the templates of its routes. (`falcon.inspect` finds them as well,
+    and reads the source of every resource for that.)"""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.templates: list[str] = []
+
+    def add_route(self, uri_template: str, resource: object, **options: Any) -> None:
+        self.templates.append(uri_template)
+        super().add_route(uri_template, resource, **options)
+
+
 class Routes:
     """Adds routes to the application; each with its category of the restricted APIs."""
 
-    def __init__(
-        self, app: HttpApp, guard: Guard, origins: OriginCheck, errors: ErrorHandlers
-    ) -> None:
+    def __init__(self, app: App, guard: Guard, origins: OriginCheck, errors: ErrorHandlers) -> None:
         self._app = app
         self._guard = guard
         self._pages = origins.pages
@@ -99,9 +109,9 @@ class Routes:
             ValueError: there is a route that was not added here.
         """
         self._app.add_sink(self._behind, r"/")
-        for route in inspect.inspect_routes(self._app):
-            if route.path not in self._guard.rules:
-                raise ValueError(f"route {route.path} has no category of the restricted APIs")
+        for template in self._app.templates:
+            if template not in self._guard.rules:
+                raise ValueError(f"route {template} has no category of the restricted APIs")
 
     def _behind(self, req: falcon.Request, resp: falcon.Response, **_: str) -> None:
         for category, find in self._finders:
