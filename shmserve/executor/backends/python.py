@@ -105,6 +105,7 @@ def _import(context: Context) -> ModuleType:
     module = importlib.util.module_from_spec(ModuleSpec(name, loader, origin=loader.path))
     module.__file__ = loader.path
     sys.modules[name] = module  # dataclasses and pickling inside the model look there
+    setattr(package, stem, module)  # and there who goes by the name, as `unittest.main(__name__)`
     loader.exec_module(module)
     return module
 

@@ -38,6 +38,27 @@ def make(tmp_path: Path) -> Make:
     return model_maker(tmp_path)
 
 
+def test_names_may_be_bytes(make: Make) -> None:
+    models = FakeOtherModels(answer(7, 8))
+    body = """
+made = pb.InferenceRequest(
+    request_id=b"7", model_name=np.array([b"other"], object)[0], requested_output_names=[b"Y"],
+    inputs=requests[0].inputs(),
+)
+try:
+    pb.InferenceRequest(model_name=b"\xff", inputs=[], requested_output_names=[])
+except TypeError as ex:
+    assert "is no UTF-8" in str(ex)
+else:
+    raise AssertionError
+got = made.exec()
+"""
+    backend, _ = load_model(make(triton(body.replace("\xff", "\\xff") + PASS_ON)), models=models)
+    assert arrays(backend.execute([FakeBackendRequest(("Y",), X=X)])[0])["Y"].tolist() == [7, 8]
+    [asked] = models.asked
+    assert (asked.model, asked.id, asked.outputs) == ("other", "7", ("Y",))
+
+
 @pytest.mark.parametrize("way", CALLS)
 def test_a_triton_model_calls_another(make: Make, way: str) -> None:
     models = FakeOtherModels(answer(7, 8))

@@ -79,6 +79,16 @@ def test_no_inputs_and_no_auto_complete(make: Make) -> None:
             load(make(code, 'backend: "python"', name))
 
 
+def test_a_models_module_is_found_by_its_name(make: Make) -> None:
+    """As `unittest.main(__name__)` does, which public models run."""
+    find = "import functools\n_, *rest = __name__.split('.')\n"
+    find += "found = functools.reduce(getattr, rest, __import__(__name__))"
+    backend, spec = load(
+        make(native(f"{find}\nreturn {{'Y': np.full(2, found.VALUE, np.float32)}}") + "VALUE = 7")
+    )
+    assert arrays(ask(backend, spec, X=X))["Y"].tolist() == [7, 7]
+
+
 def test_files_beside_the_model_can_be_imported(make: Make) -> None:
     directory = make("from helper_of_m import VALUE\n" + native("return {'Y': np.full(2, VALUE)}"))
     (Path(directory) / "1" / "helper_of_m.py").write_text("import numpy\nVALUE = numpy.float32(7)")

@@ -7,6 +7,7 @@ latter can be looked at as the former, and run by `exec` and `async_exec`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -42,11 +43,11 @@ class InferenceRequest:
 
     def __init__(
         self,
-        request_id: str = "",
+        request_id: str | bytes = "",
         correlation_id: int | str = 0,
         inputs: Sequence[Tensor] | None = None,  # as the next two, it may not be left out
-        requested_output_names: Sequence[str] | None = None,
-        model_name: str | None = None,
+        requested_output_names: Sequence[str | bytes] | None = None,
+        model_name: str | bytes | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -54,12 +55,13 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
+        names = requested_output_names
         self._request = CalledRequest(
-            request_id,
+            _text(request_id),
             correlation_id,
             inputs,
-            requested_output_names,
-            model_name,
+            [_text(name) for name in names] if isinstance(names, list | tuple) else names,
+            _text(model_name),
             model_version,
             flags,
             timeout,
@@ -197,3 +199,17 @@ class InferenceRequest:
     def _number(self, name: str) -> int:
         number = self._request.parameters.get(name, 0)
         return number if isinstance(number, int) else 0
+
+
+def _text(given: Any) -> Any:
+    """Names may be `bytes`, as elements of BYTES tensors are.
+
+    Raises:
+        TypeError: they are no UTF-8.
+    """
+    if not isinstance(given, bytes):
+        return given
+    try:
+        return given.decode()
+    except UnicodeDecodeError:
+        raise TypeError(f"InferenceRequest: {given!r} is no UTF-8") from None
