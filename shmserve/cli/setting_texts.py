@@ -272,7 +272,7 @@ SECTIONS: dict[str, dict[str, str]] = {
             "of all processes' lines: `ISO8601`: their timestamps; `json`: one object a line, what "
             "models print as well ([statistics.md](statistics.md#logs))"
         ),
-        "access_log": "a line for each request over HTTP, and for each rpc with one answer",
+        "access_log": "a line for each request over HTTP, and for each rpc",
         "metrics": "GET `/metrics` on the HTTP addresses, or `metrics_bind`",
         "metrics_bind": (
             "addresses of TCP, such as `127.0.0.1:8002`, that have `/metrics` and nothing else; "

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 from opentelemetry.sdk.resources import Resource
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from setproctitle import setproctitle
 
 from shmserve import config, ids
@@ -70,7 +70,7 @@ def _export(settings: Settings, lock: FileLock, stop: threading.Event) -> None:
     intake = Intake(run_dir, spans.put)
     numbers = None
     if settings.otlp_metrics_interval_s:
-        collect = Numbers(run_dir, CoordinatorClient(link, process, settings))
+        collect = Numbers(run_dir, CoordinatorClient(link, process, settings), spans)
         numbers = MetricExport(settings, resource, collect)
     link.start()
     spans.start()
@@ -111,14 +111,20 @@ def _handlers() -> LinkHandlers:
 
 
 class Numbers:
-    """What a scrape of `/metrics` would give now. Raises as that does."""
+    """What a scrape of `/metrics` would give now, and what became of spans. Raises as that does."""
 
-    def __init__(self, run_dir: str, coordinator: CoordinatorClient) -> None:
+    def __init__(self, run_dir: str, coordinator: CoordinatorClient, spans: SpanExport) -> None:
         self._registry = RegistryReader(run_dir)
         self._coordinator = coordinator
+        self._spans = spans
 
     def __call__(self) -> Iterator[Metric]:
-        return families(self._coordinator.report(), self._registry.current())
+        yield from families(self._coordinator.report(), self._registry.current())
+        what = "Spans of traced requests, by what became of them since the exporter began"
+        spans = CounterMetricFamily("shmserve_exporter_spans", what, labels=("result",))
+        for result in ("exported", "lost", "refused"):
+            spans.add_metric([result], getattr(self._spans, result))
+        yield spans
 
 
 if __name__ == "__main__":

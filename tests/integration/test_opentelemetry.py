@@ -221,6 +221,7 @@ def test_the_numbers_of_metrics(server: RunningServer, collector: Collector) -> 
     wait_until(counted, "requests of echo")
     assert collector.metrics["shmserve_request_duration_seconds"].histogram.data_points
     assert collector.metrics["shmserve_pool_bytes"].gauge.data_points
+    assert collector.metrics["shmserve_exporter_spans"].sum.data_points
 
 
 def test_a_collector_that_is_away_for_a_while(server: RunningServer, collector: Collector) -> None:
