@@ -94,7 +94,7 @@ class SpanExport:
 
     def readable(self, span: Span) -> ReadableSpan:
         """A span as the SDK has it."""
-        parent = _context(span.trace_id, span.parent_id, True) if span.parent_id else None
+        parent = _context(span.trace_id, span.parent_id, span.server) if span.parent_id else None
         return ReadableSpan(
             span.name,
             _context(span.trace_id, span.span_id, False),
