@@ -13,6 +13,7 @@ from shmserve.coordinator import pool_sizing
 from shmserve.coordinator.models import desired_models
 from shmserve.errors import ConfigError
 from shmserve.frontends.oip.restricted_apis import check_settings
+from shmserve.observe import otlp_extra
 from shmserve.protocol.triton_config import model_config
 from shmserve.repository import folder_reader
 from shmserve.tensor.spec import ModelSpec
@@ -49,6 +50,7 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
     try:
         check_settings(settings)
         key_file.read(settings)
+        otlp_extra.require(settings)
         tls.certificates(settings, "http", "http/1.1")
         tls.certificates(settings, "grpc", "h2")
         desired = desired_models.choose(settings, scan)

@@ -128,6 +128,7 @@ class Dispatcher:
             self._thread.join(timeout=2 * _MAINTENANCE_S)
         self.rest.resting = False  # nobody is woken any more
         self.tracer.flush(self.coordinator.take_traces)
+        self.tracer.close()
         self.orphans.close()
         self.executors.close()
         self._link.close()

@@ -23,6 +23,7 @@ from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.traced_request import QUEUE_INPUT, NamedTensor, Trace
 from shmserve.dispatch.tracing import Tracer, timestamps
+from shmserve.errors import ShmserveError
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control.data_messages import Timing
 from shmserve.shm.counter_page import OwnCounterPage
@@ -131,6 +132,12 @@ class Account(Struct):
             if self.trace is not None:
                 self.trace.add_tensors(QUEUE_INPUT, inputs)
 
+    @property
+    def traceparent(self) -> str:
+        """What is part of this request has it; empty: it is not traced in spans."""
+        own = self.trace.own if self.trace is not None else None
+        return "" if own is None else str(own)
+
     def answered(self) -> None:
         """The answer is about to be sent, and what it cost is known."""
         if not self.counted_ns:
@@ -146,7 +153,7 @@ class Account(Struct):
 
     def failed(self, error: BaseException) -> None:
         """It ends without an answer."""
-        self._failed(reason_of(error))
+        self._failed(reason_of(error), error)
 
     def refused(self, code: str) -> None:
         """An executor has answered with an error."""
@@ -154,18 +161,30 @@ class Account(Struct):
 
     def close(self) -> None:
         """It is over: count it if nobody has, trace it if that is wanted."""
-        if not self.succeeded or self.closed:
+        trace = self.trace
+        spans = trace is not None and trace.own is not None and bool(trace.failure)
+        if self.closed or not (self.succeeded or spans):
             return
         self.closed = True
+        if self.succeeded:
+            self._close_answered()
+        if trace is not None:
+            self._traced(trace)
+
+    def _close_answered(self) -> None:
         if not self.counted_ns:
             self.answered()
         more = self.receipt.copied_out - self.counted_copies
         if more:  # by the last message of a stream
             self.counting.copied_out(self.entry, more)
-        if self.trace is not None:
-            self._traced(self.trace)
 
-    def _failed(self, reason: Reason) -> None:
+    def _failed(self, reason: Reason, error: BaseException | None = None) -> None:
+        trace = self.trace
+        if trace is not None and not self.closed:
+            if not self.counted_ns:
+                trace.failure = reason.name.lower()
+            if trace.failure and not trace.error:
+                trace.error = error.message if isinstance(error, ShmserveError) else ""
         if not self.counted_ns:
             receipt = self.receipt
             self.counted_ns = now = monotonic_ns()
@@ -174,7 +193,7 @@ class Account(Struct):
 
     def _traced(self, trace: Trace) -> None:
         receipt, timing = self.receipt, self.timing
-        trace.executor = receipt.executor
+        trace.executor, trace.receipt = receipt.executor, receipt
         trace.times = timestamps(
             self.sent_ns - receipt.receive_ns,
             self.sent_ns,

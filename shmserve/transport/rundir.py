@@ -4,8 +4,10 @@
     supervisor.lock   held by the supervisor
     coordinator.lock  held by the coordinator
     grpc-<number>.lock, grpc-bind.lock   held by a gRPC process that listens; while one binds
+    exporter-0.lock   held by the process that exports, if there is one
     epoch             8 hexadecimal digits, written at service start
     coordinator.sock  where every process has its link
+    exporter.sock     where processes send spans
     <process>.sock    an executor's endpoint
     registry.page, registry.msgpack   see shmserve.shm.registry_page
     totals.msgpack    what ended processes counted: shmserve.coordinator.stats.counter_totals
@@ -29,6 +31,7 @@ from shmserve.errors import ConfigError
 from shmserve.transport.processes import FileLock
 
 COORDINATOR_SOCKET = "coordinator.sock"
+EXPORTER_SOCKET = "exporter.sock"
 EPOCH_FILE = "epoch"
 TOTALS_FILE = "totals.msgpack"
 OVERRIDE_CONFIG = "config.json"  # in a folder of `overrides`, beside the model's own folder
@@ -106,7 +109,7 @@ def clean_sockets(run_dir: str) -> None:
     """Remove the sockets of processes that have ended."""
     for name in os.listdir(run_dir):
         # Only ours: gunicorn may have its HTTP socket in this directory, too.
-        if name == COORDINATOR_SOCKET or _ENDPOINT.fullmatch(name):
+        if name in (COORDINATOR_SOCKET, EXPORTER_SOCKET) or _ENDPOINT.fullmatch(name):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(run_dir, name))
 

@@ -96,7 +96,7 @@ class Introspection:
                 owner = PageOwner(process, role, self._reconciler.processes[process].pid, *instance)
                 self.counters.arrived(owner, message, fds, supervisor)
                 return True
-            case AskReport(), ("http" | "grpc"):
+            case AskReport(), ("http" | "grpc" | "exporter"):
                 self._reports.append((process, message.ticket))
                 self._report(now)
             case AskHistory(), ("http" | "grpc"):

@@ -52,6 +52,7 @@ class Asking:
         self, *callers: CallingModel, deadline_ns: int = 0, responses: object = None
     ) -> None:
         self.callers = callers
+        self.traceparent = ""
         self.deadline_ns = deadline_ns
         self.responses = responses
         self.cancelled = False
