@@ -210,6 +210,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     metrics: bool = True  # GET /metrics
     metrics_triton_names: bool = False  # also under the names that Triton's dashboards ask for
     dashboard: bool = True  # GET / shows people what happens, from a history that is kept for it
+    state_dir: str = (
+        ""  # where the history outlives the service; default: $STATE_DIRECTORY, run_dir
+    )
     max_counted_models: Positive = 128  # model versions, and keys, a frontend counts apart
     trace_level: tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...] = ("OFF",)
     trace_rate: NonNegative = 1000  # one of so many requests is traced; 0: see docs
@@ -364,6 +367,16 @@ def _wrong_traces(settings: Settings) -> list[str]:
     if settings.otlp_max_batch > settings.otlp_max_queue:
         wrong.append("otlp_max_batch: is more than otlp_max_queue")
     return wrong
+
+
+def state_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
+    """Where files are that outlive the service: the setting, systemd's, or the run directory."""
+    environ = os.environ if environ is None else environ
+    if settings.state_dir:
+        return os.path.abspath(settings.state_dir)
+    if environ.get("STATE_DIRECTORY"):
+        return environ["STATE_DIRECTORY"].split(":")[0]
+    return run_dir(settings, environ)
 
 
 def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:

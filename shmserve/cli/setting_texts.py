@@ -328,6 +328,10 @@ SECTIONS: dict[str, dict[str, str]] = {
         "dashboard": (
             "the metrics page at `/` and the history it shows ([dashboard.md](dashboard.md))"
         ),
+        "state_dir": (
+            "where that history outlives the service; empty: `STATE_DIRECTORY` as systemd sets it, "
+            "or `run_dir` ([dashboard.md](dashboard.md#what-the-numbers-are))"
+        ),
         "max_counted_models": (
             "model versions, and keys, that one frontend process counts apart; further ones are "
             "counted as `(other)`"

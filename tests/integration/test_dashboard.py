@@ -156,6 +156,26 @@ def test_a_new_coordinator_begins_anew_and_counts_nothing_twice(watched: Running
     assert answered(found) == answered(new) + 5
 
 
+def test_the_history_goes_on_after_a_restart_of_the_service(watched: RunningServer) -> None:
+    infer(watched, GOOD, 30)
+    known = until(watched, lambda d: answered(d) == 30, "requests")
+    watched.stop()
+    watched.start()
+    found = until(watched, lambda d: d["until"] >= known["until"], "the seconds before")
+    assert found["life"] != known["life"]
+    (model,) = found["models"]
+    assert model["requests"] == 0, "counters are the new service's"
+    hour = data(watched, "level=hour")
+    assert answered(hour) == 30
+    watched.stop()
+    file = Path(watched.run_dir) / "history"
+    file.write_bytes(file.read_bytes()[:-9])
+    watched.start()
+    new = until(watched, lambda d: d["until"] > 0, "a second of the new history")
+    assert new["until"] < found["until"]
+    assert "the history begins anew: its file in state_dir is unreadable: its end" in watched.log()
+
+
 def test_an_executors_end_is_told_without_a_path(watched: RunningServer) -> None:
     pid = watched.pids("executor reports")[0]
     os.kill(pid, signal.SIGKILL)
