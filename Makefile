@@ -6,6 +6,7 @@ SERVE_DEPS := $(VENV)/.serve
 DEV_DEPS := $(VENV)/.dev
 BENCH_DEPS := $(VENV)/.bench
 FUZZ_DEPS := $(VENV)/.fuzz
+SITE_DEPS := $(VENV)/.site
 
 # What pip installs for test-torch. The default build of torch brings CUDA, several GB of it: name a
 # wheel, or an index of builds for the CPU, as in `make test-torch TORCH=./torch-2.13.0+cpu-….whl`.
@@ -59,7 +60,7 @@ APP ?= /opt/shmserve
 UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
-.PHONY: install wheel serve test coverage test-torch test-kserve test-node test-gpu lint proto proto-check docs bench bench-gpu wheels gpu-site fuzz \
+.PHONY: install wheel serve test coverage test-torch test-kserve test-node test-gpu lint proto proto-check docs site bench bench-gpu wheels gpu-site fuzz \
 	chaos reload-drill soak rounds clean
 
 serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
@@ -106,6 +107,9 @@ proto: $(DEV_DEPS)  ## generate shmserve/_generated from proto/
 docs: $(SERVE_DEPS)  ## write what of docs/ comes from the code: settings.md, drawings
 	$(BIN)/python -m shmserve settings --markdown > docs/settings.md
 	$(BIN)/python docs/draw.py
+
+site: $(SITE_DEPS)  ## the documents as a site, in site/; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 proto-check: $(DEV_DEPS)  ## fail if shmserve/_generated is stale
 	$(BIN)/python proto/generate.py --check
@@ -175,6 +179,10 @@ $(BENCH_DEPS): $(DEV_DEPS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $@
 
+$(SITE_DEPS): $(SERVE_DEPS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
 $(KSERVE)/.kserve:
 	$(PYTHON) -m venv $(KSERVE)
 	$(KSERVE)/bin/python -m pip install --quiet --disable-pip-version-check kserve==0.21.0
@@ -194,4 +202,4 @@ $(VENV)/.gpu: $(DEV_DEPS) $(TORCH_DEPS)
 	@touch $@
 
 clean:  ## remove what the targets above have made
-	rm -rf $(VENV) $(KSERVE) $(NODE) .coverage .gpu-site wheels bench/build .fuzz soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(KSERVE) $(NODE) site .coverage .gpu-site wheels bench/build .fuzz soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

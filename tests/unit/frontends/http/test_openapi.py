@@ -89,9 +89,11 @@ def test_it_is_read_as_metadata_is() -> None:
 
 VECTOR = {"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1, 2]}
 ANSWERS = {
-    "get": ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/logging")
-    + tuple(f"/v2/models/identity{what}" for what in ("", "/ready", "/config", "/trace/setting"))
-    + ("/v2/systemsharedmemory/status", "/grps/v1/health/live", "/grps/v1/health/ready"),
+    "get": (
+        *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/logging"),
+        *(f"/v2/models/identity{what}" for what in ("", "/ready", "/config", "/trace/setting")),
+        *("/v2/systemsharedmemory/status", "/grps/v1/health/live", "/grps/v1/health/ready"),
+    ),
     "post": ("/v2/repository/index", "/v2/models/identity/infer", "/v2/logging"),
 }
 BODIES = {"/v2/models/identity/infer": {"inputs": [VECTOR], "outputs": [{"name": "OUTPUT0"}]}}
