@@ -3,17 +3,23 @@ the tutorial's own command has started."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from shmserve.core.stats.request_counters import Reason
+from shmserve.frontends.http.routes import gpu_metrics
 from shmserve.testing.running_server import WATCHDOG_S, RunningServer
-from tests.guide_blocks import RUN, Block, blocks, prints
+from tests.guide_blocks import ROOT, RUN, Block, blocks, prints
 
+MONITORING = ROOT / "deploy/monitoring"
 TUTORIAL = "docs/tutorial.md"
 GUIDES = (
     "README.md",
@@ -140,3 +146,49 @@ def test_blocks_that_are_not_run_are_told() -> None:
     left = [f"{block.where} {block.not_run}" for block in every if block.not_run]
     assert len(left) < len([block for block in every if block.language in RUN]) / 2
     pytest.skip(f"not run: {'; '.join(left)}")
+
+
+def expressions() -> list[str]:
+    """What the alerts and the dashboard ask Prometheus."""
+    rules = yaml.safe_load((MONITORING / "shmserve.rules.yml").read_text())
+    dashboard = json.loads((MONITORING / "shmserve.dashboard.json").read_text())
+    asked = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    for panel in dashboard["panels"]:
+        asked += [target["expr"] for target in panel.get("targets", ())]
+    return [*asked, *(v["query"] for v in dashboard["templating"]["list"] if v["type"] == "query")]
+
+
+def test_alerts_and_dashboard_ask_for_metrics_that_are_there(reader: Reader) -> None:
+    _, _, text = reader.server.request("GET", "/metrics")
+    there = set(re.findall(r"^# TYPE (\w+)", text.decode(), re.MULTILINE))
+    there |= {f"{name}_bucket" for name in there}
+    gpus = {f"shmserve_gpu_{value.name}" for value in gpu_metrics._VALUES}  # there are none here
+    used = {name for asked in expressions() for name in re.findall(r"shmserve_\w+", asked)}
+    assert len(used) > 20
+    assert used <= there | gpus
+    reasons = re.findall(r'reason=~?"([^"]+)"', " ".join(expressions()))
+    assert {name for names in reasons for name in names.split("|")} <= {
+        reason.name.lower() for reason in Reason
+    }
+
+
+def test_operations_say_what_to_do_about_every_alert() -> None:
+    rules = yaml.safe_load((MONITORING / "shmserve.rules.yml").read_text())
+    alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
+    told = re.findall(r"^\| (Shmserve\w+) \|", (ROOT / "docs/operations.md").read_text(), re.M)
+    assert told == alerts
+
+
+@pytest.mark.needs("promtool")
+def test_prometheus_understands_alerts_and_dashboard(tmp_path: Path) -> None:
+    asked = [
+        re.sub(r"\$__rate_interval", "5m", one) for one in expressions() if "label_" not in one
+    ]
+    rules = [{"record": f"r:{number}", "expr": one} for number, one in enumerate(asked)]
+    every = tmp_path / "dashboard.yml"
+    every.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    for path in (MONITORING / "shmserve.rules.yml", every):
+        done = subprocess.run(
+            ["promtool", "check", "rules", str(path)], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
