@@ -7,6 +7,7 @@ SERVE_DEPS := $(VENV)/.serve
 DEV_DEPS := $(VENV)/.dev
 BENCH_DEPS := $(VENV)/.bench
 FUZZ_DEPS := $(VENV)/.fuzz
+SITE_DEPS := $(VENV)/.site
 # Who is told to keep no bytecode (PYTHONDONTWRITEBYTECODE) would compile all of it in each process.
 BYTECODE := $(VENV)/.bytecode
 
@@ -74,7 +75,7 @@ APP ?= /opt/shmserve
 UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
-.PHONY: install wheel serve test coverage test-pythons test-torch test-kserve test-node test-gpu lint proto proto-check docs bench bench-gpu wheels gpu-site fuzz \
+.PHONY: install wheel serve test coverage test-pythons test-torch test-kserve test-node test-gpu lint proto proto-check docs site bench bench-gpu wheels gpu-site fuzz \
 	chaos reload-drill soak rounds clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
@@ -122,6 +123,9 @@ proto: $(DEV_DEPS)  ## generate shmserve/_generated from proto/
 docs: $(SERVE_DEPS)  ## write what of docs/ comes from the code: settings.md, drawings
 	$(BIN)/python -m shmserve settings --markdown > docs/settings.md
 	$(BIN)/python docs/draw.py
+
+site: $(SITE_DEPS)  ## the documents as a site, in site/; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 proto-check: $(DEV_DEPS)  ## fail if shmserve/_generated is stale
 	$(BIN)/python proto/generate.py --check
@@ -196,6 +200,10 @@ $(BENCH_DEPS): $(DEV_DEPS)
 	$(INSTALL_TREE) '.[bench]'
 	@touch $@
 
+$(SITE_DEPS): $(SERVE_DEPS)
+	$(INSTALL_TREE) '.[docs]'
+	@touch $@
+
 $(KSERVE)/.kserve:
 	$(PYTHON) -m venv $(KSERVE)
 	$(KSERVE)/bin/python -m pip install --quiet --disable-pip-version-check kserve==0.21.0
@@ -215,4 +223,4 @@ $(VENV)/.gpu: $(DEV_DEPS) $(TORCH_DEPS)
 	@touch $@
 
 clean:  ## remove what the targets above have made
-	rm -rf .venv .venv-* $(NODE) .coverage .gpu-site wheels bench/build .fuzz soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* $(NODE) site .coverage .gpu-site wheels bench/build .fuzz soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

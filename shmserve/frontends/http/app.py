@@ -17,6 +17,7 @@ from shmserve.frontends.http.origin_check import OriginCheck
 from shmserve.frontends.http.restricted_api import Guard, HttpApp
 from shmserve.frontends.http.route_table import MODEL_PATHS, App, Given, Routes
 from shmserve.frontends.http.routes import dashboard, generate, metadata
+from shmserve.frontends.http.routes import openapi as openapi_routes
 from shmserve.frontends.http.routes import regions as region_routes
 from shmserve.frontends.http.routes import repository as repository_routes
 from shmserve.frontends.http.routes import settings as settings_routes
@@ -61,6 +62,7 @@ def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
     generate.add_routes(routes, dispatcher, settings)
     for path in MODEL_PATHS:
         routes.add("inference", f"{path}/infer", InferResource(dispatcher, settings, regions))
+    openapi_routes.add_routes(routes, settings)
     route_table.add_extensions(routes, dispatcher, settings)
     routes.finish()
     return app

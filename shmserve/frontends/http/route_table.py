@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import falcon
@@ -12,6 +12,7 @@ from shmserve import extensions
 from shmserve.config import Settings
 from shmserve.core.access import Action
 from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http import openapi
 from shmserve.frontends.http.error_handlers import ErrorHandlers
 from shmserve.frontends.http.origin_check import OriginCheck
 from shmserve.frontends.http.restricted_api import Guard, HttpApp, RouteRule
@@ -59,6 +60,7 @@ class Routes:
         self._pages = origins.pages
         self._errors = errors
         self._finders: list[tuple[Category, Finder]] = []
+        self._operations: dict[str, openapi.Operation] = {}
 
     def add(
         self,
@@ -96,6 +98,28 @@ class Routes:
         """As `add`, of a page for people: links from elsewhere may lead there."""
         self.add(category, path, resource)
         self._pages.add(path)
+
+    def describe(self, operations: Mapping[str, openapi.Operation]) -> None:
+        """What stands in the OpenAPI document about routes, by method and path, as in
+        ``GET /v2/models/{name}``. Those that nobody describes are there by their bare names."""
+        self._operations.update(operations)
+
+    def table(self) -> list[openapi.Route]:
+        """All routes, with the methods that they answer by themselves."""
+        from falcon import inspect  # takes its time, and is needed where this is asked for only
+
+        return [
+            openapi.Route(
+                openapi.plain(route.path),
+                self._guard.rules[route.path].category,
+                openapi.described(
+                    route.path,
+                    [method.method for method in route.methods if not method.internal],
+                    self._operations,
+                ),
+            )
+            for route in inspect.inspect_routes(self._app)
+        ]
 
     def errors_as(self, prefix: str, encode: Callable[[str, int], bytes]) -> None:
         """Errors of paths that begin so have another body: `encode` makes the JSON of the message
