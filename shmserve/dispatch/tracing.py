@@ -36,6 +36,7 @@ from shmserve.transport.span_channel import SpanSender
 
 _MOST_WAITING = 10_000
 _MOST_WAITING_BYTES = 64 << 20  # of their tensors
+_TELL_NS = 60_000_000_000  # lost spans are told so often
 _log = logging.getLogger(__name__)
 _traces = logging.getLogger(TRACES)
 _encode = msgspec.json.Encoder().encode
@@ -64,6 +65,7 @@ class Tracer:
         self._waiting: deque[Trace] = deque()
         self._waiting_bytes = 0
         self._dropped = 0
+        self._told_lost = self._tell_ns = 0
 
     def begin(self, entry: ModelEntry, options: RunOptions) -> Trace | None:
         """The trace of a request that begins, if it is one of those to be traced. A step of an
@@ -143,12 +145,14 @@ class Tracer:
             self._writer.append(place, entries)
 
     def _send(self, traces: list[Trace], sender: SpanSender) -> None:
-        before = sender.dropped
-        wall_ns = time.time_ns() - time.monotonic_ns()
+        now_ns = time.monotonic_ns()
+        wall_ns = time.time_ns() - now_ns
         source = SpanSource(self._process, self._protocol, wall_ns)
         sender.send([span for trace in traces for span in source.spans(trace)])
-        if lost := sender.dropped - before:
+        lost = sender.dropped - self._told_lost
+        if lost and now_ns >= self._tell_ns:
             _log.warning("%d spans are lost: the exporter is away, or has no room", lost)
+            self._told_lost, self._tell_ns = sender.dropped, now_ns + _TELL_NS
 
     def close(self) -> None:
         """Let go of the way to the exporter."""

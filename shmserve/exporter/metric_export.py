@@ -101,7 +101,7 @@ def _numbers(
     samples: Iterable[Sample], ending: str, start_ns: int | None, now_ns: int
 ) -> list[NumberDataPoint]:
     return [
-        NumberDataPoint(sample.labels, start_ns, now_ns, sample.value)  # type: ignore[arg-type]
+        NumberDataPoint(sample.labels, start_ns, now_ns, float(sample.value))  # type: ignore[arg-type]
         for sample in samples
         if sample.name.endswith(ending)
     ]
