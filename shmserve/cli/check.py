@@ -17,7 +17,7 @@ from shmserve.observe import otlp_extra
 from shmserve.protocol.triton_config import model_config
 from shmserve.repository import folder_reader
 from shmserve.tensor.spec import ModelSpec
-from shmserve.transport import key_file, tls
+from shmserve.transport import key_file, listen_addresses, tls
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -39,6 +39,11 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
     """Print the findings; returns the exit status."""
     print(f"ok    settings (run directory {config.run_dir(settings)})")
     problems = 0
+    try:
+        listen_addresses.check_http(settings)
+    except ConfigError as ex:
+        print(f"FAIL  {ex.message}")
+        problems += 1
     pool, advice = pool_sizing.host_pool(settings.pool_bytes)
     print(f"warn  memory: {advice}" if advice else f"ok    memory: pool of {pool >> 20} MiB")
     for path in settings.model_repository:

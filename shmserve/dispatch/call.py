@@ -132,7 +132,7 @@ class Call:
             self._accept(answer)
             if answer.error_code:
                 if not answer.refused:
-                    self.account.refused(answer.error_code)
+                    self.account.refused(answer.error_code, answer.error)
                 raise error_of(answer)
             outputs = tuple(map(self._output, answer.outputs))
         except BaseException as ex:
@@ -159,7 +159,7 @@ class Call:
                 if answer.refused:
                     self.account.failed(error_of(answer))
                 elif answer.final and answer.error_code:
-                    self.account.refused(answer.error_code)
+                    self.account.refused(answer.error_code, answer.error)
                 elif answer.final:
                     self.account.succeeded = True
                     self.account.answered()

@@ -102,6 +102,14 @@ def test_the_history_has_what_the_counters_have(watched: RunningServer) -> None:
     texts = {entry["what"]: entry for entry in found["troubles"]}
     assert "reports/1" in texts
     assert all("/" not in entry["text"] for entry in found["troubles"])
+    said = until(watched, lambda d: all(t.get("said") for t in d["troubles"]), "what was told")
+    told_of = {entry["text"]: entry["said"] for entry in said["troubles"]}
+    assert "1 elements" in told_of.pop("request refused: it was malformed or did not fit the model")
+    (raised,) = told_of.values()
+    assert "document.title" in raised, "the page puts it in as text"
+    assert "/" not in raised
+    proxied = watched.request("GET", "/monitor/data", headers={"Via": "1.1 proxy"})
+    assert all("said" not in entry for entry in json.loads(proxied[2])["troubles"])
     rates = [value or 0.0 for value in found["total"]["failed"]]
     assert 0 < max(rates) <= 100
     latest = max(value or 0.0 for value in found["total"]["latency_max"])

@@ -220,7 +220,28 @@ def test_grpcio_cannot_take_a_socket_and_says_so():
     [
         ({"http_restricted_api": "x:y=z"}, "http_restricted_api: unknown restricted api 'x'"),
         ({"model_repository": "/nowhere"}, "model_repository: '/nowhere' is not a directory"),
-        ({"nonsense": 1}, "unknown setting SHMSERVE_NONSENSE in the environment"),
+        ({"http_worker": 1}, "unknown setting SHMSERVE_HTTP_WORKER in the environment; did you me"),
+        (
+            {"http_bind": "127.0.0.1:http"},
+            "http_bind: '127.0.0.1:http' is no HOST:PORT and no unix",
+        ),
+        (
+            {"grpc_bind": "127.0.0.1:66000"},
+            "grpc_bind: '127.0.0.1:66000' is no HOST:PORT and no un",
+        ),
+        ({"client_socket": __file__}, f"client_socket: unix:{__file__} is there already and no so"),
+        (
+            {"client_socket": "/nowhere/c.sock"},
+            "client_socket: cannot listen on unix:/nowhere/c.sock: its folder is missing or cannot",
+        ),
+        (
+            {"state_dir": f"{__file__}/x"},
+            f"state_dir: {__file__}/x cannot be made: Not a directory",
+        ),
+        (
+            {"environ": {"SHMSERVE_RUN_DIR": "/proc/nowhere"}},
+            "run_dir: /proc/nowhere cannot be made: No such file or directory; set another (",
+        ),
     ],
 )
 def test_a_service_that_cannot_work_says_why_and_does_not_start(settings, message):
@@ -308,7 +329,7 @@ def test_with_the_master_everything_ends():
         left = [
             name
             for name in os.listdir(server.run_dir)
-            if name not in ("log", "http.sock", "events")
+            if name not in ("log", "http.sock", "events", "history")
         ]
         assert [name for name in left if not name.endswith(".lock")] == []
         told = json.loads(Path(server.run_dir, "events", "bad-end.json").read_text())

@@ -36,7 +36,6 @@ class HistoryFile:
     """The file of a service. `later`: runs what may wait for a disk, off the caller's thread."""
 
     def __init__(self, folder: str, monitoring: Monitoring, later: Later, now: float) -> None:
-        self._folder = folder
         self._path = os.path.join(folder, FILE)
         self._monitoring = monitoring
         self._later = later
@@ -74,7 +73,6 @@ class HistoryFile:
         if not self._writing.acquire(timeout=wait_s):
             return
         try:
-            os.makedirs(self._folder, 0o700, exist_ok=True)
             with open(self._path + ".new", "wb") as file:
                 file.write(_MAGIC + zlib.compress(data, 1))
             os.replace(self._path + ".new", self._path)

@@ -20,6 +20,7 @@ from shmserve.protocol.control.stats_messages import (
     CounterPage,
     PageOwner,
     ReportGiven,
+    RequestFailed,
     StoredPages,
 )
 from shmserve.transport.channel import close_all
@@ -99,6 +100,9 @@ class Introspection:
             case AskReport(), ("http" | "grpc" | "exporter"):
                 self._reports.append((process, message.ticket))
                 self._report(now)
+            case RequestFailed(), ("http" | "grpc" | "model"):
+                if self.monitoring is not None:
+                    self.monitoring.told(message)
             case AskHistory(), ("http" | "grpc"):
                 self._history(process, message, now)
             case Show(), "cli":

@@ -39,7 +39,7 @@ from shmserve.protocol.control.history_messages import (
     ValueHistory,
 )
 from shmserve.protocol.control.link_messages import AskStats
-from shmserve.protocol.control.stats_messages import GpuReport
+from shmserve.protocol.control.stats_messages import GpuReport, RequestFailed
 
 _MAX_VALUES = 512  # names that models report, of all models
 _TOTAL, _SYSTEM = ("total",), ("system",)
@@ -197,6 +197,10 @@ class Monitoring:
 
     def ended(self, reading: CounterReading) -> None:
         self._deltas.ended(reading)
+
+    def told(self, failed: RequestFailed) -> None:
+        """What a client of a failed request was told."""
+        self._detector.told(failed.model, failed.version, failed.reason, failed.text)
 
     def exited(self, instance: str, why: str) -> None:
         """An executor has ended that should have gone on."""

@@ -56,7 +56,7 @@ def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
     regions = SharedMemory(dispatcher, settings)
     metadata.add_routes(routes, dispatcher, settings)
     settings_routes.add_routes(routes, dispatcher, settings)
-    dashboard.add_routes(routes, dispatcher, settings)
+    dashboard.add_routes(routes, dispatcher, settings, access)
     region_routes.add_routes(routes, regions, settings)
     repository_routes.add_routes(routes, Repository(dispatcher, settings, access), settings)
     generate.add_routes(routes, dispatcher, settings)
