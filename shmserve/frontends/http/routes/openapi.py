@@ -37,7 +37,7 @@ class Ready(Struct):
     name: str | UnsetType = UNSET
 
 
-class InferInput(Struct):
+class InputDocument(Struct):
     """One input: `data`, nested or flat, or `parameters` that tell where its bytes are."""
 
     name: str
@@ -47,10 +47,10 @@ class InferInput(Struct):
     data: list[Any] | UnsetType = UNSET
 
 
-class InferRequest(Struct):
+class InferDocument(Struct):
     """The JSON part of a request. Without `outputs` all are wanted."""
 
-    inputs: list[InferInput]
+    inputs: list[InputDocument]
     outputs: list[JsonOutput] | UnsetType = UNSET
     id: str = ""
     parameters: dict[str, Parameter] = field(default_factory=dict)
@@ -90,13 +90,13 @@ class ModelStatistics(Struct):
     memory_usage: list[Anything]
 
 
-class Statistics(Struct):
+class StatisticsDocument(Struct):
     """Of the versions that are ready and were asked for."""
 
     model_stats: list[ModelStatistics]
 
 
-class TraceSettings(Struct):
+class TraceDocument(Struct):
     """All of them in an answer; those to be changed in a request, null for the one above."""
 
     trace_level: list[str] | str | UnsetType | None = UNSET
@@ -107,7 +107,7 @@ class TraceSettings(Struct):
     trace_mode: Literal["triton"] | UnsetType = UNSET
 
 
-class LogSettings(Struct):
+class LogDocument(Struct):
     """All of them in an answer; those to be changed in a request."""
 
     log_file: str | UnsetType = UNSET
@@ -118,7 +118,7 @@ class LogSettings(Struct):
     log_format: str | UnsetType = UNSET
 
 
-class SystemRegion(Struct):
+class SystemRegionDocument(Struct):
     """A part of a POSIX shared-memory object that the caller's user owns."""
 
     key: str
@@ -132,7 +132,7 @@ class RawHandle(Struct):
     b64: str
 
 
-class CudaRegion(Struct):
+class CudaRegionDocument(Struct):
     """Memory of a GPU."""
 
     raw_handle: RawHandle
@@ -180,8 +180,8 @@ class GenerateParameters(Struct):
 _MODEL = "/v2/models/{name}"
 _HTML = "text/html; charset=utf-8"
 _REGIONS = {
-    "system": (list[RegionStatus], SystemRegion),
-    "cuda": (list[CudaStatus], CudaRegion),
+    "system": (list[RegionStatus], SystemRegionDocument),
+    "cuda": (list[CudaStatus], CudaRegionDocument),
 }
 OPERATIONS: dict[str, Operation] = {
     "GET /openapi.json": Operation("This document", answer=Anything),
@@ -191,23 +191,23 @@ OPERATIONS: dict[str, Operation] = {
     f"GET {_MODEL}": Operation("Inputs and outputs of a model", answer=ModelMetadata),
     f"GET {_MODEL}/ready": Operation("Whether a model is ready", answer=Ready),
     f"GET {_MODEL}/config": Operation("A model's configuration", answer=Anything),
-    f"GET {_MODEL}/stats": Operation("Statistics of a model", answer=Statistics),
-    f"POST {_MODEL}/infer": Operation("Inference", InferRequest, InferAnswer, tensors=True),
+    f"GET {_MODEL}/stats": Operation("Statistics of a model", answer=StatisticsDocument),
+    f"POST {_MODEL}/infer": Operation("Inference", InferDocument, InferAnswer, tensors=True),
     f"POST {_MODEL}/generate": Operation(
         "Inference with one flat object in and one out", GenerateParameters, Anything
     ),
     f"POST {_MODEL}/generate_stream": Operation(
         "The same with any number of answers", GenerateParameters, media="text/event-stream"
     ),
-    "GET /v2/models/stats": Operation("Statistics of all models", answer=Statistics),
-    "GET /v2/trace/setting": Operation("What is traced", answer=TraceSettings),
-    "POST /v2/trace/setting": Operation("Change it", TraceSettings, TraceSettings, required=False),
-    f"GET {_MODEL}/trace/setting": Operation("What is traced of a model", answer=TraceSettings),
+    "GET /v2/models/stats": Operation("Statistics of all models", answer=StatisticsDocument),
+    "GET /v2/trace/setting": Operation("What is traced", answer=TraceDocument),
+    "POST /v2/trace/setting": Operation("Change it", TraceDocument, TraceDocument, required=False),
+    f"GET {_MODEL}/trace/setting": Operation("What is traced of a model", answer=TraceDocument),
     f"POST {_MODEL}/trace/setting": Operation(
-        "Change it", TraceSettings, TraceSettings, required=False
+        "Change it", TraceDocument, TraceDocument, required=False
     ),
-    "GET /v2/logging": Operation("What is logged", answer=LogSettings),
-    "POST /v2/logging": Operation("Change it", LogSettings, LogSettings, required=False),
+    "GET /v2/logging": Operation("What is logged", answer=LogDocument),
+    "POST /v2/logging": Operation("Change it", LogDocument, LogDocument, required=False),
     "POST /v2/repository/index": Operation(
         "All versions of all models, and their states", Index, list[IndexRow], required=False
     ),

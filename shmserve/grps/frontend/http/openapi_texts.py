@@ -11,7 +11,7 @@ from shmserve.frontends.http.openapi import BINARY, Operation
 _BASE = "/grps/v1"
 
 
-class GrpsStatus(Struct):
+class GrpsStatusDocument(Struct):
     """How it went; `code` is the HTTP status of a failure."""
 
     code: int = 0
@@ -25,10 +25,10 @@ class GrpsTensors(Struct):
     tensors: list[dict[str, Any]] = []
 
 
-class GrpsMessage(Struct):
+class GrpsDocument(Struct):
     """protobuf's JSON of grps.protos.v1.GrpsMessage: a model, and one kind of payload."""
 
-    status: GrpsStatus | UnsetType = UNSET
+    status: GrpsStatusDocument | UnsetType = UNSET
     model: str | UnsetType = UNSET
     str_data: str | UnsetType = UNSET
     bin_data: str | UnsetType = UNSET
@@ -38,7 +38,7 @@ class GrpsMessage(Struct):
 
 
 def _message(summary: str, body: Any = None, **more: Any) -> Operation:
-    return Operation(summary, body, GrpsMessage, GrpsMessage, **more)
+    return Operation(summary, body, GrpsDocument, GrpsDocument, **more)
 
 
 _QUICK = {
@@ -55,15 +55,15 @@ OPERATIONS = {
 } | {
     f"POST {_BASE}/infer/predict": _message(
         "A prediction",
-        GrpsMessage,
+        GrpsDocument,
         query=("model", "streaming", "return-ndarray"),
         other_media=(BINARY,),
     ),
-    f"POST {_BASE}/metadata/model": _message("A model named in str_data, as YAML", GrpsMessage),
+    f"POST {_BASE}/metadata/model": _message("A model named in str_data, as YAML", GrpsDocument),
     f"GET {_BASE}/monitor/metrics": Operation(
-        "The metrics page", error=GrpsMessage, media="text/html; charset=utf-8"
+        "The metrics page", error=GrpsDocument, media="text/html; charset=utf-8"
     ),
     f"GET {_BASE}/monitor/series": Operation(
-        "A series of the metrics page", answer=list[Any], error=GrpsMessage, query=("name",)
+        "A series of the metrics page", answer=list[Any], error=GrpsDocument, query=("name",)
     ),
 }
