@@ -197,10 +197,7 @@ class Executor:
         if isinstance(backend, SequenceBackend) and sequences is not None:
             if spec.decoupled:
                 self.loop = SequenceStreamLoop(
-                    backend,
-                    workspace,
-                    channels,
-                    idle_s,
+                    *(backend, workspace, channels, idle_s),
                     msgspec.structs.replace(sequences, max_streams=most),
                     self.resources,
                 )

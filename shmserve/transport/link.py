@@ -332,7 +332,6 @@ class Link:
 
 
 def _retry_s(alone_s: float) -> float:
-    """Until the coordinator is looked for again, which has been away for so long."""
     return min(max(alone_s / _RETRY_PART, _RETRY_FIRST_S), _RETRY_CAP_S)
 
 
