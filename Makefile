@@ -16,7 +16,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL_TREE := $(INSTALL) -e ./client -e
 DISTRIBUTIONS := pyproject.toml client/pyproject.toml
 
-# The Pythons that `make test-pythons` tries: those that classifiers name and this machine has.
+# The Pythons that `make test-pythons` tries: those of these that this machine has.
 PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(firstword $(wildcard \
 	$(shell python$(version) -c 'import sys; print(sys.executable)' 2>/dev/null) \
 	$(HOME)/.pyenv/versions/$(version).*/bin/python)))

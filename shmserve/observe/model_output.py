@@ -82,7 +82,8 @@ class ModelOutput(io.TextIOBase):
             if self._begun:
                 begun, self._begun = self._begun, ""
                 self._write_line(begun)
-            self._never_waits.flush()
+            if not self._below.closed:  # finalisers flush, too, behind whoever has closed that
+                self._never_waits.flush()
 
     def writable(self) -> bool:
         return True
