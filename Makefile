@@ -1,11 +1,25 @@
-# Everything a developer or operator types; each target sets up what it needs in .venv.
+# Everything a developer or operator types; each target sets up what it needs in .venv, and for a Python
+# that is named (`make test PYTHON=python3.12`) in .venv-3.12.
 PYTHON ?= python3
-VENV := .venv
+VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 BIN := $(VENV)/bin
 SERVE_DEPS := $(VENV)/.serve
 DEV_DEPS := $(VENV)/.dev
 BENCH_DEPS := $(VENV)/.bench
 FUZZ_DEPS := $(VENV)/.fuzz
+SITE_DEPS := $(VENV)/.site
+# Who is told to keep no bytecode (PYTHONDONTWRITEBYTECODE) would compile all of it in each process.
+BYTECODE := $(VENV)/.bytecode
+
+# The two distributions of this tree: no index need have the client's, which the server's depends on.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL_TREE := $(INSTALL) -e ./client -e
+DISTRIBUTIONS := pyproject.toml client/pyproject.toml
+
+# The Pythons that `make test-pythons` tries: those that classifiers name and this machine has.
+PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(firstword $(wildcard \
+	$(shell python$(version) -c 'import sys; print(sys.executable)' 2>/dev/null) \
+	$(HOME)/.pyenv/versions/$(version).*/bin/python)))
 
 # What pip installs for test-torch. The default build of torch brings CUDA, several GB of it: name a
 # wheel, or an index of builds for the CPU, as in `make test-torch TORCH=./torch-2.13.0+cpu-….whl`.
@@ -38,6 +52,8 @@ BENCH_GPU ?=
 # What of tests/needs.py `make test` may count on: a test that wants more is not run where it is
 # missing, one that wants some of this fails.
 REQUIRE ?=
+# Files or folders, if not all of tests/.
+TESTS ?=
 # Test files that run side by side: each starts servers of a dozen processes.
 JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS) --dist loadfile --require='$(REQUIRE)'
@@ -59,22 +75,23 @@ APP ?= /opt/shmserve
 UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
-.PHONY: install wheel serve test coverage test-torch test-kserve test-node test-gpu lint proto proto-check docs bench bench-gpu wheels gpu-site fuzz \
+.PHONY: install wheel serve test coverage test-pythons test-torch test-kserve test-node test-gpu lint proto proto-check docs site bench bench-gpu wheels gpu-site fuzz \
 	chaos reload-drill soak rounds clean
 
-serve: $(SERVE_DEPS)  ## set up and run the server with the shipped workers
+serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
 
-test: $(DEV_DEPS)  ## set up and pass the tests; REQUIRE=browser,curl: none may be left out for want of one
-	@# They start processes by the thousand, which may be told not to keep what they compile.
-	$(BIN)/python -m compileall -q shmserve
-	$(BIN)/python $(PYTEST)
+test: $(DEV_DEPS) $(BYTECODE)  ## set up and pass the tests; REQUIRE=browser,curl: none may be left out for want of one
+	$(BIN)/python $(PYTEST) $(TESTS)
 
 coverage: $(DEV_DEPS)  ## run COVERAGE_TESTS; fail if they run less of shmserve than pyproject.toml says
 	rm -rf .coverage
 	$(BIN)/coverage run $(PYTEST) -q $(COVERAGE_TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+test-pythons:  ## the unit part on each of PYTHONS, in environments of their own
+	set -e; for python in $(PYTHONS); do $(MAKE) --no-print-directory test PYTHON=$$python TESTS=tests/unit; done
 
 test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the pytorch backend
 	$(BIN)/python -m pytest -m 'torch and not gpu' tests/torch
@@ -106,6 +123,9 @@ proto: $(DEV_DEPS)  ## generate shmserve/_generated from proto/
 docs: $(SERVE_DEPS)  ## write what of docs/ comes from the code: settings.md, drawings
 	$(BIN)/python -m shmserve settings --markdown > docs/settings.md
 	$(BIN)/python docs/draw.py
+
+site: $(SITE_DEPS)  ## the documents as a site, in site/; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 proto-check: $(DEV_DEPS)  ## fail if shmserve/_generated is stale
 	$(BIN)/python proto/generate.py --check
@@ -148,31 +168,40 @@ install:  ## the systemd units, below DESTDIR and PREFIX, for an environment in 
 	@# What somebody has written there stays.
 	test -e $(CONFIG_DIR)/shmserve.toml || install -m 644 deploy/shmserve.toml $(CONFIG_DIR)
 
-wheel: $(VENV)/bin/python  ## dist/: a wheel, and an archive of the sources
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+wheel: $(VENV)/bin/python  ## dist/: wheels of client and server, and archives of their sources
+	$(INSTALL) build
+	$(BIN)/python -m build --outdir dist client
 	$(BIN)/python -m build --outdir dist .
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(SERVE_DEPS): $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx]'
+$(SERVE_DEPS): $(VENV)/bin/python $(DISTRIBUTIONS)
+	$(INSTALL_TREE) '.[onnx]'
 	@touch $@
 
-$(DEV_DEPS): $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx,dev]'
+$(BYTECODE): $(shell find shmserve -name '*.py') | $(VENV)/bin/python
+	$(BIN)/python -m compileall -q shmserve
+	@touch $@
+
+$(DEV_DEPS): $(VENV)/bin/python $(DISTRIBUTIONS)
+	$(INSTALL_TREE) '.[onnx,dev]'
 	@touch $(SERVE_DEPS) $@
 
 $(TORCH_DEPS): $(DEV_DEPS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(INSTALL) $(TORCH)
 	@touch $@
 
 $(FUZZ_DEPS): $(DEV_DEPS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
+	$(INSTALL_TREE) '.[fuzz]'
 	@touch $@
 
 $(BENCH_DEPS): $(DEV_DEPS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(INSTALL_TREE) '.[bench]'
+	@touch $@
+
+$(SITE_DEPS): $(SERVE_DEPS)
+	$(INSTALL_TREE) '.[docs]'
 	@touch $@
 
 $(KSERVE)/.kserve:
@@ -186,12 +215,12 @@ $(NODE)/.grpc-js:
 
 gpu-site:
 	$(PYTHON) tests/gpu_site.py wheels .gpu-site
-	@# As for `test`.
+	@# As BYTECODE.
 	$(PYTHON) -m compileall -qq -j 0 shmserve .gpu-site || true
 
 $(VENV)/.gpu: $(DEV_DEPS) $(TORCH_DEPS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[onnx,dev,gpu]'
+	$(INSTALL_TREE) '.[onnx,dev,gpu]'
 	@touch $@
 
 clean:  ## remove what the targets above have made
-	rm -rf $(VENV) $(KSERVE) $(NODE) .coverage .gpu-site wheels bench/build .fuzz soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* $(NODE) site .coverage .gpu-site wheels bench/build .fuzz soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -13,7 +13,7 @@ from shmserve.config import run_dir  # (gunicorn has a setting of the name of th
 from shmserve.errors import ConfigError
 from shmserve.frontends.http.server import sign_of_life
 from shmserve.frontends.oip.restricted_apis import check_settings
-from shmserve.observe import logs, trace_files
+from shmserve.observe import logs, otlp_extra, trace_files
 from shmserve.supervisor import guard, launch
 from shmserve.transport import key_file, tls
 
@@ -47,6 +47,7 @@ def on_starting(server):
     try:
         check_settings(_settings)
         key_file.read(_settings)
+        otlp_extra.require(_settings)
         encrypted = tls.certificates(_settings, "http", "http/1.1")
         tls.certificates(_settings, "grpc", "h2")
         if encrypted and server.cfg.worker_class_str != worker_class:  # it would speak plainly

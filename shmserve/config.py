@@ -34,6 +34,8 @@ HostRule = Annotated[
     str, Meta(pattern=r"^(cpu-cores=[0-9]{1,4}(-[0-9]{1,4})?|numa-node=[0-9]{1,3})$")
 ]
 ResourceAmount = Annotated[str, Meta(pattern="^[^:]+:[1-9][0-9]{0,8}(:(cpu|[0-9]{1,4}))?$")]
+Url = Annotated[str, Meta(pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$")]  # without secrets
+Pair = Annotated[str, Meta(pattern="^[^=]+=.*$")]  # name=value
 TcpAddress = Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^][:/]+):[1-9][0-9]{0,4}$")]
 From = Literal["owner", "local", "anyone"]  # the server's user and root, any user of the host, all
 KeysFrom = Literal["nobody", "remote", "local", "anyone"]  # these, and who is further away
@@ -208,16 +210,28 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     metrics: bool = True  # GET /metrics
     metrics_triton_names: bool = False  # also under the names that Triton's dashboards ask for
     dashboard: bool = True  # GET / shows people what happens, from a history that is kept for it
+    state_dir: str = (
+        ""  # where the history outlives the service; default: $STATE_DIRECTORY, run_dir
+    )
     max_counted_models: Positive = 128  # model versions, and keys, a frontend counts apart
     trace_level: tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...] = ("OFF",)
-    trace_rate: Positive = 1000  # one of so many requests is traced
+    trace_rate: NonNegative = 1000  # one of so many requests is traced; 0: see docs
     trace_count: Annotated[int, Meta(ge=-1)] = -1  # so many traces; -1: no limit
-    trace_mode: str = "triton"
+    trace_mode: Literal["triton", "opentelemetry"] = "triton"
     trace_file: str = ""  # Triton's JSON; default: traces are lines of the log
     trace_log_frequency: NonNegative = 0  # traces of each file <trace_file>.<n>; 0: all in one
     max_trace_file_bytes: Positive = 256 * MIB  # one file; what does not fit is lost
     max_trace_files: Positive = 1000
     max_trace_tensor_bytes: NonNegative = 64 * 1024  # larger tensors are not in traces
+    otlp_endpoint: Url = "http://127.0.0.1:4318"  # a collector that takes OTLP over HTTP
+    otlp_headers: tuple[Pair, ...] = ()  # of each request to it
+    otlp_timeout_s: Seconds = 10.0  # one export
+    otlp_service_name: str = "shmserve"
+    otlp_resource: tuple[Pair, ...] = ()  # what else it is told of this server
+    otlp_max_queue: Positive = 8192  # spans that wait for being exported; others are dropped
+    otlp_max_batch: Positive = 512  # of one export
+    otlp_delay_s: Seconds = 5.0  # a batch that is not full waits for so long
+    otlp_metrics_interval_s: Annotated[float, Meta(ge=0)] = 0.0  # 0: /metrics is not exported
     max_metric_families: Positive = 64  # metrics of its own one instance of a model may have:
     max_metric_series: Positive = 512  # names, and names with labels; how many characters a name,
     max_metric_text: Positive = 256  # a label or its value may have
@@ -230,6 +244,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         own = self.extensions.get(name)
         return own if isinstance(own, kind) else kind()
 
+    @property
+    def exports(self) -> bool:
+        """Whether there is something for an OpenTelemetry collector."""
+        return self.trace_mode == "opentelemetry" or self.otlp_metrics_interval_s > 0
+
     def flags(self) -> dict[str, bool]:
         """Flags of extensions by the names of their settings, as they are at the start."""
         return {
@@ -241,7 +260,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 _FORMER = {"grps_pipelines": "pipelines"}  # names that settings had once: they are still taken
 _SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
-SECRET = _SEMICOLONS  # values that are not shown
+SECRET = _SEMICOLONS | {"otlp_headers"}  # values that are not shown
 
 
 class Reading(NamedTuple):
@@ -330,16 +349,34 @@ def _wrong_binds(settings: Settings) -> list[str]:
 
 def _wrong_traces(settings: Settings) -> list[str]:
     wrong = []
-    if settings.trace_mode != "triton":
-        shown = ascii(settings.trace_mode[:64])
-        wrong.append(f"trace_mode: {shown} is not supported: it is 'triton'")
+    tensors = "TENSORS" in settings.trace_level
     if "OFF" in settings.trace_level and len(set(settings.trace_level)) > 1:
         wrong.append("trace_level: OFF cannot be together with other levels")
     if settings.trace_log_frequency and not settings.trace_file:
         wrong.append("trace_log_frequency: there is no trace_file")
-    if "TENSORS" in settings.trace_level and not settings.trace_file:
-        wrong.append("trace_level: TENSORS go to a trace_file, and there is none")
+    if settings.trace_mode == "opentelemetry":
+        if tensors:
+            wrong.append("trace_level: TENSORS are not traced with trace_mode opentelemetry")
+        if settings.trace_file:
+            wrong.append("trace_file: trace_mode opentelemetry writes none")
+    else:
+        if tensors and not settings.trace_file:
+            wrong.append("trace_level: TENSORS go to a trace_file, and there is none")
+        if not settings.trace_rate:
+            wrong.append("trace_rate: 0 is for trace_mode opentelemetry")
+    if settings.otlp_max_batch > settings.otlp_max_queue:
+        wrong.append("otlp_max_batch: is more than otlp_max_queue")
     return wrong
+
+
+def state_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
+    """Where files are that outlive the service: the setting, systemd's, or the run directory."""
+    environ = os.environ if environ is None else environ
+    if settings.state_dir:
+        return os.path.abspath(settings.state_dir)
+    if environ.get("STATE_DIRECTORY"):
+        return environ["STATE_DIRECTORY"].split(":")[0]
+    return run_dir(settings, environ)
 
 
 def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:

@@ -110,6 +110,7 @@ NEEDS = {
     "netns": Need(_netns, "apt-get install -y iproute2, and be root with CAP_SYS_ADMIN"),
     "network": Need(lambda: bool(own_address()), "an IPv4 address beside that of loopback"),
     "openssl": Need(_program("openssl"), "apt-get install -y openssl"),
+    "promtool": Need(_program("promtool"), "apt-get install -y prometheus, of which it is a part"),
     "seccomp": Need(
         lambda: _program("systemd-analyze")() and find_library("seccomp") is not None,
         "apt-get install -y systemd libseccomp2",

@@ -13,10 +13,11 @@ from shmserve.coordinator import pool_sizing
 from shmserve.coordinator.models import desired_models
 from shmserve.errors import ConfigError
 from shmserve.frontends.oip.restricted_apis import check_settings
+from shmserve.observe import otlp_extra
 from shmserve.protocol.triton_config import model_config
 from shmserve.repository import folder_reader
 from shmserve.tensor.spec import ModelSpec
-from shmserve.transport import key_file, tls
+from shmserve.transport import key_file, listen_addresses, tls
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -38,6 +39,11 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
     """Print the findings; returns the exit status."""
     print(f"ok    settings (run directory {config.run_dir(settings)})")
     problems = 0
+    try:
+        listen_addresses.check_http(settings)
+    except ConfigError as ex:
+        print(f"FAIL  {ex.message}")
+        problems += 1
     pool, advice = pool_sizing.host_pool(settings.pool_bytes)
     print(f"warn  memory: {advice}" if advice else f"ok    memory: pool of {pool >> 20} MiB")
     for path in settings.model_repository:
@@ -49,6 +55,7 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
     try:
         check_settings(settings)
         key_file.read(settings)
+        otlp_extra.require(settings)
         tls.certificates(settings, "http", "http/1.1")
         tls.certificates(settings, "grpc", "h2")
         desired = desired_models.choose(settings, scan)

@@ -18,6 +18,7 @@ _SETTINGS = """\
 
 model_repository = [{repository}]
 # model_control = "explicit"        # clients load and unload models; "poll": what is in the folder
+# load_models = ["*"]               # with "explicit": what is loaded at the start
 # pool_bytes = "1GiB"               # all shared memory; default: half of /dev/shm
 
 [http]

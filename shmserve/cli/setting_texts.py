@@ -76,7 +76,7 @@ SECTIONS: dict[str, dict[str, str]] = {
             "all shared memory of the service; 0: half of `/dev/shm`. Beyond it requests get "
             "503. Below 1 MiB for each process it is not ready"
         ),
-        "arena_bytes": "shared segment of each process; executors on the CPU begin with 4 MiB",
+        "arena_bytes": "shared segment of each process; executors on the CPU begin with 1 MiB",
         "response_cache_bytes": (
             "answers of models with `response_cache` that each frontend process may keep, in its"
             " part of the pool, each counted with 1 KiB more; 0: none"
@@ -272,7 +272,7 @@ SECTIONS: dict[str, dict[str, str]] = {
             "of all processes' lines: `ISO8601`: their timestamps; `json`: one object a line, what "
             "models print as well ([statistics.md](statistics.md#logs))"
         ),
-        "access_log": "a line for each request over HTTP, and for each rpc with one answer",
+        "access_log": "a line for each request over HTTP, and for each rpc",
         "metrics": "GET `/metrics` on the HTTP addresses, or `metrics_bind`",
         "metrics_bind": (
             "addresses of TCP, such as `127.0.0.1:8002`, that have `/metrics` and nothing else; "
@@ -282,9 +282,32 @@ SECTIONS: dict[str, dict[str, str]] = {
             "what is traced: `TIMESTAMPS`, `TENSORS`; clients may change it while the server runs, "
             "and the next two ([statistics.md](statistics.md#traces))"
         ),
-        "trace_rate": "one of so many requests is traced",
+        "trace_rate": (
+            "one of so many requests is traced; 0, with `trace_mode` `opentelemetry`: those alone "
+            "whose client says so"
+        ),
         "trace_count": "so many are; -1: no limit",
-        "trace_mode": "`triton` is the only one",
+        "trace_mode": (
+            "`opentelemetry`: traces are spans that go to `otlp_endpoint`, which takes the extra "
+            "`otlp` ([statistics.md](statistics.md#opentelemetry))"
+        ),
+        "otlp_endpoint": (
+            "where an OpenTelemetry collector takes OTLP over HTTP; `/v1/traces` and `/v1/metrics` "
+            "are added to it"
+        ),
+        "otlp_headers": (
+            "`name=value`, of each request to the collector, such as its key; in the environment "
+            "separated by `,`"
+        ),
+        "otlp_timeout_s": "one export, with what is tried again",
+        "otlp_service_name": "`service.name` of all that is exported",
+        "otlp_resource": "`name=value`, further attributes of the resource",
+        "otlp_max_queue": "spans that wait for being exported; further ones are dropped",
+        "otlp_max_batch": "spans of one export",
+        "otlp_delay_s": "how long a batch that is not full waits for more",
+        "otlp_metrics_interval_s": (
+            "how often the numbers of `/metrics` are exported, too (extra `otlp`); 0: never"
+        ),
         "trace_file": (
             "file of traces, as Triton writes it; emptied at the start, when files "
             "`<trace_file>.<n>` are removed. Without one traces are lines of the log"
@@ -304,6 +327,10 @@ SECTIONS: dict[str, dict[str, str]] = {
         ),
         "dashboard": (
             "the metrics page at `/` and the history it shows ([dashboard.md](dashboard.md))"
+        ),
+        "state_dir": (
+            "where that history outlives the service; empty: `STATE_DIRECTORY` as systemd sets it, "
+            "or `run_dir` ([dashboard.md](dashboard.md#what-the-numbers-are))"
         ),
         "max_counted_models": (
             "model versions, and keys, that one frontend process counts apart; further ones are "

@@ -25,7 +25,7 @@ import numpy as np
 
 from shmserve.client import api
 from shmserve.client.cancel_scope import CancelScope
-from shmserve.client.errors import LATE, InferenceError
+from shmserve.client.errors import CLOSED, LATE, InferenceError
 from shmserve.client.result import Result
 from shmserve.client.streams import ResultStream
 
@@ -228,13 +228,16 @@ class _Calls:
     def __init__(self, concurrency: int) -> None:
         self._threads = ThreadPoolExecutor(concurrency, "shmserve-client")
         self._scopes: set[CancelScope] = set()
+        self._closed = False
 
     async def run(self, call: Callable[[], T], timeout_s: float) -> T:
         """What a call gives.
 
         Raises:
-            InferenceError: it did not end in time, or was ended by `close`.
+            InferenceError: it did not end in time, or was ended by `close`, or begun after it.
         """
+        if self._closed:
+            raise InferenceError(0, CLOSED)
         scope = CancelScope()
         self._scopes.add(scope)
         try:
@@ -249,6 +252,7 @@ class _Calls:
 
     async def close(self) -> None:
         """Cancel all, also those that wait for a thread, and end the threads. Idempotent."""
+        self._closed = True
         for scope in self._scopes:
             scope.cancel()
         await asyncio.to_thread(self._threads.shutdown)

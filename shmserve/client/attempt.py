@@ -177,7 +177,6 @@ class RequestAttempt:
         self,
         parameters: Mapping[str, Any] | None,
         request_id: str,
-        timeout_s: float,
         stream: bool = False,
     ) -> LaneRequest | None:
         """The same for a lane; None: a tensor is too large for one, and in none of our memory.
@@ -205,8 +204,7 @@ class RequestAttempt:
             tuple(outputs),
             request_id,
             dict(parameters) if parameters else {},
-            int(timeout_s * 1e9),
-            ahead if stream else 0,
+            credit=ahead if stream else 0,
         )
 
     # ---------------------------------------------------------------------- life

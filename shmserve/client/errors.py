@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 LATE = "the server did not answer in time"
+CLOSED = "the client is closed"
 
 
 class InferenceError(Exception):

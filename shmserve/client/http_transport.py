@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from shmserve.client.cancel_scope import cancellable
-from shmserve.client.errors import LATE, InferenceError
+from shmserve.client.errors import CLOSED, LATE, InferenceError
 from shmserve.errors import UnreadableMessage
 from shmserve.protocol.decoding import json_decoder
 
@@ -76,7 +76,8 @@ class Transport:
         """One request and its response.
 
         Raises:
-            InferenceError: with status 0: no response came, or nobody wants it any more.
+            InferenceError: with status 0: no response came, nobody wants it any more, or the
+                transport is closed.
         """
         connection = self._connection(timeout_s or self._timeout_s)
         fields = {"Content-Length": str(sum(len(p) for p in body)), **(headers or {})}
@@ -132,6 +133,8 @@ class Transport:
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         while True:
             with self._lock:
+                if self._closed:
+                    raise InferenceError(0, CLOSED)
                 connection = self._idle.pop() if self._idle else None
             if connection is None and self.unix_path:
                 return _UnixConnection(self.unix_path, timeout_s)

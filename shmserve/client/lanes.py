@@ -11,10 +11,12 @@ import threading
 import time
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shmserve.client.cancel_scope import cancellable
 from shmserve.client.client_connection import ControlConnection
 from shmserve.client.errors import LATE, InferenceError
+from shmserve.client.http_transport import left_s
 from shmserve.errors import PeerDied, ProtocolViolation, ShmserveError
 from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.client_messages import LaneOpened
@@ -24,7 +26,8 @@ Key = tuple[str, str]  # name and version as they were asked for
 
 _MAX_IDLE = 16
 _AGAIN_S = 1.0  # until one is asked for again after a refusal
-_GRACE_S = 1.0  # for the server's own word that a deadline has passed
+# For the server's own word that its deadline has passed, which it looks at once a second
+_GRACE_S = 5.0
 DIED = "the executor died while it had the request"
 
 
@@ -104,7 +107,7 @@ class Lanes:
 
 
 def converse(
-    lanes: Lanes, key: Key, request: wire.LaneRequest, once: bool, timeout_s: float
+    lanes: Lanes, key: Key, request: wire.LaneRequest, once: bool, until: float
 ) -> tuple[wire.LaneAnswer, ClientLane] | None:
     """Send a request, again if its lane has been moved or died, and wait for its first answer; with
     the lane it came on, which is the caller's if that is not the final one. None: there is no lane
@@ -113,21 +116,23 @@ def converse(
     Args:
         once: it is not to be run again after an executor died of it, whatever the model says:
             it names memory, which may be the reason.
+        until: its deadline (`time.monotonic`); each time the server is told what is left.
 
     Raises:
         InferenceError: no answer came, or none in time, or nobody wants it any more.
     """
-    data = wire.encode(request)
-    if len(data) > MAX_MESSAGE:
-        return None
-    while (lane := lanes.take(key)) is not None:
+    while True:
+        data = wire.encode(replace(request, timeout_ns=int(left_s(until) * 1e9)))
+        lane = lanes.take(key) if len(data) <= MAX_MESSAGE else None
+        if lane is None:
+            return None
         answer: wire.LaneAnswer | None = None
         sent = ours = False
         try:
             lane.channel.send(data)
             sent = True
             with cancellable(lane.channel.refuse):
-                answer = lane.receive(min(timeout_s, lane.limit_s))
+                answer = lane.receive(min(left_s(until), lane.limit_s))
             ours = answer is not None and answer.number == request.number and not answer.moved
         except (PeerDied, ProtocolViolation):
             if sent and (once or not lane.opened.rerun):
@@ -143,4 +148,3 @@ def converse(
             return answer, lane
         if answer is None or not answer.moved:
             raise InferenceError(0, LATE)
-    return None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import time
 import urllib.parse
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Any
 
 from shmserve.client.attempt import PoolOf, RequestAttempt
@@ -50,7 +50,11 @@ class Requester:
 
     def run(self, call: ClientCall) -> Result:
         """Try, and try again where the reason of a refusal was our memory."""
-        described = self._model(call.model, call.version)
+        return self.run_until(call, time.monotonic() + call.timeout_s)
+
+    def run_until(self, call: ClientCall, until: float) -> Result:
+        """As `run`, whatever its timeout is."""
+        described = self._model(call, until)
         names = tuple(described.outputs) if call.outputs is None else call.outputs
         key = (call.model, call.version)
         shapes = tuple(sorted([tensor.signature for tensor in call.inputs]))
@@ -63,9 +67,9 @@ class Requester:
             )
             reply: Reply | LaneAnswer
             try:
-                answer, result = self._over_lane(attempt, call, known)
+                answer, result = self._over_lane(attempt, call, until, known)
                 if answer is None:
-                    reply = self._send(attempt, call)
+                    reply = self._send(attempt, call, until)
                     if reply.status == 200:
                         result = ResultReader(attempt.windows, call.device).of_http(
                             reply, call.model
@@ -95,9 +99,9 @@ class Requester:
             InferenceError: it does not, as `run`.
         """
         until = time.monotonic() + call.timeout_s
-        if not self._is_decoupled(call.model, call.version):
-            return OneAnswer(self, call)
-        described = self._model(call.model, call.version)
+        if not self._is_decoupled(call, until):
+            return OneAnswer(functools.partial(self.run_until, call, until))
+        described = self._model(call, until)
         answers = self._begin_on_lane(call, described, largest, until)
         if answers is not None:
             return answers
@@ -123,11 +127,10 @@ class Requester:
             answers = None
             attempt = RequestAttempt(self._pool_of(barred), call.inputs, sizes, None, inline=True)
             try:
-                time_s = left_s(until)
-                request = attempt.lane_request(call.parameters, call.request_id, time_s, True)
+                request = attempt.lane_request(call.parameters, call.request_id, True)
                 if request is None:
                     return None
-                found = converse(self._lanes, key, request, attempt.shared, time_s)
+                found = converse(self._lanes, key, request, attempt.shared, until)
                 if found is None:
                     return None
                 first, _ = found
@@ -177,18 +180,18 @@ class Requester:
         return {_HOST, _GPU}
 
     def _over_lane(
-        self, attempt: RequestAttempt, call: ClientCall, known: bool
+        self, attempt: RequestAttempt, call: ClientCall, until: float, known: bool
     ) -> tuple[LaneAnswer | None, Result | None]:
         """The answer of a lane, and what it means if that is a result. None: it is not the way,
         or there is none."""
         request = None
         if self._lanes is not None and known:
-            request = attempt.lane_request(call.parameters, call.request_id, call.timeout_s)
+            request = attempt.lane_request(call.parameters, call.request_id)
         if self._lanes is None or request is None:
             return None, None
         key = (call.model, call.version)
         try:
-            found = converse(self._lanes, key, request, attempt.shared, call.timeout_s)
+            found = converse(self._lanes, key, request, attempt.shared, until)
         except BaseException:
             attempt.taint()
             raise
@@ -202,14 +205,14 @@ class Requester:
             answer, call.model, call.request_id, lane.opened, call.receipt
         )
 
-    def _send(self, attempt: RequestAttempt, call: ClientCall) -> Reply:
+    def _send(self, attempt: RequestAttempt, call: ClientCall, until: float) -> Reply:
         headers, body = attempt.request(call.parameters, call.request_id)
         if call.receipt:
             headers["shmserve-receipt"] = "1"
         path = _path(call.model, call.version) + "/infer"
         ended = False
         try:
-            reply = self._transport.request("POST", path, headers, body, call.timeout_s)
+            reply = self._transport.request("POST", path, headers, body, left_s(until))
             ended = reply.status < 499 or reply.status in _ENDED
             return reply
         finally:
@@ -226,23 +229,25 @@ class Requester:
             self._models.pop((call.model, call.version), None)
             self._decoupled.pop((call.model, call.version), None)
 
-    def _model(self, model: str, version: str) -> ModelOutputs:
-        described = self._models.get((model, version))
+    def _model(self, call: ClientCall, until: float) -> ModelOutputs:
+        key = (call.model, call.version)
+        described = self._models.get(key)
         if described is None:
-            described = ModelOutputs.from_metadata(self._get(_path(model, version)))
-            self._models[model, version] = described
+            described = ModelOutputs.from_metadata(self._get(_path(*key), until))
+            self._models[key] = described
         return described
 
-    def _is_decoupled(self, model: str, version: str) -> bool:
-        decoupled = self._decoupled.get((model, version))
+    def _is_decoupled(self, call: ClientCall, until: float) -> bool:
+        key = (call.model, call.version)
+        decoupled = self._decoupled.get(key)
         if decoupled is None:
-            config = self._get(_path(model, version) + "/config")
+            config = self._get(_path(*key) + "/config", until)
             policy = config.get("model_transaction_policy") or {}
-            decoupled = self._decoupled[model, version] = bool(policy.get("decoupled"))
+            decoupled = self._decoupled[key] = bool(policy.get("decoupled"))
         return decoupled
 
-    def _get(self, path: str) -> Any:
-        reply = self._transport.request("GET", path)
+    def _get(self, path: str, until: float) -> Any:
+        reply = self._transport.request("GET", path, timeout_s=left_s(until))
         if reply.status != 200:
             raise InferenceError(reply.status, reply.error)
         return _decode(reply.body.data)
@@ -251,8 +256,8 @@ class Requester:
 class OneAnswer:
     """The stream of a model that answers once; implements `streams.AnswerSource`."""
 
-    def __init__(self, requester: Requester, call: ClientCall) -> None:
-        self._run: functools.partial[Result] | None = functools.partial(requester.run, call)
+    def __init__(self, run: Callable[[], Result]) -> None:
+        self._run: Callable[[], Result] | None = run
 
     def next(self) -> Result | None:
         """As `streams.AnswerSource.next`."""

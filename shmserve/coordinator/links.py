@@ -16,11 +16,11 @@ from shmserve.observe import flight_recorder
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Hello, Welcome
 from shmserve.protocol.control.messages import FromCoordinator, ToCoordinator
-from shmserve.transport.channel import MAX_MESSAGE, close_all
+from shmserve.transport.channel import close_all, message_buffer
 
 _log = logging.getLogger(__name__)
 
-ROLES = ("http", "grpc", "model", "executor", "supervisor", "cli")
+ROLES = ("http", "grpc", "model", "executor", "supervisor", "exporter", "cli")
 _PROCESS = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 
@@ -32,7 +32,7 @@ class Links:
         self._welcome = welcome
         self._connections: dict[str, ProcessConnection] = {}
         self._doomed: list[ProcessConnection] = []
-        self._buffer = memoryview(bytearray(MAX_MESSAGE))
+        self._buffer = message_buffer()
 
     def accept(self, listener: socket.socket) -> None:
         connection = connections.accept(listener, self._buffer)

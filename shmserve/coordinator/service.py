@@ -14,8 +14,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 
-from shmserve.config import Settings
+from shmserve.config import Settings, state_dir
 from shmserve.coordinator import assembly, pool_sizing
 from shmserve.coordinator.assembly import Launch, Outside
 from shmserve.coordinator.background import Background
@@ -28,6 +29,7 @@ from shmserve.coordinator.models import desired_models
 from shmserve.coordinator.models.desired_models import DesiredModels, Library
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
 from shmserve.coordinator.regions.owners import Owners
+from shmserve.coordinator.stats.history_file import HistoryFile
 from shmserve.core.control.silence import period_s
 from shmserve.errors import ConfigError
 from shmserve.observe import flight_recorder
@@ -139,6 +141,7 @@ class CoordinatorLoop:
             _log.error("not ready: %s (pool_bytes, %s)", shortage, pool_sizing.SHM)
         parts.reconciler.shortage = shortage
         self._regions, self._introspection = parts.regions, parts.introspection
+        self._history = self._history_file(settings)
         self._router = MessageRouter(parts, send)
         self._client_socket = ClientSocket(
             settings, run_dir, parts.regions, parts.lanes, self._selector
@@ -198,6 +201,8 @@ class CoordinatorLoop:
                     self._links.accept(key.fileobj)
         self._background.settle()
         self._router.tick(time.monotonic())
+        if self._history is not None:
+            self._history.tick(time.monotonic())
         self._client_socket.settle(time.monotonic())
         self._links.bury(self._router)
 
@@ -207,8 +212,20 @@ class CoordinatorLoop:
         self._router.drain("the gunicorn master is gone")
         self._stop_at = min(self._stop_at, time.monotonic() + _AFTER_MASTER_S)
 
+    def _history_file(self, settings: Settings) -> HistoryFile | None:
+        """Where the history goes on from one coordinator to the next; None: there is none."""
+        monitoring = self._introspection.monitoring
+        if monitoring is None:
+            return None
+        later = partial(self._background.submit, done=lambda _: None)
+        file = HistoryFile(state_dir(settings), monitoring, later, time.monotonic())
+        file.read()
+        return file
+
     def _close(self) -> None:
         self._gpus.stop()
+        if self._history is not None:
+            self._history.close(time.monotonic())
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()

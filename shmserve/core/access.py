@@ -106,6 +106,11 @@ class Access:
             return
         raise self._refusal(action, bool(caller.scopes))
 
+    def sees_errors(self, caller: Caller) -> bool:
+        """Whether what clients were told of errors is for this caller, too: the server's own user
+        may read the log anyway, and holders of a key that may change the server operate it."""
+        return self.kind(caller) == "owner" or "change" in caller.scopes
+
     def _refusal(self, action: Action, has_key: bool) -> ShmserveError:
         who = [_WHO[kind] for kind in self._table[action]]
         if not self._keys:

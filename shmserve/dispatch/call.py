@@ -132,7 +132,7 @@ class Call:
             self._accept(answer)
             if answer.error_code:
                 if not answer.refused:
-                    self.account.refused(answer.error_code)
+                    self.account.refused(answer.error_code, answer.error)
                 raise error_of(answer)
             outputs = tuple(map(self._output, answer.outputs))
         except BaseException as ex:
@@ -159,7 +159,7 @@ class Call:
                 if answer.refused:
                     self.account.failed(error_of(answer))
                 elif answer.final and answer.error_code:
-                    self.account.refused(answer.error_code)
+                    self.account.refused(answer.error_code, answer.error)
                 elif answer.final:
                     self.account.succeeded = True
                     self.account.answered()
@@ -207,8 +207,10 @@ class Call:
         options, plane, account = self._options, self._plane, self.account
         account.request_id = options.request_id
         account.sent_ns = time.monotonic_ns()
+        traceparent = ""
         if self.entry.trace is not None or options.trace is not None:
             account.begin_trace(options, inputs_in(self._slots, self._inputs))
+            traceparent = account.traceparent
         message = Execute(
             plane.next_number(),
             options.request_id,
@@ -221,6 +223,7 @@ class Call:
             credit=credit,
             callers=options.callers,
             caller_number=options.caller_number,
+            traceparent=traceparent,
         )
         self._attempt = Attempt(
             plane.executors,

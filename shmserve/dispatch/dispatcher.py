@@ -31,7 +31,7 @@ from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.load_balancer import LoadBalancer, RequestBounds
 from shmserve.dispatch.orphaned_requests import OrphanedRequests
 from shmserve.dispatch.outcome import NO_OPTIONS, RunOptions
-from shmserve.dispatch.request_counting import RequestCounting
+from shmserve.dispatch.request_counting import RequestCounting, message_of
 from shmserve.dispatch.response_cache import ResponseCache
 from shmserve.dispatch.rest import Rest
 from shmserve.dispatch.step_threads import StepThreads
@@ -45,7 +45,7 @@ from shmserve.observe import flight_recorder, gauges
 from shmserve.protocol.control.link_messages import RegistryChanged, Welcome
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.settings_messages import FlagSet, SetFlag
-from shmserve.protocol.control.stats_messages import CounterPage
+from shmserve.protocol.control.stats_messages import CounterPage, RequestFailed
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.transport import rundir
 from shmserve.transport.link import Link, LinkHandlers
@@ -128,6 +128,7 @@ class Dispatcher:
             self._thread.join(timeout=2 * _MAINTENANCE_S)
         self.rest.resting = False  # nobody is woken any more
         self.tracer.flush(self.coordinator.take_traces)
+        self.tracer.close()
         self.orphans.close()
         self.executors.close()
         self._link.close()
@@ -194,7 +195,7 @@ class Dispatcher:
 
     def refused(self, entry: ModelEntry, error: BaseException) -> None:
         """A request for this version failed before there was a call for it: count that."""
-        self.counting.ended(entry, reason_of(error))
+        self.counting.ended(entry, reason_of(error), told=message_of(error))
 
     def count_key(self, name: str) -> None:
         """A request came with the key of this name."""
@@ -218,6 +219,7 @@ class Dispatcher:
                 self.executors.flush()
                 self.executors.prune()
                 self.memory.trim(self.settings.segment_idle_s)
+                self._tell()
                 self.rest.resting = True  # ahead of the last look: who comes later ends it
                 if self._measure() or called or self.rest.called:
                     self.rest.resting = False
@@ -226,6 +228,12 @@ class Dispatcher:
             except Exception:
                 log.exception("maintenance failed; it goes on")
                 time.sleep(_MAINTENANCE_S)
+
+    def _tell(self) -> None:
+        """What clients of failed requests were told, for those who operate the server."""
+        if self._link.connected:
+            for (model, version, reason), text in self.counting.told().items():
+                self._link.send(RequestFailed(model, version, reason, text))
 
     def _prepare(self) -> bool:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Callable, Generator, Iterator
 
@@ -76,7 +77,8 @@ class EnsembleSteps:
         self._make_call = make_call
         self._last = ensemble_graph.last_step(spec)
         self._lock = self.runs.lock
-        self._begun = False  # a step has been sent to an executor, or has answered
+        self._sent_first: Run | None = None  # to an executor
+        self._sent_others = False
         self._calls: list[AnyCall] = []
         self._streams: dict[Run, tuple[AnyCall, Iterator[Outcome]]] = {}  # that go on
 
@@ -92,7 +94,7 @@ class EnsembleSteps:
             finally:
                 self._over(call)
         except ShmserveError as ex:
-            raise self._named(step, ex) from ex
+            raise self._named(run, ex) from ex
         return False
 
     def _go_on(self, run: Run) -> bool:
@@ -134,18 +136,16 @@ class EnsembleSteps:
         with self._lock:
             given = self._given(call, step)
             number = self.progress.gave(run)  # from now on others take it for granted
-            own = self.tensors.answer(number)
             if not set(self._options.outputs).isdisjoint(step.outputs.values()):
+                own = self.tensors.answer(number)
                 own.parameters |= answer.parameters
-                own.error = self._named(step, answer.error) if answer.error is not None else None
+                own.error = self._named(run, answer.error) if answer.error is not None else None
+                own.tensors |= {t: v for t, v in given.items() if t in self._options.outputs}
             for tensor, value in given.items():
-                wanted, passed = tensor in self._options.outputs, tensor in self.progress.passed
-                if wanted:
-                    own.tensors[tensor] = value
-                if passed:
+                if tensor in self.progress.passed:
                     self.tensors.add((tensor, number), value)
-                if wanted and passed:
-                    self.tensors.lease(value)
+                    if tensor in self._options.outputs:
+                        self.tensors.lease(value)
 
     def _given(self, call: AnyCall, step: EnsembleStep) -> dict[str, StepTensor]:
         """What it has given of what is wanted, by tensor of the ensemble, each with a lease.
@@ -205,8 +205,12 @@ class EnsembleSteps:
         entry = snapshot.ready_entries.get((step.model, step.version))
         return entry or require_ready(snapshot.model(step.model, step.version), step.version)
 
-    def _sent(self) -> None:
-        self._begun = True
+    def _sent(self, run: Run) -> None:
+        if self._sent_first is None:
+            self._sent_first = run
+        self._sent_others = self._sent_others or run != self._sent_first
+        if self._options.step and self._options.on_sent is not None:  # of the ensemble around it
+            self._options.on_sent()
 
     def _step_options(self, run: Run, entry: ModelEntry) -> RunOptions:
         """What the model of a step is asked: what others need and, the last one, the client."""
@@ -229,7 +233,7 @@ class EnsembleSteps:
         )
         return replace(
             whole,
-            on_sent=self._sent,
+            on_sent=functools.partial(self._sent, run),
             outputs=outputs,
             parameters=parameters,
             places=places,
@@ -244,12 +248,12 @@ class EnsembleSteps:
             raise DeadlineExceeded(f"no answer within {self._timeout_s:g} s")
         return left
 
-    def _named(self, step: EnsembleStep, error: ShmserveError) -> ShmserveError:
-        """The same error, which says where it was; where steps have run, none that promises that
-        nothing has."""
-        spec = self._spec
+    def _named(self, run: Run, error: ShmserveError) -> ShmserveError:
+        """The same error, which says where it was; where other steps have begun, none that promises
+        that nothing has."""
+        spec, step = self._spec, self._spec.steps[run.step]
         text = f"in {spec.platform} '{spec.name}', {error.message} (step '{step.model}')"
-        if error.retry_after_s and self._begun:
+        if error.retry_after_s and (self._sent_others or self._sent_first not in (None, run)):
             return WorkLost(f"{text}; other steps have begun")
         named = copy.copy(error)
         named.message = text

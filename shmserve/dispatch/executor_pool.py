@@ -40,7 +40,7 @@ from shmserve.shm.status_page import StatusView
 from shmserve.transport.channel import Channel, close_all
 
 _CONNECT_TIMEOUT_S = 2.0
-_RELEASE_AT_ONCE = 1 << 20  # bytes; less is released with the next request, or within a second
+_RELEASE_AT_ONCE = 4 << 20  # bytes; less is released with the next request, or within a second
 _MANY_RELEASES = 256  # the same for their number
 _MOST_RELEASES = 1024  # in one message
 

@@ -23,12 +23,20 @@ from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.receipt import Receipt
 from shmserve.dispatch.traced_request import QUEUE_INPUT, NamedTensor, Trace
 from shmserve.dispatch.tracing import Tracer, timestamps
+from shmserve.errors import ShmserveError
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control.data_messages import Timing
 from shmserve.shm.counter_page import OwnCounterPage
 
+_MOST_TOLD = 64  # texts that wait to be taken
+_LONGEST_TOLD = 300
 _UNTIMED = Timing()
 _NO_RECEIPT = Receipt()
+
+
+def message_of(error: BaseException) -> str:
+    """What the client is told of it; "": nothing of this error."""
+    return error.message if isinstance(error, ShmserveError) else ""
 
 
 class RequestCounting:
@@ -38,6 +46,7 @@ class RequestCounting:
         self.page = OwnCounterPage(epoch, nwords(rows))
         self._counters = RequestCounters(self.page.words)
         self._lock = threading.Lock()
+        self._told: dict[tuple[str, str, Reason], str] = {}
 
     def ended(
         self,
@@ -45,8 +54,12 @@ class RequestCounting:
         reason: Reason | None,
         ns: int = 0,
         receipt: Receipt = _NO_RECEIPT,
+        told: str = "",
     ) -> None:
-        """A request was answered, or failed for a reason, `ns` after its arrival."""
+        """A request was answered, or failed for a reason, `ns` after its arrival.
+
+        `told`: what its client was told then.
+        """
         copied = (
             receipt.copied_in,
             receipt.copied_batch,
@@ -56,8 +69,19 @@ class RequestCounting:
         name, version = entry.spec.name, entry.spec.version
         with self._lock:
             self._counters.ended(name, version, reason, ns, copied)
+            if told and reason is not None and len(self._told) < _MOST_TOLD:
+                self._told[name, version, reason] = told[:_LONGEST_TOLD]
         if reason is not None:
             flight_recorder.record("request failed", f"{name}/{version}", reason.name.lower())
+
+    def told(self) -> dict[tuple[str, str, Reason], str]:
+        """What clients of failed requests were told since the last call: the latest text by model,
+        version and reason."""
+        if not self._told:
+            return {}
+        with self._lock:
+            told, self._told = self._told, {}
+        return told
 
     def looked_up(self, entry: ModelEntry, hit: bool, ns: int) -> None:
         """A request's answer was looked for among those that are kept."""
@@ -131,6 +155,12 @@ class Account(Struct):
             if self.trace is not None:
                 self.trace.add_tensors(QUEUE_INPUT, inputs)
 
+    @property
+    def traceparent(self) -> str:
+        """What is part of this request has it; empty: it is not traced in spans."""
+        own = self.trace.own if self.trace is not None else None
+        return "" if own is None else str(own)
+
     def answered(self) -> None:
         """The answer is about to be sent, and what it cost is known."""
         if not self.counted_ns:
@@ -146,35 +176,47 @@ class Account(Struct):
 
     def failed(self, error: BaseException) -> None:
         """It ends without an answer."""
-        self._failed(reason_of(error))
+        self._failed(reason_of(error), message_of(error))
 
-    def refused(self, code: str) -> None:
+    def refused(self, code: str, text: str) -> None:
         """An executor has answered with an error."""
-        self._failed(reason_of_answer(code))
+        self._failed(reason_of_answer(code), text)
 
     def close(self) -> None:
         """It is over: count it if nobody has, trace it if that is wanted."""
-        if not self.succeeded or self.closed:
+        trace = self.trace
+        spans = trace is not None and trace.own is not None and bool(trace.failure)
+        if self.closed or not (self.succeeded or spans):
             return
         self.closed = True
+        if self.succeeded:
+            self._close_answered()
+        if trace is not None:
+            self._traced(trace)
+
+    def _close_answered(self) -> None:
         if not self.counted_ns:
             self.answered()
         more = self.receipt.copied_out - self.counted_copies
         if more:  # by the last message of a stream
             self.counting.copied_out(self.entry, more)
-        if self.trace is not None:
-            self._traced(self.trace)
 
-    def _failed(self, reason: Reason) -> None:
+    def _failed(self, reason: Reason, told: str) -> None:
+        trace = self.trace
+        if trace is not None and not self.closed:
+            if not self.counted_ns:
+                trace.failure = reason.name.lower()
+            if trace.failure and not trace.error:
+                trace.error = told
         if not self.counted_ns:
             receipt = self.receipt
             self.counted_ns = now = monotonic_ns()
             took = now - self.sent_ns + receipt.receive_ns if self.sent_ns else 0
-            self.counting.ended(self.entry, reason, took, receipt)
+            self.counting.ended(self.entry, reason, took, receipt, told)
 
     def _traced(self, trace: Trace) -> None:
         receipt, timing = self.receipt, self.timing
-        trace.executor = receipt.executor
+        trace.executor, trace.receipt = receipt.executor, receipt
         trace.times = timestamps(
             self.sent_ns - receipt.receive_ns,
             self.sent_ns,

@@ -6,7 +6,6 @@ each, a tensor each. docs/statistics.md has an example.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from math import prod
 from typing import Any
@@ -17,9 +16,6 @@ from shmserve.dispatch.traced_request import Trace, TracedTensor
 from shmserve.tensor import bytes_codec
 from shmserve.tensor.dtypes import DATATYPES
 
-_TRACEPARENT = re.compile(  # ids of zeros only are none, and there is no version ff
-    "(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}"
-)
 _FRONTENDS = {"http": "HTTP", "grpc": "GRPC"}
 _OF_FRONTENDS = {"RECV_START", "RECV_END", "SEND_START", "SEND_END"}
 
@@ -56,7 +52,7 @@ def line_of(trace: Trace, protocol: str, process: str) -> dict[str, Any]:
         "model": trace.entry.spec.name,
         "version": trace.entry.spec.version,
         "request": trace.request_id,
-        **_context(trace.traceparent),
+        **_context(trace),
         "protocol": protocol,
         "process": process,
         "executor": trace.executor,
@@ -66,10 +62,10 @@ def line_of(trace: Trace, protocol: str, process: str) -> dict[str, Any]:
     return {**line, "steps": steps} if steps else line
 
 
-def _context(traceparent: str) -> dict[str, str]:
-    """What a trace says of the one that it is part of; nothing, if that is malformed or missing."""
-    found = _TRACEPARENT.fullmatch(traceparent)
-    return {"trace_id": found[1], "parent_id": found[2]} if found else {}
+def _context(trace: Trace) -> dict[str, str]:
+    """What a trace says of the one that it is part of."""
+    parent = trace.parent
+    return {} if parent is None else {"trace_id": parent.trace_id, "parent_id": parent.span_id}
 
 
 def _moments(trace: Trace, protocol: str) -> Iterator[tuple[str, int]]:

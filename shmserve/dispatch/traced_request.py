@@ -10,6 +10,8 @@ from msgspec import Struct
 from shmserve.core.control.runtime_settings import TraceSettings
 from shmserve.core.memory.slots import Slot
 from shmserve.core.registry import ModelEntry
+from shmserve.core.trace_context import TraceContext
+from shmserve.dispatch.receipt import Receipt
 from shmserve.protocol.control.data_messages import Descriptor, WireTensor
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"  # activities
@@ -62,9 +64,11 @@ class Trace(Struct, eq=False):
 
     Attributes:
         most_bytes: of a tensor that is kept.
-        traceparent: what it is part of, as the client sent it (W3C Trace Context).
+        parent: what it is part of, as the client or the whole request says.
         inner: it is a step of another one.
-        executor, times: told when it is over; without times it has failed.
+        own: as what others are part of it; None: it is for a file or the log.
+        executor, times, receipt: told when it is over; without times it has failed.
+        failure, error: why it has, if it has: as it is counted, and for people.
         tensors: copies of them, where they are wanted.
         steps: of an ensemble, requests to its models.
     """
@@ -73,10 +77,14 @@ class Trace(Struct, eq=False):
     settings: TraceSettings
     request_id: str
     most_bytes: int
-    traceparent: str = ""
+    parent: TraceContext | None = None
     inner: bool = False
+    own: TraceContext | None = None
     executor: str = ""
     times: Times = ()
+    receipt: Receipt | None = None
+    failure: str = ""
+    error: str = ""
     tensors: list[TracedTensor] = []
     steps: list[Trace] = []
 

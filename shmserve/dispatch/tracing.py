@@ -1,8 +1,9 @@
 """Traces: when a sampled request passed each stage, and with what tensors.
 
 A request pays for sampling only while its model is traced (`ModelEntry.trace`). Traces are written
-by the maintenance thread: to Triton's files where the setting `trace_file` names one
-(`trace_entries`), else as lines of JSON in the server's log. Where their number is limited, or they
+by the maintenance thread: to the exporter as spans (`trace_spans`) if `trace_mode` is
+`opentelemetry`, to Triton's files where the setting `trace_file` names one (`trace_entries`), else
+as lines of JSON in the server's log. Where their number is limited, or they
 have ids, the coordinator says which of them may be, so that this holds for all processes together.
 """
 
@@ -10,26 +11,32 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from itertools import islice
 
 import msgspec
 
+from shmserve import config
 from shmserve.config import Settings
 from shmserve.core.control.runtime_settings import UNLIMITED
 from shmserve.core.control.trace_files import GrantedTraces
 from shmserve.core.registry import ModelEntry
+from shmserve.core.trace_context import TraceContext, parse
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.trace_entries import entries_of, line_of
+from shmserve.dispatch.trace_spans import SpanSource, new_span_id, new_trace_id
 from shmserve.dispatch.traced_request import Times, Trace
 from shmserve.errors import ShmserveError
 from shmserve.observe.logs import TRACES
 from shmserve.observe.trace_files import TraceWriter
 from shmserve.protocol.control.data_messages import Timing
+from shmserve.transport.span_channel import SpanSender
 
 _MOST_WAITING = 10_000
 _MOST_WAITING_BYTES = 64 << 20  # of their tensors
+_TELL_NS = 60_000_000_000  # lost spans are told so often
 _log = logging.getLogger(__name__)
 _traces = logging.getLogger(TRACES)
 _encode = msgspec.json.Encoder().encode
@@ -50,30 +57,45 @@ class Tracer:
         self._protocol = protocol
         self._most_bytes = settings.max_trace_tensor_bytes
         self._writer = TraceWriter(settings) if settings.trace_file else None
+        self._sender: SpanSender | None = None
+        if settings.trace_mode == "opentelemetry":
+            self._sender = SpanSender(config.run_dir(settings))
         self._lock = threading.Lock()
         self._seen: Counter[str] = Counter()
         self._waiting: deque[Trace] = deque()
         self._waiting_bytes = 0
         self._dropped = 0
+        self._told_lost = self._tell_ns = 0
 
     def begin(self, entry: ModelEntry, options: RunOptions) -> Trace | None:
         """The trace of a request that begins, if it is one of those to be traced. A step of an
         ensemble is within the ensemble's."""
-        known = options.request_id, self._most_bytes, options.traceparent
+        known = options.request_id, self._most_bytes
         if (whole := options.trace) is not None:
-            step = Trace(entry, whole.settings, *known, inner=True)
+            parent = whole.own or whole.parent
+            step = Trace(entry, whole.settings, *known, parent, True, _within(whole.own))
             whole.add_step(step)
             return step
-        settings = entry.trace
+        parent, settings = parse(options.traceparent), entry.trace
         assert settings is not None
+        spans = self._sender is not None
+        if not self._sampled(entry.spec.name, settings.rate, parent if spans else None):
+            return None
+        trace = Trace(entry, settings, *known, parent)
+        if spans:
+            trace.own = _within(parent) or TraceContext(new_trace_id(), new_span_id())
+        return trace
+
+    def _sampled(self, model: str, rate: int, parent: TraceContext | None) -> bool:
+        """One of so many is; where there is a parent, what that says."""
+        if parent is not None or not rate:
+            return parent is not None and parent.sampled
         with self._lock:
-            self._seen[entry.spec.name] += 1
-            if self._seen[entry.spec.name] % settings.rate:
-                return None
-        return Trace(entry, settings, *known)
+            self._seen[model] += 1
+            return self._seen[model] % rate == 0
 
     def end(self, trace: Trace) -> None:
-        """A sampled request that is no step is over, and was answered."""
+        """A sampled request that is no step is over."""
         nbytes = trace.nbytes
         with self._lock:
             full = self._waiting_bytes + nbytes > _MOST_WAITING_BYTES
@@ -106,6 +128,9 @@ class Tracer:
         if self._writer is not None or traces[0].settings.count != UNLIMITED:
             granted = take(model, len(traces), sum(len(trace.whole) for trace in traces))
         traces = traces[: granted.count]
+        if self._sender is not None:
+            self._send(traces, self._sender)
+            return
         if self._writer is None:
             for trace in traces:
                 line = line_of(trace, self._protocol, self._process)
@@ -118,6 +143,26 @@ class Tracer:
                 entries += map(_encode, entries_of(trace, number, self._protocol))
                 number += len(trace.whole)
             self._writer.append(place, entries)
+
+    def _send(self, traces: list[Trace], sender: SpanSender) -> None:
+        now_ns = time.monotonic_ns()
+        wall_ns = time.time_ns() - now_ns
+        source = SpanSource(self._process, self._protocol, wall_ns)
+        sender.send([span for trace in traces for span in source.spans(trace)])
+        lost = sender.dropped - self._told_lost
+        if lost and now_ns >= self._tell_ns:
+            _log.warning("%d spans are lost: the exporter is away, or has no room", lost)
+            self._told_lost, self._tell_ns = sender.dropped, now_ns + _TELL_NS
+
+    def close(self) -> None:
+        """Let go of the way to the exporter."""
+        if self._sender is not None:
+            self._sender.close()
+
+
+def _within(parent: TraceContext | None) -> TraceContext | None:
+    """What is part of something else; None: that is in no trace."""
+    return None if parent is None else TraceContext(parent.trace_id, new_span_id())
 
 
 def timestamps(

@@ -61,6 +61,7 @@ from shmserve.protocol.control.link_messages import (
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.region_messages import ProbeRegion, RegionProbed, RegionsGone
 from shmserve.protocol.control.stats_messages import CounterPage
+from shmserve.protocol.decoding import msgpack_decoder
 from shmserve.protocol.triton_config import model_config
 from shmserve.repository import folder_reader
 from shmserve.shm.arena import ArenaMemory
@@ -75,7 +76,8 @@ from shmserve.transport.processes import follow, raise_oom_score
 
 log = logging.getLogger("shmserve.executor")
 
-_FIRST_SEGMENT = 4 << 20  # most models need no more
+_decode = msgpack_decoder(Instance)
+_FIRST_SEGMENT = 1 << 20  # most models need no more
 
 
 class Executor:
@@ -195,10 +197,7 @@ class Executor:
         if isinstance(backend, SequenceBackend) and sequences is not None:
             if spec.decoupled:
                 self.loop = SequenceStreamLoop(
-                    backend,
-                    workspace,
-                    channels,
-                    idle_s,
+                    *(backend, workspace, channels, idle_s),
                     msgspec.structs.replace(sequences, max_streams=most),
                     self.resources,
                 )
@@ -313,18 +312,18 @@ def main() -> int:
     parser.add_argument("--process-id", required=True)
     parser.add_argument("--master-fd", type=int, required=True)
     arguments = parser.parse_args()
-    return run_instance(arguments.process_id, arguments.master_fd)
+    return run_instance(arguments.process_id, arguments.master_fd, config.load())
 
 
-def run_instance(process: str, master_fd: int) -> int:
+def run_instance(process: str, master_fd: int, settings: config.Settings) -> int:
     """Be the executor that standard input describes, until the end; the exit status.
 
     Args:
         process: its process id.
         master_fd: the pidfd of the gunicorn master.
+        settings: the server's.
     """
-    settings = config.load()
-    instance = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Instance)
+    instance: Instance = _decode(sys.stdin.buffer.read())
     with open(os.devnull, "rb") as nothing:  # what models read from now on
         os.dup2(nothing.fileno(), 0)
     sys.argv = [""]  # a model's own use of it must not see the server's options

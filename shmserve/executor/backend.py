@@ -97,6 +97,7 @@ class Request(Protocol):
     requested: tuple[str, ...]  # names of the wanted outputs, never empty
     deadline_ns: int  # CLOCK_MONOTONIC, 0: none
     callers: tuple[CallingModel, ...]  # models that wait for the answer
+    traceparent: str  # what the model's own work is part of (W3C Trace Context); empty: nothing
     responses: Responses | None  # of decoupled models; None: the answer is returned
     rescheduled: bool  # it is to run again: see `reschedule`
 

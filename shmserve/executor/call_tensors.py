@@ -20,6 +20,7 @@ from shmserve.protocol.oip.request import (
     InferOutput,
     InferRequest,
     RegionWindow,
+    check_parameters,
     refuse_duplicates,
 )
 from shmserve.tensor import bytes_codec
@@ -57,13 +58,15 @@ def check_call(
     """A call against its model, as a client's request is.
 
     Raises:
-        InvalidArgument: an input or output is missing, unknown, there twice, or does not fit.
+        InvalidArgument: an input or output is missing, unknown, there twice, or does not fit; a
+            parameter is reserved, or not what the protocol says.
         Unimplemented: a decoupled model is asked for one answer.
     """
     if not call.stream:
         validation.refuse_decoupled(signature, "a call that wants one answer")
     for what, names in ("input", [t.name for t in inputs]), ("output", list(call.outputs)):
         refuse_duplicates(what, names)
+    check_parameters(dict(call.parameters))
     request = InferRequest(
         tuple(
             InferInput(t.name, t.shape, t.datatype, f"input '{t.name}'", binary_size=t.nbytes)

@@ -21,6 +21,7 @@ class CallingRequest(Protocol):
 
     deadline_ns: int
     callers: tuple[CallingModel, ...]
+    traceparent: str
 
     @property
     def cancelled(self) -> bool: ...

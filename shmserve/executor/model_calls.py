@@ -80,6 +80,7 @@ class ModelCalls:
                 timeout_s=timeout_s,
                 callers=callers,
                 caller_number=caller_number("model", self._model),
+                traceparent=next((r.traceparent for r in calling if r.traceparent), ""),
             )
             self._admit(running)
         except BaseException as ex:

@@ -1,9 +1,9 @@
 """``python -m shmserve.executor.template``: the process that executors on the CPU are forked from.
 
-It has imported what all of them share, which takes longer than the fork and would be in memory
-once for each, and nothing that must not be forked: no CUDA, no model's library, no thread.
-(numpy's BLAS stops its threads before a fork and starts them again where they are used.) Its end
-of the socket is its only tie: the supervisor's end is its own.
+It has imported what all of them share and read the settings, which takes longer than the fork and
+would be in memory once for each, and nothing that must not be forked: no CUDA, no model's library,
+no thread. (numpy's BLAS stops its threads before a fork and starts them again where they are used.)
+Its end of the socket is its only tie: the supervisor's end is its own.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ import socket
 import sys
 
 import numpy as np
+from google.protobuf import descriptor_pb2  # noqa: F401 (protobuf's own, for configurations)
 from setproctitle import setproctitle
 
-from shmserve import extensions
+from shmserve import config, extensions
 from shmserve.executor.__main__ import run_instance
-from shmserve.executor.backends.native import dialect as _native  # noqa: F401 (for executors)
-from shmserve.executor.backends.triton import dialect as _triton  # noqa: F401 (for executors)
+
+# For executors, as they come to need them
+from shmserve.executor.backends import python  # noqa: F401
+from shmserve.executor.backends.native import dialect, stream_dialect  # noqa: F401
+from shmserve.executor.backends.triton import dialect as triton_dialect  # noqa: F401
+from shmserve.executor.backends.triton import pb_utils  # noqa: F401
 
 _MESSAGE = 4096
 
@@ -33,13 +38,20 @@ def main() -> int:
     parser.add_argument("--socket-fd", type=int, required=True)
     arguments = parser.parse_args()
     setproctitle("shmserve: template")
+    settings = prepare()
+    with socket.socket(fileno=arguments.socket_fd) as supervisor:
+        process = _next_executor(supervisor)
+    return run_instance(process, arguments.master_fd, settings) if process else 0
+
+
+def prepare() -> config.Settings:
+    """Read the settings, and have all else that executors would import one by one."""
+    settings = config.load()
     for group in (extensions.FOLDER_READERS, extensions.NATIVE_REQUESTS):
         extensions.load_own(group)
     gc.collect()
     gc.freeze()  # so that looking for garbage does not write to every page that is shared
-    with socket.socket(fileno=arguments.socket_fd) as supervisor:
-        process = _next_executor(supervisor)
-    return run_instance(process, arguments.master_fd) if process else 0
+    return settings
 
 
 def _next_executor(supervisor: socket.socket) -> str:

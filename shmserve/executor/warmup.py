@@ -66,6 +66,7 @@ class _WarmupRequest:
     rescheduled = False
     deadline_ns = 0
     callers: tuple[CallingModel, ...] = ()
+    traceparent = ""
     responses: Responses | None
 
     def __init__(

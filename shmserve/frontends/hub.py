@@ -30,6 +30,7 @@ from shmserve.waiting import Readable
 
 _MOST_EVENTS = 256  # taken at a time
 _ENDINGS = 3  # times that one is told to end, which may wait for something on its way out
+_RESTING = 64  # greenlets that are kept for what runs next
 _FEW_TIMERS = 1024  # beyond them the dead are no more than the living
 
 _Result = TypeVar("_Result")
@@ -61,6 +62,7 @@ class Hub:
         self._threads = SideThreads(threads, setting)
         self._leaving = False
         self._living: set[greenlet] = set()  # those that have begun and not ended
+        self._resting: list[greenlet] = []  # of these, those that have nothing to run
 
     # ---------------------------------------------------------------- for the loop
 
@@ -158,6 +160,7 @@ class Hub:
     def close(self) -> None:
         """Nobody goes on any more. In the loop's thread: what still waits ends here, since a
         greenlet that is left behind by its thread can bring down the process that frees it."""
+        self._resting.clear()
         for _ in range(_ENDINGS):
             for one in list(self._living):
                 try:
@@ -208,17 +211,36 @@ class Hub:
 
     def enter(self, run: Callable[..., object], *args: Any) -> None:
         """As `spawn`, at once: until it waits for something."""
-        one = greenlet(self._guarded, self._main)
-        self._living.add(one)
-        one.switch(run, *args)
+        if self._resting:
+            one = self._resting.pop()
+        else:
+            one = greenlet(self._run_all, self._main)
+            self._living.add(one)
+        one.switch((run, args))
 
-    def _guarded(self, run: Callable[..., object], *args: Any) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether any has something to run."""
+        return len(self._living) > len(self._resting)
+
+    def _run_all(self, work: tuple[Callable[..., object], tuple[Any, ...]] | None) -> None:
+        """What one greenlet runs, one after the other: each has memory for its stack, which costs
+        more to get and to give back than many a run."""
+        me = getcurrent()
         try:
-            run(*args)
-        except Exception:
-            _log.exception("unexpected error in a greenlet")
+            while work is not None:
+                run, args = work
+                try:
+                    run(*args)
+                except Exception:
+                    _log.exception("unexpected error in a greenlet")
+                del work, run, args  # nothing that it refers to is kept
+                if len(self._resting) >= _RESTING:
+                    return
+                self._resting.append(me)
+                work = self._main.switch()
         finally:
-            self._living.discard(getcurrent())
+            self._living.discard(me)
 
     # ----------------------------------------------------------------- for greenlets
 

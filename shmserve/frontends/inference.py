@@ -55,6 +55,10 @@ class RequestSource(Protocol):
         """When it began to come in (CLOCK_MONOTONIC)."""
         ...
 
+    def traceparent(self) -> str:
+        """What it is part of, as its client has it (W3C Trace Context); empty: nothing."""
+        ...
+
     def check(self, signature: ModelSignature) -> RunOptions:
         """Decode it, and compare it with its model; raises what does not fit."""
         ...
@@ -108,6 +112,8 @@ class Inference(Generic[Source]):
         except BaseException as ex:
             dispatcher.refused(entry, ex)
             raise
+        if entry.trace is not None:
+            self._options = replace(self._options, traceparent=source.traceparent())
 
     def run(self) -> Outcome:
         """The one answer; its views are valid until `close`.

@@ -17,6 +17,7 @@ from shmserve.observe.model_output import LineRate
 HEADER = "X-Request-ID"
 IN_ENVIRON = "HTTP_X_REQUEST_ID"
 KEY = "x-request-id"  # of gRPC's metadata
+TRACEPARENT = "traceparent"  # the same
 
 _GIVEN = re.compile(r"[!-~]{1,128}")
 _LONGEST = 2000  # characters of a message in the log
@@ -39,6 +40,14 @@ def of_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 def brought(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[tuple[str, str], ...]:
     """The id that a call came with, as its answer has it; none, if it has brought none."""
     return tuple((KEY, request_id(value)) for key, value in metadata if key == KEY)
+
+
+def traceparent(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """What a call is part of, as its client has it; empty: nothing."""
+    for key, value in metadata:
+        if key == TRACEPARENT and isinstance(value, str):
+            return value
+    return ""
 
 
 def log_failure(log: logging.Logger, what: str, request: str, error: Exception) -> None:

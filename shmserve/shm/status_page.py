@@ -42,7 +42,8 @@ class StatusPage:
         self.words = self.segment.view.cast("Q")
         self.counters = self.words[COUNTERS:]
         self._places: dict[int | str, int] = {}  # words, by the sequences whose digests are there
-        self._free = [*range(_DIGESTS, _DIGESTS + MOST_SEQUENCES)]  # a heap
+        self._unused = _DIGESTS  # from here on no word has had one
+        self._free: list[int] = []  # a heap of those before it that have none any more
 
     @property
     def busy_since(self) -> int:
@@ -50,7 +51,9 @@ class StatusPage:
 
     def show_sequence(self, sequence: int | str) -> None:
         """Tell that a sequence lives here. There are at most `MOST_SEQUENCES`."""
-        place = self._places[sequence] = heappop(self._free)
+        place = heappop(self._free) if self._free else self._unused
+        self._unused = max(self._unused, place + 1)
+        self._places[sequence] = place
         self.words[place] = digest(sequence)
         self.words[_SEQUENCES] = max(self.words[_SEQUENCES], place + 1 - _DIGESTS)
 

@@ -47,6 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
         executor=[sys.executable, "-m", "shmserve.executor"],
         grpc=[sys.executable, "-m", "shmserve.frontends.grpc"],
         template=(sys.executable, "-m", "shmserve.executor.template"),
+        exporter=[sys.executable, "-m", "shmserve.exporter"] if settings.exports else None,
     )
     notifier = Notifier(arguments.notify_socket)
     report = None

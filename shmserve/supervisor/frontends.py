@@ -1,4 +1,5 @@
-"""Keeps the frontend processes that are not gunicorn's running: starts, adopts, restarts, stops.
+"""Keeps the frontend processes that are not gunicorn's running: starts, adopts, restarts, stops;
+the exporter as well.
 
 Each has a number, and a lock of its own in the run directory once it listens: by that a new
 supervisor finds those that an earlier one started, and two of one number cannot be.

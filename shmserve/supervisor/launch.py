@@ -63,9 +63,15 @@ _state = _LaunchState()
 
 
 def settings() -> Settings:
-    """The service's settings, read once: a reload replaces HTTP workers, nothing else."""
+    """The service's settings, read once: a reload replaces HTTP workers, nothing else.
+
+    Raises:
+        ConfigError: a setting that cannot work, or that gunicorn could not read.
+    """
     if _state.settings is None:
-        _state.settings = config.load()
+        found = config.load()
+        listen_addresses.check_http(found)
+        _state.settings = found
     return _state.settings
 
 
@@ -115,6 +121,8 @@ def prepare(settings: Settings) -> None:
     if _state.grpc_fds and not settings.grpc_processes:
         raise ConfigError("grpc_processes: 0, but systemd passes a socket for gRPC")
     rundir.prepare(run_dir)
+    if settings.dashboard and settings.state_dir:
+        rundir.prepare_state(config.state_dir(settings))
     lock = rundir.lock(run_dir, "master")
     if not lock.acquire():
         raise ConfigError(f"run_dir is in use by another server (pid {lock.holder()})")
@@ -135,7 +143,7 @@ def prepare(settings: Settings) -> None:
 
 def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> None:
     """See that all addresses are free, `http` (as gunicorn has them) for gunicorn, which listens
-    next; keep gRPC's. What was passed is there already.
+    next, and `client_socket`; keep gRPC's. What was passed is there already.
 
     Raises:
         ConfigError: an address that is taken or none of this host's; says which, and by whom.
@@ -145,6 +153,9 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
             address = listen_addresses.parse("grpc_bind", text)
             listen_addresses.require_free("grpc_bind", address)
             _state.grpc_places += tuple(listen_addresses.reserve("grpc_bind", address))
+    if settings.client_socket and settings.client_shm_mode != "off":
+        place = listen_addresses.parse("client_socket", f"unix:{settings.client_socket}")
+        listen_addresses.require_free("client_socket", place)
     if activation.has_http(os.environ):
         if settings.metrics_bind:
             raise ConfigError("metrics_bind: cannot be together with HTTP sockets of systemd's")

@@ -65,13 +65,14 @@ _TOUCH_S = 3600.0  # cleaners take what is some days old
 
 
 class Commands(Struct, frozen=True):
-    """How each kind of process is started; arguments are appended. `grpc` None: there are none;
-    `template` empty: executors are exec'ed."""
+    """How each kind of process is started; arguments are appended. `grpc`, `exporter` None: there
+    are none; `template` empty: executors are exec'ed."""
 
     coordinator: list[str]
     executor: list[str]
     grpc: list[str] | None = None
     template: tuple[str, ...] = ()
+    exporter: list[str] | None = None
 
 
 class Inherited(Struct, frozen=True):
@@ -123,6 +124,10 @@ class Supervisor:
         count = settings.grpc_processes if commands.grpc is not None else 0
         command = [*(commands.grpc or []), "--listen-fds", *map(str, inherited.grpc_fds)]
         self._frontends = Frontends(run_dir, "grpc", command, count, master_fd, inherited.grpc_fds)
+        exporters = int(commands.exporter is not None)
+        self._exporter = Frontends(
+            run_dir, "exporter", commands.exporter or [], exporters, master_fd
+        )
         finish_s = settings.request_timeout_s + _BEYOND_S
         self._template = ExecutorTemplate(list(commands.template), master_fd)
         self._executors = Executors(
@@ -209,7 +214,7 @@ class Supervisor:
         if self._coordinator is None and not self._drain_reason:
             dues.append(self._coordinator_due)
         dues += (self._executors.next_due(), self._frontends.next_due(), self._template.next_due())
-        return min(dues)
+        return min(*dues, self._exporter.next_due())
 
     def _turn(self, limit_s: float = inf) -> None:
         wait = max(0.0, min(limit_s, self._due() - time.monotonic()))
@@ -230,7 +235,7 @@ class Supervisor:
         if template is not None:
             self._watch(template)
         self._executors.turn(now)
-        for child in self._frontends.turn(now):
+        for child in (*self._frontends.turn(now), *self._exporter.turn(now)):
             self._watch(child)
         reap_orphans({key.data.pid for key in self._selector.get_map().values() if key.data})
         self._keep_coordinator(now)
@@ -247,7 +252,7 @@ class Supervisor:
             rundir.touch(self._run_dir)
         if self._coordinator is not None:
             self._life.look("coordinator", self._coordinator, now)
-        for role, child in self._frontends.running():
+        for role, child in (*self._frontends.running(), *self._exporter.running()):
             self._life.look(role, child, now)
         self._announcer.healthy = self._life.healthy(now)
 
@@ -276,6 +281,8 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         now = time.monotonic()
         if self._frontends.ended(child, now) or self._template.ended(child, now):
+            return
+        if self._exporter.ended(child, now):
             return
         if child is not self._coordinator:
             self._executors.ended(child, now)
@@ -331,6 +338,8 @@ class Supervisor:
             self._end_all(lambda: self._frontends.children, started)
         self._link.send(Drain(self._drain_reason))
         self._end_all(lambda: list(self._executors.children.values()), started)
+        self._exporter.halt()  # after all who have something for it
+        self._end_all(lambda: self._exporter.children, started)
         self._stop_coordinator()
         if not self._lock.intact():
             return  # what has these names now is another service's

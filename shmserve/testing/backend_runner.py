@@ -133,6 +133,7 @@ class FakeBackendRequest:
         self.requested = requested
         self.deadline_ns = 0
         self.callers: tuple[CallingModel, ...] = ()
+        self.traceparent = ""
         self.cancelled = False
         self.responses = responses
         self.rescheduled = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import mmap
 import os
 import socket
 import struct
@@ -37,6 +38,11 @@ def _timeval(seconds: float) -> bytes:
     return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
 
 
+def message_buffer() -> memoryview:
+    """Room for one message. Only what messages have filled takes memory."""
+    return memoryview(mmap.mmap(-1, MAX_MESSAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
 class Channel:
     """One connection. Not thread-safe for two receivers; sends are atomic packets.
 
@@ -58,7 +64,7 @@ class Channel:
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_TIMEOUT_S))
         self._socket = sock
-        self._view = memoryview(bytearray(MAX_MESSAGE)) if buffer is None else buffer
+        self._view = message_buffer() if buffer is None else buffer
         self._close_fds = close or close_all
         self._timeout_s: float | None = None
         self.readiness: Any = None

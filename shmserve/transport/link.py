@@ -18,6 +18,7 @@ import logging
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ _CONNECT_S = 1.0
 _WELCOME_S = 5.0
 _SEND_S = 5.0
 _RETRY_FIRST_S, _RETRY_CAP_S = 0.02, 0.5
+_RETRY_PART = 16  # of the time without a coordinator: one that comes is found no later than that
 _CLOSE_S = 2.0
 _QUIET_S = 3600.0  # a message, ours or the coordinator's, and its end are seen at once
 ARENA_WAIT_S = 2.0
@@ -199,19 +201,18 @@ class Link:
     # ---------------------------------------------------------- the link's thread
 
     def _run(self) -> None:
-        pause = _RETRY_FIRST_S
+        alone_since = time.monotonic()
         while not self._closing.is_set():
+            pause = 0.0
             try:
                 channel = Channel.connect(self._path, _CONNECT_S)
             except PeerDied:
-                self._closing.wait(pause)
-                pause = min(pause * 2, _RETRY_CAP_S)
+                self._closing.wait(_retry_s(time.monotonic() - alone_since))
                 continue
             try:
                 self._serve(channel)
-                pause = _RETRY_FIRST_S
             except PeerDied:
-                pause = _RETRY_FIRST_S if self.connected else min(pause * 2, _RETRY_CAP_S)
+                pass
             except (DeadlineExceeded, ProtocolViolation) as ex:
                 _log.warning("link broken process=%s error=%s", self._process, ex)
                 pause = _RETRY_CAP_S
@@ -219,9 +220,11 @@ class Link:
                 _log.exception("link broken process=%s", self._process)
                 pause = _RETRY_CAP_S
             finally:
+                if self.connected:
+                    alone_since = time.monotonic()
                 self._disconnected()
                 channel.close()
-            self._closing.wait(pause)
+            self._closing.wait(pause or _retry_s(time.monotonic() - alone_since))
 
     def _serve(self, channel: Channel) -> None:
         self._greet(channel)
@@ -326,6 +329,10 @@ class Link:
 
     def __del__(self) -> None:
         os.close(self._wake_fd)
+
+
+def _retry_s(alone_s: float) -> float:
+    return min(max(alone_s / _RETRY_PART, _RETRY_FIRST_S), _RETRY_CAP_S)
 
 
 def _check_size(message: ToCoordinator) -> None:

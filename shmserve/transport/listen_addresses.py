@@ -7,6 +7,7 @@ the process that holds it, as far as the kernel tells.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import struct
@@ -15,10 +16,13 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from shmserve.config import Settings
 from shmserve.errors import ConfigError
 
 _LISTENS = "0A"  # a state in /proc/net/tcp
 _PROBE_S = 1.0
+_DESCRIPTOR = re.compile(r"fd://[0-9]{1,9}")
+_MOST_SHOWN = 64  # characters of what is no address
 _LONGEST_PATH = 107  # bytes, of a Unix socket
 _OURS = "shmserve: "  # what the titles of our processes begin with
 _ORPHANS_S = 6.0  # those that have lost their master or supervisor end within this
@@ -60,9 +64,23 @@ def parse(setting: str, text: str) -> ListenAddress:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        raise ConfigError(f"{setting}: {text!r} is no HOST:PORT and no unix:PATH")
+        raise ConfigError(
+            f"{setting}: {text[:_MOST_SHOWN]!a} is no HOST:PORT and no unix:PATH, as in "
+            "127.0.0.1:8000 (this host), 0.0.0.0:8000 (all addresses), unix:/run/shmserve.sock"
+        )
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return ListenAddress(shown, host, int(port))
+
+
+def check_http(settings: Settings) -> None:
+    """See that gunicorn will understand `http_bind`, which may be descriptors, too (``fd://3``).
+
+    Raises:
+        ConfigError: it would not, and would say so in words of its own.
+    """
+    for text in settings.http_bind:
+        if not _DESCRIPTOR.fullmatch(text):
+            parse("http_bind", text)
 
 
 def of_gunicorn(place: tuple[str, int] | str | int) -> ListenAddress | None:

@@ -4,16 +4,19 @@
     supervisor.lock   held by the supervisor
     coordinator.lock  held by the coordinator
     grpc-<number>.lock, grpc-bind.lock   held by a gRPC process that listens; while one binds
+    exporter-0.lock   held by the process that exports, if there is one
     epoch             8 hexadecimal digits, written at service start
     coordinator.sock  where every process has its link
+    exporter.sock     where processes send spans
     <process>.sock    an executor's endpoint
     registry.page, registry.msgpack   see shmserve.shm.registry_page
+    history           the metrics page's, where there is no other state_dir
     totals.msgpack    what ended processes counted: shmserve.coordinator.stats.counter_totals
     registry.models   see shmserve.coordinator.checkpoint
     overrides/        a folder for each load request that brings a configuration or files
 
-Lock files stay for good (removing one would let two processes hold it); everything else
-is removed when the service starts and when it stops.
+Lock files stay for good (removing one would let two processes hold it), and so does the history;
+everything else is removed when the service starts and when it stops.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from shmserve.errors import ConfigError
 from shmserve.transport.processes import FileLock
 
 COORDINATOR_SOCKET = "coordinator.sock"
+EXPORTER_SOCKET = "exporter.sock"
 EPOCH_FILE = "epoch"
 TOTALS_FILE = "totals.msgpack"
 OVERRIDE_CONFIG = "config.json"  # in a folder of `overrides`, beside the model's own folder
@@ -50,18 +54,35 @@ def prepare(run_dir: str) -> None:
         ConfigError: it belongs to somebody else, is open to others, or its path is too long.
     """
     if len(os.fsencode(run_dir)) + _LONGEST_NAME > _SOCKET_PATH_LIMIT:
-        raise ConfigError("run_dir is too long a path for sockets in it: set a shorter one")
+        most = _SOCKET_PATH_LIMIT - _LONGEST_NAME
+        raise ConfigError(f"run_dir: {run_dir} is too long for sockets in it: {most} bytes at most")
     try:
         os.makedirs(os.path.dirname(run_dir) or "/", exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(run_dir, 0o700)
         info = os.lstat(run_dir)
     except OSError as ex:
-        raise ConfigError(f"run_dir cannot be made: {ex.strerror}") from None
+        why = f"cannot be made: {ex.strerror}; set another (SHMSERVE_RUN_DIR)"
+        raise ConfigError(f"run_dir: {run_dir} {why}") from None
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-        raise ConfigError("run_dir is not a directory of the user that runs the server")
+        why = "is not a directory of the user that runs the server; set another (SHMSERVE_RUN_DIR)"
+        raise ConfigError(f"run_dir: {run_dir} {why}")
     if stat.S_IMODE(info.st_mode) & 0o077:
-        raise ConfigError("run_dir is open to other users: its mode must be 0700")
+        raise ConfigError(f"run_dir: {run_dir} is open to other users: its mode must be 0700")
+
+
+def prepare_state(state_dir: str) -> None:
+    """Make the state directory, or check that files can be made in the one there.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    try:
+        os.makedirs(state_dir, 0o700, exist_ok=True)
+    except OSError as ex:
+        raise ConfigError(f"state_dir: {state_dir} cannot be made: {ex.strerror}") from None
+    if not os.access(state_dir, os.W_OK | os.X_OK):
+        raise ConfigError(f"state_dir: {state_dir} cannot be written by the server's user")
 
 
 def clean(run_dir: str) -> None:
@@ -106,7 +127,7 @@ def clean_sockets(run_dir: str) -> None:
     """Remove the sockets of processes that have ended."""
     for name in os.listdir(run_dir):
         # Only ours: gunicorn may have its HTTP socket in this directory, too.
-        if name == COORDINATOR_SOCKET or _ENDPOINT.fullmatch(name):
+        if name in (COORDINATOR_SOCKET, EXPORTER_SOCKET) or _ENDPOINT.fullmatch(name):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(run_dir, name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -24,12 +25,15 @@ def test_the_reference_of_the_settings_is_what_the_code_has() -> None:
     assert written == settings_reference.markdown(), "run: make docs"
 
 
-def test_settings_of_the_readme_exist() -> None:
-    readme = (ROOT / "README.md").read_text()
-    rows = [line.split("|")[1] for line in readme.splitlines() if line.startswith("| `")]
-    listed = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
-    assert listed
-    assert listed <= config.declared().keys()
+def test_settings_that_documents_give_values_exist() -> None:
+    given = {
+        (name, document.name)
+        for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        for name in re.findall(r"`([a-z_]+) = ", document.read_text())
+    }
+    known = config.declared().keys() | {"ocr", "header_map", "device_tensors"}  # of others
+    assert len(given) > 20
+    assert [pair for pair in given if pair[0] not in known] == []
 
 
 def test_the_state_machines_are_drawn_as_they_are() -> None:
@@ -100,3 +104,33 @@ def test_every_message_goes_somewhere() -> None:
     unions |= lane_messages.ToLane | lane_messages.LaneAnswer
     kinds = {kind for kind in Message.__subclasses__() if kind.__module__.startswith("shmserve.")}
     assert kinds == set(get_args(unions))
+
+
+def _texts_of_the_code() -> list[str]:
+    """What strings of the package say, with a "…" for what they are filled in with."""
+    texts = []
+    for path in (ROOT / "shmserve").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [
+                    part.value if isinstance(part, ast.Constant) else "…" for part in node.values
+                ]
+                texts.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(re.sub(r"%\w", "…", node.value))
+    return texts
+
+
+def test_texts_of_the_troubleshooting_are_in_the_code() -> None:
+    texts = _texts_of_the_code()
+    rows = (ROOT / "docs/troubleshooting.md").read_text().splitlines()
+    quoted = [
+        text
+        for row in rows
+        if row.startswith("| `")
+        for text in re.findall(r"`([^`]+)`", row.split(" | ")[0])
+        if " " in text
+    ]
+    assert len(quoted) > 50
+    wanted = {text: re.compile(".*".join(map(re.escape, text.split("…")))) for text in quoted}
+    assert [text for text, form in wanted.items() if not any(map(form.search, texts))] == []

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-WANTS_CURL = "tests/e2e/test_programs.py::test_the_readmes_first_request[tcp]"
+WANTS_CURL = "tests/e2e/test_guides.py::test_what_a_guide_says_can_be_typed[README.md]"
 
 
 def without_programs(*options: str) -> tuple[int, str]:

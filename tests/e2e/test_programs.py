@@ -71,20 +71,6 @@ def test_a_plain_gthread_run_works_too() -> None:
     assert server.leaks() == []
 
 
-@pytest.mark.needs("curl")
-@pytest.mark.parametrize("where", ["tcp", "unix"])
-def test_the_readmes_first_request(server: RunningServer, where: str) -> None:
-    command = ["curl", "-s", f"{server.base_url}/v2/models/digits/infer"]
-    command += ["-d", "@workers/digits/sample.json"]
-    if where == "unix":
-        command += ["--unix-socket", server.unix_path]
-    done = subprocess.run(command, capture_output=True, cwd=ROOT, timeout=WATCHDOG_S, check=True)
-    outputs = {output["name"]: output for output in json.loads(done.stdout)["outputs"]}
-    (label,) = outputs["label"]["data"]
-    assert label == int(np.argmax(outputs["probabilities"]["data"]))
-    assert f"class {label}" in (ROOT / "README.md").read_text()
-
-
 def binary_identity(server: RunningServer, array: np.ndarray) -> tuple[int, dict[str, str], bytes]:
     head = {
         "inputs": [

@@ -47,7 +47,10 @@ NOT_APPLIED = {
         ("User", "Group"), "the interpreter and the models of a test are for its own user to read"
     ),
     **dict.fromkeys(
-        ("Environment", "EnvironmentFile", "WorkingDirectory", "CacheDirectory"),
+        (
+            *("Environment", "EnvironmentFile", "WorkingDirectory", "CacheDirectory"),
+            *("StateDirectory", "StateDirectoryMode"),
+        ),
         "the test has settings and folders of its own",
     ),
     "RuntimeDirectory": "FOLDER is in its place",

@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,8 +48,16 @@ class Program:
         return view
 
     def lane(self, model: str, version: str = "") -> RawLane:
-        reply, fds = self.ask(control.OpenLane(model, version))
-        assert isinstance(reply, control.LaneOpened), reply
+        """One that is granted: those that have ended count until the executor has told of it, which
+        it may not even know of yet."""
+        until = time.monotonic() + 30
+        while True:
+            reply, fds = self.ask(control.OpenLane(model, version))
+            if isinstance(reply, control.LaneOpened):
+                break
+            assert reply.code == "RESOURCE_EXHAUSTED", reply
+            assert time.monotonic() < until, reply
+            time.sleep(0.02)
         (fd,) = fds
         return RawLane(socket.socket(fileno=fd), reply)
 

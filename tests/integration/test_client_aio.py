@@ -235,6 +235,18 @@ def test_memory_is_given_back_by_a_cancelled_call(
     transport.close()
 
 
+def test_a_closed_client_asks_nothing(server: RunningServer) -> None:
+    async def body() -> None:
+        async with aio.connect(f"unix:{server.unix_path}") as client:
+            pass
+        with pytest.raises(InferenceError, match="the client is closed"):
+            await client.infer("echo", {"IN": np.zeros(3, np.float32)})
+        with pytest.raises(InferenceError, match="the client is closed"):
+            await anext(client.stream("teller", command("count:1")))
+
+    asyncio.run(body())
+
+
 def test_no_server() -> None:
     async def body() -> None:
         threads = _client_threads()

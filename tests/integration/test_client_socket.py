@@ -315,14 +315,6 @@ def test_other_users(server: RunningServer) -> None:
     assert _stranger(os.path.join(server.run_dir, "client.sock")) == ["no entry"]
 
 
-def test_a_path_that_is_something_else(tmp_path: Path) -> None:
-    file = tmp_path / "precious"
-    file.write_text("data")
-    with RunningServer(MODELS, **SMALL, client_socket=file) as server:
-        assert "client_socket cannot be used" in server.log()
-    assert file.read_text() == "data"
-
-
 def _stranger(path: str) -> list[Any]:
     done = subprocess.run(
         [sys.executable, "-c", _STRANGER, path],

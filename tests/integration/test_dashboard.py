@@ -102,6 +102,14 @@ def test_the_history_has_what_the_counters_have(watched: RunningServer) -> None:
     texts = {entry["what"]: entry for entry in found["troubles"]}
     assert "reports/1" in texts
     assert all("/" not in entry["text"] for entry in found["troubles"])
+    said = until(watched, lambda d: all(t.get("said") for t in d["troubles"]), "what was told")
+    told_of = {entry["text"]: entry["said"] for entry in said["troubles"]}
+    assert "1 elements" in told_of.pop("request refused: it was malformed or did not fit the model")
+    (raised,) = told_of.values()
+    assert "document.title" in raised, "the page puts it in as text"
+    assert "/" not in raised
+    proxied = watched.request("GET", "/monitor/data", headers={"Via": "1.1 proxy"})
+    assert all("said" not in entry for entry in json.loads(proxied[2])["troubles"])
     rates = [value or 0.0 for value in found["total"]["failed"]]
     assert 0 < max(rates) <= 100
     latest = max(value or 0.0 for value in found["total"]["latency_max"])
@@ -154,6 +162,26 @@ def test_a_new_coordinator_begins_anew_and_counts_nothing_twice(watched: Running
     infer(watched, GOOD, 5)
     found = until(watched, lambda d: answered(d) >= answered(new) + 5, "more requests")
     assert answered(found) == answered(new) + 5
+
+
+def test_the_history_goes_on_after_a_restart_of_the_service(watched: RunningServer) -> None:
+    infer(watched, GOOD, 30)
+    known = until(watched, lambda d: answered(d) == 30, "requests")
+    watched.stop()
+    watched.start()
+    found = until(watched, lambda d: d["until"] >= known["until"], "the seconds before")
+    assert found["life"] != known["life"]
+    (model,) = found["models"]
+    assert model["requests"] == 0, "counters are the new service's"
+    hour = data(watched, "level=hour")
+    assert answered(hour) == 30
+    watched.stop()
+    file = Path(watched.run_dir) / "history"
+    file.write_bytes(file.read_bytes()[:-9])
+    watched.start()
+    new = until(watched, lambda d: d["until"] > 0, "a second of the new history")
+    assert new["until"] < found["until"]
+    assert "the history begins anew: its file in state_dir is unreadable: its end" in watched.log()
 
 
 def test_an_executors_end_is_told_without_a_path(watched: RunningServer) -> None:

@@ -188,6 +188,31 @@ def test_answers_pipelined_requests_after_a_chunked_one(server: Server) -> None:
         assert [receive(sock).body for _ in range(3)] == [b"abcde", large, b"ignored"]
 
 
+def test_after_a_small_request_there_may_come_any(server: Server) -> None:
+    """What comes next is taken at once: it may be more or less than a request."""
+    large, small = os.urandom(100_000), post(b"/", b"small")
+    chunked = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    bursts: list[tuple[list[bytes], list[bytes]]] = [
+        ([small + small], [b"small", b"small"]),
+        ([post(b"/", large)], [large]),
+        ([post(b"/", large) + small], [large, b"small"]),
+        ([small + post(b"/", large)], [b"small", large]),
+        ([chunked + b"3\r\nabc\r\n0\r\n\r\n" + small], [b"abc", b"small"]),
+        ([small[:20], small[20:]], [b"small"]),
+        ([small[:-2], small[-2:]], [b"small"]),
+        ([GET % b"/ignore" + small], [b"ignored", b"small"]),
+    ]
+    with server.connect() as sock:
+        for pieces, bodies in bursts:
+            for _ in range(2):
+                sock.sendall(small)
+                assert receive(sock).body == b"small"
+            for piece in pieces:
+                sock.sendall(piece)
+                time.sleep(0.05)
+            assert [receive(sock).body for _ in bodies] == bodies
+
+
 @pytest.mark.parametrize("size", [0, 1, 4096, 8000, 8192, 9000, 1 << 20, (1 << 24) + 3])
 def test_readinto_receives_exactly_the_body(server: Server, size: int) -> None:
     body = os.urandom(size)

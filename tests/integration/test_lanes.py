@@ -185,6 +185,21 @@ def test_the_end_of_a_stream(server: RunningServer) -> None:
         assert [int(r["N"][0]) for r in client.stream("teller", told("count:2"))] == [0, 1]
 
 
+@pytest.mark.parametrize("lanes", [True, False])
+def test_nothing_is_asked_of_a_closed_client(server: RunningServer, lanes: bool) -> None:
+    x = np.zeros(3, np.float32)
+    with shmserve.client.connect(f"unix:{server.unix_path}", lanes=lanes) as client:
+        client.infer("echo", {"IN": x})
+        assert number_of(client, "count:1") == 0
+    for ask in (
+        lambda: client.infer("echo", {"IN": x}),
+        lambda: next(client.stream("echo", {"IN": x})),
+        lambda: next(client.stream("teller", told("count:1"))),
+    ):
+        with pytest.raises(InferenceError, match="the client is closed"):
+            ask()
+
+
 def told(text: str) -> dict[str, Any]:
     return {"COMMAND": [text.encode()]}
 
@@ -461,7 +476,11 @@ def test_programs_that_die_with_every_message(server: RunningServer, program: Pr
                 with program.lane("misbehaving") as dying:
                     for number in range(count):
                         dying.send(command(words, number))
-                wait_until(lambda: open_fds(pid) == many, "a lane is left")
+        others = [program.lane("misbehaving") for _ in range(8)]  # with it all that a user may have
+        for other in others:
+            assert other.ask(command("ok")).status == 200
+            other.close()
+        wait_until(lambda: open_fds(pid) == many, "a lane is left")
         assert lane.ask(command("ok")).status == 200
 
 

@@ -220,7 +220,28 @@ def test_grpcio_cannot_take_a_socket_and_says_so():
     [
         ({"http_restricted_api": "x:y=z"}, "http_restricted_api: unknown restricted api 'x'"),
         ({"model_repository": "/nowhere"}, "model_repository: '/nowhere' is not a directory"),
-        ({"nonsense": 1}, "unknown setting SHMSERVE_NONSENSE in the environment"),
+        ({"http_worker": 1}, "unknown setting SHMSERVE_HTTP_WORKER in the environment; did you me"),
+        (
+            {"http_bind": "127.0.0.1:http"},
+            "http_bind: '127.0.0.1:http' is no HOST:PORT and no unix",
+        ),
+        (
+            {"grpc_bind": "127.0.0.1:66000"},
+            "grpc_bind: '127.0.0.1:66000' is no HOST:PORT and no un",
+        ),
+        ({"client_socket": __file__}, f"client_socket: unix:{__file__} is there already and no so"),
+        (
+            {"client_socket": "/nowhere/c.sock"},
+            "client_socket: cannot listen on unix:/nowhere/c.sock: its folder is missing or cannot",
+        ),
+        (
+            {"state_dir": f"{__file__}/x"},
+            f"state_dir: {__file__}/x cannot be made: Not a directory",
+        ),
+        (
+            {"environ": {"SHMSERVE_RUN_DIR": "/proc/nowhere"}},
+            "run_dir: /proc/nowhere cannot be made: No such file or directory; set another (",
+        ),
     ],
 )
 def test_a_service_that_cannot_work_says_why_and_does_not_start(settings, message):
@@ -233,10 +254,12 @@ def test_a_service_that_cannot_work_says_why_and_does_not_start(settings, messag
 
 
 @pytest.mark.parametrize("setting", ["http_bind", "grpc_bind"])
-def test_a_taken_address_ends_the_start_before_anything_is_launched(setting):
+def test_a_taken_address_ends_the_start_before_anything_is_launched(setting, tmp_path):
+    traces = tmp_path / "traces.json"
+    traces.write_text("of the service that is there")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())
-        server = RunningServer(**{setting: address})
+        server = RunningServer(**{setting: address}, trace_file=str(traces))
         server.start(wait_ready=False)
         assert server.master.wait(WATCHDOG_S) != 0
         said = server.log()
@@ -244,6 +267,7 @@ def test_a_taken_address_ends_the_start_before_anything_is_launched(setting):
         assert told in said
         assert f"by pid {os.getpid()} (" in said
         assert "supervisor" not in said
+        assert traces.read_text() == "of the service that is there"
         assert rundir.lock(server.run_dir, "supervisor").last_beat() is None
         assert server.processes() == {}
 
@@ -305,7 +329,7 @@ def test_with_the_master_everything_ends():
         left = [
             name
             for name in os.listdir(server.run_dir)
-            if name not in ("log", "http.sock", "events")
+            if name not in ("log", "http.sock", "events", "history")
         ]
         assert [name for name in left if not name.endswith(".lock")] == []
         told = json.loads(Path(server.run_dir, "events", "bad-end.json").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,6 +123,25 @@ def test_what_the_server_may_still_write_to_is_given_up() -> None:
     assert other is not None
     assert other.name != block.name
     assert list(server.regions) == [other.name]
+    memory.close()
+
+
+def test_blocks_are_tainted_at_any_moment() -> None:
+    """Also by what ends in the midst of the pool's own work, as finalizers may."""
+    memory = BlockPool(HostBlocks(FakeServer()), LIMIT)
+    block = memory.acquire(10)
+    assert block is not None
+    with memory._lock:
+        thread = threading.Thread(target=memory.taint, args=([block],))
+        thread.start()
+        thread.join(5)
+        waits = thread.is_alive()
+    thread.join()
+    assert not waits
+    memory.release(block)
+    other = memory.acquire(10)
+    assert other is not None
+    assert other.name != block.name
     memory.close()
 
 

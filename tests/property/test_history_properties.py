@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from math import isnan, nan
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmserve.core.stats.time_series import LEVELS, Column, Sample, SeriesKind, TimeSeries, Track
+from shmserve.core.stats.time_series import (
+    LEVELS,
+    Column,
+    Key,
+    Sample,
+    SavedSeries,
+    SeriesKind,
+    TimeSeries,
+    Track,
+)
 
 # One counted column (a rate), one derived from the slowest, and a gauge of each way
 KIND = SeriesKind(
@@ -20,12 +29,12 @@ KIND = SeriesKind(
 )
 KEY = ("k",)
 
-# Steps: seconds until the next sample (mostly 1), what was counted, a gauge or none
+# Steps: seconds until the next sample (mostly 1), what was counted, a gauge or none; often the same
 STEPS = st.lists(
     st.tuples(
         st.one_of(st.just(1), st.just(1), st.integers(1, 200), st.integers(1, 40_000)),
-        st.integers(0, 1000),
-        st.one_of(st.none(), st.integers(-5, 5)),
+        st.one_of(st.just(0), st.integers(0, 1000)),
+        st.one_of(st.none(), st.just(3), st.integers(-5, 5)),
     ),
     min_size=1,
     max_size=150,
@@ -110,6 +119,41 @@ def test_what_is_new_continues_what_was_known(
     assert [known.get(number) for number in range(first, end)] == whole[: end - first]
 
 
+def restored(history: TimeSeries, gap: int, kind: SeriesKind | None = KIND) -> TimeSeries:
+    """What another process makes of it that much later."""
+    saved = msgspec.msgpack.encode(history.saved(0.0))
+    other = TimeSeries(10)
+    other.restore(msgspec.msgpack.decode(saved, type=SavedSeries), gap, lambda _: kind)
+    return other
+
+
+@given(STEPS, st.data())
+@settings(max_examples=100, deadline=None)
+def test_one_that_was_saved_on_the_way_is_the_same(
+    steps: list[tuple[int, int, int | None]], data: st.DataObject
+) -> None:
+    history = TimeSeries(10)
+    cut = data.draw(st.integers(1, len(steps)))
+    play(history, steps[:cut])
+    pause, count, _ = data.draw(STEPS)[0]
+    other = restored(history, pause - 1)
+    assert other.next == history.next + pause - 1
+    later = {KEY: (KIND, Sample([count], count, [nan] * 3))}
+    for each in (history, other):
+        each.add(other.next, 1.0, later)
+    for level in range(len(LEVELS)):
+        assert other.span(level) == history.span(level)
+        assert other.part(KEY, level) == history.part(KEY, level)
+
+
+def test_what_another_version_saved_otherwise_is_left_out() -> None:
+    history = TimeSeries(10)
+    history.add(0, 1.0, {KEY: (KIND, Sample([7], 1, [2.0]))})
+    assert set(restored(history, 0).tracks) == {KEY}
+    for kind in (None, SeriesKind(gauges=(("mean", "mean"),)), SeriesKind(KIND.columns, 2)):
+        assert restored(history, 0, kind).tracks == {}
+
+
 def test_one_who_comes_later_has_no_values_before() -> None:
     history = TimeSeries(10)
     for second in range(3):
@@ -136,7 +180,7 @@ def test_a_second_that_was_sampled_is_not_sampled_again() -> None:
 
 def test_nobody_with_values_is_displaced_and_who_has_none_is() -> None:
     history = TimeSeries(2)
-    keys: list[Hashable] = [("a",), ("b",), ("c",)]
+    keys: list[Key] = [("a",), ("b",), ("c",)]
     busy = Sample([1])
     history.add(0, 1.0, {keys[0]: (KIND, busy), keys[1]: (KIND, busy)})
     history.add(10, 1.0, {keys[1]: (KIND, busy), keys[2]: (KIND, busy)})

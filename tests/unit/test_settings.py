@@ -53,6 +53,12 @@ def test_times_may_have_units(text: str, seconds: float) -> None:
     assert config.load({"SHMSERVE_HEAD_TIMEOUT_S": text}).head_timeout_s == seconds
 
 
+def test_no_time_is_longer_than_clocks_can_add_up() -> None:
+    for text in ("1e300", "1000000001", "inf", "nan"):
+        assert problems({"SHMSERVE_REQUEST_TIMEOUT_S": text})
+    assert config.load({"SHMSERVE_REQUEST_TIMEOUT_S": "1e9"}).request_timeout_s == 1e9
+
+
 def test_rates_are_no_times() -> None:
     assert problems({"SHMSERVE_MODEL_LOG_LINES_PER_S": "2min"})
     assert config.load({"SHMSERVE_MIN_BYTES_PER_S": "2MiB"}).min_bytes_per_s == 2 << 20

@@ -20,6 +20,7 @@ from shmserve.protocol.control.stats_messages import (
     CounterPage,
     PageOwner,
     ReportGiven,
+    RequestFailed,
     StoredPages,
 )
 from shmserve.transport.channel import close_all
@@ -34,7 +35,7 @@ class Introspection:
         self._sources = sources
         self._reconciler = sources.reconciler
         self.counters = sources.counters
-        self._monitoring = monitoring
+        self.monitoring = monitoring
         self._send = send
         self._own = own
         self._questions = admin_tables.TableQueries(send)
@@ -48,7 +49,7 @@ class Introspection:
     @property
     def due(self) -> float:
         """When the next sample for the history is to be taken."""
-        return self._monitoring.due if self._monitoring is not None else inf
+        return self.monitoring.due if self.monitoring is not None else inf
 
     def gone(self, process: str, now: float) -> None:
         self._questions.gone(process, now)
@@ -58,22 +59,22 @@ class Introspection:
         self._questions.tick(now)
         self._report(now)
         ended = self.counters.tick(supervisor, self._reconciler.models.has)
-        if self._monitoring is not None:
+        if self.monitoring is not None:
             for reading in ended:
-                self._monitoring.ended(reading)
-            self._monitoring.tick(now)
+                self.monitoring.ended(reading)
+            self.monitoring.tick(now)
 
     def exited(self, instance: str, why: str) -> None:
-        if self._monitoring is not None:
-            self._monitoring.exited(instance, why)
+        if self.monitoring is not None:
+            self.monitoring.exited(instance, why)
 
     def answered(self, process: str, message: Stats, now: float) -> bool:
         """What a process told of itself; whether it was the answer to a question."""
         if message.ticket:
             self._questions.answered(process, message.ticket, message.stats, now)
             return True
-        if self._monitoring is not None:
-            self._monitoring.answered(process, message.stats)
+        if self.monitoring is not None:
+            self.monitoring.answered(process, message.stats)
         return False
 
     def handle(
@@ -96,9 +97,12 @@ class Introspection:
                 owner = PageOwner(process, role, self._reconciler.processes[process].pid, *instance)
                 self.counters.arrived(owner, message, fds, supervisor)
                 return True
-            case AskReport(), ("http" | "grpc"):
+            case AskReport(), ("http" | "grpc" | "exporter"):
                 self._reports.append((process, message.ticket))
                 self._report(now)
+            case RequestFailed(), ("http" | "grpc" | "model"):
+                if self.monitoring is not None:
+                    self.monitoring.told(message)
             case AskHistory(), ("http" | "grpc"):
                 self._history(process, message, now)
             case Show(), "cli":
@@ -128,7 +132,7 @@ class Introspection:
             self._send(asker, part)
 
     def _rates(self) -> dict[tuple[str, str], float]:
-        return self._monitoring.rates() if self._monitoring is not None else {}
+        return self.monitoring.rates() if self.monitoring is not None else {}
 
     def _report(self, now: float) -> None:
         """All numbers to all who asked."""
@@ -140,7 +144,7 @@ class Introspection:
         self._reports.clear()
 
     def _history(self, asker: str, message: AskHistory, now: float) -> None:
-        report = self._monitoring.report(message, now) if self._monitoring is not None else None
+        report = self.monitoring.report(message, now) if self.monitoring is not None else None
         if report is None:
             self._send(asker, HistoryGiven(message.ticket, 0))
             return

@@ -2,7 +2,7 @@
 
 Everything is read off pages of counters, /proc and the coordinator's own books; executors whose
 models have reported values about themselves are asked for these. No process waits for any of
-it, and requests never come near. The history ends with this process.
+it, and requests never come near. `history_file` keeps the history for the next coordinator.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shmserve.coordinator.stats.counter_deltas import CounterDeltas, Model
@@ -21,7 +21,15 @@ from shmserve.coordinator.stats.process_usage import ProcessUsage
 from shmserve.coordinator.stats.stats_sources import StatsSources
 from shmserve.core.stats import aggregation, model_metrics
 from shmserve.core.stats.counter_pages import add_each
-from shmserve.core.stats.time_series import LEVELS, Sample, SeriesKind, TimeSeries, means
+from shmserve.core.stats.time_series import (
+    LEVELS,
+    Key,
+    Sample,
+    SavedSeries,
+    SeriesKind,
+    TimeSeries,
+    means,
+)
 from shmserve.observe.gpu_use import MOST as MOST_GPUS
 from shmserve.protocol.control.history_messages import (
     AskHistory,
@@ -31,7 +39,7 @@ from shmserve.protocol.control.history_messages import (
     ValueHistory,
 )
 from shmserve.protocol.control.link_messages import AskStats
-from shmserve.protocol.control.stats_messages import GpuReport
+from shmserve.protocol.control.stats_messages import GpuReport, RequestFailed
 
 _MAX_VALUES = 512  # names that models report, of all models
 _TOTAL, _SYSTEM = ("total",), ("system",)
@@ -60,7 +68,7 @@ _VALUE_KINDS = {
 }
 Readings = Sequence[CounterReading]
 Counts = Mapping[Model, list[int]]
-Samples = dict[Hashable, tuple[SeriesKind, Sample]]
+Samples = dict[Key, tuple[SeriesKind, Sample]]
 
 
 class Monitoring:
@@ -88,7 +96,7 @@ class Monitoring:
         self._metrics: dict[str, dict[str, model_metrics.ModelMetrics]] = {}
         self._reported: dict[str, tuple[int, int]] = {}  # how many values, since which second
         self._latest: list[float] = []
-        self._distributions: dict[Hashable, Sequence[float]] = {}
+        self._distributions: dict[Key, Sequence[float]] = {}
 
     def tick(self, now: float) -> None:
         """Sample if that is due."""
@@ -97,6 +105,17 @@ class Monitoring:
         elapsed = int(now - self._start)
         self.due = self._start + elapsed + 1.0
         self._ask(self._sample(elapsed - 1, now), elapsed)
+
+    def saved(self, now: float) -> SavedSeries:
+        """The history, for `resume`."""
+        return self._history.saved(time.time() - (now - self._start) + self._history.next)
+
+    def resume(self, saved: SavedSeries) -> None:
+        """Go on with an earlier history, before the first `tick`; the time between has no values.
+        A clock that was set back meanwhile makes none of it."""
+        gap = max(0, round(time.time() - saved.ended))
+        self._history.restore(saved, gap, _kind_of)
+        self._start -= self._history.next
 
     def _ask(self, readings: Readings, second: int) -> None:
         """For values, whoever may have some: reported in this second or the last one, or told as
@@ -179,6 +198,10 @@ class Monitoring:
     def ended(self, reading: CounterReading) -> None:
         self._deltas.ended(reading)
 
+    def told(self, failed: RequestFailed) -> None:
+        """What a client of a failed request was told."""
+        self._detector.told(failed.model, failed.version, failed.reason, failed.text)
+
     def exited(self, instance: str, why: str) -> None:
         """An executor has ended that should have gone on."""
         self._detector.incidents.add(time.time(), instance, why)
@@ -254,6 +277,22 @@ class Monitoring:
             samples[key] = _VALUE_KINDS[merged.kind], Sample(gauges=gauges)
             if merged.kind == model_metrics.CDF:
                 self._distributions[key] = merged.points
+
+
+def _kind_of(key: Key) -> SeriesKind | None:
+    """What a track is made of; None: nothing has such a key."""
+    match key:
+        case ("total",):
+            return _TOTAL_KIND
+        case ("system",):
+            return _SYSTEM_KIND
+        case ("model", str(), str()):
+            return _MODEL_KIND
+        case ("gpu", int(), str(), str()):
+            return _GPU_KIND
+        case ("value", str(), str(), str(), str(kind)):
+            return _VALUE_KINDS.get(kind)
+    return None
 
 
 def _in_flight(readings: Readings) -> Mapping[Model, int]:

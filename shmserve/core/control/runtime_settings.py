@@ -43,7 +43,8 @@ class LogChange(Struct, frozen=True, array_like=True):
 
 
 class TraceSettings(Struct, frozen=True, array_like=True):
-    """Which requests are traced: one of `rate`, `count` more of them (-1: no limit).
+    """Which requests are traced: one of `rate` (0: none but those whose client has them traced),
+    `count` more of them (-1: no limit).
 
     Attributes:
         on: of each, when it passed which stage.
@@ -73,7 +74,7 @@ class TraceChange(Struct, frozen=True, array_like=True):
     what holds for all, else to the default."""
 
     on: bool | None = None
-    rate: Annotated[int, Meta(ge=1)] | None = None
+    rate: Annotated[int, Meta(ge=0)] | None = None
     count: Annotated[int, Meta(ge=UNLIMITED)] | None = None
     cleared: tuple[str, ...] = ()
     log_frequency: Annotated[int, Meta(ge=0)] | None = None

@@ -3,13 +3,13 @@
 A model may hold the interpreter lock while it loads and while it runs, for as long as the limits
 of those say; nobody can be asked anything then. An executor that neither loads nor runs anything
 answers at once, or is stopped, or stuck. Counted in looks, not in seconds: a coordinator that was
-itself stopped has not looked meanwhile. Questions wake who is asked, so there are fewer of them.
+itself stopped has not looked meanwhile. Questions wake who is asked, so there are few of them.
 """
 
 from __future__ import annotations
 
 _MOST = 20
-_QUESTIONS = 4  # within so many looks
+_QUESTIONS = 2  # at least, within so many looks
 
 
 class Watchdog:
@@ -21,7 +21,7 @@ class Watchdog:
 
     def __init__(self, execute_timeout_s: float) -> None:
         self._most = max(2, min(_MOST, round(execute_timeout_s)))
-        self.period_s = self._most / _QUESTIONS
+        self.period_s = self._most / _QUESTIONS - 1.0  # a look comes up to a second late
         self._unanswered: dict[str, int] = {}
 
     def looked(self, process: str, idle: bool) -> bool:

@@ -1,6 +1,7 @@
 """The last things that went wrong, as a short list for people. Pure, and bounded.
 
-Texts are fit for clients: they name models, instances, roles and reasons.
+Texts are fit for clients: they name models, instances, roles and reasons. What `said` has was told
+to one client, and is for those who may see the log (`core.access.Access.sees_errors`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ _MAX_TEXT = 300
 
 
 class Incident(Struct, array_like=True):
-    """`first` and `last`: seconds since 1970; `count`: how often in between."""
+    """`first` and `last`: seconds since 1970; `count`: how often in between; `said`: what the last
+    client was told, of requests."""
 
     first: float
     last: float
     what: str
     text: str
     count: int = 1
+    said: str = ""
 
 
 class Incidents:
@@ -27,6 +30,7 @@ class Incidents:
 
     def __init__(self) -> None:
         self._entries: list[Incident] = []
+        self._said: dict[tuple[str, str], str] = {}  # of entries that are yet to come
 
     def add(self, now: float, what: str, text: str, count: int = 1) -> None:
         """Something went wrong; `what` names the thing, `text` says what about it."""
@@ -35,9 +39,24 @@ class Incidents:
             if (entry.what, entry.text) == (what, text) and now - entry.last < _TOGETHER_S:
                 entry.last, entry.count = now, entry.count + count
                 self._entries.append(self._entries.pop(index))
-                return
-        self._entries.append(Incident(now, now, what, text, count))
+                break
+        else:
+            self._entries.append(Incident(now, now, what, text, count))
+        last = self._entries[-1]
+        last.said = self._said.pop((what, text), last.said)
         del self._entries[:-LIMIT]
+
+    def say(self, what: str, text: str, said: str) -> None:
+        """What the last client was told about this. It is counted separately, and may be told here
+        before the entry is there, or after."""
+        said = said[:_MAX_TEXT]
+        for entry in reversed(self._entries):
+            if (entry.what, entry.text) == (what, text):
+                entry.said = said
+                break
+        self._said[what, text] = said
+        while len(self._said) > LIMIT:
+            del self._said[next(iter(self._said))]
 
     def list(self) -> tuple[Incident, ...]:
         return tuple(self._entries)

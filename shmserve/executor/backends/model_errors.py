@@ -14,6 +14,7 @@ from shmserve.executor.backends.cuda_errors import from_cuda
 
 MAX_TEXT = 500
 
+_INSTALL = "install its distribution where the server is installed, and load the model again"
 _TRACEBACK = "Traceback (most recent call last):"
 # begins at a word's start (so "and/or" stays) and has something after the slash
 _PATH = re.compile(r"(?<![\w/.])(?:~|\.{1,2}|file:/{0,2})?/[^\s'\"():,;<>]*[^\s'\"():,;<>.]")
@@ -83,4 +84,7 @@ def without_frames(error: ShmserveError) -> ShmserveError:
 
 def from_load(ex: BaseException, log: logging.Logger, instance: str) -> ShmserveError:
     """As `from_exception`, of what was raised while an instance was loaded."""
-    return from_exception(ex, log, f"loading {instance} failed", purpose="model")
+    error = from_exception(ex, log, f"loading {instance} failed", purpose="model")
+    if isinstance(ex, ModuleNotFoundError) and isinstance(error, ModelFailure):
+        return ModelFailure(f"{error.message}: {_INSTALL}", error.code)
+    return error

@@ -31,7 +31,7 @@ from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.data_messages import Answer, Cancel, Credit, leases
 from shmserve.protocol.control.link_messages import LaneOffered, LanesOpen
 from shmserve.shm.arena import ArenaMemory
-from shmserve.transport.channel import MAX_MESSAGE, Channel
+from shmserve.transport.channel import Channel, message_buffer
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class LaneChannels:
         self.stalled: set[Lane] = set()
         self._waiting: dict[int, int] = {}  # requests by user
         self._inbox: deque[Callable[[], None]] = deque()
-        self._buffer = memoryview(bytearray(MAX_MESSAGE))
+        self._buffer = message_buffer()
         self._closed = False
 
     def attach(self, loop: LoopSide) -> None:

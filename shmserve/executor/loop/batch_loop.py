@@ -93,6 +93,8 @@ class BatchLoop(ServingLoop):
                 if resources is not None:
                     resources.spent()
             elif self._is_over:
+                if resources is not None:
+                    resources.may_run(False)  # the model may take its time to finalize
                 return
             elif resources is not None:
                 resources.may_run(turn.is_due and self._has_room)

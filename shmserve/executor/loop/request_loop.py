@@ -59,7 +59,7 @@ class RequestLoop(ServingLoop):
             if popped is not None:
                 waiting = self._serve(*popped)
                 wait_s = 0.0 if waiting or self._stopping or resources is not None else WAKE_S
-                if resources is not None and may_run:
+                if resources is not None and may_run and popped[1]:  # not one that came too late
                     resources.spent()
             elif self._channels.closed and self._channels.settled and not self._queue:
                 return

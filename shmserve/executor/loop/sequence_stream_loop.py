@@ -61,7 +61,12 @@ class SequenceStreamLoop(SequenceLoop):
 
     @property
     def _has_room(self) -> bool:
-        return len(self._book.streams) - len(self._paused) < self._max_streams
+        return self._open_streams < self._max_streams
+
+    @property
+    def _open_streams(self) -> int:
+        """Those that are not paused; of these a thread of the model may have ended some."""
+        return sum(key not in self._paused for key in self._book.streams)
 
     @property
     def _is_over(self) -> bool:
@@ -72,11 +77,13 @@ class SequenceStreamLoop(SequenceLoop):
         return super()._busy | {connection for connection, _ in self._book.streams}
 
     def _tick(self) -> bool:
-        return super()._tick() and not self._book.streams
+        may_rest = super()._tick()
+        self._publish()  # time has passed for streams that the model has left alone
+        return may_rest and not self._book.streams
 
     def _publish(self) -> None:
         streams, turn = self._book.streams, self._turn
-        running = len(streams) - len(self._paused) + sum(key not in streams for key in turn)
+        running = self._open_streams + sum(key not in streams for key in turn)
         self._status.words[RUNNING] = running
         self._status.words[DEPTH] = len(self._queue) + running
         # A stream that has ended counts for as long as the model has not returned from its run.
@@ -89,12 +96,15 @@ class SequenceStreamLoop(SequenceLoop):
 
     def _take_in(self, wait_s: float) -> None:
         super()._take_in(0 if self._book.outbox else wait_s)
+        if not self._book.outbox:
+            return
         while self._book.outbox:
             event = self._book.outbox.popleft()
             if isinstance(event, Posted):
                 self._deliver(event)
             else:
                 self._book.has_lost_sender(event)
+        self._publish()
 
     def _credit(self, connection: FrontendConnection, message: Credit) -> None:
         self._book.grant((connection, message.request), message.answers)

@@ -38,6 +38,7 @@ class SequenceRequest:
         self.parameters = request.parameters
         self.deadline_ns = request.deadline_ns
         self.callers = request.callers
+        self.traceparent = request.traceparent
         self.inputs: dict[str, InputTensor] = {**request.inputs, **added}
         self.requested = (
             *request.requested,
@@ -98,7 +99,7 @@ class GapRequest(SequenceRequest):
     ) -> None:
         super().__init__(like, inputs, states, xp)
         self._placed = ()
-        self.id, self.parameters = "", {}
+        self.id, self.parameters, self.traceparent = "", {}, ""
         self.deadline_ns = 0
         if like.responses is not None:
             self.responses = _NoResponses()

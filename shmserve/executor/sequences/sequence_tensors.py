@@ -192,7 +192,7 @@ class States:
         """The request is over: one that has failed leaves the states as they were."""
         given = self._given.pop(sequence, None)
         if succeeded and given is not None:
-            self._left[sequence] = given
+            self._left.setdefault(sequence, {}).update(given)  # the others stay as they are
 
     def forget(self, sequence: SequenceId) -> None:
         """It has ended, or begins anew."""

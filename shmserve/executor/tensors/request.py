@@ -43,6 +43,7 @@ class ExecutorRequest:
         "requested",
         "rescheduled",
         "responses",
+        "traceparent",
         "workspace",
     )
 
@@ -59,6 +60,7 @@ class ExecutorRequest:
         self.parameters: dict[str, Parameter] = message.parameters
         self.deadline_ns = message.deadline_ns
         self.callers = message.callers
+        self.traceparent = message.traceparent
         self.inputs = inputs
         self.requested = message.outputs or workspace.outputs
         self.responses = responses

@@ -69,14 +69,16 @@ class ClientDeadlines:
     def _run(self) -> None:
         pause_s = _TICK_S
         while True:
-            self._wake.wait(pause_s)
+            woken = self._wake.wait(pause_s)
             self._stir()
             if self._closing:
                 return
             try:
                 self._end_overdue()
                 pressed = any(pool.pressed for pool in self._pools)
-                pause_s = _PRESSED_TICK_S if pressed else self._rest()
+                # Who was woken looks once more before it rests: else each call would wake it
+                pause_s = _TICK_S if woken else self._rest()
+                pause_s = _PRESSED_TICK_S if pressed else pause_s
             except Exception:  # nobody else would look
                 _log.exception("looking for calls that are overdue failed")
                 pause_s = _TICK_S

@@ -146,6 +146,8 @@ class Methods:
                 error = named(context, name, ex)
             abort(context, error)
 
+        if self._settings.access_log:
+            behave = _told_stream(name, behave)
         most = self._settings.grpc_max_message_bytes
         return RpcMethod(behave, pool, True, self._message_timeout_s(False), most, views)
 
@@ -203,10 +205,30 @@ def _told(name: str, behave: Callable[..., Any]) -> Callable[..., Any]:
             outcome = f"OK {len(answer)}"
             return answer
         finally:
-            took_ms = (monotonic() - began) * 1e3
-            _access.info('%s "%s" %s %.0fms', context.peer(), name, outcome, took_ms)
+            _tell(context, name, outcome, began)
 
     return run
+
+
+def _told_stream(name: str, behave: Callable[..., Iterator[bytes]]) -> Callable[..., Any]:
+    """As `_told`, of an rpc with any number of answers, whose line comes at its end."""
+
+    def run(requests: Iterator[Any], context: RpcContext) -> Iterator[bytes]:
+        began, outcome, nbytes, answers = monotonic(), "failed", 0, 0
+        try:
+            for answer in behave(requests, context):
+                nbytes, answers = nbytes + len(answer), answers + 1
+                yield answer
+            outcome = "OK"
+        finally:
+            _tell(context, name, f"{outcome} {nbytes} in {answers}", began)
+
+    return run
+
+
+def _tell(context: RpcContext, name: str, outcome: str, began: float) -> None:
+    took_ms = (monotonic() - began) * 1e3
+    _access.info('%s "%s" %s %.0fms', context.peer(), name, outcome, took_ms)
 
 
 def _only(requests: Iterator[Any], context: RpcContext, pool: BoundedPool, limit_s: float) -> Any:

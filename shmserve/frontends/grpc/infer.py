@@ -28,7 +28,7 @@ from shmserve.frontends.grpc.tensor_message import TensorMessage
 from shmserve.frontends.inference import Inference, signature_of
 from shmserve.frontends.oip.results import classify
 from shmserve.frontends.oip.shared_memory import SharedMemory
-from shmserve.frontends.request_ids import brought
+from shmserve.frontends.request_ids import brought, traceparent
 from shmserve.protocol.oip.model_signature import ModelSignature
 from shmserve.protocol.oip.validation import (
     check_inputs,
@@ -98,6 +98,9 @@ class InferMessage:
         self.share: CallerShare | None = None
         self._serving = serving
         self._one_answer = one_answer
+
+    def traceparent(self) -> str:
+        return traceparent(self.asker.context.invocation_metadata())
 
     def check(self, signature: ModelSignature) -> RunOptions:
         if self._one_answer and signature.spec.decoupled:

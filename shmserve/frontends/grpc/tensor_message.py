@@ -76,7 +76,7 @@ class TensorMessage(IncomingRequest):
     )  # fmt: skip
 
     def __init__(self, size: int, limits: Settings, intake: TensorIntake, context: Any) -> None:
-        super().__init__(size, limits, self._placed_now)
+        super().__init__(size, limits)
         self._intake = intake
         self._memory = intake.memory
         self._context = context
@@ -100,7 +100,7 @@ class TensorMessage(IncomingRequest):
     def gathered(self, count: int) -> None:
         take(self._heap, count)
 
-    def _placed_now(self, nbytes: int) -> PlacedTensor | None:
+    def placed(self, nbytes: int) -> PlacedTensor | None:
         slot = self._memory.reserve_now(nbytes)
         return None if slot is None else self._owned(slot)
 

@@ -110,7 +110,8 @@ class BoundedPool(ThreadPoolExecutor):
             ResourceExhausted: there is none, or this caller has its share.
         """
         with self._lock:
-            if self._held[caller] >= self._caller_limit:
+            held = self._held.get(caller, 0)
+            if held >= self._caller_limit:
                 if not self._end_silent(1, caller):
                     raise _exhausted(
                         f"{self._why}: this caller has its share of them (max_caller_share)"
@@ -118,7 +119,7 @@ class BoundedPool(ThreadPoolExecutor):
             elif self.count >= self._size.limit and not self._end_silent(1):
                 raise _exhausted(self._why)
             self.count += 1
-            self._held[caller] += 1
+            self._held[caller] = held + 1
         return PoolPlace(caller)
 
     def leave(self, place: PoolPlace, turn: CallTurn | None = None) -> bool:
@@ -179,7 +180,8 @@ class BoundedPool(ThreadPoolExecutor):
             _log.exception("unexpected error in a call")
         with self._lock:
             following = self._ended(turn)
-        self._post(following)
+        if following:
+            self._post(following)
 
     def _post(self, turns: list[CallTurn]) -> None:
         for turn in turns:
@@ -291,7 +293,7 @@ class BoundedPool(ThreadPoolExecutor):
         if not counts[1]:
             del self._subjects[done.subject]
         self._leave(done.place)
-        return self._start_waiting()
+        return self._start_waiting() if self._waiting.by_caller else []
 
     def _start_waiting(self) -> list[CallTurn]:
         """Start what may run now, as `_ended` does."""

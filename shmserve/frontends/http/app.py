@@ -7,8 +7,6 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import falcon
-
 from shmserve.config import Settings
 from shmserve.core.access import Access
 from shmserve.frontends.access import Origins
@@ -17,8 +15,9 @@ from shmserve.frontends.http import route_table
 from shmserve.frontends.http.error_handlers import ErrorHandlers
 from shmserve.frontends.http.origin_check import OriginCheck
 from shmserve.frontends.http.restricted_api import Guard, HttpApp
-from shmserve.frontends.http.route_table import MODEL_PATHS, Given, Routes
+from shmserve.frontends.http.route_table import MODEL_PATHS, App, Given, Routes
 from shmserve.frontends.http.routes import dashboard, generate, metadata
+from shmserve.frontends.http.routes import openapi as openapi_routes
 from shmserve.frontends.http.routes import regions as region_routes
 from shmserve.frontends.http.routes import repository as repository_routes
 from shmserve.frontends.http.routes import settings as settings_routes
@@ -57,12 +56,13 @@ def create_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
     regions = SharedMemory(dispatcher, settings)
     metadata.add_routes(routes, dispatcher, settings)
     settings_routes.add_routes(routes, dispatcher, settings)
-    dashboard.add_routes(routes, dispatcher, settings)
+    dashboard.add_routes(routes, dispatcher, settings, access)
     region_routes.add_routes(routes, regions, settings)
     repository_routes.add_routes(routes, Repository(dispatcher, settings, access), settings)
     generate.add_routes(routes, dispatcher, settings)
     for path in MODEL_PATHS:
         routes.add("inference", f"{path}/infer", InferResource(dispatcher, settings, regions))
+    openapi_routes.add_routes(routes, settings)
     route_table.add_extensions(routes, dispatcher, settings)
     routes.finish()
     return app
@@ -79,13 +79,13 @@ def create_metrics_app(dispatcher: DispatchApi, settings: Settings) -> HttpApp:
 
 def _empty(
     dispatcher: DispatchApi, settings: Settings, access: Access, binds: Iterable[str]
-) -> tuple[HttpApp, Routes]:
+) -> tuple[App, Routes]:
     """An application without routes, and what adds them."""
     origins = OriginCheck(Origins(settings, binds, socket.gethostname()))
     keys = PresentedKeys(settings, dispatcher.count_key)
     guard = Guard(Restricted(settings.http_restricted_api), access, keys)
     middleware: list[Any] = [origins, guard] if guard else [origins]
-    app: HttpApp = falcon.App(media_type="application/json", middleware=middleware)
+    app = App(media_type="application/json", middleware=middleware)
     app.router_options.converters["given"] = Given
     errors = ErrorHandlers()
     errors.install(app)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import falcon
-from falcon import inspect
 from falcon.routing import BaseConverter
 
 from shmserve import extensions
 from shmserve.config import Settings
 from shmserve.core.access import Action
 from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http import openapi
 from shmserve.frontends.http.error_handlers import ErrorHandlers
 from shmserve.frontends.http.origin_check import OriginCheck
 from shmserve.frontends.http.restricted_api import Guard, HttpApp, RouteRule
@@ -38,17 +38,29 @@ class Get:
         self.on_get = self.on_head = respond
 
 
+class App(HttpApp):
+    """Falcon's application, and the templates of its routes. (`falcon.inspect` finds them as well,
+    and reads the source of every resource for that.)"""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.templates: list[str] = []
+
+    def add_route(self, uri_template: str, resource: object, **options: Any) -> None:
+        self.templates.append(uri_template)
+        super().add_route(uri_template, resource, **options)
+
+
 class Routes:
     """Adds routes to the application; each with its category of the restricted APIs."""
 
-    def __init__(
-        self, app: HttpApp, guard: Guard, origins: OriginCheck, errors: ErrorHandlers
-    ) -> None:
+    def __init__(self, app: App, guard: Guard, origins: OriginCheck, errors: ErrorHandlers) -> None:
         self._app = app
         self._guard = guard
         self._pages = origins.pages
         self._errors = errors
         self._finders: list[tuple[Category, Finder]] = []
+        self._operations: dict[str, openapi.Operation] = {}
 
     def add(
         self,
@@ -87,6 +99,28 @@ class Routes:
         self.add(category, path, resource)
         self._pages.add(path)
 
+    def describe(self, operations: Mapping[str, openapi.Operation]) -> None:
+        """What stands in the OpenAPI document about routes, by method and path, as in
+        ``GET /v2/models/{name}``. Those that nobody describes are there by their bare names."""
+        self._operations.update(operations)
+
+    def table(self) -> list[openapi.Route]:
+        """All routes, with the methods that they answer by themselves."""
+        from falcon import inspect  # takes its time, and is needed where this is asked for only
+
+        return [
+            openapi.Route(
+                openapi.plain(route.path),
+                self._guard.rules[route.path].category,
+                openapi.described(
+                    route.path,
+                    [method.method for method in route.methods if not method.internal],
+                    self._operations,
+                ),
+            )
+            for route in inspect.inspect_routes(self._app)
+        ]
+
     def errors_as(self, prefix: str, encode: Callable[[str, int], bytes]) -> None:
         """Errors of paths that begin so have another body: `encode` makes the JSON of the message
         and the status."""
@@ -99,9 +133,9 @@ class Routes:
             ValueError: there is a route that was not added here.
         """
         self._app.add_sink(self._behind, r"/")
-        for route in inspect.inspect_routes(self._app):
-            if route.path not in self._guard.rules:
-                raise ValueError(f"route {route.path} has no category of the restricted APIs")
+        for template in self._app.templates:
+            if template not in self._guard.rules:
+                raise ValueError(f"route {template} has no category of the restricted APIs")
 
     def _behind(self, req: falcon.Request, resp: falcon.Response, **_: str) -> None:
         for category, find in self._finders:

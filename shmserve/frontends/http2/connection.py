@@ -15,11 +15,10 @@ from shmserve.frontends.http2.limits import FloodBudget, Limits
 from shmserve.frontends.http2.output import OutgoingBytes
 from shmserve.frontends.http2.parts import ConnectionParts
 from shmserve.frontends.http2.reader import FrameReader
-from shmserve.frontends.http2.sender import Sender
+from shmserve.frontends.http2.sender import ALONE_FRAME, Sender
 from shmserve.frontends.http2.shutdown import Shutdown
 from shmserve.frontends.http2.streams import Http2Streams
 
-_LARGEST_ADDITION = 1 << 20  # what framing adds to the high water at most: one DATA frame
 _TICK_S = 1.0  # how often slow readers are looked at
 _NEVER = float("inf")
 
@@ -61,7 +60,7 @@ class Connection:
         control_frames = ControlFrames(parts, now)
         self._data = DataFrames(self._streams, window, control_frames, self._events)
         self._reader = FrameReader(parts, self._data, control_frames, now)
-        self._most_pending = limits.high_water_bytes + _LARGEST_ADDITION + limits.max_control_bytes
+        self._most_pending = limits.high_water_bytes + ALONE_FRAME + limits.max_control_bytes
         self._sent_at = now  # since then, less than `min_progress_bytes` of what waits was sent
         self._sent_bytes = 0
         self._waits = False  # something was offered to the socket, and is not sent entirely
@@ -205,14 +204,16 @@ class Connection:
             self._sent_at, self._sent_bytes = now, 0
         return output.take()
 
-    def sent(self, count: int, now: float) -> None:
-        """The socket has taken that many bytes of `outgoing`."""
+    def sent(self, count: int, now: float) -> bool:
+        """The socket has taken that many bytes of `outgoing`; whether there may be more to send."""
         self._sent_bytes += count
         if self._sent_bytes >= self._limits.min_progress_bytes:
             self._sent_at, self._sent_bytes = now, 0
         self._output.sent(count)
-        if not self._output.pending:
-            self._waits = False
+        if self._output.pending:
+            return True
+        self._waits = False
+        return bool(self._streams.sending)
 
     def released(self) -> list[object]:
         """Tokens whose memory is not needed any more, since the last time this was asked."""

@@ -38,7 +38,8 @@ class FieldBlocks:
         block = bytes(payload)
         self.ends_stream = bool(flags & END_STREAM)
         self._size = len(block)
-        self._check_size()
+        if self._size > self._limits.max_header_block_bytes:
+            raise _too_large()
         if flags & END_HEADERS:
             return block
         self.stream_id, self.since = stream_id, now
@@ -54,7 +55,8 @@ class FieldBlocks:
         if self._count > self._limits.max_continuations:
             raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many CONTINUATION frames")
         self._size += len(payload)
-        self._check_size()
+        if self._size > self._limits.max_header_block_bytes:
+            raise _too_large()
         self._pieces.append(bytes(payload))
         if not flags & END_HEADERS:
             return None
@@ -63,9 +65,9 @@ class FieldBlocks:
         self.stream_id = 0
         return block
 
-    def _check_size(self) -> None:
-        if self._size > self._limits.max_header_block_bytes:
-            raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "the header block is too large")
+
+def _too_large() -> ConnectionFailed:
+    return ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "the header block is too large")
 
 
 def _unpadded(flags: int, payload: memoryview) -> memoryview:

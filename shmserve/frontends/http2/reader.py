@@ -89,7 +89,8 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """How many bytes end what has begun: a frame's head, a frame, the payload of one."""
+        """How many bytes end what has begun: a frame's head, a frame and the next one's head, the
+        payload of one."""
         unwanted = self._data.left + self._data.skipped
         if unwanted:
             return unwanted
@@ -98,7 +99,7 @@ class FrameReader:
             return HEAD_BYTES - len(rest)
         if rest[3] == DATA:
             return 1  # how much padding there is
-        return HEAD_BYTES + int.from_bytes(rest[:3]) - len(rest)
+        return HEAD_BYTES + int.from_bytes(rest[:3]) + HEAD_BYTES - len(rest)
 
     def _take_preface(self, view: memoryview) -> int:
         seen = self._preface_seen

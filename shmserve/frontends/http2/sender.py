@@ -24,7 +24,8 @@ from shmserve.frontends.http2.limits import FloodBudget, Limits
 from shmserve.frontends.http2.output import OutgoingBytes
 from shmserve.frontends.http2.streams import Http2Stream, Http2Streams, Outgoing
 
-_ALONE_FRAME = 1 << 20  # the largest DATA frame, and while other streams wait
+# The largest DATA frame, so that a message of a MiB and its head are one; and while others wait
+ALONE_FRAME = (1 << 20) + (16 << 10)
 _SHARED_FRAME = 64 << 10
 _EMPTY_TABLE = b"\x20"  # HPACK: the dynamic table's size is zero from now on
 _DEFAULT_TABLE = 4096
@@ -85,7 +86,7 @@ class Sender:
             stream.queue
             or streams.ready
             or streams.blocked
-            or size > _ALONE_FRAME
+            or size > ALONE_FRAME
             or size > self.max_frame
             or size > stream.send_window
             or size > self.window
@@ -148,7 +149,7 @@ class Sender:
             outgoing.head = None
         if outgoing.left:
             alone = len(self._streams.sending) == 1
-            largest = _ALONE_FRAME if alone else _SHARED_FRAME
+            largest = ALONE_FRAME if alone else _SHARED_FRAME
             size = min(outgoing.left, stream.send_window, self.window, self.max_frame, largest)
             if size > 0:
                 self._data_frame(stream, outgoing, size)

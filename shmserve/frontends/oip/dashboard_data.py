@@ -11,6 +11,7 @@ import shmserve
 from shmserve.config import Settings
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.core.stats.counter_pages import BOUNDS_NS
+from shmserve.core.stats.incidents import Incident
 from shmserve.core.stats.request_counters import HITS, MISSES
 from shmserve.core.stats.time_series import LEVELS
 from shmserve.errors import InvalidArgument, Unavailable
@@ -34,8 +35,12 @@ class DashboardData:
         self._dispatcher = dispatcher
         self._server = {"name": settings.server_name, "version": shmserve.__version__}
 
-    def data(self, level: str = "second", since: int = 0, life: str = "") -> dict[str, Any]:
+    def data(
+        self, level: str = "second", since: int = 0, life: str = "", said: bool = False
+    ) -> dict[str, Any]:
         """All series of one level (second, minute, hour, day), and what is now.
+
+        `said`: also what clients of failed requests were told.
 
         With the `life` and the `until` (as `since`) of an earlier answer only periods come that
         were not over then.
@@ -77,7 +82,7 @@ class DashboardData:
             "pool_bytes": report.pool_bytes,
             "resources": [msgspec.structs.asdict(use) for use in report.resources],
             "cache_bytes": sum(process.gauges.cache_bytes for process in report.processes),
-            "troubles": [msgspec.structs.asdict(entry) for entry in reversed(history.incidents)],
+            "troubles": [_trouble(entry, said) for entry in reversed(history.incidents)],
         }
 
     def _snapshot(self) -> Snapshot | None:
@@ -120,6 +125,13 @@ def _models(
         row["failed"] = sum(counts.failures) if counts is not None else 0
         row["series"] = model_series.columns if model_series is not None else {}
     return [rows[key] for key in sorted(rows)]
+
+
+def _trouble(entry: Incident, said: bool) -> dict[str, Any]:
+    row = msgspec.structs.asdict(entry)
+    if not said:
+        del row["said"]
+    return row
 
 
 def _gpus(history: HistoryReport, report: Report) -> list[dict[str, Any]]:

@@ -47,6 +47,8 @@ class ServerSettings:
         self._dispatcher = dispatcher
         self._initial = initial(settings)
         self._file = os.path.basename(settings.trace_file)  # the folder is the operator's alone
+        self._mode = settings.trace_mode
+        self._checks = _trace_checks(self._mode)
 
     def trace(
         self, model: str = "", update: Mapping[str, TraceValue] | None = None
@@ -60,7 +62,7 @@ class ServerSettings:
         if model and model not in self._dispatcher.snapshot().models:
             raise InvalidArgument(f"Request for unknown model : {model}")
         if update:
-            change = _trace_change(update)
+            change = _trace_change(update, self._checks)
             if not self._file and (change.log_frequency or change.tensors):
                 wanted = "trace level 'TENSORS'" if change.tensors else "'log_frequency'"
                 raise Unimplemented(f"{wanted} is not supported: there is no setting trace_file")
@@ -72,7 +74,7 @@ class ServerSettings:
             "trace_count": str(settings.count),
             "log_frequency": str(settings.log_frequency),
             "trace_file": self._file,
-            "trace_mode": "triton",
+            "trace_mode": self._mode,
         }
 
     def logging(self, update: Mapping[str, LogValue | None] | None = None) -> dict[str, LogValue]:
@@ -132,13 +134,27 @@ def _log_change(update: Mapping[str, Any]) -> LogChange:
 # ------------------------------------------------------------------------- tracing
 
 
-def _trace_change(update: Mapping[str, Any]) -> TraceChange:
+_Check = Callable[[str, Any], tuple[Any, ...]]
+
+
+def _trace_checks(mode: str) -> dict[str, _Check]:
+    """How the value of each setting is checked, where the server was started with this mode."""
+    return {
+        "trace_level": _level,
+        "trace_rate": _number(0 if mode == "opentelemetry" else 1),
+        "trace_count": _number(UNLIMITED),
+        "log_frequency": _number(0),
+        "trace_mode": _same(mode),
+    }
+
+
+def _trace_change(update: Mapping[str, Any], checks: Mapping[str, _Check]) -> TraceChange:
     changes: dict[str, Any] = {}
     cleared: list[str] = []
     for name, value in update.items():
         if name == "trace_file":
             raise Unimplemented("trace file location can not be updated through network protocol")
-        check = _TRACE_CHECKS.get(name)
+        check = checks.get(name)
         if check is None:
             raise InvalidArgument(f"there is no trace setting '{ascii(name[:_SHOWN])[1:-1]}'")
         fields = _TRACE_NAMES.get(name, ())
@@ -179,11 +195,14 @@ def _number(least: int) -> Callable[[str, Any], tuple[int]]:
     return check
 
 
-def _mode(name: str, value: Any) -> tuple[()]:
-    mode = _single(name, value)
-    if mode != "triton":
-        raise Unimplemented(f"trace mode {_shown(mode)} is not supported: triton")
-    return ()
+def _same(mode: str) -> _Check:
+    def check(name: str, value: Any) -> tuple[()]:
+        wanted = _single(name, value)
+        if wanted != mode:  # what the server was started with
+            raise Unimplemented(f"trace mode {_shown(wanted)} is not supported: {mode}")
+        return ()
+
+    return check
 
 
 def _single(name: str, value: Any) -> str:
@@ -196,12 +215,3 @@ def _single(name: str, value: Any) -> str:
 
 def _shown(value: Any) -> str:
     return repr(value)[:_SHOWN]
-
-
-_TRACE_CHECKS: dict[str, Callable[[str, Any], tuple[Any, ...]]] = {
-    "trace_level": _level,
-    "trace_rate": _number(1),
-    "trace_count": _number(UNLIMITED),
-    "log_frequency": _number(0),
-    "trace_mode": _mode,
-}

@@ -35,6 +35,9 @@ class _Source:
         self.nbytes = nbytes
         self.share: CallerShare | None = None
 
+    def traceparent(self) -> str:
+        return ""  # GRPS's messages have none
+
 
 class PayloadSource(_Source):
     """A GRPS request, as messages or tensors of its payload."""

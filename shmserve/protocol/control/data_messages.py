@@ -100,6 +100,7 @@ class Execute(Message, frozen=True):
     credit: int = 0  # how many answers of a stream may be on their way; 0: one answer only
     callers: tuple[CallingModel, ...] = ()  # models that wait for the answer, the first one first
     caller_number: int = 0  # whose it is, for turns: `core.scheduling.caller_number`
+    traceparent: str = ""  # what the model's own calls are part of, if it is traced in spans
 
 
 class Cancel(Message, frozen=True):

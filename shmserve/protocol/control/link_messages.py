@@ -40,7 +40,7 @@ class Hello(Message, frozen=True):
     """
 
     version: int
-    role: str  # http, grpc, executor, supervisor, cli
+    role: str  # one of `coordinator.links.ROLES`
     process: str
     pid: int
     held_bytes: int = 0

@@ -37,6 +37,7 @@ ToCoordinator = (
     | region.StoredRegions
     | settings.SetFlag | settings.ChangeLog | settings.ChangeTrace | settings.TakeTraces
     | stats.CounterPage | stats.StoredPages | stats.AskReport | history.AskHistory
+    | stats.RequestFailed
     | model.LoadModel | model.UnloadModel
 )  # fmt: skip
 FromCoordinator = (

@@ -53,6 +53,15 @@ class StoredPages(Message, frozen=True):
     more: bool = False
 
 
+class RequestFailed(Message, frozen=True):
+    """What a client was told for this reason (a `Reason`): the latest text since the last one."""
+
+    model: str
+    version: str
+    reason: int
+    text: str
+
+
 class AskReport(Message, frozen=True):
     """A frontend wants all numbers."""
 

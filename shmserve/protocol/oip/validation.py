@@ -163,7 +163,10 @@ def _input(signature: ModelSignature, source: InferInput, limits: Settings) -> C
     datatype = spec.datatype
     if source.datatype != datatype.name:
         if source.datatype not in DATATYPES:
-            raise InvalidArgument(f"invalid datatype '{source.datatype}' for input {source.name}")
+            raise InvalidArgument(
+                f"invalid datatype '{source.datatype}' for input {source.name}: model '{model}'"
+                f" expects '{datatype.name}'"
+            )
         raise InvalidArgument(
             f"inference input '{source.name}' data-type is '{source.datatype}', but model"
             f" '{model}' expects '{datatype.name}'"

@@ -43,13 +43,17 @@ class Place(Protocol):
         ...
 
 
+def _nowhere(_: int) -> None:
+    return None
+
+
 class IncomingRequest:
     """Takes the bytes of one message, in order.
 
     Args:
         size: of the message.
         limits: what a request may have.
-        reserve: a place for so many bytes; None: not now, see `wanted`.
+        reserve: what `placed` asks; a subclass has its own.
 
     Attributes:
         wanted: bytes of a place without which it cannot go on; 0: it can.
@@ -64,7 +68,9 @@ class IncomingRequest:
         "_since", "_spared", "_target", "_whole", "copied", "left", "raw", "sparing", "wanted",
     )  # fmt: skip
 
-    def __init__(self, size: int, limits: Settings, reserve: Callable[[int], Place | None]) -> None:
+    def __init__(
+        self, size: int, limits: Settings, reserve: Callable[[int], Place | None] = _nowhere
+    ) -> None:
         self._limits = limits
         self._reserve = reserve
         self._rest = bytearray()
@@ -106,6 +112,10 @@ class IncomingRequest:
         self.gathered(len(data))
         self.left -= len(data)
         self._take(data)
+
+    def placed(self, nbytes: int) -> Place | None:
+        """A place for so many bytes; None: not now, see `wanted`."""
+        return self._reserve(nbytes)
 
     def gathered(self, count: int) -> None:
         """So many bytes come that have no place; raises where there is no memory for them."""
@@ -204,7 +214,7 @@ class IncomingRequest:
         if size < LARGE_BYTES or not self.expected(size):
             self._begin(size, None)
             return
-        place = self._reserve(size)
+        place = self.placed(size)
         if place is None:
             self.wanted = size
         else:

@@ -63,6 +63,14 @@ def test_check_fails_without_a_repository(tmp_path, capsys):
     assert "is not a directory" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_check_reads_the_certificates(settings, capsys, protocol):
+    files = {f"{protocol}_tls_cert": "/none.pem", f"{protocol}_tls_key": "/none.key"}
+    wrong = msgspec.structs.replace(settings, **files)
+    assert check.check(wrong, lambda paths: Scan({})) == 1
+    assert f"FAIL  {protocol}_tls_" in capsys.readouterr().out
+
+
 def test_a_bad_setting_is_told_and_fails(monkeypatch, capsys):
     monkeypatch.setenv("SHMSERVE_NONSENSE", "1")
     assert cli.main(["check"]) == 2

@@ -8,7 +8,9 @@ import runpy
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import msgspec
@@ -89,6 +91,31 @@ def test_errors_are_one_line_that_names_what_was_wrong(nowhere, monkeypatch, cap
 def test_ready_says_no(nowhere: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ready", "m"]) == 1
     assert capsys.readouterr().out.startswith("m is not ready: no answer from the server")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"), [([404, 503, 200], 0), ([404, 401, 200], 1), ([403, 200], 1)]
+)
+def test_ready_waits_for_a_model_that_is_not_known_yet(statuses: list[int], status: int) -> None:
+    left = list(statuses)
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(left.pop(0))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert cli.main(["ready", "m", "--wait", "60", "--url", url]) == status
+        server.shutdown()
+        thread.join()
+    assert len(left) == (0 if status == 0 else 1)
 
 
 def test_settings_are_shown_with_where_they_are_from(monkeypatch, capsys) -> None:

@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 import textwrap
+import time
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from shmserve.client import device_arrays, tensors
+from shmserve.client import InferenceError, device_arrays, tensors
 from shmserve.client.http_transport import Transport
 from shmserve.client.output_sizes import ModelOutputs, OutputSizes
 from shmserve.client.tensors import ClientTensor
@@ -102,6 +103,20 @@ def test_what_is_no_tensor(value) -> None:
 def test_addresses(url: str) -> None:
     with pytest.raises(ValueError, match="address"):
         Transport(url, 1.0)
+
+
+def test_a_closed_client_asks_nothing() -> None:
+    transport = Transport("unix:/nonexistent/http.sock", 1.0)
+    with pytest.raises(InferenceError, match="No such file"):
+        transport.request("GET", "/")
+    transport.close()
+    for ask in (
+        lambda: transport.request("GET", "/"),
+        lambda: transport.events("/", b"", time.monotonic() + 1),
+    ):
+        with pytest.raises(InferenceError, match="the client is closed") as caught:
+            ask()
+        assert caught.value.status == 0
 
 
 def test_sizes_are_guessed_from_shapes_or_earlier_answers() -> None:

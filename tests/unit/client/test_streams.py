@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import threading
@@ -12,15 +13,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from shmserve.client import InferenceError, Result, ResultStream
+from shmserve.client import InferenceError, Result, ResultStream, attempt
 from shmserve.client.attempt import RequestAttempt
 from shmserve.client.cancel_scope import CancelScope, cancellable
 from shmserve.client.client_call import ClientCall
 from shmserve.client.http_answers import HttpAnswers, generate_request
-from shmserve.client.http_transport import EventStream
+from shmserve.client.http_transport import EventStream, Reply, Transport
 from shmserve.client.lane_answers import LaneAnswers
 from shmserve.client.lanes import ClientLane, Lanes, converse
+from shmserve.client.memory.shared_memory import SharedMemoryPools
 from shmserve.client.output_sizes import ModelOutputs, stream_windows
+from shmserve.client.requester import Requester
 from shmserve.client.tensors import ClientTensor
 from shmserve.errors import InvalidArgument
 from shmserve.protocol.control import lane_messages as wire
@@ -275,17 +278,122 @@ class FewLanes:
             lane.channel.close()
 
 
+def soon() -> float:
+    return time.monotonic() + 30.0
+
+
 def test_a_request_that_a_lane_has_not_taken_goes_to_another() -> None:
     moved = wire.LaneAnswer(7, (), 503, "UNAVAILABLE", "it ends", moved=True)
     for final in (True, False):
         lanes = FewLanes(moved, wire.LaneAnswer(7, final=final))
-        found = converse(cast(Lanes, lanes), ("m", ""), wire.LaneRequest(7, ()), True, 30.0)
+        found = converse(cast(Lanes, lanes), ("m", ""), wire.LaneRequest(7, ()), True, soon())
         assert found is not None
         answer, lane = found
         assert (answer.final, lane) == (final, lanes.lanes[1])
         assert lanes.back == ([lane] if final else []), "a stream keeps its lane"
         assert lanes.lanes[0].channel.fileno() == -1
         lanes.close()
+
+
+def test_what_is_sent_again_has_the_time_that_is_left() -> None:
+    class SlowLanes(FewLanes):
+        def take(self, key: object) -> ClientLane | None:
+            time.sleep(0.1)
+            return super().take(key)
+
+    moved = wire.LaneAnswer(7, (), 503, "UNAVAILABLE", "it ends", moved=True)
+    lanes = SlowLanes(moved, wire.LaneAnswer(7))
+    asked = wire.LaneRequest(7, (), timeout_ns=10**12)
+    assert converse(cast(Lanes, lanes), ("m", ""), asked, True, time.monotonic() + 30.0)
+    first, second = (wire.decode_to_lane(other.recv(1 << 16)) for other in lanes.others)
+    assert isinstance(first, wire.LaneRequest)
+    assert isinstance(second, wire.LaneRequest)
+    assert second.timeout_ns + 10**8 <= first.timeout_ns <= 30 * 10**9
+    lanes.close()
+    lanes = SlowLanes(moved, moved, moved)
+    with pytest.raises(InferenceError, match="did not answer in time"):
+        converse(cast(Lanes, lanes), ("m", ""), asked, True, time.monotonic() + 0.15)
+    assert lanes.left, "no further one is asked for behind the deadline"
+    lanes.close()
+
+
+def test_the_server_has_time_to_say_that_it_is_late() -> None:
+    """It looks after streams once a second."""
+    lanes = FewLanes(wire.LaneAnswer(7))
+    (lane,), (other,) = lanes.lanes, lanes.others
+    assert lane.receive(30.0) is not None
+    late = wire.LaneAnswer(7, (), 504, "DEADLINE_EXCEEDED", "gave no answer within 1 s")
+    timer = threading.Timer(lane.opened.timeout_ns / 1e9 + 1.2, other.send, [wire.encode(late)])
+    timer.start()
+    found = converse(cast(Lanes, lanes), ("m", ""), wire.LaneRequest(7, ()), True, soon())
+    timer.join()
+    assert found is not None
+    assert found[0].error == late.error
+    lanes.close()
+
+
+class SlowServer:
+    """A transport whose server takes a tenth of a second for everything."""
+
+    def __init__(self) -> None:
+        self.timeouts: list[float] = []
+
+    def request(self, method: str, *_: object, timeout_s: float = 0.0) -> Reply:
+        self.timeouts.append(timeout_s)
+        time.sleep(0.1)
+        document = {"outputs": [{"name": "N", "datatype": "INT64", "shape": [1]}]}
+        body = np.frombuffer(json.dumps(document).encode(), np.uint8)
+        return Reply(200 if method == "GET" else 503, {}, body)
+
+
+def test_a_call_has_one_deadline_whatever_is_asked_for_it() -> None:
+    server = SlowServer()
+    no_memory = SharedMemoryPools(cast(Transport, server), "", 0, 0)
+    requester = Requester(cast(Transport, server), no_memory, None)
+    with pytest.raises(InferenceError, match="503"):
+        requester.run(call({}))
+    answers = requester.begin(call({}), 0)  # of a model that answers once
+    with pytest.raises(InferenceError, match="503"):
+        answers.next()
+    description, inference, config, stream = server.timeouts
+    assert inference <= description - 0.1 <= 0.9
+    assert stream <= config - 0.1 <= 0.9
+
+
+class Changing(SlowServer):
+    """One whose model takes no stream any more, as what the client remembers of it is old."""
+
+    def request(self, method: str, path: str, *_: object, **__: object) -> Reply:
+        self.timeouts.append(0.0)
+        document = {
+            "model_transaction_policy": {"decoupled": True},
+            "outputs": [{"name": "N", "datatype": "INT64", "shape": [1]}],
+        }
+        return Reply(200, {}, np.frombuffer(json.dumps(document).encode(), np.uint8))
+
+    def events(self, *_: object) -> EventStream:
+        raise InferenceError(404, "it is gone")
+
+
+def test_what_is_known_of_a_model_is_forgotten_with_a_refused_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Changing()
+    no_memory = SharedMemoryPools(cast(Transport, server), "", 0, 0)
+    over_http = Requester(cast(Transport, server), no_memory, None)
+    for asked in (2, 4):
+        with pytest.raises(InferenceError, match="it is gone"):
+            over_http.begin(call({}), 0)
+        assert len(server.timeouts) == asked
+    monkeypatch.setattr(attempt, "_numbers", itertools.repeat(7))
+    refusal = wire.LaneAnswer(7, (), 404, "NOT_FOUND", "it is gone")
+    lanes = FewLanes(refusal, refusal)
+    over_lanes = Requester(cast(Transport, server), no_memory, cast(Lanes, lanes))
+    for asked in (6, 8):
+        told = over_lanes.begin(call({}), 0).next()
+        assert isinstance(told, InferenceError)
+        assert len(server.timeouts) == asked
+    lanes.close()
 
 
 class Attempt:
@@ -310,7 +418,7 @@ class Lane:
         self.lanes = FewLanes(first)
         self.attempt, self.other = Attempt(), self.lanes.others[0]
         request = wire.LaneRequest(7, (), credit=4)
-        found = converse(cast(Lanes, self.lanes), ("m", ""), request, True, 30.0)
+        found = converse(cast(Lanes, self.lanes), ("m", ""), request, True, soon())
         assert found is not None
         self.lane = found[1]
         self.answers = LaneAnswers(

@@ -44,7 +44,7 @@ class Router:
         return bool(self.parts.reconciler.silent.called)
 
 
-@pytest.mark.parametrize(("limit_s", "patience_s", "questions"), [(1, 2, 2), (20, 20, 4)])
+@pytest.mark.parametrize(("limit_s", "patience_s", "questions"), [(1, 2, 2), (20, 20, 3)])
 def test_silence_is_noticed_after_the_patience(
     limit_s: float, patience_s: float, questions: int
 ) -> None:

@@ -16,6 +16,23 @@ def test_the_same_thing_soon_again_is_counted_and_comes_last() -> None:
     )
 
 
+def test_what_was_said_of_it_may_come_before_or_after() -> None:
+    incidents = Incidents()
+    incidents.say("a/1", "broke", "early")
+    incidents.add(0.0, "a/1", "broke")
+    incidents.add(0.0, "b/1", "broke")
+    incidents.say("b/1", "broke", "late" + "!" * 1000)
+    first, second = incidents.list()
+    assert first.said == "early"
+    assert second.said.startswith("late!")
+    assert len(second.said) == 300
+    incidents.add(1.0, "a/1", "broke")
+    assert {entry.what: entry.said for entry in incidents.list()}["a/1"] == "early"
+    for number in range(LIMIT + 10):
+        incidents.say(f"m{number}", "broke", "never counted")
+    assert len(incidents._said) == LIMIT
+
+
 def test_after_a_while_it_is_another() -> None:
     incidents = Incidents()
     incidents.add(0.0, "a/1", "broke")

@@ -14,10 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from shmserve.core.registry import ModelEntry
+from shmserve.core.registry import ModelEntry, Snapshot
 from shmserve.core.stats import request_counters
 from shmserve.core.stats.request_counters import Reason
 from shmserve.dispatch import Call
+from shmserve.dispatch.attempt import Attempt
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.errors import (
     ArenaExhausted,
@@ -29,6 +30,7 @@ from shmserve.errors import (
     InvalidArgument,
     ModelFailure,
     QueueFull,
+    ShmserveError,
     Unavailable,
 )
 from shmserve.executor.backend import Output, Request, Response
@@ -369,6 +371,48 @@ def test_what_may_run_again_and_finds_nobody_is_lost_and_not_refused(tmp_path: P
             run(rig, entry, np.ones(3, np.float32))
     finally:
         rig.close()
+
+
+def test_what_may_run_again_and_whose_model_is_gone_is_lost(rig: Rig) -> None:
+    def dies(request: Request) -> Response:
+        rig.writer.publish(Snapshot("cafe0123", 0, models={}, complete=True))
+        for connection in list(rig.executors[0].channels._connections.values()):
+            connection.channel._socket.shutdown(2)
+        return own_array(request)
+
+    entry = rig.serve(dies, spec=msgspec.structs.replace(SPEC, rerun=True))
+    with pytest.raises(ExecutorLost):
+        run(rig, entry, np.ones(3, np.float32))
+
+
+def test_what_has_run_once_is_not_refused_by_another(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal would say that it may be sent again, as nothing of it has run."""
+    wait = Attempt._wait
+
+    def refused(*arguments: Any) -> Any:
+        changes: Any = {"error_code": Code.UNAVAILABLE, "error": "full", "refused": True}
+        return msgspec.structs.replace(wait(*arguments), **changes)
+
+    ran: list[object] = []
+
+    def dies(request: Request) -> Response:
+        ran.append(request)
+        for connection in list(rig.executors[0].channels._connections.values()):
+            connection.channel._socket.shutdown(2)
+        return own_array(request)
+
+    monkeypatch.setattr(Attempt, "_wait", refused)
+    entry = rig.serve(dies, own_array, spec=msgspec.structs.replace(SPEC, rerun=True))
+    for _ in range(20):
+        before = len(ran)
+        with pytest.raises(ShmserveError) as caught:
+            run(rig, entry, np.ones(3, np.float32))
+        assert isinstance(caught.value, ExecutorLost) == (len(ran) > before), caught.value
+        if ran:
+            break
+    assert ran
 
 
 def test_what_has_run_is_lost_and_nothing_else_is(rig: Rig) -> None:

@@ -20,7 +20,16 @@ from shmserve.core.stats import request_counters
 from shmserve.dispatch.attempt import Attempt
 from shmserve.dispatch.outcome import Outcome, RunOptions
 from shmserve.dispatch.step_call import StepTensor
-from shmserve.errors import Cancelled, DeadlineExceeded, Internal, InvalidArgument, ModelFailure
+from shmserve.errors import (
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    ModelFailure,
+    QueueFull,
+    WorkLost,
+)
 from shmserve.executor.backend import Output, Request, Response
 from shmserve.tensor.config_document import ConfigDocument
 from shmserve.tensor.spec import EnsembleStep, ModelSpec, TensorSpec
@@ -127,6 +136,54 @@ def test_branches_with_and_without_threads(made: Any, threads: int) -> None:
         np.testing.assert_array_equal(found["OUT"], 2 * ARRAY + 11)
         np.testing.assert_array_equal(found["a"], ARRAY + 1)
     models.assert_nothing_held()
+
+
+def test_a_step_that_is_sent_has_begun(made: Any) -> None:
+    """Where another cannot run then, the whole must not look as if nothing had."""
+    begun, failed = threading.Event(), threading.Event()
+
+    def waits(request: Request) -> Response:
+        begun.set()
+        assert failed.wait(30)
+        return plus(1)(request)
+
+    def unavailable(request: Request) -> Response:
+        raise AssertionError
+
+    models = made(BRANCHES, ensemble_threads=64, restart_wait_s=0.5)
+    models.serve(one=waits, ten=unavailable, sum=sums)
+    models.rig.executors.pop(1).close()
+    with pytest.raises(WorkLost, match="other steps have begun") as caught:
+        models.run("e", {"IN": ARRAY})
+    assert begun.is_set()
+    assert not caught.value.retry_after_s
+    failed.set()
+
+
+def test_a_refusal_of_the_only_step_that_was_sent_is_none_of_others(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also around another ensemble, whose steps count where they are sent."""
+    wait = Attempt._wait
+
+    def refused(*arguments: Any) -> Any:
+        answer = wait(*arguments)
+        if arguments[1].instance.name.startswith("ten"):
+            text: Any = {"error": "full", "error_code": Code.UNAVAILABLE}
+            return msgspec.structs.replace(answer, refused=True, **text)
+        return answer
+
+    monkeypatch.setattr(Attempt, "_wait", refused)
+    inner = ensemble("inner", "IN", "OUT", step("one", "IN", "OUT"))
+    alone = ensemble("alone", "IN", "OUT", step("ten", "IN", "OUT"))
+    outer = ensemble("outer", "IN", "OUT", step("inner", "IN", "a"), step("alone", "a", "OUT"))
+    models = made(inner, alone, outer)
+    models.serve(one=plus(1), ten=plus(10))
+    with pytest.raises(QueueFull, match=r"full \(step 'ten'\)") as caught:
+        models.run("alone", {"IN": ARRAY})
+    assert caught.value.retry_after_s
+    with pytest.raises(WorkLost, match="other steps have begun"):
+        models.run("outer", {"IN": ARRAY})
 
 
 def test_independent_steps_meet(made: Any) -> None:
@@ -369,6 +426,16 @@ def test_steps_behind_one_that_streams(made: Any, threads: int) -> None:
     assert {name: rows[name, "1"].succeeded for name in ("e", "told", "ten", "sum", "one")} == {
         "e": 5, "told": 5, "ten": 8, "sum": 8, "one": 5,
     }  # fmt: skip
+
+
+def test_nothing_is_kept_of_answers_that_nobody_wants(made: Any) -> None:
+    streams = ensemble("e", "IN", "OUT once", step("one", "IN", "once"), step("told", "IN", "OUT"))
+    models = made(streams)
+    models.serve(one=plus(1), told=counts)
+    with models.call("e", {"IN": 100 * TWO}, outputs=("once",)) as call:
+        assert sum(bool(answer.outputs) for answer in call.stream()) == 1
+        assert len(call._steps.tensors._answers) <= 1
+    models.assert_nothing_held()
 
 
 @pytest.mark.parametrize("threads", [0, 64])

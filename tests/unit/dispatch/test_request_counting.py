@@ -184,6 +184,19 @@ def test_what_fails_outside_of_execute_counts_once(rig: Rig) -> None:
     assert (counts.requests, counts.failed) == (3, 1)
 
 
+def test_what_clients_were_told_is_kept_once_by_model_and_reason(rig: Rig) -> None:
+    entry = rig.serve(answer)
+    for text in ("shape", "another shape" + "!" * 1000):
+        rig.dispatcher.refused(entry, InvalidArgument(text))
+    rig.dispatcher.refused(entry, OSError("/secret"))
+    told = rig.dispatcher.counting.told()
+    (text,) = told.values()
+    assert {(key[0], key[2].name) for key in told} == {(SPEC.name, "BAD_REQUEST")}
+    assert text.startswith("another shape!")
+    assert len(text) == 300
+    assert rig.dispatcher.counting.told() == {}
+
+
 def test_an_answer_that_cannot_be_written_is_no_success(rig: Rig) -> None:
     entry = rig.serve(answer)
     call = rig.dispatcher.call(entry)

@@ -57,7 +57,7 @@ def test_one_that_has_just_begun_is_known_before_its_executor_tells() -> None:
     begun, spec = BegunSequences(), SPEC
     pools: Any = [SimpleNamespace(instance=SimpleNamespace(process=name)) for name in "ab"]
 
-    def told(sequence: int, *flags: str) -> dict[str, Any]:
+    def told(sequence: int | str, *flags: str) -> dict[str, Any]:
         return {"sequence_id": sequence, **{f"sequence_{flag}": True for flag in flags}}
 
     begun.sent(spec, told(1, "start"), pools[1])
@@ -73,3 +73,6 @@ def test_one_that_has_just_begun_is_known_before_its_executor_tells() -> None:
         begun.sent(spec, told(number, "start"), pools[0])
     assert len(begun._processes) < 5000
     assert begun.home(spec, told(9_999), pools) is pools[0]
+    begun.sent(spec, told("x" * 100_000, "start"), pools[1])
+    assert begun.home(spec, told("x" * 100_000), pools) is pools[1]
+    assert all(isinstance(number, int) for _, _, number in begun._processes), "no client's text"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from shmserve.dispatch.traced_request import Trace
 from shmserve.dispatch.tracing import Take, Tracer, timestamps
 from shmserve.errors import ModelFailure, Unavailable
 from shmserve.executor.backend import Output, Request, Response
+from shmserve.exporter.intake import Intake
 from shmserve.observe.logs import TRACES
 from shmserve.protocol.control.data_messages import Timing
+from shmserve.protocol.control.span_messages import Span, Spans
 from shmserve.tensor import bytes_codec
 from tests.unit.dispatch.test_ensembles import BRANCHES, Models, sums
 from tests.unit.dispatch.test_pipelines import plus
@@ -220,6 +223,169 @@ def test_steps_are_within_the_trace_of_their_ensemble(flush: Flush, tmp_path: Pa
     assert len(tensors) == 3 + 2 + 2 + 3
 
 
+# ------------------------------------------------------------------------------ spans
+
+SPANS: dict[str, Any] = {"trace_mode": "opentelemetry"}
+PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
+COMPUTED = ["compute_input", "compute_infer", "compute_output"]
+
+
+class Exporter:
+    """Where spans are sent, read by the test."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._spans: list[Span] = []
+        self.dropped = 0
+        self._intake = Intake(str(run_dir), self._put)
+
+    def _put(self, message: Spans) -> None:
+        self._spans += message.spans
+        self.dropped += message.dropped
+
+    def take(self) -> list[Span]:
+        while self._intake.turn(0.05):
+            pass
+        spans, self._spans = self._spans, []
+        return spans
+
+    def close(self) -> None:
+        self._intake.close()
+
+
+@pytest.fixture
+def spanned(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path, **SPANS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def exporter(tmp_path: Path) -> Iterator[Exporter]:
+    made = Exporter(tmp_path)
+    yield made
+    made.close()
+
+
+def never(*_: object) -> GrantedTraces:
+    raise AssertionError("there is no limit")
+
+
+def tree(spans: list[Span]) -> dict[str, list[str]]:
+    names = {span.span_id: span.name for span in spans}
+    found: dict[str, list[str]] = {}
+    for span in spans:
+        found.setdefault(names.get(span.parent_id, span.parent_id), []).append(span.name)
+    return found
+
+
+def test_a_trace_is_spans_within_what_its_client_has_begun(
+    spanned: Rig, exporter: Exporter, flush: Flush
+) -> None:
+    entry = traced(spanned.serve(answer), rate=1000)
+    send(spanned, entry, request_id="r", traceparent=PARENT)
+    send(spanned, entry, traceparent=PARENT.replace("-01", "-00"))
+    send(spanned, entry)
+    flush(spanned, never)
+    spans = exporter.take()
+    assert {span.trace_id for span in spans} == {"a" * 32}
+    assert len({span.span_id for span in spans}) == len(spans)
+    assert tree(spans)["b" * 16] == ["InferRequest"]
+    assert [n for n in tree(spans)["InferRequest"] if n != "send"] == ["receive", "m"]
+    assert tree(spans)["m"] == ["queue", "compute"]
+    assert tree(spans)["compute"] == COMPUTED
+    by_name = {span.name: span for span in spans}
+    whole, model = by_name["InferRequest"], by_name["m"]
+    assert whole.server
+    assert not whole.failed
+    assert whole.attributes["shmserve.transport"] == "http"
+    assert model.attributes["triton.model_name"] == "m"
+    assert model.attributes["triton.model_version"] == 1
+    assert model.attributes["triton.request_id"] == "r"
+    assert model.attributes["shmserve.copied_bytes.batch"] == 0
+    assert abs(whole.start_ns - time.time_ns()) < 60e9, "of the wall clock"
+    for span in spans:
+        assert whole.start_ns <= span.start_ns <= span.end_ns <= whole.end_ns
+    assert by_name["receive"].end_ns - by_name["receive"].start_ns == 1000
+
+
+def test_failures_have_spans_too(spanned: Rig, exporter: Exporter, flush: Flush) -> None:
+    entry = traced(spanned.serve(answer))
+    with pytest.raises(ModelFailure):
+        send(spanned, entry, parameters={"fail": True})
+    flush(spanned, never)
+    failed = {span.name: span for span in exporter.take() if span.failed}
+    assert set(failed) == {"InferRequest", "m"}
+    assert "no" in failed["m"].error
+    assert failed["m"].attributes["error.type"] == "model"
+    assert failed["InferRequest"].parent_id == ""
+
+
+def test_a_rate_of_0_traces_for_clients_that_say_so(
+    spanned: Rig, exporter: Exporter, flush: Flush
+) -> None:
+    entry = traced(spanned.serve(answer), rate=0)
+    send(spanned, entry)
+    send(spanned, entry, traceparent=PARENT)
+    flush(spanned, never)
+    assert [span.name for span in exporter.take()].count("InferRequest") == 1
+
+
+def test_what_finds_no_exporter_is_counted(
+    spanned: Rig, tmp_path: Path, flush: Flush, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = traced(spanned.serve(answer))
+    send(spanned, entry)
+    flush(spanned, never)
+    assert "spans are lost: the exporter is away" in caplog.text
+    exporter = Exporter(tmp_path)
+    try:
+        send(spanned, entry)
+        flush(spanned, never)
+        assert exporter.take()
+        assert exporter.dropped >= 8
+    finally:
+        exporter.close()
+    send(spanned, entry)
+    flush(spanned, never)  # it has gone: nothing waits, nothing fails
+
+
+def test_steps_are_spans_within_their_ensemble(
+    exporter: Exporter, flush: Flush, tmp_path: Path
+) -> None:
+    models = Models(tmp_path, BRANCHES, **SPANS)
+    try:
+        models.serve(one=plus(1), ten=plus(10), sum=sums)
+        send(models.rig, traced(models.rig.dispatcher.ready_model("e")))
+        flush(models.rig, never)
+        models.assert_nothing_held()
+    finally:
+        models.rig.close()
+    spans = exporter.take()
+    assert len({span.trace_id for span in spans}) == 1
+    assert sorted(tree(spans)["e"]) == ["one", "sum", "ten"]
+    assert tree(spans)["one"] == ["queue", "compute"]
+    (ensemble,) = (span for span in spans if span.name == "e")
+    for step in (span for span in spans if span.name in ("one", "ten", "sum")):
+        assert ensemble.start_ns <= step.start_ns <= step.end_ns
+
+
+def test_a_model_knows_what_its_own_calls_are_part_of(
+    spanned: Rig, exporter: Exporter, flush: Flush
+) -> None:
+    seen: list[str] = []
+
+    def noting(request: Request) -> Response:
+        seen.append(request.traceparent)
+        return answer(request)
+
+    entry = spanned.serve(noting)
+    send(spanned, traced(entry), traceparent=PARENT)
+    send(spanned, entry, traceparent=PARENT)
+    flush(spanned, never)
+    (model,) = (span for span in exporter.take() if span.name == "m")
+    assert seen == [f"00-{'a' * 32}-{model.span_id}-01", ""]
+
+
 # -------------------------------------------------------------------------- the parts
 
 
@@ -279,8 +445,17 @@ def test_what_waits_is_bounded(
         trace.times = timestamps(1, 2, None, 3, 4, 5)
         trace.add_tensors("A", [OutputTensor("T", "UINT8", (size,), memoryview(bytes(size)))])
         tracer.end(trace)
-    never: Take = lambda *_: GrantedTraces()  # noqa: E731
-    tracer.flush(never)
+    tracer.flush(lambda *_: GrantedTraces())
     assert len([r for r in caplog.records if r.name == TRACES]) == 3
     assert "2 traces are lost" in caplog.text
     assert RuntimeSettings().taken("m", 3)[1] == GrantedTraces()
+
+
+def test_a_trace_of_a_stream_without_end_is_bounded() -> None:
+    settings = TraceSettings(on=True, tensors=True)
+    entry = ModelEntry(SPEC, ModelState.READY)
+    trace = Trace(entry, settings, "", most_bytes=100)
+    for _ in range(3000):
+        trace.add_tensors("a", [OutputTensor("OUT", "FP32", (3,), memoryview(ONES).cast("B"))])
+        trace.add_step(Trace(entry, settings, "", 100, inner=True))
+    assert (len(trace.tensors), len(trace.steps)) == (256, 1024)

@@ -3,6 +3,8 @@ them, what is left of them."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -248,3 +250,34 @@ def test_a_stop_lets_it_finish(rig: Rig, threads: ThreadPoolExecutor, decoupled:
     assert finishes.result(30)[-1] == 200
     executor.thread.join(30)
     assert not executor.thread.is_alive()
+
+
+def test_busy_means_that_nothing_moves(rig: Rig) -> None:
+    gate, answered = threading.Event(), threading.Semaphore(0)
+
+    def sends_later(request: Request) -> None:
+        value = Output("OUT", "FP32", request.inputs["IN"].numpy().copy())
+        responses = request.responses
+        assert responses is not None
+
+        def work() -> None:
+            for _ in range(4):
+                answered.acquire(timeout=30)
+                responses.send(Response((value,)))
+            gate.wait(30)
+            responses.send(None, final=True)
+
+        threading.Thread(target=work).start()
+
+    entry = rig.serve(sends_later, spec=spec_of(decoupled=True))
+    status = rig.executors[0].status
+    with begin(rig, entry, 1, sequence_id=1, sequence_start=True, sequence_end=True) as call:
+        stream = call.stream()
+        for _ in range(4):
+            begun = time.monotonic_ns()
+            answered.release()
+            next(stream)
+            until(lambda begun=begun: status.busy_since > begun, "busy since its last answer")
+        gate.set()
+        list(stream)
+    until(lambda: status.busy_since == 0, "still busy")

@@ -200,6 +200,42 @@ def test_a_program_that_goes_ends_its_streams(rig: Rig, teller: Teller) -> None:
     wait_until(lambda: counts(rig).failures[Reason.CANCELLED] == 2, "they are counted")
 
 
+def test_streams_of_a_lane_that_has_ended_count_until_the_model_ends_them(tmp_path: Path) -> None:
+    """Else a program that opens lanes one after the other has as many as it likes."""
+    rig, over = Rig(tmp_path), threading.Event()
+    begun: list[Request] = []
+
+    def stubborn(request: Request) -> None:
+        responses = request.responses
+        assert responses is not None
+        assert over.wait(30)
+        responses.send(None, final=True)
+
+    def begin(request: Request) -> None:
+        threading.Thread(target=stubborn, args=(request,), daemon=True).start()
+        begun.append(request)
+
+    rig.serve(begin, spec=DECOUPLED)  # type: ignore[arg-type]
+    (executor,) = rig.executors
+    most = executor.lanes._most = 2
+    for count in range(most):
+        with lane_to(rig) as lane:
+            lane.send(request(1, floats(1), credit=1))
+            wait_until(lambda: len(begun) > count, "the model does not have it")  # noqa: B023
+    with lane_to(rig) as lane:
+        wait_until(lambda: not executor.lanes._owners()[7] - 1, "lanes are left")
+        lane.send(request(1, floats(1), credit=1))
+        refused = lane.receive()
+        assert (refused.status, refused.final) == (503, True)
+        assert refused.error.startswith("2 requests of this user wait already")
+        over.set()
+        wait_until(lambda: not executor.lanes._waiting, "they count for ever")
+        lane.send(request(1, floats(1), credit=1))
+        assert lane.receive().status == 200
+    wait_until(lambda: not executor.lanes._waiting, "it counts for ever")
+    rig.close()
+
+
 def test_streams_have_deadlines_as_a_whole(rig: Rig, teller: Teller) -> None:
     with lane_to(rig) as lane:
         for number in (-1, -2):

@@ -52,6 +52,7 @@ class Asking:
         self, *callers: CallingModel, deadline_ns: int = 0, responses: object = None
     ) -> None:
         self.callers = callers
+        self.traceparent = ""
         self.deadline_ns = deadline_ns
         self.responses = responses
         self.cancelled = False
@@ -181,6 +182,8 @@ def wrong_calls() -> list[tuple[ModelCall, type[ShmserveError], str]]:
         (call("m", floats(1), floats(2)), InvalidArgument, "'IN' already exists"),
         (call(outputs=["NO"]), InvalidArgument, "unexpected inference output 'NO'"),
         (call("s"), Unimplemented, "decoupled"),
+        (call(parameters={"timeout": -5}), InvalidArgument, "timeout"),
+        (call(parameters={"sequence_id": 5.5}), InvalidArgument, "sequence_id"),
     ]
 
 

@@ -14,9 +14,12 @@ from onnx import TensorProto, helper
 from shmserve.errors import ConfigError, InvalidArgument
 from shmserve.executor.backend import BatchForm, Output, Response
 from shmserve.executor.sequences.sequence_backend import SequenceBackend
+from shmserve.executor.sequences.sequence_tensors import States
 from shmserve.executor.tensors.memory_input import MemoryInput
+from shmserve.tensor.config_document import StateEntry
 from shmserve.testing.backend_runner import FakeBackendRequest, arrays, failure, load
 from shmserve.testing.model_files import Make, model_maker
+from tests.unit.rig import SPEC
 
 CONTROLS = """
   control_input [
@@ -130,6 +133,20 @@ def test_states_are_each_sequences_own(make: Make, batch: int, shape: tuple[int,
     backend.execute([step(7, 2, shape=shape)])
     backend.states.settle(2, succeeded=False)  # its answer could not be placed
     assert ask(1, 2) == 2
+
+
+def test_a_state_that_is_not_given_stays() -> None:
+    entries = [StateEntry(name, f"NEW_{name}", "TYPE_FP32", (1,)) for name in ("A", "B")]
+    states = States(SPEC, tuple(entries), "")
+
+    def run(**given: float) -> dict[str, float]:
+        states.keep(7, {name: np.float32([value]) for name, value in given.items()})
+        states.settle(7, succeeded=True)
+        return {name: float(array[0]) for name, (_, array) in states.arrays(7, False).items()}
+
+    assert run(NEW_A=1, NEW_B=2) == {"A": 1, "B": 2}
+    assert run(NEW_A=3) == {"A": 3, "B": 2}
+    assert run() == {"A": 3, "B": 2}
 
 
 def test_one_tensor_for_all_has_a_row_for_each_slot(make: Make) -> None:

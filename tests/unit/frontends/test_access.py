@@ -235,6 +235,8 @@ def test_a_listed_page_reads_the_answer() -> None:
         assert answer.status == 200
         assert answer.headers["access-control-allow-origin"] == "https://tool.example"
         assert answer.headers["vary"] == "Origin"
+        exposed = answer.headers["access-control-expose-headers"].split(", ")
+        assert {"shmserve-receipt", "X-Request-ID", "Retry-After"} <= set(exposed)
     ahead = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
     answer = client.ask("OPTIONS", "/v2/models/identity/infer", b"", marks | ahead)
     assert (answer.status, answer.body) == (204, b"")

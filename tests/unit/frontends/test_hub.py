@@ -402,6 +402,41 @@ def test_who_still_waits_ends_with_the_hub_in_its_thread() -> None:
     assert not hub._living
 
 
+def test_one_greenlet_runs_what_comes_one_after_the_other(loop: Loop) -> None:
+    """Its stack is memory that it would cost more to get anew."""
+    seen: list[object] = []
+
+    def note() -> None:
+        seen.append(getcurrent())
+        loop.hub.sleep(0)
+
+    def fail() -> None:
+        note()
+        raise ValueError("a defect")
+
+    for run in (note, fail, note):
+        loop.hub.spawn(run)
+        loop.hub.run(time.monotonic() + 0.02)
+    assert len(seen) == 3
+    assert len(set(map(id, seen))) == 1
+    assert not loop.hub.is_busy
+
+
+def test_what_a_greenlet_has_run_is_not_kept(loop: Loop) -> None:
+    class Work:
+        def run(self) -> None:
+            loop.hub.sleep(0)
+
+    work = Work()
+    known = weakref.ref(work)
+    loop.start(work.run)
+    del work
+    loop.run()
+    loop.start(loop.hub.sleep, 0.01)
+    loop.run()
+    assert known() is None
+
+
 def test_a_closed_hub_knows_nothing_of_its_thread() -> None:
     """Else the greenlet library may free what the hub refers to, when it is collected as garbage
     while a thread ends."""

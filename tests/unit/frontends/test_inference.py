@@ -28,6 +28,9 @@ class Source:
         self._check = check
         self._fill = fill
 
+    def traceparent(self) -> str:
+        return "00-1-2-01"
+
     def check(self, signature: ModelSignature) -> RunOptions:
         if self._check is not None:
             raise self._check

@@ -49,6 +49,18 @@ def test_a_change_is_answered_with_what_holds(server: ServerSettings, update: An
     assert server.trace("m") == changed
 
 
+def test_the_mode_of_opentelemetry() -> None:
+    settings = Settings(trace_mode="opentelemetry")
+    server = ServerSettings(FakeDispatcher([(SPEC, lambda request: Outcome())]), settings)
+    update = {"trace_level": "TIMESTAMPS", "trace_rate": "0", "trace_mode": "opentelemetry"}
+    after = server.trace("", update)
+    assert after == {**OFF, **update, "trace_level": ["TIMESTAMPS"]}
+    for refused in ({"trace_mode": "triton"}, {"trace_level": "TENSORS"}, {"log_frequency": "5"}):
+        with pytest.raises(Unimplemented):
+            server.trace("", refused)
+    assert server.trace() == after
+
+
 def test_null_and_nothing_clear(server: ServerSettings) -> None:
     server.trace("", {"trace_rate": "5"})
     server.trace("m", {"trace_rate": "7"})

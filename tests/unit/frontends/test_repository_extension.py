@@ -7,7 +7,6 @@ import json
 import os
 from typing import Any
 
-import falcon
 import pytest
 from falcon import testing
 from msgspec.structs import replace
@@ -20,8 +19,8 @@ from shmserve.errors import ConfigError, InvalidArgument, NotFound, PermissionDe
 from shmserve.frontends.access import Origins
 from shmserve.frontends.http.error_handlers import ErrorHandlers
 from shmserve.frontends.http.origin_check import OriginCheck
-from shmserve.frontends.http.restricted_api import Guard, HttpApp
-from shmserve.frontends.http.route_table import Routes
+from shmserve.frontends.http.restricted_api import Guard
+from shmserve.frontends.http.route_table import App, Routes
 from shmserve.frontends.oip.forwarded_fields import compiled, forwarded
 from shmserve.frontends.oip.repository import IndexRow, Repository
 from shmserve.frontends.oip.restricted_apis import CATEGORIES, Restricted, check_settings
@@ -276,7 +275,7 @@ def test_every_route_has_a_category(path: str, category: str) -> None:
 def test_a_route_without_a_category_is_refused_at_start() -> None:
     settings = Settings()
     guard = Guard(Restricted(()), Access(settings, ME.uid), PresentedKeys(settings, print))
-    app: HttpApp = falcon.App(middleware=[guard])
+    app = App(middleware=[guard])
     routes = Routes(app, guard, OriginCheck(Origins(settings, (), "")), ErrorHandlers())
     with pytest.raises(ValueError, match="route /a has no category of the restricted APIs"):
         routes.add("admin", "/a", object())  # type: ignore[arg-type]

@@ -149,7 +149,15 @@ def test_a_place_that_cannot_be_written_is_refused_at_start(tmp_path: Path, name
 @pytest.mark.parametrize(
     ("environ", "text"),
     [
-        ({"TRACE_MODE": "opentelemetry"}, "trace_mode: 'opentelemetry' is not supported"),
+        ({"TRACE_MODE": "zipkin"}, "wants one of opentelemetry, triton"),
+        ({"TRACE_MODE": "opentelemetry", "TRACE_FILE": "t"}, "trace_file: trace_mode opent"),
+        (
+            {"TRACE_MODE": "opentelemetry", "TRACE_LEVEL": "TENSORS"},
+            "trace_level: TENSORS are not traced with trace_mode opentelemetry",
+        ),
+        ({"OTLP_ENDPOINT": "http://user:secret@host:4318"}, "otlp_endpoint"),
+        ({"OTLP_HEADERS": "nothing"}, r"otlp_headers\[0\] = \(not shown\)"),
+        ({"OTLP_MAX_QUEUE": "10"}, "otlp_max_batch: is more than otlp_max_queue"),
         ({"TRACE_LEVEL": "LOUD"}, "'LOUD'"),
         ({"TRACE_LEVEL": "OFF,TIMESTAMPS"}, "trace_level: OFF cannot be together"),
         ({"TRACE_LEVEL": "TENSORS"}, "trace_level: TENSORS go to a trace_file"),

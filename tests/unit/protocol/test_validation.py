@@ -63,7 +63,11 @@ def test_sizes_come_from_shapes() -> None:
         ),
         (IDENTITY, [one((1, 1), 4)], r"Expected \[-1\], got \[1,1\]"),
         (IDENTITY, [one((1,), 4, "INT32")], "data-type is 'INT32', but model 'm' expects 'FP32'"),
-        (IDENTITY, [one((1,), 4, "fp32")], "invalid datatype 'fp32' for input INPUT0"),
+        (
+            IDENTITY,
+            [one((1,), 4, "fp32")],
+            "invalid datatype 'fp32' for input INPUT0: model 'm' expects 'FP32'",
+        ),
         (IDENTITY, [one((8,), 16)], "byte size mismatch .* Expected 32, got 16"),
         (IDENTITY, [one((1 << 40,), 16)], "Expected 4398046511104, got 16"),
         (IDENTITY, [one(((1 << 40) + 1,), 16)], "total element count to exceed"),

@@ -24,7 +24,7 @@ from shmserve.protocol.control.link_messages import (
 )
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport.channel import Channel, listen
-from shmserve.transport.link import Link, LinkHandlers
+from shmserve.transport.link import Link, LinkHandlers, _retry_s
 
 SPEC = ModelSpec("m", "1", "", "python", 0, (), ())
 
@@ -171,6 +171,10 @@ def test_without_a_coordinator_a_grant_is_refused_in_time(run_dir, process):
     assert process.link.grant(64, 0.1) is False
     assert time.monotonic() - started >= 0.1
     process.link.give_back(64)  # neither blocks nor fails
+
+
+def test_a_coordinator_is_looked_for_at_a_part_of_the_time_that_it_is_away():
+    assert [_retry_s(alone_s) for alone_s in (0.0, 0.8, 3600.0)] == [0.02, 0.05, 0.5]
 
 
 def test_it_reconnects_and_asks_again(coordinator, process):

@@ -17,11 +17,11 @@ from shmserve.transport import listen_addresses
 from shmserve.transport.listen_addresses import ListenAddress, of_gunicorn, parse
 
 LISTEN = """
-import socket, sys
+import os, socket, sys
 from setproctitle import setproctitle
 title, kind, place = sys.argv[1:]
 setproctitle(title)
-if kind == "unix":
+if kind != "tcp":
     sock = socket.socket(socket.AF_UNIX)
     sock.bind(place)
 else:
@@ -30,6 +30,9 @@ else:
     sock.bind(("127.0.0.1", int(place)))
 sock.listen()
 print("listens", flush=True)
+if kind == "inherited" and (orphan := os.fork()):  # whose parent ends
+    print(orphan, flush=True)
+    os._exit(0)
 sys.stdin.readline()
 """
 
@@ -135,6 +138,22 @@ def test_a_socket_file_that_somebody_listens_on_stays(tmp_path: Path) -> None:
     assert path.exists()
     listen_addresses.make_way("grpc_bind", str(path))
     assert not path.exists()
+
+
+def test_a_process_that_has_lost_its_service_and_its_socket_file_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "sock"
+    address = parse("http_bind", f"unix:{path}")
+    with listener("orphan", "inherited", path) as service:
+        (orphan,) = map(int, service.stdout.readline().split())  # type: ignore[union-attr]
+        assert service.wait(30) == 0
+        with pytest.raises(ConfigError, match="another process listens there"):
+            free(address)
+        service.stdin.write(b"\n")  # type: ignore[union-attr]
+        service.stdin.flush()  # type: ignore[union-attr]
+        free(address, 60.0)
+        assert not os.path.exists(f"/proc/{orphan}/fd/0"), "it has ended"
 
 
 def test_socket_files_that_cannot_be(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ class CalledRequest(Struct, frozen=True):
     own_parameters: dict[str, Parameter]
 
     cancelled = False
+    traceparent = ""
 
     def __post_init__(self) -> None:
         for field, kind in _KINDS.items():

@@ -161,7 +161,7 @@ class InferenceRequest:
             self._request.reschedule(again)
 
     def trace(self) -> InferenceTrace:
-        return InferenceTrace()
+        return InferenceTrace(self._request.traceparent)
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Call the model that the request names, and wait for its response; an error of the model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import IntEnum
 
 
@@ -30,7 +31,11 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace a request belongs to; this server's requests have none."""
+    """The trace a request belongs to, if it is traced with `trace_mode = opentelemetry`."""
 
-    def get_context(self) -> None:
-        """The context of OpenTelemetry as JSON, of which there is none."""
+    def __init__(self, traceparent: str = "") -> None:
+        self._traceparent = traceparent
+
+    def get_context(self) -> str | None:
+        """The context of OpenTelemetry as JSON: an object with `traceparent`."""
+        return json.dumps({"traceparent": self._traceparent}) if self._traceparent else None

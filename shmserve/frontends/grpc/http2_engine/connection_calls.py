@@ -325,7 +325,8 @@ class ConnectionCalls:
         """See to calls whose answers are with the client's system, or never will be."""
         for call in self._core.released():
             assert isinstance(call, Http2Call)
-            guarded(call.let_go)
+            if call.held is not None:
+                guarded(call.let_go)
             if call.ended_by_us:
                 self._over(call)
             else:
@@ -378,6 +379,7 @@ class ConnectionCalls:
         assert call.place is not None, "it has been given one"
         if pool.leave(call.place, call.turn):
             call.drop_message()
+        call.turn = None  # which has the call among its arguments
         call.end()
         if call.head.timeout_s != float("inf"):
             self._loop.deadline_over()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
-from typing import Any
 
 from shmserve import waiting
 from shmserve.frontends.grpc.http2_engine.timers import Deadlines, Expiring
@@ -43,6 +42,7 @@ class EventLoop:
     def __init__(self, threads: int) -> None:
         self.hub = Hub(threads, "grpc_threads")
         self.at_turns_end = self.hub.at_turns_end
+        self.enter = self.hub.enter
         self.post: Callable[[Action], None] = self.hub.soon
         self._timers: list[tuple[float, int, Action]] = []
         self._order = count()
@@ -51,19 +51,7 @@ class EventLoop:
         self.sweep: Callable[[float], float] = lambda now: float("inf")
         self._sweep_at = float("inf")
         self._looks_at = 0.0  # at the time
-        self._greenlets = 0
         self._stopped = False
-
-    def enter(self, run: Callable[..., object], *args: Any) -> None:
-        """Have it run as a greenlet, from now on. It must not raise."""
-        self.hub.enter(self._run, run, *args)
-
-    def _run(self, run: Callable[..., object], *args: Any) -> None:
-        self._greenlets += 1
-        try:
-            run(*args)
-        finally:
-            self._greenlets -= 1
 
     def at(self, when: float, action: Action) -> None:
         """Call this at a time, or a little later."""
@@ -99,7 +87,7 @@ class EventLoop:
                 self.hub.run(self._looks_at)
                 self._take_time()
             give_up = monotonic() + _LAST_S
-            while self._greenlets and monotonic() < give_up:
+            while self.hub.is_busy and monotonic() < give_up:
                 self.hub.run(min(give_up, monotonic() + 0.01))
         finally:
             self.hub.close()

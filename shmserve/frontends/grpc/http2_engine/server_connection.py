@@ -152,13 +152,14 @@ class ServerConnection:
             self._handle(events)
         if not self._closed:
             self._transport.receive(count)
-        return not self._closed
+        is_all = count == len(head) < _BEFORE_LARGE_BYTES
+        return not self._closed and not is_all
 
     def _receive_payload(self, call: Http2Call, place: memoryview, due: int, now: float) -> bool:
         """Straight to its place; and with the last of it the next frame's head, so that nothing of
         what comes after that has to be copied."""
         core, size = self._core, min(due, len(place))
-        beyond = self._next_head if size == due else None
+        beyond, asked = (self._next_head, size + HEAD_BYTES) if size == due else (None, size)
         count = self._transport.receive_into(place[:size], beyond)
         if not count:
             self.lose()
@@ -169,7 +170,7 @@ class ServerConnection:
         self._handle(events)
         if count > size:
             self._handle(core.receive(self._next_head[: count - size], now))
-        return not self._closed
+        return not self._closed and (count == asked or self._transport.more)
 
     def _handle(self, events: list[Event]) -> None:
         calls = self._calls
@@ -234,7 +235,8 @@ class ServerConnection:
             if not buffers:
                 break
             try:
-                core.sent(self._transport.send(buffers), now)
+                if not core.sent(self._transport.send(buffers), now):
+                    break
             except BlockingIOError:
                 blocked = True
                 break

@@ -49,6 +49,11 @@ class ConnectionTransport(Protocol):
         ...
 
     @property
+    def more(self) -> bool:
+        """There may be more although less has come than was asked for."""
+        ...
+
+    @property
     def ready(self) -> bool:
         """Whether anything can be sent yet; it becomes so while reading."""
         ...
@@ -57,7 +62,7 @@ class ConnectionTransport(Protocol):
 class PlainTransport:
     """The socket as it is."""
 
-    pending = False
+    pending = more = False
     ready = True
 
     def __init__(self, sock: socket.socket) -> None:
@@ -78,6 +83,8 @@ class PlainTransport:
 
 class TlsTransport:
     """TLS; the handshake is made while reading."""
+
+    more = True  # one record is given at a time
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         self._tls = context.wrap_socket(

@@ -15,10 +15,12 @@ import msgspec
 from falcon import Request, Response
 
 from shmserve.config import Settings
+from shmserve.core.access import Access
 from shmserve.errors import InvalidArgument, NotFound
 from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.http import compression
 from shmserve.frontends.http.route_table import Get, Routes
+from shmserve.frontends.http.routes.callers import caller_of
 from shmserve.frontends.oip.dashboard_data import DashboardData
 from shmserve.waiting import beside
 
@@ -74,8 +76,9 @@ def page(root: str) -> Get:
 class DashboardRoutes:
     """What the page asks for."""
 
-    def __init__(self, monitor: DashboardData) -> None:
+    def __init__(self, monitor: DashboardData, access: Access) -> None:
         self._monitor = monitor
+        self._access = access
         names = sorted(entry.name for entry in _folder().iterdir())
         self._files = {name: _File(name, _read(name)) for name in names if name != _PAGE}
 
@@ -91,7 +94,8 @@ class DashboardRoutes:
         if not (since.isascii() and since.isdigit() and len(since) <= 15):
             raise InvalidArgument("since must be the number of a period")
         level, life = query_parameter(req, "level", "second"), query_parameter(req, "life", "")
-        body = beside(lambda: _encode(self._monitor.data(level, int(since), life)))
+        said = self._access.sees_errors(caller_of(req.env))
+        body = beside(lambda: _encode(self._monitor.data(level, int(since), life, said)))
         resp.set_header("Cache-Control", "no-store")
         accept = req.get_header("Accept-Encoding", default="")
         if len(body) > _SMALL and compression.takes_gzip(accept):
@@ -121,11 +125,11 @@ def _read(name: str) -> bytes:
     return _folder().joinpath(name).read_bytes()
 
 
-def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> None:
+def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings, access: Access) -> None:
     """All routes of this module."""
     if not settings.dashboard:
         return
-    responders = DashboardRoutes(DashboardData(dispatcher, settings))
+    responders = DashboardRoutes(DashboardData(dispatcher, settings), access)
     routes.add_page("statistics", "/", page("./"))
     routes.add("statistics", "/monitor/assets/{name}", Get(responders.asset))
     routes.add("statistics", "/monitor/data", Get(responders.data))

@@ -146,8 +146,11 @@ class InferBody:
         return RunOptions(
             *(request.id, found.names, parameters, found.places, on_wait),
             caller_number=number,
-            traceparent=environ.get("HTTP_TRACEPARENT", ""),
         )
+
+    def traceparent(self) -> str:
+        given: str = self.environ.get("HTTP_TRACEPARENT", "")
+        return given
 
     def with_headers(self, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
         """Parameters and, on top of them, the header fields that are forwarded."""

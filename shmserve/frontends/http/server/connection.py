@@ -28,7 +28,7 @@ from shmserve.frontends.http.server.chunked import ChunkedBody
 from shmserve.frontends.http.server.client_socket import GreenletSocket
 from shmserve.frontends.http.server.context import ServingContext
 from shmserve.frontends.http.server.error_responses import refusal, status_of
-from shmserve.frontends.http.server.head import HEAD, Head, Heads, discard
+from shmserve.frontends.http.server.head import HEAD, Head, Heads
 from shmserve.frontends.http.server.request_body import PART, SCRAP, RequestBody, too_large
 from shmserve.frontends.http.server.response import Buffer, HttpResponse, parts_of
 from shmserve.frontends.http.server.tls_socket import TlsSocket, secure
@@ -287,31 +287,24 @@ class HttpConnection:
     def _open_body(self, head: Head) -> RequestBody:
         """The body, with which the head's bytes are taken from the kernel."""
         heads, length, start = self._heads, head.length, head.size
-        peeked = heads.peeked
         if length > self.settings.max_request_bytes:
             self._refuse(413, too_large(self.settings).message)
             self._linger()
             raise ClientGone
-        if peeked:
-            whole = start + length
-            along = length and whole <= len(peeked)
-            if length and isinstance(self.sock, TlsSocket):  # what came along is decrypted
-                whole = min(whole, len(peeked))
-                along = True
-            if not discard(self.sock, whole if along else start):
+        found, unreader = heads.found, heads.unreader
+        if found:
+            end = heads.take(head, isinstance(self.sock, TlsSocket))
+            if end < 0:
                 raise ClientGone
-            if head.chunked:
-                return ChunkedBody(self, head.request, heads.unreader, head.expects)
-            if along:
-                left = start + length - whole
-                return RequestBody(self, left, peeked[start:whole], left > 0 and head.expects)
-            return RequestBody(self, length, b"", length > 0 and head.expects)
         if head.chunked:
-            return ChunkedBody(self, head.request, heads.unreader, head.expects)
+            return ChunkedBody(self, head.request, unreader, head.expects)
+        if found:
+            left = start + length - end
+            return RequestBody(self, left, found[start:end], left > 0 and head.expects)
         if not length:
             return RequestBody(self)
-        ahead = heads.unreader.take_buffered()
-        heads.unreader.unread(ahead[length:])
+        ahead = unreader.take_buffered()
+        unreader.unread(ahead[length:])
         ahead = ahead[:length]
         return RequestBody(self, length - len(ahead), ahead, head.expects)
 

@@ -2,6 +2,7 @@
 
 A head is looked at before it is taken (MSG_PEEK). So a body that did not come along
 with its head entirely stays in the kernel, and is received into its place in memory.
+Where the last one did come along, the next is taken at once.
 
 What costs is parsing, and clients send the same head again and again: a connection
 remembers the last few, byte for byte.
@@ -29,7 +30,7 @@ from shmserve.frontends.http.server.request_body import SCRAP
 
 HEAD = "head"
 
-_PEEK = 8192  # a request that fits is taken in two system calls, its body with the head
+_PEEK = 8192  # a request that fits is taken with its body, in one system call or in two
 _CACHED_HEADS = 4
 _CACHED_HEAD_BYTES = 2048
 
@@ -38,14 +39,6 @@ _CACHED_HEAD_BYTES = 2048
 _LOOK = int(socket.MSG_PEEK)
 _NOW = int(socket.MSG_DONTWAIT)
 _WHOLE = int(socket.MSG_WAITALL)
-
-
-def discard(sock: socket.socket, count: int) -> bool:
-    """Take bytes from the kernel that have been looked at; at most `len(SCRAP)`.
-
-    They are there, so this does not wait. False if the connection was reset meanwhile.
-    """
-    return sock.recv_into(SCRAP, count, _NOW) == count
 
 
 class Head:
@@ -104,8 +97,9 @@ class Heads:
     """The heads of one connection, one after another.
 
     Attributes:
-        peeked: what the last head was found in and is still to be taken from the
-            kernel; empty if the head has been taken.
+        found: what the last head was found in; empty if it was read ahead or came in pieces.
+        taken: that has been taken from the kernel; else it is to be.
+        whole: the last request came with its body: the next one is not looked at before.
         unreader: holds what was received beyond the last head.
     """
 
@@ -117,8 +111,10 @@ class Heads:
         "_number",
         "_proxied",
         "_waiter",
-        "peeked",
+        "found",
+        "taken",
         "unreader",
+        "whole",
     )
 
     def __init__(self, waiter: Waiter, cfg: Any, client: Address, environ: dict[str, Any]) -> None:
@@ -129,31 +125,49 @@ class Heads:
         self._known: dict[bytes, Head] = {}
         self._number = 0
         self._proxied = cfg.proxy_protocol != "off"
-        self.peeked = b""
+        self.found = b""
+        self.taken = self.whole = False
         self.unreader = _SocketUnreader(waiter.sock)
 
     def next(self) -> Head | None:
         """The next head, its empty line included; None if the client has closed the connection.
 
-        Nothing beyond it is taken from the kernel, except after a chunked body.
+        Nothing beyond it is taken from the kernel, except after a chunked body and if `taken`.
 
         Raises:
             ParseException: it is malformed or too large.
             NoMoreData: it ended in the middle.
         """
-        self.peeked = b""
-        data = self.unreader.take_buffered()
-        if data or self._proxied:
+        self.found = b""
+        ahead = self.unreader
+        if self._proxied or ahead.buf.tell():
             waiting.pause()  # what was read ahead may be many requests
-            data = self._read_on(data)
+            data = self._read_on(ahead.take_buffered())
         else:
-            data = self._waiter.sock.recv(_PEEK, _LOOK)
+            self.taken = taken = self.whole
+            data = self._waiter.sock.recv(_PEEK, 0 if taken else _LOOK)
             end = data.find(b"\r\n\r\n") + 4
             if end > 3:
-                self.peeked, data = data, data[:end]
+                self.found, data = data, data[:end]
             elif data:
-                data = self._read_on(self._take(len(data)))
+                data = self._read_on(data if taken else self._take(len(data)))
         return (self._known.get(data) or self._parse(data)) if data else None
+
+    def take(self, head: Head, decrypted: bool) -> int:
+        """Take what a head was `found` in from the kernel, with the body if all of that is there
+        or some is `decrypted` already. Where what has been taken of the request ends; -1: the
+        connection was reset meanwhile."""
+        found, whole = self.found, head.size + head.length
+        end = min(whole, len(found))
+        if not self.taken:  # at most `len(SCRAP)` bytes, which are there: it does not wait
+            if end < whole and not decrypted:
+                end = head.size
+            if self._waiter.sock.recv_into(SCRAP, end, _NOW) != end:
+                return -1
+        elif head.chunked or len(found) > end:
+            self.unreader.unread(found[end:])
+        self.whole = end == whole > head.size and not decrypted
+        return end
 
     def _parse(self, data: bytes) -> Head:
         if len(data) > self._waiter.settings.max_head_bytes:

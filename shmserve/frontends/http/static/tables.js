@@ -65,7 +65,7 @@ export function drawTables(data, series) {
     data.gpus.map((gpu) => gpuRow(gpu, series)),
   );
   table("troubles", ["When", "What", "Error", right("Times")], data.troubles.map((entry) => [
-    when(entry.last, data.now), [entry.what, "wide"], [entry.text, "text"], right(format.count(entry.count)),
+    when(entry.last, data.now), [entry.what, "wide"], [entry.said ? `${entry.text}: ${entry.said}` : entry.text, "text"], right(format.count(entry.count)),
   ]), data.troubles.length ? "" : "None since the coordinator started.");
   const lives = Object.entries(data.starts).map(([role, starts]) => `${ROLES[role] ?? role}: ${starts} started, ${data.ends[role] ?? 0} ended`);
   table("processes", ["Process", "Instance", right("Up"), right("CPU"), right("Memory")], data.processes.map((process) => [

@@ -25,6 +25,7 @@ from shmserve.grps.frontend.http.custom_paths import (
     wants_stream,
 )
 from shmserve.grps.frontend.http.http_answers import BINARY, respond_once, respond_stream
+from shmserve.grps.frontend.http.openapi_texts import OPERATIONS
 from shmserve.grps.frontend.metric_series import UNKNOWN, GrpsSeries
 from shmserve.grps.frontend.payloads import Payload
 from shmserve.grps.protocol import json_reader, json_writer, model_parameters
@@ -58,6 +59,7 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
     if settings.dashboard:
         routes.add_page("statistics", f"{BASE}/monitor/metrics", page("../../../"))
         routes.add("statistics", f"{BASE}/monitor/series", SeriesResource(GrpsSeries(dispatcher)))
+    routes.describe(OPERATIONS)
     routes.add_behind("inference", CustomPaths(grps, predict.serve, predict.predict).find)
 
 

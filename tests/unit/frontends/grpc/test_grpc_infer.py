@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from shmserve._generated import grpc_service_pb2 as pb
+from shmserve.core.control.runtime_settings import TraceSettings
 from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import ModelState
 from shmserve.dispatch.outcome import Outcome
@@ -316,6 +319,8 @@ def test_a_failure_is_one_line_with_an_id_that_the_client_has(
     assert "shmserve-receipt" in dict(call.trailing_metadata())
     _, call = infer.with_call(request(), metadata=brought[:1])
     assert dict(call.trailing_metadata()) == {"x-request-id": "mine-8"}
+    _, call = infer.with_call(request(), metadata=(("sec-fetch-site", "same-origin"), brought[0]))
+    assert dict(call.trailing_metadata()) == {"x-request-id": "mine-8"}
 
 
 def test_each_call_is_a_line_where_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
@@ -323,10 +328,26 @@ def test_each_call_is_a_line_where_that_is_wanted(caplog: pytest.LogCaptureFixtu
     with Rig(access_log=True) as rig:
         rig.client.infer(request())
         rig.client.error("ModelInfer", request(np.float32([1]), "failing"))
+        list(rig.client.stream([request()] * 3))
         said = [r.getMessage() for r in caplog.records if r.name == ACCESS_GRPC]
     assert '"ModelInfer" OK ' in said[0]
     assert '"ModelInfer" failed ' in said[1]
-    assert len(said) == 2
+    assert re.search(r'"ModelStreamInfer" OK [1-9]\d* in 3 \d+ms', said[2])
+    assert len(said) == 3
+
+
+def test_what_a_call_is_part_of_is_asked_for_where_it_is_traced() -> None:
+    with Rig() as rig:
+        parent = [("traceparent", "00-1-2-01"), ("x-bin", b"\0")]
+        rig.client.infer(request(), metadata=parent)
+        entries = rig.dispatcher.entries["identity"]
+        for version, entry in entries.items():
+            entries[version] = replace(entry, trace=TraceSettings(on=True))
+        rig.client.infer(request(), metadata=parent)
+        list(rig.client.stream([request()], metadata=parent))
+        rig.client.infer(request())
+        found = [call.options.traceparent for call in rig.dispatcher.calls]
+    assert found == ["", "00-1-2-01", "00-1-2-01", ""]
 
 
 def test_long_details_reach_the_client() -> None:

@@ -357,3 +357,35 @@ def test_a_defect_does_not_end_the_look_for_calls_that_are_overdue() -> None:
         assert pool.looked_again.wait(30)
     finally:
         deadlines.close()
+
+
+def test_calls_one_after_the_other_wake_nobody_each() -> None:
+    """Whoever looks for those that are overdue looks about once a second while there are calls."""
+
+    class Pool(BoundedPool):
+        looks = 0
+
+        def look(self) -> None:
+            self.looks += 1
+            super().look()
+
+    class Call:
+        def add_callback(self, _: Any) -> bool:
+            return True
+
+    refusals = Refusals()
+    pool = Pool("calls", PoolSize(1, 1), refusals, "busy")
+    overdue = ClientDeadlines()
+    overdue.start([pool])
+    wait_until(lambda: overdue._resting, "nobody is waited for")
+    looked, began = pool.looks, time.monotonic()
+    for _ in range(100):
+        call: Any = Call()
+        overdue.expect_taken(call, 30)
+        time.sleep(0.001)
+        overdue.met(call)
+        time.sleep(0.001)
+    assert pool.looks - looked <= 2 + 2 * (time.monotonic() - began)
+    overdue.close()
+    pool.shutdown()
+    refusals.shutdown()

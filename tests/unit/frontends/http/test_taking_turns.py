@@ -24,7 +24,7 @@ from shmserve.testing.running_server import WATCHDOG_S
 from tests.tls_files import make_certificates
 
 ROUNDS = 20
-PEEK, WHOLE = socket.MSG_PEEK, socket.MSG_WAITALL
+PEEK, WHOLE, NOW = socket.MSG_PEEK, socket.MSG_WAITALL, socket.MSG_DONTWAIT
 
 
 class Client:
@@ -138,6 +138,36 @@ def test_requests_that_were_read_ahead(hub: Hub) -> None:
     heads.unreader.unread(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n" * ROUNDS)
     with theirs, client.sock:
         assert turns_of_others(hub, lambda: [heads.next() for _ in range(ROUNDS)]) >= ROUNDS
+
+
+def test_what_comes_whole_is_taken_at_once_the_next_time(hub: Hub) -> None:
+    """And what does not, is looked at before: the rest of it has a place of its own."""
+    ours, theirs = socket.socketpair()
+    client = Client()
+    sock = client.sock = greenlet_socket(hub, ours)
+    heads = Heads(client, Config(), "", {})
+    head = b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 4\r\n\r\n"
+
+    def read(sent: bytes, left: bytes) -> None:
+        theirs.sendall(sent)
+        found = heads.next()
+        assert found is not None
+        try:
+            assert sock.recv(100, PEEK | NOW) == left
+        except BlockingIOError:
+            assert not left
+        assert heads.take(found, decrypted=False) == len(head) + (4 if b"abcd" in sent else 2)
+
+    def read_all() -> None:
+        read(head + b"abcd", head + b"abcd")
+        read(head + b"abcd", b"")
+        read(head + b"abcd" + head, b"")
+        assert heads.unreader.take_buffered() == head
+        read(head + b"ab", b"")
+        read(head + b"abcd", head + b"abcd")
+
+    with theirs, sock:
+        turns_of_others(hub, read_all)
 
 
 def test_small_parts_of_a_large_body(hub: Hub) -> None:

@@ -1,0 +1,124 @@
+"""What OpenTelemetry gets of a trace: spans with Triton's names, and what the request has cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from shmserve.dispatch.traced_request import Trace
+from shmserve.protocol.control.span_messages import Attribute, Span
+
+WHOLE = "InferRequest"
+_LONGEST = 256  # characters of an attribute
+_LONGEST_ERROR = 512
+_COMPUTE = (  # parts of it, and the moments between which they lie
+    ("compute_input", "COMPUTE_START", "COMPUTE_INPUT_END"),
+    ("compute_infer", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START"),
+    ("compute_output", "COMPUTE_OUTPUT_START", "COMPUTE_END"),
+)
+
+
+class SpanSource(Struct, frozen=True):
+    """Where spans are from.
+
+    Attributes:
+        process: its id; `protocol`: what clients speak to it, or `model`: models call it.
+        wall_ns: what the wall clock is ahead of CLOCK_MONOTONIC.
+    """
+
+    process: str
+    protocol: str
+    wall_ns: int
+
+    def spans(self, trace: Trace) -> Iterator[Span]:
+        """Of a request that is over, and of those within it."""
+        assert trace.own is not None
+        parent = trace.parent.span_id if trace.parent is not None else ""
+        if self.protocol != "model":
+            times = dict(trace.times)
+            attributes: dict[str, Attribute] = {
+                "shmserve.transport": self.protocol,
+                "shmserve.process": self.process,
+            }
+            whole = self._span(trace, WHOLE, "RECV_START", "SEND_END", parent, attributes, True)
+            yield whole
+            parent = whole.span_id
+            yield self._span(trace, "receive", "RECV_START", "RECV_END", parent)
+            if not trace.failure and times["SEND_END"] > times["SEND_START"]:
+                yield self._span(trace, "send", "SEND_START", "SEND_END", parent)
+        yield from self._model(trace, parent)
+
+    def _model(self, trace: Trace, parent: str) -> Iterator[Span]:
+        """The span of a model, and those within it."""
+        assert trace.own is not None
+        spec, own = trace.entry.spec, trace.own.span_id
+        yield self._span(
+            *(trace, spec.name, "REQUEST_START", "REQUEST_END", parent, _attributes(trace), True),
+            span_id=own,
+        )
+        if any(name == "COMPUTE_START" for name, _ in trace.times):
+            yield self._span(trace, "queue", "QUEUE_START", "COMPUTE_START", own)
+            compute = self._span(trace, "compute", "COMPUTE_START", "COMPUTE_END", own)
+            yield compute
+            for name, start, end in _COMPUTE:
+                yield self._span(trace, name, start, end, compute.span_id)
+        for step in trace.steps:
+            if step.times:
+                yield from self._model(step, own)
+
+    def _span(
+        self,
+        trace: Trace,
+        name: str,
+        start: str,
+        end: str,
+        parent: str,
+        attributes: dict[str, Attribute] | None = None,
+        tells_error: bool = False,
+        span_id: str = "",
+    ) -> Span:
+        assert trace.own is not None
+        times = dict(trace.times)
+        return Span(
+            name[:_LONGEST],
+            trace.own.trace_id,
+            span_id or new_span_id(),
+            parent,
+            times[start] + self.wall_ns,
+            times[end] + self.wall_ns,
+            name == WHOLE,
+            attributes or {},
+            tells_error and bool(trace.failure),
+            trace.error[:_LONGEST_ERROR] if tells_error else "",
+        )
+
+
+def _attributes(trace: Trace) -> dict[str, Attribute]:
+    """Of a model's span; Triton's names where it has one."""
+    spec, receipt = trace.entry.spec, trace.receipt
+    found: dict[str, Attribute] = {
+        "triton.model_name": spec.name,
+        "triton.model_version": int(spec.version),
+    }
+    if trace.request_id:
+        found["triton.request_id"] = trace.request_id[:_LONGEST]
+    if trace.executor:
+        found["shmserve.executor"] = trace.executor[:_LONGEST]
+    if receipt is not None:
+        found["shmserve.copied_bytes.in"] = receipt.copied_in
+        found["shmserve.copied_bytes.batch"] = receipt.copied_batch
+        found["shmserve.copied_bytes.out"] = receipt.copied_out
+        found["shmserve.copied_bytes.device"] = receipt.copied_device
+    if trace.failure:
+        found["error.type"] = trace.failure
+    return found
+
+
+def new_span_id() -> str:
+    return os.urandom(8).hex()
+
+
+def new_trace_id() -> str:
+    return os.urandom(16).hex()

@@ -1,0 +1,135 @@
+"""``python -m shmserve.exporter``: started by the supervisor, never by hand."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from opentelemetry.sdk.resources import Resource
+from prometheus_client.core import CounterMetricFamily, Metric
+from setproctitle import setproctitle
+
+from shmserve import config, ids
+from shmserve.config import Settings
+from shmserve.core.control.silence import period_s
+from shmserve.dispatch.coordinator_client import CoordinatorClient
+from shmserve.exporter.intake import Intake
+from shmserve.exporter.metric_export import MetricExport
+from shmserve.exporter.otlp_settings import resource_attributes
+from shmserve.exporter.span_export import SpanExport, quiet
+from shmserve.frontends.http.routes.metrics import families
+from shmserve.observe import flight_recorder, logs
+from shmserve.shm.registry_page import RegistryReader
+from shmserve.transport import rundir
+from shmserve.transport.link import Link, LinkHandlers
+from shmserve.transport.processes import FileLock, follow
+
+_log = logging.getLogger(__name__)
+
+_LAST_S = 3.0  # at the end, for what has not been exported
+_TURN_S = 1.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="shmserve.exporter")
+    parser.add_argument("--number", type=int, required=True)
+    parser.add_argument("--master-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    settings = config.load()
+    setproctitle("shmserve: exporter")
+    logs.setup("exporter", settings.log_level, settings.log_format)
+    quiet()
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    follow(arguments.master_fd, stop.set)
+    lock = rundir.lock(config.run_dir(settings), f"exporter-{arguments.number}")
+    if not lock.acquire():
+        _log.info("another process exports")
+        return 0
+    try:
+        _export(settings, lock, stop)
+    finally:
+        lock.release()
+    return 0
+
+
+def _export(settings: Settings, lock: FileLock, stop: threading.Event) -> None:
+    run_dir = config.run_dir(settings)
+    process = ids.new_process_id("exporter", os.getpid())
+    flight_recorder.start(run_dir, process, settings.max_events)
+    resource = Resource.create(resource_attributes(settings, rundir.read_epoch(run_dir)))
+    link = Link(run_dir, "exporter", process, _handlers())
+    spans = SpanExport(settings, resource)
+    intake = Intake(run_dir, spans.put)
+    numbers = None
+    if settings.otlp_metrics_interval_s:
+        collect = Numbers(run_dir, CoordinatorClient(link, process, settings), spans)
+        numbers = MetricExport(settings, resource, collect)
+    link.start()
+    spans.start()
+    if numbers is not None:
+        numbers.start()
+    try:
+        _take(intake, spans, lock, stop, period_s(settings.watchdog_s))
+        if numbers is not None:
+            numbers.close(_LAST_S / 2)
+        spans.close(_LAST_S / 2)
+    finally:
+        intake.close()
+        link.close()
+
+
+def _take(
+    intake: Intake, spans: SpanExport, lock: FileLock, stop: threading.Event, beat_s: float
+) -> None:
+    """Until it is to stop, and what has been sent by then is there."""
+    beat_at = 0.0
+    while intake.turn(0.0 if stop.is_set() else min(_TURN_S, beat_s)) or not stop.is_set():
+        now = time.monotonic()
+        spans.turn(now)
+        if now >= beat_at:
+            beat_at = now + beat_s
+            if not lock.beat():
+                _log.error("run_dir: files have been removed, ending for a successor")
+                return
+
+
+def _handlers() -> LinkHandlers:
+    return LinkHandlers(
+        on_trim=lambda nbytes: None,
+        on_stats=lambda what: {},
+        held_bytes=lambda: 0,
+        on_message=lambda message: None,
+    )
+
+
+class Numbers:
+    """What a scrape of `/metrics` would give now, and what became of spans. Raises as that does."""
+
+    def __init__(self, run_dir: str, coordinator: CoordinatorClient, spans: SpanExport) -> None:
+        self._registry = RegistryReader(run_dir)
+        self._coordinator = coordinator
+        self._spans = spans
+
+    def __call__(self) -> Iterator[Metric]:
+        yield from families(self._coordinator.report(), self._registry.current())
+        what = "Spans of traced requests, by what became of them since the exporter began"
+        spans = CounterMetricFamily("shmserve_exporter_spans", what, labels=("result",))
+        for result in ("exported", "lost", "refused"):
+            spans.add_metric([result], getattr(self._spans, result))
+        yield spans
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # An export that hangs must not keep a finished process from ending.
+    os._exit(status)

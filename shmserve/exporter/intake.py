@@ -1,0 +1,67 @@
+"""Where the server's processes send spans: their channels, read as fast as they are written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+from collections.abc import Callable
+
+from shmserve.errors import PeerDied, ProtocolViolation, UnreadableMessage
+from shmserve.protocol.control.span_messages import Spans, decode
+from shmserve.transport import rundir
+from shmserve.transport.channel import Channel, accept, close_all, listen
+
+_log = logging.getLogger(__name__)
+
+_MOST_IN_A_ROW = 64  # messages of one process, before others are looked at
+
+
+class Intake:
+    """For one thread. `put` gets what comes."""
+
+    def __init__(self, run_dir: str, put: Callable[[Spans], None]) -> None:
+        self._put = put
+        self._selector = selectors.DefaultSelector()
+        self._listener = listen(os.path.join(run_dir, rundir.EXPORTER_SOCKET))
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+
+    def turn(self, limit_s: float) -> bool:
+        """Take what comes within the limit; whether anything did."""
+        ready = self._selector.select(limit_s)
+        for key, _ in ready:
+            if isinstance(key.data, Channel):
+                self._receive(key.data)
+            else:
+                self._accept(self._listener)
+        return bool(ready)
+
+    def close(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            (key.data or self._listener).close()
+        self._selector.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        channel = accept(listener)
+        if channel is not None:
+            self._selector.register(channel.fileno(), selectors.EVENT_READ, channel)
+
+    def _receive(self, channel: Channel) -> None:
+        try:
+            for _ in range(_MOST_IN_A_ROW):
+                received = channel.receive_now()
+                if received is None:
+                    return
+                data, fds = received
+                close_all(fds)
+                self._put(decode(data))
+        except PeerDied:
+            self._end(channel)
+        except (ProtocolViolation, UnreadableMessage) as ex:
+            _log.warning("spans of pid %d cannot be read: %s", channel.peer_pid, ex)
+            self._end(channel)
+
+    def _end(self, channel: Channel) -> None:
+        self._selector.unregister(channel.fileno())
+        channel.close()

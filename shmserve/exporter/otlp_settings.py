@@ -1,0 +1,30 @@
+"""The settings `otlp_…` as the SDK wants them."""
+
+from __future__ import annotations
+
+import shmserve
+from shmserve.config import Settings
+
+
+def endpoint(settings: Settings, signal: str) -> str:
+    """Where `traces` or `metrics` go."""
+    return f"{settings.otlp_endpoint.rstrip('/')}/v1/{signal}"
+
+
+def headers(settings: Settings) -> dict[str, str]:
+    return dict(_pair(text) for text in settings.otlp_headers)
+
+
+def resource_attributes(settings: Settings, epoch: str) -> dict[str, str]:
+    """What all that is exported is from; `epoch`: of the service."""
+    return {
+        "service.name": settings.otlp_service_name,
+        "service.version": shmserve.__version__,
+        "service.instance.id": epoch,
+        **dict(_pair(text) for text in settings.otlp_resource),
+    }
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name.strip(), value.strip()

@@ -1,0 +1,121 @@
+"""Spans of the server's processes to the collector, as the SDK has spans."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+import shmserve
+from shmserve.config import Settings
+from shmserve.exporter.collector import Collector, Fate, StatusSession
+from shmserve.exporter.otlp_settings import endpoint, headers
+from shmserve.exporter.span_queue import SpanQueue
+from shmserve.protocol.control.span_messages import Span, Spans
+
+_log = logging.getLogger(__name__)
+
+_TELL_S = 60.0  # losses are told so often
+SCOPE = InstrumentationScope("shmserve", shmserve.__version__)
+
+
+class SpanExport:
+    """A queue, and the thread that empties it.
+
+    Attributes:
+        exported, refused: how many spans the collector has taken, and how many it never will.
+        lost: how many came to us no more, or found no room here.
+    """
+
+    def __init__(self, settings: Settings, resource: Resource) -> None:
+        self._resource = resource
+        self._queue = SpanQueue(
+            settings.otlp_max_queue, settings.otlp_max_batch, settings.otlp_delay_s
+        )
+        session = StatusSession()
+        exporter = OTLPSpanExporter(
+            endpoint(settings, "traces"),
+            headers=headers(settings),
+            timeout=settings.otlp_timeout_s,
+            session=session,
+        )
+        self._stop = threading.Event()
+        self._collector = Collector("spans", exporter, session, self._stop)
+        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+        self.exported = self.refused = self._unsent = 0
+        self._told, self._tell_at = 0, 0.0
+
+    @property
+    def lost(self) -> int:
+        return self._unsent + self._queue.dropped
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, message: Spans) -> None:
+        """What a process has sent."""
+        self._unsent += message.dropped
+        self._queue.put(message.spans)
+
+    def close(self, within_s: float) -> None:
+        """Export what waits, as far as there is time."""
+        self._queue.close()
+        self._thread.join(within_s)
+        self._stop.set()
+        self._tell()
+
+    def turn(self, now: float) -> None:
+        """Say now and then what is lost."""
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL_S
+            self._tell()
+
+    def _tell(self) -> None:
+        gone = self.lost + self.refused
+        if gone > self._told:
+            _log.warning(
+                "%d spans more are lost; in all exported=%d lost=%d refused=%d",
+                *(gone - self._told, self.exported, self.lost, self.refused),
+            )
+            self._told = gone
+
+    def _run(self) -> None:
+        while (batch := self._queue.take()) and not self._stop.is_set():
+            fate = self._collector.send([self.readable(span) for span in batch])
+            if fate is Fate.TAKEN:
+                self.exported += len(batch)
+            else:
+                self.refused += len(batch)
+
+    def readable(self, span: Span) -> ReadableSpan:
+        """A span as the SDK has it."""
+        parent = _context(span.trace_id, span.parent_id, span.server) if span.parent_id else None
+        return ReadableSpan(
+            span.name,
+            _context(span.trace_id, span.span_id, False),
+            parent,
+            self._resource,
+            span.attributes,
+            kind=SpanKind.SERVER if span.server else SpanKind.INTERNAL,
+            status=Status(StatusCode.ERROR, span.error or None) if span.failed else Status(),
+            start_time=span.start_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=SCOPE,
+        )
+
+
+def _context(trace_id: str, span_id: str, is_remote: bool) -> SpanContext:
+    return SpanContext(
+        int(trace_id, 16), int(span_id, 16), is_remote, TraceFlags(TraceFlags.SAMPLED)
+    )
+
+
+def quiet() -> None:
+    """The SDK's own lines say less, more often: ours tell of changes."""
+    for name in ("opentelemetry", "urllib3"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)

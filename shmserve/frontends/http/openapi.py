@@ -1,0 +1,173 @@
+"""The HTTP API as an OpenAPI 3.1 document, made of the routes there are.
+
+What a route is for and what passes over it is told by an `Operation`; schemas are made of the types
+that the answers are made of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from shmserve.frontends.oip.restricted_apis import Category
+
+JSON = "application/json"
+BINARY = "application/octet-stream"
+_SCHEMA = "#/components/schemas/{name}"
+_DESCRIPTION = """\
+The Open Inference Protocol V2 with Triton's extensions, and what this server adds. Tags are the
+categories of http_restricted_api. Models may answer paths of their own besides."""
+_BINARY_LENGTH = "Inference-Header-Content-Length"
+
+
+class Error(Struct, frozen=True):
+    """Why a request was refused, or failed: one line."""
+
+    error: str
+
+
+class Operation(Struct, frozen=True):
+    """What one method of a route does.
+
+    `body`, `answer`, `error`: types of JSON documents that msgspec can describe, None if there is
+    none. `required`: whether the body is. `media`: the answer's, which has no schema unless it is
+    JSON. `query`: names of parameters there. `other_media`: of bodies and answers besides JSON.
+    `tensors`: so may JSON parts that are followed by raw tensors be.
+    """
+
+    summary: str
+    body: Any = None
+    answer: Any = None
+    error: Any = Error
+    required: bool = True
+    media: str = JSON
+    query: tuple[str, ...] = ()
+    other_media: tuple[str, ...] = ()
+    tensors: bool = False
+
+
+class Route(Struct, frozen=True):
+    """A path as OpenAPI writes it, and its methods."""
+
+    path: str
+    category: Category
+    methods: Mapping[str, Operation]
+
+
+def described(template: str, methods: Iterable[str], known: Mapping[str, Operation]) -> Any:
+    """The operations of a route, by method. `known`: by method and path, such as
+    ``GET /v2/models/{name}``, which is also told of its versions. One that nobody has described
+    is there with its bare name."""
+    path = plain(template)
+    short = path.replace("/versions/{version}", "").replace("/{repository}/", "/")
+    operations = {}
+    for method in methods:
+        like = "GET" if method == "HEAD" else method
+        found = known.get(f"{like} {path}") or known.get(f"{like} {short}")
+        operations[method] = found or Operation(f"{like} {path}")
+    return operations
+
+
+def plain(template: str) -> str:
+    """A route's template without what its variables are converted with."""
+    return re.sub(r"\{(\w+):\w+\}", r"{\1}", template)
+
+
+def document(routes: Iterable[Route], title: str, version: str) -> dict[str, Any]:
+    """The whole document, as JSON values."""
+    known = list(routes)
+    types = [kind for kind in _types(known) if kind is not None]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_SCHEMA)
+    by_type = dict(zip(map(repr, types), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in sorted(known, key=lambda route: route.path):
+        paths[route.path] = {"parameters": _path_parameters(route.path)} | {
+            method.lower(): _operation(route, method, operation, by_type)
+            for method, operation in route.methods.items()
+        }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version, "description": _DESCRIPTION},
+        "servers": [{"url": "."}],
+        "security": [{}, {"bearer": []}, {"key": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "shmserve-key"},
+            },
+        },
+    }
+
+
+def _types(routes: Iterable[Route]) -> Iterator[Any]:
+    for route in routes:
+        for operation in route.methods.values():
+            yield from (operation.body, operation.answer, operation.error)
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{(\w+)\}", path)
+    ]
+
+
+def _operation(
+    route: Route, method: str, operation: Operation, schemas: Mapping[str, Any]
+) -> dict[str, Any]:
+    path = re.sub(r"\W+", "_", route.path).strip("_")
+    made: dict[str, Any] = {
+        "operationId": f"{method.lower()}_{path}",
+        "summary": operation.summary,
+        "tags": [route.category],
+        "parameters": _parameters(operation),
+        "responses": _responses(method, operation, schemas),
+    }
+    if operation.body is not None and method == "POST":
+        made["requestBody"] = {
+            "required": operation.required,
+            "content": _content(operation.body, operation, schemas),
+        }
+    return {name: value for name, value in made.items() if value != []}
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    text = {"type": "string"}
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "query", "schema": text} for name in operation.query
+    ]
+    if operation.tensors:
+        length = "bytes of the JSON part, where raw tensors follow it; 0: there is none"
+        receipt = "1: the answer's header of this name tells what was copied, and the times"
+        parameters += [
+            _header(_BINARY_LENGTH, {"type": "integer", "minimum": 0}, length),
+            _header("shmserve-receipt", {"type": "string", "const": "1"}, receipt),
+        ]
+    return parameters
+
+
+def _header(name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "schema": schema, "description": text}
+
+
+def _responses(method: str, operation: Operation, schemas: Mapping[str, Any]) -> dict[str, Any]:
+    done: dict[str, Any] = {"description": "done"}
+    failed: dict[str, Any] = {"description": "refused, or failed"}
+    if method != "HEAD":
+        failed["content"] = {JSON: {"schema": schemas[repr(operation.error)]}}
+        if operation.media != JSON:
+            done["content"] = {operation.media: {}}
+        elif operation.answer is not None:
+            done["content"] = _content(operation.answer, operation, schemas)
+    return {"200": done, "default": failed}
+
+
+def _content(kind: Any, operation: Operation, schemas: Mapping[str, Any]) -> dict[str, Any]:
+    others = (*operation.other_media, *((BINARY,) if operation.tensors else ()))
+    return {JSON: {"schema": schemas[repr(kind)]}} | {media: {} for media in others}

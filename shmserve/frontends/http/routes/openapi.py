@@ -1,0 +1,249 @@
+"""GET /openapi.json, and what of the server's own routes stands there."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from falcon import Request, Response
+from msgspec import UNSET, Struct, UnsetType, field
+
+import shmserve
+from shmserve.config import Settings
+from shmserve.frontends.http import openapi
+from shmserve.frontends.http.openapi import Operation
+from shmserve.frontends.http.route_table import Get, Routes
+from shmserve.frontends.oip.metadata import ModelMetadata, ServerMetadata
+from shmserve.frontends.oip.repository import IndexRow
+from shmserve.frontends.oip.shared_memory import CudaStatus, RegionStatus
+from shmserve.protocol.control.data_messages import Parameter
+from shmserve.protocol.oip.answer import InferAnswer
+from shmserve.protocol.oip.json_request import InputParameters, JsonOutput
+from shmserve.waiting import beside
+
+Anything = dict[str, Any]
+
+
+class Live(Struct):
+    """The process that answers lives."""
+
+    live: Literal[True]
+
+
+class Ready(Struct):
+    """It is: otherwise the answer is a 503. `name`: the model, if one was asked for."""
+
+    ready: Literal[True]
+    name: str | UnsetType = UNSET
+
+
+class InputDocument(Struct):
+    """One input: `data`, nested or flat, or `parameters` that tell where its bytes are."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: InputParameters | UnsetType = UNSET
+    data: list[Any] | UnsetType = UNSET
+
+
+class InferDocument(Struct):
+    """The JSON part of a request. Without `outputs` all are wanted."""
+
+    inputs: list[InputDocument]
+    outputs: list[JsonOutput] | UnsetType = UNSET
+    id: str = ""
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+
+
+class Duration(Struct):
+    """How many, and nanoseconds of all together."""
+
+    count: int
+    ns: int
+
+
+class InferStatistics(Struct):
+    """What became of requests, and of those that succeeded the time by stage."""
+
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+
+
+class ModelStatistics(Struct):
+    """Of one version of a model; docs/statistics.md says what the fields mean."""
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferStatistics
+    response_stats: dict[str, dict[str, Duration]]
+    batch_stats: list[Anything]
+    memory_usage: list[Anything]
+
+
+class StatisticsDocument(Struct):
+    """Of the versions that are ready and were asked for."""
+
+    model_stats: list[ModelStatistics]
+
+
+class TraceDocument(Struct):
+    """All of them in an answer; those to be changed in a request, null for the one above."""
+
+    trace_level: list[str] | str | UnsetType | None = UNSET
+    trace_rate: str | UnsetType | None = UNSET
+    trace_count: str | UnsetType | None = UNSET
+    log_frequency: str | UnsetType | None = UNSET
+    trace_file: str | UnsetType = UNSET
+    trace_mode: Literal["triton"] | UnsetType = UNSET
+
+
+class LogDocument(Struct):
+    """All of them in an answer; those to be changed in a request."""
+
+    log_file: str | UnsetType = UNSET
+    log_info: bool | UnsetType = UNSET
+    log_warning: bool | UnsetType = UNSET
+    log_error: bool | UnsetType = UNSET
+    log_verbose_level: int | UnsetType = UNSET
+    log_format: str | UnsetType = UNSET
+
+
+class SystemRegionDocument(Struct):
+    """A part of a POSIX shared-memory object that the caller's user owns."""
+
+    key: str
+    byte_size: int
+    offset: int = 0
+
+
+class RawHandle(Struct):
+    """A cudaIpcMemHandle_t in base64."""
+
+    b64: str
+
+
+class CudaRegionDocument(Struct):
+    """Memory of a GPU."""
+
+    raw_handle: RawHandle
+    device_id: int
+    byte_size: int
+
+
+class Index(Struct):
+    """Which models are wanted."""
+
+    ready: bool = False
+
+
+class LoadParameters(Struct):
+    """`config`: the configuration as JSON; files are further ones, `file:<version>/<path>`."""
+
+    config: str | UnsetType = UNSET
+
+
+class Load(Struct):
+    """What replaces the repository's."""
+
+    parameters: LoadParameters | UnsetType = UNSET
+
+
+class UnloadParameters(Struct):
+    """`unload_dependents`: also what was loaded for this ensemble alone."""
+
+    unload_dependents: bool = False
+
+
+class Unload(Struct):
+    """How."""
+
+    parameters: UnloadParameters | UnsetType = UNSET
+
+
+class GenerateParameters(Struct):
+    """Inputs by name, and parameters; every other key is one of these, too."""
+
+    id: str = ""
+    parameters: Anything = field(default_factory=dict)
+
+
+_MODEL = "/v2/models/{name}"
+_HTML = "text/html; charset=utf-8"
+_REGIONS = {
+    "system": (list[RegionStatus], SystemRegionDocument),
+    "cuda": (list[CudaStatus], CudaRegionDocument),
+}
+OPERATIONS: dict[str, Operation] = {
+    "GET /openapi.json": Operation("This document", answer=Anything),
+    "GET /v2": Operation("Name, version and extensions of the server", answer=ServerMetadata),
+    "GET /v2/health/live": Operation("Whether the server lives", answer=Live),
+    "GET /v2/health/ready": Operation("Whether what is required is loaded", answer=Ready),
+    f"GET {_MODEL}": Operation("Inputs and outputs of a model", answer=ModelMetadata),
+    f"GET {_MODEL}/ready": Operation("Whether a model is ready", answer=Ready),
+    f"GET {_MODEL}/config": Operation("A model's configuration", answer=Anything),
+    f"GET {_MODEL}/stats": Operation("Statistics of a model", answer=StatisticsDocument),
+    f"POST {_MODEL}/infer": Operation("Inference", InferDocument, InferAnswer, tensors=True),
+    f"POST {_MODEL}/generate": Operation(
+        "Inference with one flat object in and one out", GenerateParameters, Anything
+    ),
+    f"POST {_MODEL}/generate_stream": Operation(
+        "The same with any number of answers", GenerateParameters, media="text/event-stream"
+    ),
+    "GET /v2/models/stats": Operation("Statistics of all models", answer=StatisticsDocument),
+    "GET /v2/trace/setting": Operation("What is traced", answer=TraceDocument),
+    "POST /v2/trace/setting": Operation("Change it", TraceDocument, TraceDocument, required=False),
+    f"GET {_MODEL}/trace/setting": Operation("What is traced of a model", answer=TraceDocument),
+    f"POST {_MODEL}/trace/setting": Operation(
+        "Change it", TraceDocument, TraceDocument, required=False
+    ),
+    "GET /v2/logging": Operation("What is logged", answer=LogDocument),
+    "POST /v2/logging": Operation("Change it", LogDocument, LogDocument, required=False),
+    "POST /v2/repository/index": Operation(
+        "All versions of all models, and their states", Index, list[IndexRow], required=False
+    ),
+    "POST /v2/repository/models/{name}/load": Operation(
+        "Load a model, or load it anew; answers when it serves", Load, required=False
+    ),
+    "POST /v2/repository/models/{name}/unload": Operation("Unload a model", Unload, required=False),
+    "GET /metrics": Operation("Metrics, as Prometheus has them", media="text/plain"),
+    "GET /": Operation("The metrics page", media=_HTML),
+    "GET /monitor/assets/{name}": Operation("A file of the metrics page", media="*/*"),
+    "GET /monitor/data": Operation(
+        "What the metrics page shows", answer=Anything, query=("level", "since", "life")
+    ),
+}
+for _kind, (_status, _region) in _REGIONS.items():
+    for _which in ("", "/region/{name}"):
+        _path = f"/v2/{_kind}sharedmemory{_which}"
+        OPERATIONS |= {
+            f"GET {_path}/status": Operation(f"The caller's {_kind} regions", answer=_status),
+            f"POST {_path}/register": Operation(f"Register a {_kind} region", _region),
+            f"POST {_path}/unregister": Operation(f"Remove {_kind} regions of the caller's"),
+        }
+
+
+def add_routes(routes: Routes, settings: Settings) -> None:
+    """The document, made when it is first asked for: by then all routes are there."""
+    routes.describe(OPERATIONS)
+    encoded: list[bytes] = []
+
+    def make() -> bytes:
+        made = openapi.document(routes.table(), settings.server_name, shmserve.__version__)
+        return msgspec.json.encode(made)
+
+    def answer(req: Request, resp: Response) -> None:
+        if not encoded:
+            encoded.append(beside(make))
+        resp.data = encoded[0]
+
+    routes.add("metadata", "/openapi.json", Get(answer))

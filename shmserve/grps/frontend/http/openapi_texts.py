@@ -1,0 +1,69 @@
+"""What of GRPS's routes stands in the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from shmserve.frontends.http.openapi import BINARY, Operation
+
+_BASE = "/grps/v1"
+
+
+class GrpsStatusDocument(Struct):
+    """How it went; `code` is the HTTP status of a failure."""
+
+    code: int = 0
+    msg: str = ""
+    status: Literal["UNKNOWN", "SUCCESS", "FAILURE"] = "UNKNOWN"
+
+
+class GrpsTensors(Struct):
+    """Each has a name, a dtype, a shape and its elements, as `flat_float32` and the like."""
+
+    tensors: list[dict[str, Any]] = []
+
+
+class GrpsDocument(Struct):
+    """protobuf's JSON of grps.protos.v1.GrpsMessage: a model, and one kind of payload."""
+
+    status: GrpsStatusDocument | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    str_data: str | UnsetType = UNSET
+    bin_data: str | UnsetType = UNSET
+    gtensors: GrpsTensors | UnsetType = UNSET
+    ndarray: Any = UNSET
+    gmap: dict[str, Any] | UnsetType = UNSET
+
+
+def _message(summary: str, body: Any = None, **more: Any) -> Operation:
+    return Operation(summary, body, GrpsDocument, GrpsDocument, **more)
+
+
+_QUICK = {
+    "health/live": "Whether the server lives",
+    "health/ready": "Whether it is online, and what is required loaded",
+    "health/online": "Have it say that it is ready",
+    "health/offline": "Have it say that it is not",
+    "metadata/server": "What is served, as YAML in str_data",
+}
+OPERATIONS = {
+    f"{method} {_BASE}/{path}": _message(summary)
+    for path, summary in _QUICK.items()
+    for method in ("GET", "POST")
+} | {
+    f"POST {_BASE}/infer/predict": _message(
+        "A prediction",
+        GrpsDocument,
+        query=("model", "streaming", "return-ndarray"),
+        other_media=(BINARY,),
+    ),
+    f"POST {_BASE}/metadata/model": _message("A model named in str_data, as YAML", GrpsDocument),
+    f"GET {_BASE}/monitor/metrics": Operation(
+        "The metrics page", error=GrpsDocument, media="text/html; charset=utf-8"
+    ),
+    f"GET {_BASE}/monitor/series": Operation(
+        "A series of the metrics page", answer=list[Any], error=GrpsDocument, query=("name",)
+    ),
+}

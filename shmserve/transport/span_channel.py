@@ -1,0 +1,68 @@
+"""The way of spans from the processes that have traced requests to the one that exports them.
+
+Nothing waits for it: who finds no exporter, or no room, drops what it has and counts that.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from itertools import islice
+
+from shmserve.errors import PeerDied
+from shmserve.protocol.control.span_messages import Span, Spans, encode
+from shmserve.transport import rundir
+from shmserve.transport.channel import MAX_MESSAGE, Channel
+
+_CONNECT_S = 0.5
+_ROOM_S = 0.5  # all that one flush may take, for the exporter to read what it has been sent
+_TICK_S = 0.005
+_MOST_TOGETHER = 100  # spans of one message
+
+
+class SpanSender:
+    """For one thread of a process. `dropped`: spans that were not sent, in its whole life."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._path = os.path.join(run_dir, rundir.EXPORTER_SOCKET)
+        self._channel: Channel | None = None
+        self._untold = 0  # that the exporter does not know of
+        self.dropped = 0
+
+    def send(self, spans: Sequence[Span]) -> None:
+        """Hand spans over, or drop them."""
+        deadline = time.monotonic() + _ROOM_S
+        ahead = iter(spans)
+        while some := tuple(islice(ahead, _MOST_TOGETHER)):
+            self._send(some, deadline)
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _send(self, spans: tuple[Span, ...], deadline: float) -> None:
+        data = encode(Spans(spans, self._untold))
+        if len(data) > MAX_MESSAGE and len(spans) > 1:
+            half = len(spans) // 2
+            self._send(spans[:half], deadline)
+            self._send(spans[half:], deadline)
+        elif len(data) <= MAX_MESSAGE and self._pass(data, deadline):
+            self._untold = 0
+        else:
+            self._untold += len(spans)
+            self.dropped += len(spans)
+
+    def _pass(self, data: bytes, deadline: float) -> bool:
+        try:
+            if self._channel is None:
+                self._channel = Channel.connect(self._path, _CONNECT_S)
+            while not self._channel.send(data, wait=False):
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(_TICK_S)
+        except PeerDied:
+            self.close()
+            return False
+        return True

@@ -1,0 +1,194 @@
+"""What the documents tell people to type, typed: in a folder of its own, against one server, which
+the tutorial's own command has started."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shmserve.core.stats.request_counters import Reason
+from shmserve.frontends.http.routes import gpu_metrics
+from shmserve.testing.running_server import WATCHDOG_S, RunningServer
+from tests.guide_blocks import ROOT, RUN, Block, blocks, prints
+
+MONITORING = ROOT / "deploy/monitoring"
+TUTORIAL = "docs/tutorial.md"
+GUIDES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("install", "native_models", "http_api", "operations")),
+    *(f"docs/from_{name}.md" for name in ("triton", "mlserver", "grps")),
+    *(f"docs/{name}.md" for name in ("troubleshooting", "performance")),
+)
+
+
+class Reader:
+    """Somebody who types what documents say, one after the other, in one shell's environment.
+
+    What was typed before is not typed again: documents begin alike. Addresses are those of a
+    server of the test's own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.server = RunningServer(http_workers=1)
+        self._folder = folder
+        self._done: set[tuple[str, str]] = set()
+        own = {**self.server.environ, "PYTHONWARNINGS": "default"}
+        del own["SHMSERVE_MODEL_REPOSITORY"]  # of the settings file
+        own["PATH"] = f"{os.path.dirname(sys.executable)}:{own['PATH']}"
+        self.server.environ = own
+        self._places = {
+            "127.0.0.1:8000": f"127.0.0.1:{self.server.http_port}",
+            "127.0.0.1:8001": self.server.grpc_address,
+            "/run/shmserve": self.server.run_dir,
+        }
+
+    def follow(self, document: str) -> None:
+        """Do what a document says."""
+        output = ""
+        for block in blocks(document):
+            if block.language == "text":
+                missing = prints(block.text, output)
+                assert not missing, f"{block.where}: {missing} not in:\n{output}"
+            elif block.file:
+                self._write(block)
+            elif block.language in RUN and not block.not_run:
+                key = (block.language, block.text)
+                if key not in self._done:
+                    output = self._type(block)
+                self._done.add(key)
+
+    def _write(self, block: Block) -> None:
+        path = self._folder / block.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self._placed(block.text))
+
+    def _placed(self, text: str) -> str:
+        for place, own in self._places.items():
+            text = text.replace(place, own)
+        return text
+
+    def _type(self, block: Block) -> str:
+        """Its output, errors included."""
+        text = self._placed(block.text)
+        if block.mark == "keeps running":
+            self._start(text)
+            return ""
+        words = [sys.executable, "-c"]
+        if block.language == "bash":
+            words = ["bash", "-euo", "pipefail", "-c"]
+            text += "\nexport -p > .exports\n"  # the next block is typed in the same shell
+            if (self._folder / ".exports").exists():
+                text = f"source .exports\n{text}"
+        done = subprocess.run(
+            [*words, text],
+            cwd=self._folder,
+            env=self.server.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=WATCHDOG_S,
+        )
+        failed = block.mark == "fails"
+        assert (done.returncode != 0) is failed, f"{block.where}: {done.stdout[-3000:]}"
+        return done.stdout
+
+    def _start(self, text: str) -> None:
+        with self.server.log_path.open("ab") as log:
+            self.server.master = subprocess.Popen(
+                ["bash", "-c", f"exec {text}"],
+                cwd=self._folder,
+                env=self.server.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """One who has done the tutorial."""
+    reader = Reader(tmp_path_factory.mktemp("guides"))
+    try:
+        reader.follow(TUTORIAL)
+        yield reader
+        reader.server.stop()
+        assert reader.server.leaks() == []
+    finally:
+        if reader.server.master is not None:
+            reader.server.kill_all()
+
+
+@pytest.mark.needs("curl")
+@pytest.mark.parametrize("document", GUIDES)
+def test_what_a_guide_says_can_be_typed(reader: Reader, document: str) -> None:
+    reader.follow(document)
+
+
+def test_marks_are_known_and_files_are_in_the_folder() -> None:
+    for document in (TUTORIAL, *GUIDES):
+        for block in blocks(document):
+            known = block.mark in ("", "keeps running", "fails") or block.file or block.not_run
+            assert known, f"{block.where}: {block.mark}"
+            assert not block.file.startswith(("/", "..")), block.where
+
+
+def test_blocks_that_are_not_run_are_told() -> None:
+    every = [block for document in (TUTORIAL, *GUIDES) for block in blocks(document)]
+    left = [f"{block.where} {block.not_run}" for block in every if block.not_run]
+    assert len(left) < len([block for block in every if block.language in RUN]) / 2
+    pytest.skip(f"not run: {'; '.join(left)}")
+
+
+def expressions() -> list[str]:
+    """What the alerts and the dashboard ask Prometheus."""
+    rules = yaml.safe_load((MONITORING / "shmserve.rules.yml").read_text())
+    dashboard = json.loads((MONITORING / "shmserve.dashboard.json").read_text())
+    asked = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    for panel in dashboard["panels"]:
+        asked += [target["expr"] for target in panel.get("targets", ())]
+    return [*asked, *(v["query"] for v in dashboard["templating"]["list"] if v["type"] == "query")]
+
+
+def test_alerts_and_dashboard_ask_for_metrics_that_are_there(reader: Reader) -> None:
+    _, _, text = reader.server.request("GET", "/metrics")
+    there = set(re.findall(r"^# TYPE (\w+)", text.decode(), re.MULTILINE))
+    there |= {f"{name}_bucket" for name in there}
+    gpus = {f"shmserve_gpu_{value.name}" for value in gpu_metrics._VALUES}  # there are none here
+    used = {name for asked in expressions() for name in re.findall(r"shmserve_\w+", asked)}
+    assert len(used) > 20
+    assert used <= there | gpus
+    reasons = re.findall(r'reason=~?"([^"]+)"', " ".join(expressions()))
+    assert {name for names in reasons for name in names.split("|")} <= {
+        reason.name.lower() for reason in Reason
+    }
+
+
+def test_operations_say_what_to_do_about_every_alert() -> None:
+    rules = yaml.safe_load((MONITORING / "shmserve.rules.yml").read_text())
+    alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
+    told = re.findall(r"^\| (Shmserve\w+) \|", (ROOT / "docs/operations.md").read_text(), re.M)
+    assert told == alerts
+
+
+@pytest.mark.needs("promtool")
+def test_prometheus_understands_alerts_and_dashboard(tmp_path: Path) -> None:
+    asked = [
+        re.sub(r"\$__rate_interval", "5m", one) for one in expressions() if "label_" not in one
+    ]
+    rules = [{"record": f"r:{number}", "expr": one} for number, one in enumerate(asked)]
+    every = tmp_path / "dashboard.yml"
+    every.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    for path in (MONITORING / "shmserve.rules.yml", every):
+        done = subprocess.run(
+            ["promtool", "check", "rules", str(path)], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

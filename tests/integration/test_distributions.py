@@ -1,0 +1,90 @@
+"""The two wheels of the tree: whose each file is, and the client's in an environment of its own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import shmserve
+from shmserve.testing.running_server import WATCHDOG_S, RunningServer
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parent / "client_user.py"
+NEEDED = ("numpy", "msgspec")
+
+
+def run(*words: str | Path, cwd: Path = ROOT) -> str:
+    done = subprocess.run(
+        [str(word) for word in words], cwd=cwd, capture_output=True, text=True, timeout=WATCHDOG_S
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Both, by their projects' names."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for project in (ROOT, ROOT / "client"):
+        run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=project)
+    return {path.name.partition("-")[0]: path for path in folder.glob("*.whl")}
+
+
+@pytest.fixture(scope="module")
+def client_python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has the client's wheel, and what pip finds it to need.
+
+    That is linked from this environment, so that nothing is fetched.
+    """
+    venv = tmp_path_factory.mktemp("client") / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", venv)
+    python = venv / "bin" / "python"
+    (site,) = venv.glob("lib/python*/site-packages")
+    for name in NEEDED:
+        found = metadata.distribution(name)
+        for part in {file.parts[0] for file in found.files or []} - {".."}:
+            (site / part).symlink_to(str(found.locate_file(part)))
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet")
+    run(*pip, "--no-index", wheels["shmserve_client"])
+    return python
+
+
+def members(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as file:
+        return {name for name in file.namelist() if ".dist-info/" not in name}
+
+
+def test_each_file_of_the_package_is_in_one_wheel(wheels: dict[str, Path]) -> None:
+    server, client = members(wheels["shmserve"]), members(wheels["shmserve_client"])
+    assert server & client == set()
+    package = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "shmserve").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    beside = {name for name in server if name.startswith("shmserve/workers/")}
+    assert server | client == package | beside | {"shmserve/gunicorn.conf.py"}
+
+
+def test_the_server_wants_the_client_of_its_own_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"shmserve-client=={shmserve.__version__}" in project["dependencies"]
+
+
+def test_the_client_alone_talks_to_a_server(client_python: Path, server: RunningServer) -> None:
+    away_from_the_tree = client_python.parent
+    told = run(client_python, PROGRAM, f"unix:{server.unix_path}", cwd=away_from_the_tree)
+    assert told == "lane\n"
+
+
+def test_the_client_is_typed_where_it_is_installed(client_python: Path, tmp_path: Path) -> None:
+    mypy = (sys.executable, "-m", "mypy", "--config-file=", f"--cache-dir={tmp_path}", "--strict")
+    program = shutil.copy(PROGRAM, tmp_path)  # beside the tree it would be read with the tree
+    run(*mypy, f"--python-executable={client_python}", program, cwd=tmp_path)

@@ -1,0 +1,106 @@
+"""What becomes of an export, by what the collector says, and what of that is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+
+from shmserve.config import Settings
+from shmserve.exporter import collector as collectors
+from shmserve.exporter.span_export import SpanExport
+from shmserve.protocol.control.span_messages import Span, Spans
+from shmserve.testing.running_server import wait_until
+
+
+class Scripted:
+    """A collector that answers with these statuses, the last one again and again."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.paths: list[str] = []
+        ahead = list(statuses)
+        scripted = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                scripted.paths.append(self.path)
+                self.send_response(ahead.pop(0) if len(ahead) > 1 else ahead[0])
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Scripted | SpanExport]]:
+    """To be closed in the end."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(collectors, "_FIRST_PAUSE_S", 0.02)
+    made: list[Scripted | SpanExport] = []
+    yield made
+    for one in reversed(made):
+        if isinstance(one, SpanExport):
+            one.close(10)
+        else:
+            one.close()
+
+
+def export(started: list[Scripted | SpanExport], *statuses: int) -> tuple[SpanExport, Scripted]:
+    """Three spans, one at a time, for a collector that answers with these statuses."""
+    scripted = Scripted(*statuses)
+    settings = Settings(
+        otlp_endpoint=scripted.url + "/", otlp_max_batch=1, otlp_delay_s=0.01, otlp_timeout_s=0.5
+    )
+    made = SpanExport(settings, Resource({}))
+    started += [scripted, made]
+    made.start()
+    made.put(Spans(tuple(Span(name, "1" * 32, "2" * 16, "", 1, 2) for name in "abc"), dropped=4))
+    return made, scripted
+
+
+def test_what_is_refused_is_not_sent_again(
+    started: list[Scripted | SpanExport], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    made, scripted = export(started, 200, 400, 302)
+    wait_until(lambda: made.exported + made.refused == 3, "all that there was")
+    assert (made.exported, made.refused, made.lost) == (1, 2, 4)
+    assert scripted.paths == ["/v1/traces"] * 3, "nobody is led elsewhere"
+    made.turn(1.0)
+    assert "the collector does not take spans: status 400 (otlp_endpoint)" in caplog.text
+    assert "6 spans more are lost; in all exported=1 lost=4 refused=2" in caplog.text
+    made.turn(2.0)
+    assert caplog.text.count("more are lost") == 1
+
+
+def test_a_collector_that_is_busy_is_asked_again(
+    started: list[Scripted | SpanExport], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    made, scripted = export(started, 503, 429, 200)
+    wait_until(lambda: made.exported == 3, "all that there was")
+    assert made.refused == 0
+    assert len(scripted.paths) >= 5
+    assert "status 503" in caplog.text
+    assert "the collector takes spans again" in caplog.text
+
+
+def test_the_end_waits_for_nobody(started: list[Scripted | SpanExport]) -> None:
+    made, scripted = export(started, 503)
+    wait_until(lambda: bool(scripted.paths), "a first attempt")
+    made.close(0.1)
+    assert made.exported == 0

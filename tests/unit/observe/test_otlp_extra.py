@@ -1,0 +1,36 @@
+"""What exporting takes is there, or the start says what to install."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+import pytest
+
+from shmserve.config import Settings
+from shmserve.errors import ConfigError
+from shmserve.observe import otlp_extra
+
+SPANS: dict[str, Any] = {"trace_mode": "opentelemetry"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        (SPANS, "trace_mode: opentelemetry needs opentelemetry-sdk: pip install 'shmserve[otlp]'"),
+        ({"otlp_metrics_interval_s": 10.0}, "otlp_metrics_interval_s: needs opentelemetry-sdk"),
+    ],
+)
+def test_a_start_without_the_extra_says_what_to_install(
+    settings: Any, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    otlp_extra.require(Settings(**settings))
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(ConfigError) as caught:
+        otlp_extra.require(Settings(**settings))
+    assert caught.value.message.startswith(what)
+    otlp_extra.require(Settings())
