@@ -86,7 +86,7 @@ def test_a_models_module_is_found_by_its_name(make: Make) -> None:
     backend, spec = load(
         make(native(f"{find}\nreturn {{'Y': np.full(2, found.VALUE, np.float32)}}") + "VALUE = 7")
     )
-    assert arrays(ask(backend, spec, X=X))["Y"].tolist() == [7, 7]
+    assert arrays(ask(backend, spec, ("Y",), X=X))["Y"].tolist() == [7, 7]
 
 
 def test_files_beside_the_model_can_be_imported(make: Make) -> None:
