@@ -146,7 +146,7 @@ def test_who_does_not_say_hello_is_not_let_in(
 
 
 def test_first_requests_of_new_channels_are_there_at_once(executor: Executor) -> None:
-    first, connection = executor.greeted()
+    first, _ = executor.greeted()
     for number in (1, 2, 3):
         executor.connect(HELLO, request(number))
     first.send(messages.encode(request(4)))
