@@ -20,6 +20,7 @@ from shmserve.testing.running_server import WATCHDOG_S, RunningServer
 from tests.guide_blocks import ROOT, RUN, Block, blocks, prints
 
 MONITORING = ROOT / "deploy/monitoring"
+pytestmark = pytest.mark.timeout(600)  # whoever comes first waits for the tutorial
 TUTORIAL = "docs/tutorial.md"
 GUIDES = (
     "README.md",
@@ -95,7 +96,7 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=WATCHDOG_S,
+            timeout=2 * WATCHDOG_S,
         )
         failed = block.mark == "fails"
         assert (done.returncode != 0) is failed, f"{block.where}: {done.stdout[-3000:]}"
