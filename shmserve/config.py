@@ -36,6 +36,7 @@ HostRule = Annotated[
 ResourceAmount = Annotated[str, Meta(pattern="^[^:]+:[1-9][0-9]{0,8}(:(cpu|[0-9]{1,4}))?$")]
 Url = Annotated[str, Meta(pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$")]  # without secrets
 Pair = Annotated[str, Meta(pattern="^[^=]+=.*$")]  # name=value
+HeaderPair = Annotated[str, Meta(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+=[\x20-\x7e]*$")]  # RFC 9110
 TcpAddress = Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^][:/]+):[1-9][0-9]{0,4}$")]
 From = Literal["owner", "local", "anyone"]  # the server's user and root, any user of the host, all
 KeysFrom = Literal["nobody", "remote", "local", "anyone"]  # these, and who is further away
@@ -224,7 +225,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_trace_files: Positive = 1000
     max_trace_tensor_bytes: NonNegative = 64 * 1024  # larger tensors are not in traces
     otlp_endpoint: Url = "http://127.0.0.1:4318"  # a collector that takes OTLP over HTTP
-    otlp_headers: tuple[Pair, ...] = ()  # of each request to it
+    otlp_headers: tuple[HeaderPair, ...] = ()  # of each request to it
     otlp_timeout_s: Seconds = 10.0  # one export
     otlp_service_name: str = "shmserve"
     otlp_resource: tuple[Pair, ...] = ()  # what else it is told of this server

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from math import inf
 
 from shmserve.errors import (
     Code,
@@ -60,11 +61,13 @@ class ControlConnection:
         for start in range(0, len(names), 512):
             self._ask(wire.Unregister(tuple(names[start : start + 512])))
 
-    def open_lane(self, model: str, version: str) -> tuple[wire.LaneOpened, Channel]:
+    def open_lane(
+        self, model: str, version: str, within_s: float
+    ) -> tuple[wire.LaneOpened, Channel]:
         """A channel to an executor of a model; raises as `register`, but at once."""
         if not self.has_lanes:
             raise Unimplemented("the server has no lanes")
-        reply, fds = self._ask(wire.OpenLane(model, version), (), wire.LaneOpened)
+        reply, fds = self._ask(wire.OpenLane(model, version), (), wire.LaneOpened, within_s)
         if len(fds) != 1 or not isinstance(reply, wire.LaneOpened):
             close_all(fds)
             raise PeerDied("the server gave no lane")
@@ -82,16 +85,20 @@ class ControlConnection:
         message: wire.ToServer,
         fds: Sequence[int] = (),
         expected: type[wire.FromServer] = wire.Ok,
+        within_s: float = inf,
     ) -> tuple[wire.FromServer, list[int]]:
         """The reply, and what rides along; raises as `register`."""
-        with self._lock:
+        end = time.monotonic() + within_s
+        if not self._lock.acquire(timeout=min(within_s, threading.TIMEOUT_MAX)):
+            raise DeadlineExceeded("others are still asking the server")
+        try:
             patience_s = 0.0 if expected is wire.LaneOpened else self._patience_s
             until = time.monotonic() + patience_s
             while True:
                 try:
                     if self._channel is None:
-                        self._channel = self._connect()
-                    reply, received = _converse(self._channel, message, fds)
+                        self._channel = self._connect(end)
+                    reply, received = _converse(self._channel, message, fds, end)
                     self._patience_s = _RETRY_S
                     break
                 except (PeerDied, DeadlineExceeded):
@@ -102,6 +109,8 @@ class ControlConnection:
                         self._patience_s = min(self._patience_s, patience_s)
                         raise
                     time.sleep(_PAUSE_S)
+        finally:
+            self._lock.release()
         if isinstance(reply, wire.Failed):
             raise from_code(Code(reply.code), reply.text)
         if not isinstance(reply, expected):
@@ -109,10 +118,10 @@ class ControlConnection:
             raise PeerDied("the server gave no proper reply")
         return reply, received
 
-    def _connect(self) -> Channel:
-        channel = Channel.connect(self._path, _ANSWER_S)
+    def _connect(self, end: float = inf) -> Channel:
+        channel = Channel.connect(self._path, _left_s(end))
         try:
-            hello, _ = _converse(channel, wire.ClientHello(wire.VERSION))
+            hello, _ = _converse(channel, wire.ClientHello(wire.VERSION), (), end)
         except ShmserveError:
             channel.close()
             raise
@@ -123,12 +132,16 @@ class ControlConnection:
         return channel
 
 
+def _left_s(end: float) -> float:
+    return max(0.001, min(_ANSWER_S, end - time.monotonic()))
+
+
 def _converse(
-    channel: Channel, message: wire.ToServer, fds: Sequence[int] = ()
+    channel: Channel, message: wire.ToServer, fds: Sequence[int], end: float
 ) -> tuple[wire.FromServer, list[int]]:
     """Ask; the reply, and the descriptors of one that has any."""
     channel.send(wire.encode(message), fds)
-    data, received = channel.receive(_ANSWER_S)
+    data, received = channel.receive(_left_s(end))
     try:
         reply: wire.FromServer = wire.decode_from_server(data)
     except UnreadableMessage:

@@ -71,8 +71,8 @@ class Lanes:
         self._idle: dict[Key, _Idle] = {}
         self._closed = False
 
-    def take(self, key: Key) -> ClientLane | None:
-        """A lane for one request; None: there is none now."""
+    def take(self, key: Key, until: float) -> ClientLane | None:
+        """A lane for one request, by its deadline; None: there is none now."""
         with self._lock:
             idle = self._idle.get(key)
             if idle is None:
@@ -82,7 +82,7 @@ class Lanes:
             if self._closed or time.monotonic() < idle.refused_until:
                 return None
         try:
-            opened, channel = self._control.open_lane(*key)
+            opened, channel = self._control.open_lane(*key, left_s(until))
         except ShmserveError:
             idle.refused_until = time.monotonic() + _AGAIN_S
             return None
@@ -122,9 +122,12 @@ def converse(
         InferenceError: no answer came, or none in time, or nobody wants it any more.
     """
     while True:
-        data = wire.encode(replace(request, timeout_ns=int(left_s(until) * 1e9)))
-        lane = lanes.take(key) if len(data) <= MAX_MESSAGE else None
+        lane = lanes.take(key, until)
         if lane is None:
+            return None
+        data = wire.encode(replace(request, timeout_ns=int(left_s(until) * 1e9)))
+        if len(data) > MAX_MESSAGE:
+            lanes.give(key, lane)
             return None
         answer: wire.LaneAnswer | None = None
         sent = ours = False

@@ -227,6 +227,7 @@ class Dispatcher:
                 self.tracer.flush(self.coordinator.take_traces)
             except Exception:
                 log.exception("maintenance failed; it goes on")
+                pause_s = _MAINTENANCE_S
                 time.sleep(_MAINTENANCE_S)
 
     def _tell(self) -> None:

@@ -40,7 +40,7 @@ from shmserve.shm.status_page import StatusView
 from shmserve.transport.channel import Channel, close_all
 
 _CONNECT_TIMEOUT_S = 2.0
-_RELEASE_AT_ONCE = 4 << 20  # bytes; less is released with the next request, or within a second
+_RELEASE_LATER = 1 << 20  # bytes, or less, are released with the next request, or within a second
 _MANY_RELEASES = 256  # the same for their number
 _MOST_RELEASES = 1024  # in one message
 
@@ -250,7 +250,7 @@ class ExecutorPool:
             if self._rest.resting:
                 self._rest.end()
             many = len(self._pending) >= _MANY_RELEASES
-            if not (many or self._pending_bytes >= _RELEASE_AT_ONCE) or not self._idle:
+            if not (many or self._pending_bytes > _RELEASE_LATER) or not self._idle:
                 return
             connection = self._idle.pop()
         try:

@@ -66,6 +66,7 @@ class Tracer:
         self._waiting_bytes = 0
         self._dropped = 0
         self._told_lost = self._tell_ns = 0
+        self._granted: list[Trace] = []  # that are to be sent as spans
 
     def begin(self, entry: ModelEntry, options: RunOptions) -> Trace | None:
         """The trace of a request that begins, if it is one of those to be traced. A step of an
@@ -120,6 +121,9 @@ class Tracer:
                 self._write(model, traces, take)
             except ShmserveError as ex:
                 _log.warning("traces of model %s are lost: %s", model, ex)
+        if self._sender is not None and self._granted:
+            traces, self._granted = self._granted, []
+            self._send(traces, self._sender)
         if dropped:
             _log.warning("%d traces are lost: more than could be written", dropped)
 
@@ -129,7 +133,7 @@ class Tracer:
             granted = take(model, len(traces), sum(len(trace.whole) for trace in traces))
         traces = traces[: granted.count]
         if self._sender is not None:
-            self._send(traces, self._sender)
+            self._granted += traces  # all models' are sent at once, in the time of one
             return
         if self._writer is None:
             for trace in traces:

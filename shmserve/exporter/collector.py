@@ -32,9 +32,9 @@ class SdkExporter(Protocol[Payload]):
 
 
 class StatusSession(requests.Session):
-    """Remembers what the collector has said last; 0: nothing."""
+    """Remembers what the collector has said last; 0: nothing, None: it was not asked."""
 
-    status = 0
+    status: int | None = None
 
     def request(self, *args: Any, **options: Any) -> requests.Response:
         self.status = 0
@@ -77,23 +77,26 @@ class Collector(Generic[Payload]):
 
     def try_once(self, payload: Payload) -> Fate:
         """For the exporter's timeout; of what is soon followed by something newer."""
-        self._session.status = 0
+        self._session.status = None
         try:
             self._exporter.export(payload)
         except Exception as ex:  # the SDK's or its library's: no reason to end
             _log.debug("export of %s failed: %s", self._what, type(ex).__name__)
         fate, status = Fate.AWAY, self._session.status
-        if status and status not in _LATER:
+        if status is None:  # the SDK sends nothing of this size, or form: not later either
+            fate = Fate.REFUSED
+        elif status and status not in _LATER:
             fate = Fate.TAKEN if 200 <= status < 300 else Fate.REFUSED
         self._tell(fate, status)
         return fate
 
-    def _tell(self, fate: Fate, status: int) -> None:
+    def _tell(self, fate: Fate, status: int | None) -> None:
         if fate is self._fate:
             return
         self._fate = fate
         if fate is Fate.TAKEN:
             _log.info("the collector takes %s again", self._what)
         else:
-            said = f"status {status}" if status else "no answer"
+            said = "it was not asked" if status is None else f"status {status}"
+            said = said if status != 0 else "no answer"
             _log.warning("the collector does not take %s: %s (otlp_endpoint)", self._what, said)

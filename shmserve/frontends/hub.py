@@ -63,6 +63,7 @@ class Hub:
         self._leaving = False
         self._living: set[greenlet] = set()  # those that have begun and not ended
         self._resting: list[greenlet] = []  # of these, those that have nothing to run
+        self._closed = False
 
     # ---------------------------------------------------------------- for the loop
 
@@ -160,6 +161,7 @@ class Hub:
     def close(self) -> None:
         """Nobody goes on any more. In the loop's thread: what still waits ends here, since a
         greenlet that is left behind by its thread can bring down the process that frees it."""
+        self._closed = True
         self._resting.clear()
         for _ in range(_ENDINGS):
             for one in list(self._living):
@@ -236,7 +238,7 @@ class Hub:
                 except Exception:
                     _log.exception("unexpected error in a greenlet")
                 del run, args  # nothing that they refer to is kept
-                if len(self._resting) >= _RESTING:
+                if self._closed or len(self._resting) >= _RESTING:
                     return
                 self._resting.append(me)
         finally:

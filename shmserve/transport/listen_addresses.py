@@ -6,6 +6,7 @@ the process that holds it, as far as the kernel tells.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -241,14 +242,18 @@ def _require_free_path(setting: str, path: str, give_up: float = 0.0) -> bool:
         raise ConfigError(f"{cannot}: {ex.strerror}") from None
     if not stat.S_ISSOCK(info.st_mode):
         raise ConfigError(f"{setting}: unix:{path} is there already and no socket")
+    kind = socket.SOCK_STREAM
     while True:
-        with socket.socket(socket.AF_UNIX) as sock:
+        with socket.socket(socket.AF_UNIX, kind) as sock:
             sock.settimeout(_PROBE_S)
             try:
                 sock.connect(path)
             except (ConnectionRefusedError, FileNotFoundError):
                 return os.path.lexists(path)  # what a process left that was killed
             except OSError as ex:
+                if ex.errno == errno.EPROTOTYPE and kind == socket.SOCK_STREAM:
+                    kind = socket.SOCK_SEQPACKET  # as a client socket is
+                    continue
                 raise ConfigError(f"{cannot}: {ex.strerror}") from None
             pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         if os.path.exists(f"/proc/{pid}") or time.monotonic() > give_up:

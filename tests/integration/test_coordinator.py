@@ -133,7 +133,7 @@ def peer(run_dir):
         ),
         lambda p: p.hello("executor", "executor-1-aa", instance="m/1/0").send(AskReport(1)),
         lambda p: p.hello("http", "http-1-aa").send(
-            ChangeTrace(1, "m", TraceChange(rate=0))  # would be divided by
+            ChangeTrace(1, "m", TraceChange(rate=-1))  # one of less than none
         ),
         lambda p: p.hello("executor", "executor-1-aa", instance="m/1/0").send(
             Loaded("m/1/0", ModelSpec("m", "1", "", "", 0, (), ()), "../x.sock")

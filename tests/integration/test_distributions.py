@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib import metadata
@@ -71,6 +72,17 @@ def test_each_file_of_the_package_is_in_one_wheel(wheels: dict[str, Path]) -> No
     }
     beside = {name for name in server if name.startswith("shmserve/workers/")}
     assert server | client == package | beside | {"shmserve/gunicorn.conf.py"}
+
+
+@pytest.mark.parametrize("project", [".", "client"])
+def test_a_source_distribution_has_all_of_its_own(project: str, tmp_path: Path) -> None:
+    build = (sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path)
+    run(*build, cwd=ROOT / project)
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as file:
+        assert [member.name for member in file if member.issym()] == []
+        names = {member.name.partition("/")[2] for member in file}
+    assert {"LICENSE", "README.md", "shmserve/client/aio.py"} <= names
 
 
 def test_the_server_wants_the_client_of_its_own_version() -> None:

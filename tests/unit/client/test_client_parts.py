@@ -61,9 +61,9 @@ class OnAGpu:
 
 def test_a_gpu_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ImportError, match=r"shmserve\[gpu\]"):
+    with pytest.raises(ImportError, match=r"shmserve-client\[gpu\]"):
         ClientTensor("x", OnAGpu())
-    with pytest.raises(ImportError, match=r"shmserve\[gpu\]"):
+    with pytest.raises(ImportError, match=r"shmserve-client\[gpu\]"):
         device_arrays.check(0)
 
 

@@ -8,12 +8,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from shmserve.client import InferenceError, Result, ResultStream, attempt
+from shmserve.client import InferenceError, Result, ResultStream, attempt, client_connection
 from shmserve.client.attempt import RequestAttempt
 from shmserve.client.cancel_scope import CancelScope, cancellable
 from shmserve.client.client_call import ClientCall
@@ -26,6 +27,7 @@ from shmserve.client.output_sizes import ModelOutputs, stream_windows
 from shmserve.client.requester import Requester
 from shmserve.client.tensors import ClientTensor
 from shmserve.errors import InvalidArgument
+from shmserve.protocol.control import client_messages
 from shmserve.protocol.control import lane_messages as wire
 from shmserve.protocol.control.client_messages import LaneOpened
 from shmserve.tensor import bytes_codec
@@ -265,7 +267,7 @@ class FewLanes:
             self.lanes.append(ClientLane(LaneOpened("1", "m/1/0", False, 10**9), Channel(ours)))
         self.left = list(self.lanes)
 
-    def take(self, _: object) -> ClientLane | None:
+    def take(self, _: object, until: float) -> ClientLane | None:
         return self.left.pop(0) if self.left else None
 
     def give(self, _: object, lane: ClientLane) -> None:
@@ -297,9 +299,9 @@ def test_a_request_that_a_lane_has_not_taken_goes_to_another() -> None:
 
 def test_what_is_sent_again_has_the_time_that_is_left() -> None:
     class SlowLanes(FewLanes):
-        def take(self, key: object) -> ClientLane | None:
+        def take(self, key: object, until: float) -> ClientLane | None:
             time.sleep(0.1)
-            return super().take(key)
+            return super().take(key, until)
 
     moved = wire.LaneAnswer(7, (), 503, "UNAVAILABLE", "it ends", moved=True)
     lanes = SlowLanes(moved, wire.LaneAnswer(7))
@@ -570,3 +572,31 @@ def test_events_however_they_are_cut(size: int) -> None:
         assert kept.closed == 1
         late.close()
         assert kept.kept == 1
+
+
+def test_opening_a_lane_is_bounded_by_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the coordinator is stopped: it takes connections, and says nothing."""
+    monkeypatch.setattr(client_connection, "_ANSWER_S", 3600.0)
+    path = str(tmp_path / "c.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        taken: list[socket.socket] = []
+        hello = threading.Thread(target=lambda: taken.append(say_hello(listener)))
+        hello.start()
+        control = client_connection.ControlConnection(path)
+        hello.join()
+        until = time.monotonic() + 0.2
+        assert converse(Lanes(control), ("m", ""), wire.LaneRequest(7, ()), True, until) is None
+        control.close()
+        taken[0].close()
+
+
+def say_hello(listener: socket.socket) -> socket.socket:
+    connection, _ = listener.accept()
+    connection.recv(1 << 16)
+    hello = client_messages.ServerHello(client_messages.VERSION, lanes=True)
+    connection.send(client_messages.encode(hello))
+    return connection

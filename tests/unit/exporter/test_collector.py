@@ -104,3 +104,13 @@ def test_the_end_waits_for_nobody(started: list[Scripted | SpanExport]) -> None:
     wait_until(lambda: bool(scripted.paths), "a first attempt")
     made.close(0.1)
     assert made.exported == 0
+
+
+def test_what_the_sdk_sends_to_nobody_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    class TooLarge:
+        def export(self, _: object) -> None: ...
+
+    session, stop = collectors.StatusSession(), threading.Event()
+    collector = collectors.Collector("spans", TooLarge(), session, stop)
+    assert collector.send([]) is collectors.Fate.REFUSED
+    assert "it was not asked" in caplog.text

@@ -157,6 +157,7 @@ def test_a_place_that_cannot_be_written_is_refused_at_start(tmp_path: Path, name
         ),
         ({"OTLP_ENDPOINT": "http://user:secret@host:4318"}, "otlp_endpoint"),
         ({"OTLP_HEADERS": "nothing"}, r"otlp_headers\[0\] = \(not shown\)"),
+        ({"OTLP_HEADERS": "api key=x"}, r"otlp_headers\[0\] = \(not shown\)"),
         ({"OTLP_MAX_QUEUE": "10"}, "otlp_max_batch: is more than otlp_max_queue"),
         ({"TRACE_LEVEL": "LOUD"}, "'LOUD'"),
         ({"TRACE_LEVEL": "OFF,TIMESTAMPS"}, "trace_level: OFF cannot be together"),

@@ -140,6 +140,18 @@ def test_a_socket_file_that_somebody_listens_on_stays(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_who_listens_for_packets_is_found_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "c.sock"
+    address = parse("client_socket", f"unix:{path}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(str(path))
+        sock.listen()
+        own = f"another process listens there, by pid {os.getpid()}"
+        with pytest.raises(ConfigError, match=own):
+            free(address)
+    free(address)
+
+
 def test_a_process_that_has_lost_its_service_and_its_socket_file_is_waited_for(
     tmp_path: Path,
 ) -> None:

@@ -104,7 +104,7 @@ class TraceDocument(Struct):
     trace_count: str | UnsetType | None = UNSET
     log_frequency: str | UnsetType | None = UNSET
     trace_file: str | UnsetType = UNSET
-    trace_mode: Literal["triton"] | UnsetType = UNSET
+    trace_mode: Literal["triton", "opentelemetry"] | UnsetType = UNSET
 
 
 class LogDocument(Struct):

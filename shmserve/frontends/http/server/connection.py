@@ -105,8 +105,11 @@ class HttpConnection:
         """Whether the client is still there, as far as the kernel knows.
 
         One that sends nothing more may read yet, which only Unix sockets tell: over TCP a client
-        that has ended looks the same.
+        that has ended looks the same. Further requests that were received already are signs of
+        life that the kernel does not have any more.
         """
+        if self._heads.unreader.buf.tell():
+            return True
         try:
             if self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
                 return True
