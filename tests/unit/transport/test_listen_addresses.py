@@ -86,7 +86,8 @@ def test_gunicorns_addresses() -> None:
 
 def test_who_has_a_port_is_told(port: int, other: subprocess.Popen[bytes]) -> None:
     words = rf"grpc_bind: cannot listen on 127.0.0.1:{port}: Address already in use"
-    with pytest.raises(ConfigError, match=rf"{words}, by pid {other.pid} \(somebody\)"):
+    whose = rf"by pid {other.pid} \(somebody\); set another address \(grpc_bind, or SHMSERVE_GRPC"
+    with pytest.raises(ConfigError, match=f"{words}, {whose}"):
         free(parse("grpc_bind", f"127.0.0.1:{port}"))
 
 
