@@ -92,7 +92,7 @@ def frame(before: Look, now: Look) -> Group:
     for row in now.tables["processes"]:
         used = now.usage.get(row["pid"])
         processes.add_row(
-            row["process"],
+            row.get("instance") or row["process"],
             row["role"],
             str(row["pid"]),
             _rate(before, now, row["pid"]),

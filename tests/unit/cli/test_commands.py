@@ -245,7 +245,7 @@ def test_the_live_view_shows_rates() -> None:
 
     def look(at: float, answered: int, cpu: float) -> top.Look:
         tables = {
-            "processes": [{**other, "up_s": 98765.0}, process],
+            "processes": [{**process, "instance": "m/1/0"}, {**other, "up_s": 98765.0}, process],
             "models": [{**model, "instance_state": "READY"}],
             "queues": [{"process": "http-1", "instance": "m/1/0", "in_flight": 3}],
             "stats": [{**stats, "answered": answered}],
@@ -256,6 +256,7 @@ def test_the_live_view_shows_rates() -> None:
     Console(file=drawn, width=120).print(top.frame(look(0, 10, 1.0), look(2, 110, 2.0)))
     lines = [" ".join(line.split()) for line in drawn.getvalue().splitlines()]
     assert lines[1] == "m 1 READY 1 of 1 3 50.0 2 0.500"
+    assert lines[-3].startswith("m/1/0 http 7 ")
     assert lines[-1] == "http-1 http 7 50.0 5 1 3"
 
     narrow = io.StringIO()
