@@ -44,8 +44,6 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
     except ConfigError as ex:
         print(f"FAIL  {ex.message}")
         problems += 1
-    pool, advice = pool_sizing.host_pool(settings.pool_bytes)
-    print(f"warn  memory: {advice}" if advice else f"ok    memory: pool of {pool >> 20} MiB")
     for path in settings.model_repository:
         if not os.path.isdir(path):
             print(f"FAIL  model_repository: {path!r} is not a directory")
@@ -62,7 +60,7 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
     except ConfigError as ex:
         print(f"FAIL  {ex.message}")
         return 1
-    problems = len(desired.failures)
+    problems = len(desired.failures) + _short_of_memory(settings, desired)
     names = {spec.name for spec, _ in desired.versions}
     for spec, instances in desired.versions:
         reason = _missing_steps(spec, names)
@@ -82,6 +80,18 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
     for name, reason in sorted(desired.failures.items()):
         print(f"FAIL  model {name}: {reason}{_where(settings, name)}")
     return 1 if problems else 0
+
+
+def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) -> bool:
+    """Print what is found of the pool; returns whether the service would never be ready."""
+    pool, advice = pool_sizing.host_pool(settings.pool_bytes)
+    instances = sum(len(instances) for _, instances in desired.versions)
+    processes = settings.http_workers + settings.grpc_processes + instances
+    advice = advice or pool_sizing.arena_size(pool, processes, settings.arena_bytes)[1]
+    short = bool(pool_sizing.shortage(pool, pool, processes))
+    finding = "FAIL" if short else "warn" if advice else "ok  "
+    print(f"{finding}  memory: {advice or f'pool of {pool >> 20} MiB'}")
+    return short
 
 
 def _where(settings: Settings, name: str) -> str:

@@ -50,7 +50,10 @@ def ask(run_dir: str, name: str) -> list[Row]:
     try:
         channel = Channel.connect(os.path.join(run_dir, rundir.COORDINATOR_SOCKET), _WAIT_S)
     except PeerDied:
-        raise Unavailable("no server answers in the run directory") from None
+        raise Unavailable(
+            f"no server answers in the run directory {run_dir}; SHMSERVE_CONFIG or SHMSERVE_RUN_DIR"
+            " must be as the server has it"
+        ) from None
     try:
         process = ids.new_process_id("cli", os.getpid())
         channel.send(messages.encode(Hello(messages.VERSION, "cli", process, os.getpid())))

@@ -92,7 +92,7 @@ def frame(before: Look, now: Look) -> Group:
     for row in now.tables["processes"]:
         used = now.usage.get(row["pid"])
         processes.add_row(
-            row["process"],
+            row.get("instance") or row["process"],
             row["role"],
             str(row["pid"]),
             _rate(before, now, row["pid"]),
@@ -138,7 +138,8 @@ def _table(*columns: str) -> Table:
     table = Table(expand=True, box=None, header_style="bold")
     for number, column in enumerate(columns):
         justify: Any = "left" if number < 2 or column == "state" else "right"
-        table.add_column(column, justify=justify, no_wrap=True, min_width=min(len(column), 12))
+        # In a narrow terminal the first column gives way: the rest says as much, and is numbers.
+        table.add_column(column, justify=justify, no_wrap=number > 0, overflow="ellipsis")
     return table
 
 

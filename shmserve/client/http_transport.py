@@ -207,12 +207,12 @@ class EventStream:
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
-        self._path = path
+        self.path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        self.sock.connect(self.path)
 
 
 def _usable(connection: http.client.HTTPConnection) -> bool:
@@ -246,10 +246,16 @@ def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
         raise InferenceError(0, LATE) from ex
     except (OSError, http.client.HTTPException) as ex:
         connection.close()
-        raise InferenceError(0, f"no answer from the server: {ex}") from ex
+        raise InferenceError(0, f"no answer from the server at {_place(connection)}: {ex}") from ex
     except BaseException:  # e.g. KeyboardInterrupt: what is left of the response is useless
         connection.close()
         raise
+
+
+def _place(connection: http.client.HTTPConnection) -> str:
+    if isinstance(connection, _UnixConnection):
+        return f"unix:{connection.path}"
+    return f"http://{connection.host}:{connection.port}"
 
 
 @contextlib.contextmanager

@@ -82,7 +82,10 @@ class Publication(Struct):
 
     def _record(self, snapshot: Snapshot) -> None:
         """The flight recorder has what this snapshot changes."""
-        before, self._recorded = self._recorded, _conditions(snapshot)
+        before, conditions = self._recorded, _conditions(snapshot)
+        if snapshot.draining:  # that models end with the service is no news of theirs
+            conditions = {**before, "service": conditions["service"]}
+        self._recorded = conditions
         for key in before.keys() - self._recorded.keys():
             flight_recorder.record("model gone", key)
         for key, condition in self._recorded.items():

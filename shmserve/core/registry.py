@@ -160,7 +160,10 @@ class Snapshot(Struct, frozen=True, dict=True):
         entry = self.models.get(name, {}).get(version) if version else self.newest(name)
         if entry is None:
             which = f" version {version}" if version and self.models.get(name) else ""
-            raise NotFound(f"Request for unknown model: '{name}'{which} is not found")
+            raise NotFound(
+                f"Request for unknown model: '{name}'{which} is not found; the repository index"
+                " lists what there is"
+            )
         return entry
 
     def latest(self, entry: ModelEntry) -> ModelEntry:

@@ -125,7 +125,10 @@ def prepare(settings: Settings) -> None:
         rundir.prepare_state(config.state_dir(settings))
     lock = rundir.lock(run_dir, "master")
     if not lock.acquire():
-        raise ConfigError(f"run_dir is in use by another server (pid {lock.holder()})")
+        raise ConfigError(
+            f"run_dir: {run_dir} is in use by another server (pid {lock.holder()});"
+            " set another (SHMSERVE_RUN_DIR)"
+        )
     _state.settings, _state.lock = settings, lock
     _state.run_dir_fd = rundir.keep_from_cleaners(run_dir)
     _await_predecessors(run_dir, settings.drain_timeout_s + _PREDECESSOR_S)

@@ -114,7 +114,8 @@ def require_free(setting: str, address: ListenAddress, patience_s: float = _ORPH
         patience = 0.0 if stranger else patience_s if holders else _UNKNOWN_S
         if time.monotonic() - begun > patience:
             who = f", by {stranger or holders[0]}" if holders else ""
-            raise ConfigError(f"{setting}: cannot listen on {address.text}: {reason}{who}")
+            cannot = f"{setting}: cannot listen on {address.text}: {reason}{who}"
+            raise ConfigError(f"{cannot}; {_another(setting)}")
         time.sleep(_LOOK_S)
 
 
@@ -260,4 +261,8 @@ def _require_free_path(setting: str, path: str, give_up: float = 0.0) -> bool:
             break
         time.sleep(_LOOK_S)
     who = f", by {_holder(pid)}" if pid else ""
-    raise ConfigError(f"{cannot}: another process listens there{who}")
+    raise ConfigError(f"{cannot}: another process listens there{who}; {_another(setting)}")
+
+
+def _another(setting: str) -> str:
+    return f"set another address ({setting}, or SHMSERVE_{setting.upper()} in the environment)"

@@ -20,7 +20,9 @@ from kserve.inference_client import RESTConfig
 LEFT = np.arange(32, dtype=np.int32).reshape(2, 16)
 RIGHT = np.ones((2, 16), np.int32)
 WORDS = np.array([[b"a", b"zwei", b""]], np.object_)
-UNKNOWN = "Request for unknown model: 'nosuch' is not found"
+UNKNOWN = (
+    "Request for unknown model: 'nosuch' is not found; the repository index lists what there is"
+)
 
 
 def sums(binary: bool, **parameters: object) -> InferRequest:

@@ -17,7 +17,7 @@ WIDE = {"name": "INPUT0", "datatype": "FP32", "shape": [1 << 29]}
 
 # The request's JSON (or its bytes), the model, the status, and what the answer says
 MISTAKES: dict[str, tuple[Any, str, int, tuple[str, ...]]] = {
-    "model": ({"inputs": [X, Y]}, "ad_sub", 404, ("'ad_sub' is not found",)),
+    "model": ({"inputs": [X, Y]}, "ad_sub", 404, ("'ad_sub' is not found", "index")),
     "JSON": (b'{"inputs": [{"name": "X",]}', "add_sub", 400, ("JSON", "at character 25")),
     "no JSON object": ([], "add_sub", 400, ("a JSON object", "got an array")),
     "no inputs": ({"input": [X]}, "add_sub", 400, ("has no 'inputs'",)),

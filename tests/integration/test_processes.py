@@ -129,7 +129,9 @@ def test_a_second_service_in_the_run_directory_is_refused(tree):
     other = copy.copy(tree)
     other.start()
     assert other.master.wait(60) != 0
-    assert "in use by another server" in (tree.folder / "log").read_text()
+    said = (tree.folder / "log").read_text()
+    assert f"run_dir: {tree.run_dir} is in use by another server" in said
+    assert "set another (SHMSERVE_RUN_DIR)" in said
     assert tree.ready()
 
 

@@ -175,7 +175,10 @@ class ModelControl:
             self._finish(request, Code.INTERNAL, f"failed to load '{name}'")
             return
         if read.error_code == Code.NOT_FOUND:
-            text = f"failed to load '{name}', failed to poll from model repository"
+            text = (
+                f"failed to load '{name}', failed to poll from model repository:"
+                " no folder of model_repository has that name"
+            )
             self._finish(request, Code.NOT_FOUND, text)
             return
         models = self._reconciler.models

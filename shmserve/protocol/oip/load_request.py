@@ -9,7 +9,10 @@ from shmserve.config import Settings
 from shmserve.errors import InvalidArgument, NotConfigured, TooLarge
 from shmserve.protocol.control.data_messages import Parameter
 
-NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
+NOT_EXPLICIT = (
+    "explicit model load / unload is not allowed if polling is enabled: the server must be started"
+    " with model_control = 'explicit'"
+)
 _FILE = "file:"
 _LONGEST_PATH = 1024
 _DEEPEST = 8

@@ -247,7 +247,7 @@ def _check_batch(signature: ModelSignature, checked: list[CheckedInput]) -> None
     if batch > signature.spec.max_batch_size:
         raise InvalidArgument(
             f"inference request batch-size must be <= {signature.spec.max_batch_size} for"
-            f" '{signature.spec.name}'"
+            f" '{signature.spec.name}', got {batch}"
         )
 
 

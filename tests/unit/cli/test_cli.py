@@ -63,6 +63,18 @@ def test_check_fails_without_a_repository(tmp_path, capsys):
     assert "is not a directory" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("mib", "finding", "status"), [(1, "FAIL", 1), (4, "warn", 0)])
+def test_check_tells_of_a_pool_too_small_for_the_processes(settings, capsys, mib, finding, status):
+    small = msgspec.structs.replace(
+        settings, pool_bytes=mib << 20, http_workers=2, grpc_processes=1
+    )
+    assert check.check(small, lambda paths: Scan({})) == status
+    told = (
+        f"{finding}  memory: the pool of {mib} MiB is too small for 3 processes: set SHMSERVE_POOL"
+    )
+    assert told in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_check_reads_the_certificates(settings, capsys, protocol):
     files = {f"{protocol}_tls_cert": "/none.pem", f"{protocol}_tls_key": "/none.key"}
@@ -82,7 +94,8 @@ def test_a_bad_setting_is_told_and_fails(monkeypatch, capsys):
 def test_show_without_a_server_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SHMSERVE_RUN_DIR", str(tmp_path))
     assert cli.main(["show", "models"]) == 2
-    assert capsys.readouterr().err == "shmserve: no server answers in the run directory\n"
+    words = f"shmserve: no server answers in the run directory {tmp_path}; SHMSERVE_CONFIG or"
+    assert capsys.readouterr().err.startswith(words)
     with pytest.raises(Unavailable):
         show.ask(str(tmp_path), "models")
 

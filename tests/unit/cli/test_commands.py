@@ -72,7 +72,8 @@ def test_the_package_is_a_program(monkeypatch, capsys) -> None:
         (["load"], "required: MODEL"),
         (["load", "m", "--url", "ftp://x"], "--url: a server's address is"),
         (["load", "m", "--key-file", "/none"], "--key-file: it cannot be read"),
-        (["load", "m"], "no answer from the server"),
+        (["load", "m", "--url", "http://127.0.0.1:1"], "from the server at http://127.0.0.1:1: "),
+        (["load", "m", "--url", "unix:/no/sock"], "from the server at unix:/no/sock: [Errno 2]"),
         (["unload", "m"], "no answer from the server"),
         (["measure", "m"], "no answer from the server"),
         (["measure", "m", "--seconds", "0"], "--seconds: must be more than 0 and at most 3600"),
@@ -238,12 +239,13 @@ def test_the_live_view_shows_rates() -> None:
     from rich.console import Console
 
     process = {"role": "http", "process": "http-1", "pid": 7, "up_s": 3.0, "held_bytes": 1 << 20}
+    other = {**process, "process": "coordinator-24273-fe60", "role": "coordinator", "pid": 4194303}
     model = {"model": "m", "version": "1", "state": "READY", "instance": "m/1/0"}
     stats = {"model": "m", "version": "1", "failed": 2, "request_ms": 0.5}
 
     def look(at: float, answered: int, cpu: float) -> top.Look:
         tables = {
-            "processes": [process],
+            "processes": [{**process, "instance": "m/1/0"}, {**other, "up_s": 98765.0}, process],
             "models": [{**model, "instance_state": "READY"}],
             "queues": [{"process": "http-1", "instance": "m/1/0", "in_flight": 3}],
             "stats": [{**stats, "answered": answered}],
@@ -254,7 +256,13 @@ def test_the_live_view_shows_rates() -> None:
     Console(file=drawn, width=120).print(top.frame(look(0, 10, 1.0), look(2, 110, 2.0)))
     lines = [" ".join(line.split()) for line in drawn.getvalue().splitlines()]
     assert lines[1] == "m 1 READY 1 of 1 3 50.0 2 0.500"
+    assert lines[-3].startswith("m/1/0 http 7 ")
     assert lines[-1] == "http-1 http 7 50.0 5 1 3"
+
+    narrow = io.StringIO()
+    Console(file=narrow, width=80).print(top.frame(look(0, 10, 1.0), look(2, 110, 2.0)))
+    line = narrow.getvalue().splitlines()[-2].split()
+    assert (line[0].endswith("…"), line[1:]) == (True, ["coordinator", "4194303", "1", "98765"])
 
 
 def test_the_programs_of_the_cli_start_quickly_without_what_they_do_not_need() -> None:

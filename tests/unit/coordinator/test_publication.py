@@ -6,13 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec import structs
+
 from shmserve.config import Settings
 from shmserve.coordinator.publication import Publication
 from shmserve.core.control.runtime_settings import RuntimeSettings
 from shmserve.core.regions.region_book import RegionBook
-from shmserve.core.registry import Snapshot
+from shmserve.core.registry import ModelEntry, ModelState, Snapshot
+from shmserve.observe import flight_recorder
 from shmserve.protocol.control.link_messages import RegistryChanged
 from shmserve.shm.registry_page import RegistryReader, RegistryWriter
+from shmserve.tensor.spec import ModelSpec
 
 ROLES = {"http-1-aa": "http", "grpc-1-aa": "grpc", "executor-1-aa": "executor", "cli-1-aa": "cli"}
 
@@ -35,4 +39,24 @@ def test_frontends_are_told_once_it_can_be_read(tmp_path: Path) -> None:
     publication.publish()
     both = ("http-1-aa", "grpc-1-aa")
     assert heard == [(name, RegistryChanged(), number) for number in (1, 2) for name in both]
+    writer.close()
+
+
+def test_models_that_end_with_the_service_are_no_events(monkeypatch: Any, tmp_path: Path) -> None:
+    events: list[tuple[str, ...]] = []
+    monkeypatch.setattr(flight_recorder, "record", lambda *event: events.append(event))
+    spec = ModelSpec("m", "1", "", "python", 0, (), ())
+    entry = ModelEntry(spec, ModelState.READY)
+    up = Snapshot("e1", 0, complete=True, models={"m": {"1": entry}})
+    ended = structs.replace(entry, reason="its executor ended: status 0")
+    down = structs.replace(up, draining=True, models={"m": {"1": ended}})
+    snapshots = iter((up, down))
+    reconciler: Any = SimpleNamespace(processes={}, snapshot=lambda epoch: next(snapshots))
+    regions: Any = SimpleNamespace(book=RegionBook(Settings(), 0), published=lambda: None)
+    settings: Any = SimpleNamespace(traced=lambda models: models, current=RuntimeSettings())
+    writer = RegistryWriter(str(tmp_path), "e1")
+    publication = Publication(writer, reconciler, regions, settings, {}, {}, lambda *_: None)
+    publication.publish()
+    publication.publish()
+    assert [event for event in events if event[1] == "m/1"] == [("model ready", "m/1", "")]
     writer.close()

@@ -97,7 +97,7 @@ def test_sizes_come_from_shapes() -> None:
         (
             BATCHED,
             [one((9, 4), 144), one((9, 4), 144, name="INPUT1")],
-            "batch-size must be <= 8 for 'm'",
+            "batch-size must be <= 8 for 'm', got 9",
         ),
         (
             BATCHED,

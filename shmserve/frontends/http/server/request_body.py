@@ -261,5 +261,6 @@ class RequestBody:
 
 def too_large(settings: Settings) -> TooLarge:
     return TooLarge(
-        f"the request body is larger than {settings.max_request_bytes} bytes (max_request_bytes)"
+        f"the request body is larger than {settings.max_request_bytes} bytes"
+        " (setting max_request_bytes)"
     )
