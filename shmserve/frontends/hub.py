@@ -216,6 +216,7 @@ class Hub:
         else:
             one = greenlet(self._run_all, self._main)
             self._living.add(one)
+            one.switch()  # until it waits for work: what it begins with it would never let go of
         one.switch((run, args))
 
     @property
@@ -223,22 +224,21 @@ class Hub:
         """Whether any has something to run."""
         return len(self._living) > len(self._resting)
 
-    def _run_all(self, work: tuple[Callable[..., object], tuple[Any, ...]] | None) -> None:
+    def _run_all(self) -> None:
         """What one greenlet runs, one after the other: each has memory for its stack, which costs
         more to get and to give back than many a run."""
         me = getcurrent()
         try:
-            while work is not None:
-                run, args = work
+            while True:
+                run, args = self._main.switch()
                 try:
                     run(*args)
                 except Exception:
                     _log.exception("unexpected error in a greenlet")
-                del work, run, args  # nothing that it refers to is kept
+                del run, args  # nothing that they refer to is kept
                 if len(self._resting) >= _RESTING:
                     return
                 self._resting.append(me)
-                work = self._main.switch()
         finally:
             self._living.discard(me)
 

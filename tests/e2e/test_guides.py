@@ -20,6 +20,7 @@ from shmserve.testing.running_server import WATCHDOG_S, RunningServer
 from tests.guide_blocks import ROOT, RUN, Block, blocks, prints
 
 MONITORING = ROOT / "deploy/monitoring"
+pytestmark = pytest.mark.timeout(600)  # whoever comes first waits for the tutorial
 TUTORIAL = "docs/tutorial.md"
 GUIDES = (
     "README.md",
@@ -39,7 +40,7 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.server = RunningServer(http_workers=1)
         self._folder = folder
-        self._done: set[tuple[str, str]] = set()
+        self._done: dict[tuple[str, str], str] = {}
         own = {**self.server.environ, "PYTHONWARNINGS": "default"}
         del own["SHMSERVE_MODEL_REPOSITORY"]  # of the settings file
         own["PATH"] = f"{os.path.dirname(sys.executable)}:{own['PATH']}"
@@ -62,8 +63,8 @@ class Reader:
             elif block.language in RUN and not block.not_run:
                 key = (block.language, block.text)
                 if key not in self._done:
-                    output = self._type(block)
-                self._done.add(key)
+                    self._done[key] = self._type(block)
+                output = self._done[key]
 
     def _write(self, block: Block) -> None:
         path = self._folder / block.file
@@ -95,7 +96,7 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=WATCHDOG_S,
+            timeout=2 * WATCHDOG_S,
         )
         failed = block.mark == "fails"
         assert (done.returncode != 0) is failed, f"{block.where}: {done.stdout[-3000:]}"

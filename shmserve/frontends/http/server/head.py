@@ -2,7 +2,7 @@
 
 A head is looked at before it is taken (MSG_PEEK). So a body that did not come along
 with its head entirely stays in the kernel, and is received into its place in memory.
-Where the last one did come along, the next is taken at once.
+Where the last few did come along, the next is taken at once.
 
 What costs is parsing, and clients send the same head again and again: a connection
 remembers the last few, byte for byte.
@@ -31,6 +31,7 @@ from shmserve.frontends.http.server.request_body import SCRAP
 HEAD = "head"
 
 _PEEK = 8192  # a request that fits is taken with its body, in one system call or in two
+_WHOLE_RUN = 8  # requests in a row that fit: the next one is expected to
 _CACHED_HEADS = 4
 _CACHED_HEAD_BYTES = 2048
 
@@ -99,7 +100,8 @@ class Heads:
     Attributes:
         found: what the last head was found in; empty if it was read ahead or came in pieces.
         taken: that has been taken from the kernel; else it is to be.
-        whole: the last request came with its body: the next one is not looked at before.
+        whole: how many requests in a row came with their bodies; from `_WHOLE_RUN` on the next one
+            is not looked at before, and of a larger one what came with its head is copied.
         unreader: holds what was received beyond the last head.
     """
 
@@ -126,7 +128,8 @@ class Heads:
         self._number = 0
         self._proxied = cfg.proxy_protocol != "off"
         self.found = b""
-        self.taken = self.whole = False
+        self.taken = False
+        self.whole = 0
         self.unreader = _SocketUnreader(waiter.sock)
 
     def next(self) -> Head | None:
@@ -144,7 +147,7 @@ class Heads:
             waiting.pause()  # what was read ahead may be many requests
             data = self._read_on(ahead.take_buffered())
         else:
-            self.taken = taken = self.whole
+            self.taken = taken = self.whole >= _WHOLE_RUN
             data = self._waiter.sock.recv(_PEEK, 0 if taken else _LOOK)
             end = data.find(b"\r\n\r\n") + 4
             if end > 3:
@@ -166,7 +169,7 @@ class Heads:
                 return -1
         elif head.chunked or len(found) > end:
             self.unreader.unread(found[end:])
-        self.whole = end == whole > head.size and not decrypted
+        self.whole = self.whole + 1 if end == whole > head.size and not decrypted else 0
         return end
 
     def _parse(self, data: bytes) -> Head:

@@ -12,6 +12,7 @@ from shmserve.frontends.http2 import (
     encode_fields,
 )
 from shmserve.frontends.http2 import frames as f
+from shmserve.frontends.http2.sender import ALONE_FRAME
 from tests.unit.frontends.http2.peer import Frame, Peer, parse
 
 HEAD = encode_fields(((":status", "200"), ("content-type", "application/grpc")))
@@ -86,7 +87,17 @@ def test_frames_are_as_large_as_the_client_takes() -> None:
     peer.give(f.window_update(0, 1 << 24))
     peer.ask(1)
     peer.connection.send(1, peer.now, head=HEAD, data=[bytes(3 << 20)], trailers=TRAILERS)
-    assert payloads(peer.take()) == [(1, 1 << 20)] * 3
+    rest = (3 << 20) - 2 * ALONE_FRAME
+    assert payloads(peer.take()) == [(1, ALONE_FRAME), (1, ALONE_FRAME), (1, rest)]
+
+
+def test_a_tensor_of_a_mib_and_the_message_around_it_are_one_frame() -> None:
+    peer = Peer(settings={4: 1 << 24, 5: 1 << 22})
+    peer.give(f.window_update(0, 1 << 24))
+    peer.ask(1)
+    content = [bytes(100), bytes(1 << 20)]
+    peer.connection.send(1, peer.now, head=HEAD, data=content, trailers=TRAILERS)
+    assert payloads(peer.take()) == [(1, (1 << 20) + 100)]
 
 
 def test_data_waits_for_the_streams_window_and_then_for_the_connections() -> None:
