@@ -220,7 +220,7 @@ def test_what_an_answer_says_of_sequences_is_not_said_to_the_next_step(made: Any
     told: list[dict[str, Any]] = []
 
     def says(request: Request) -> Response:
-        tag = {"sequence_id": 5, "sequence_start": True}
+        tag: dict[str, Any] = {"sequence_id": 5, "sequence_start": True}
         return Response((Output("OUT", "FP32", ARRAY),), parameters=tag)
 
     def hears(request: Request) -> Response:
