@@ -18,7 +18,7 @@ import msgspec
 from shmserve.config import Settings
 from shmserve.dispatch.outcome import Outcome, OutputTensor
 from shmserve.dispatch.receipt import Receipt
-from shmserve.errors import InvalidArgument, TooLarge
+from shmserve.errors import InvalidArgument
 from shmserve.protocol.control.data_messages import Parameter
 from shmserve.protocol.oip import strict_parser
 from shmserve.protocol.oip.answer import json_data
@@ -62,7 +62,7 @@ def parse_generate(signature: ModelSignature, text: bytes, limits: Settings) -> 
                 f" and must be a boolean, a number or a string, got {_show(value)}"
             )
     if len(parameters) > limits.max_inputs:
-        raise TooLarge(
+        raise InvalidArgument(
             f"the request has {len(parameters)} parameters, at most {limits.max_inputs} are"
             " allowed (setting max_inputs)"
         )

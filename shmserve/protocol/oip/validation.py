@@ -106,8 +106,8 @@ def check_outputs(
     Also the places of those that go into client memory.
 
     Raises:
-        InvalidArgument: an unknown output, or one that the wanted form is not there for.
-        TooLarge: more than `max_classes` of one.
+        InvalidArgument: an unknown output, one that the wanted form is not there for, or more
+            than `max_classes` of one.
         NotFound: a shared-memory region that is not registered.
     """
     default = request.binary_output
@@ -129,7 +129,7 @@ def check_outputs(
                     f" '{spec.datatype}': output '{output.name}'"
                 )
             if output.classification > limits.max_classes:
-                raise TooLarge(
+                raise InvalidArgument(
                     f"output '{output.name}': classification of {output.classification} is more"
                     f" than {limits.max_classes} (setting max_classes)"
                 )

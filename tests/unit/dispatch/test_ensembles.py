@@ -216,6 +216,23 @@ def test_an_optional_input(made: Any) -> None:
     models.assert_nothing_held()
 
 
+def test_what_an_answer_says_of_sequences_is_not_said_to_the_next_step(made: Any) -> None:
+    told: list[dict[str, Any]] = []
+
+    def says(request: Request) -> Response:
+        tag: dict[str, Any] = {"sequence_id": 5, "sequence_start": True}
+        return Response((Output("OUT", "FP32", ARRAY),), parameters=tag)
+
+    def hears(request: Request) -> Response:
+        told.append(dict(request.parameters))
+        return Response((Output("OUT", "FP32", ARRAY),))
+
+    models = made(ensemble("e", "IN", "OUT", step("says", "IN", "a"), step("hears", "a", "OUT")))
+    models.serve(says=says, hears=hears)
+    models.run("e", {"IN": ARRAY})
+    assert told == [{}]
+
+
 def test_only_what_is_asked_for_is_computed_and_given(made: Any) -> None:
     asked: list[tuple[str, ...]] = []
 

@@ -240,6 +240,16 @@ def test_options_are_taken(folder: Path) -> None:
     assert arrays(ask(backend, spec, X=np.ones(2, np.float32)))["Y"].tolist() == [2, 2]
 
 
+def test_an_arena_that_is_off_cannot_shrink(folder: Path) -> None:
+    told = {"memory.enable_memory_arena_shrinkage": "gpu:1;cpu:0", "enable_mem_arena": "0"}
+    config = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}'
+        for key, text in told.items()
+    )
+    with pytest.raises(ConfigError, match="'gpu:1;cpu:0': the arena of cpu:0 is off"):
+        load(adder(folder, [2], config=config))
+
+
 @pytest.mark.parametrize("count", [1, 2, 256])
 def test_an_instance_has_its_share_of_the_cores(folder: Path, count: int) -> None:
     backend, _ = load(adder(folder, [2], config=f"instance_group [ {{ count: {count} }} ]"))

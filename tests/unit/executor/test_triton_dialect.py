@@ -192,11 +192,11 @@ def test_triton_errors(make: Make, code: str, kind: Code) -> None:
         ("pb.Logger.log('x', 1)", "must be a LogLevel, got int"),
         (f"{CALL}, inputs=[None])", "TritonModelException: inputs must be a list of Tensor"),
         (f"{CALL}, inputs=[5])", "TypeError: inputs must be a list of Tensor, and has int"),
-        ("pb.InferenceRequest()", "TypeError: InferenceRequest: inputs cannot be NoneType"),
-        ("pb.InferenceRequest(inputs=[])", "requested_output_names cannot be NoneType"),
+        ("pb.InferenceRequest()", "TypeError: InferenceRequest: argument 'inputs' is missing"),
+        ("pb.InferenceRequest(inputs=[])", "argument 'requested_output_names' is missing, or None"),
         (
             "pb.InferenceRequest(inputs=[], requested_output_names=[])",
-            "model_name cannot be NoneType",
+            "argument 'model_name' is missing, or None",
         ),
         (
             "pb.InferenceRequest(inputs=[], requested_output_names=[1], model_name='x')",

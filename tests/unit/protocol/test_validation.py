@@ -304,5 +304,7 @@ def test_classification_takes_memory_for_what_is_wanted() -> None:
 def test_more_classes_than_the_limit_are_refused() -> None:
     request = InferRequest((), (InferOutput("OUTPUT0", 5, True),))
     assert check_outputs(IDENTITY, request, Settings(max_classes=5), nowhere)
-    with pytest.raises(TooLarge, match=r"output 'OUTPUT0': classification of 5 .* max_classes"):
+    refusal = r"output 'OUTPUT0': classification of 5 .* max_classes"
+    with pytest.raises(InvalidArgument, match=refusal) as refused:
         check_outputs(IDENTITY, request, Settings(max_classes=4), nowhere)
+    assert refused.type is InvalidArgument  # a number of things, so 400 and not 413

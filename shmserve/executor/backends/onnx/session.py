@@ -110,7 +110,11 @@ def options(ort: Any, spec: ModelSpec, on_gpu: bool = False) -> Any:
 
 def run_options(ort: Any, spec: ModelSpec, ordinal: int | None = None) -> Any:
     """Options of every run: only `memory.enable_memory_arena_shrinkage`, e.g. "cpu:0;gpu:1".
-    Of GPUs only `ordinal` counts, that of the session; None: it has none."""
+    Of GPUs only `ordinal` counts, that of the session; None: it has none.
+
+    Raises:
+        ConfigError: no such list, or the arena of cpu:0 is off.
+    """
     options = ort.RunOptions()
     name = "memory.enable_memory_arena_shrinkage"
     value = spec.parameters.get(name, "")
@@ -118,6 +122,12 @@ def run_options(ort: Any, spec: ModelSpec, ordinal: int | None = None) -> Any:
     if not all(_ARENA.fullmatch(arena) for arena in arenas):
         raise ConfigError(
             f"model '{spec.name}': parameters.{name} '{value}' is no list of 'cpu:0' and 'gpu:K'"
+        )
+    arena_on = _SWITCH.get(spec.parameters.get("enable_mem_arena", "1"), True)
+    if "cpu:0" in arenas and not arena_on:  # else it shows in every run
+        raise ConfigError(
+            f"model '{spec.name}': parameters.{name} '{value}': the arena of cpu:0 is off"
+            " (parameters.enable_mem_arena)"
         )
     own = [arena for arena in arenas if arena in ("cpu:0", f"gpu:{ordinal}")]
     if own:

@@ -102,5 +102,7 @@ def _input(tensor: Tensor) -> CalledTensor:
 
 
 def _check(field: str, value: Any, kind: Any) -> None:
+    if value is None:
+        raise TypeError(f"InferenceRequest: argument '{field}' is missing, or None")
     if not isinstance(value, kind):
         raise TypeError(f"InferenceRequest: {field} cannot be {type(value).__name__}")

@@ -153,7 +153,7 @@ def test_limits(client: Client) -> None:
     assert "20" in error_of(generate(small, "identity", {"INPUT0": [1] * 20}), 413)
     small = Client(Settings(max_inputs=2))
     assert "max_inputs" in error_of(
-        generate(small, "identity", {"INPUT0": 1, "a": 1, "b": 2, "c": 3}), 413
+        generate(small, "identity", {"INPUT0": 1, "a": 1, "b": 2, "c": 3}), 400
     )
     error_of(generate(client, "nosuch", {"INPUT0": 1}), 404)
 
