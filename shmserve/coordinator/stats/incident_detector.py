@@ -44,10 +44,10 @@ class IncidentDetector:
             if count:
                 self.incidents.add(now, f"{model}/{version}", _REQUESTS[reason], count)
 
-    def told(self, model: str, version: str, reason: int, text: str) -> None:
+    def told(self, now: float, model: str, version: str, reason: int, text: str) -> None:
         """What the client of such a request was told; an unknown reason has no entry."""
         if 0 <= reason < len(Reason):
-            self.incidents.say(f"{model}/{version}", _REQUESTS[Reason(reason)], text)
+            self.incidents.say(now, f"{model}/{version}", _REQUESTS[Reason(reason)], text)
 
     def look(self, now: float, reconciler: Reconciler, book: RegionBook, ends: Ends) -> None:
         self._look_at_instances(now, reconciler)

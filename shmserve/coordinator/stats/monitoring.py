@@ -200,7 +200,8 @@ class Monitoring:
 
     def told(self, failed: RequestFailed) -> None:
         """What a client of a failed request was told."""
-        self._detector.told(failed.model, failed.version, failed.reason, failed.text)
+        now = time.time()
+        self._detector.told(now, failed.model, failed.version, failed.reason, failed.text)
 
     def exited(self, instance: str, why: str) -> None:
         """An executor has ended that should have gone on."""
