@@ -34,6 +34,7 @@ class IncidentDetector:
     def __init__(self, ends: Ends) -> None:
         self.incidents = Incidents()
         self._ends = dict(ends)
+        self._exporters: set[str] = set()  # have no counters, so `ends` does not tell of theirs
         self._failed: set[str] = set()
         self._unserved: dict[str, str] = {}
         self._quarantined = 0
@@ -56,6 +57,11 @@ class IncidentDetector:
             if ended > 0:
                 self.incidents.add(now, name, "process ended", ended)
         self._ends = dict(ends)
+        linked = reconciler.processes.values()
+        exporters = {record.name for record in linked if record.role == "exporter"}
+        if gone := self._exporters - exporters:
+            self.incidents.add(now, "exporter", "process ended", len(gone))
+        self._exporters = exporters
         unserved = {**refused(reconciler.models.by_name.values()), **reconciler.failures}
         for name, why in unserved.items():
             if self._unserved.get(name) != why:

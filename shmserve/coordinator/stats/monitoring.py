@@ -262,7 +262,7 @@ class Monitoring:
         share = 100 * (memory + pool) / usage.machine if usage.machine else math.nan
         held = [sum(getattr(reading.gauges, name) for reading in readings) for name in _GAUGES]
         client = (len(regions), sum(region.byte_size for region in regions))
-        return [sum(by_role), *by_role, memory, share, pool, *held, *client, usage.count]
+        return [usage.cpu, *by_role, memory, share, pool, *held, *client, usage.count]
 
     def _values(self, samples: Samples, readings: Readings) -> None:
         parts: dict[tuple[str, str, str], list[model_metrics.ModelMetrics]] = defaultdict(list)
