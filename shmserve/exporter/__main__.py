@@ -37,7 +37,7 @@ _WITHOUT_MASTER_S = 4.0  # for others to finish, who may have spans, until they 
 _TURN_S = 1.0
 
 
-class Stop:
+class Ending:
     """That the process is to end. `fd`: is readable from then on."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def main() -> int:
     setproctitle("shmserve: exporter")
     logs.setup("exporter", settings.log_level, settings.log_format)
     quiet()
-    stop = Stop()
+    stop = Ending()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     follow(arguments.master_fd, stop.soon)
@@ -83,7 +83,7 @@ def main() -> int:
     return 0
 
 
-def _export(settings: Settings, lock: FileLock, stop: Stop) -> None:
+def _export(settings: Settings, lock: FileLock, stop: Ending) -> None:
     run_dir = config.run_dir(settings)
     process = ids.new_process_id("exporter", os.getpid())
     flight_recorder.start(run_dir, process, settings.max_events)
@@ -110,7 +110,7 @@ def _export(settings: Settings, lock: FileLock, stop: Stop) -> None:
         link.close()
 
 
-def _take(intake: Intake, spans: SpanExport, lock: FileLock, stop: Stop, beat_s: float) -> None:
+def _take(intake: Intake, spans: SpanExport, lock: FileLock, stop: Ending, beat_s: float) -> None:
     """Until it is to stop, and what has been sent by then is there."""
     beat_at = 0.0
     while intake.turn(0.0 if stop.begun else min(_TURN_S, beat_s)) or not stop.begun:

@@ -57,7 +57,7 @@ def test_it_takes_spans_after_the_masters_end_until_it_is_told_to_end(tmp_path: 
 
 def test_without_master_and_supervisor_it_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter, "_WITHOUT_MASTER_S", 0.05)
-    stop = exporter.Stop()
+    stop = exporter.Ending()
     assert not stop.begun
     stop.soon()
     assert stop.begun
