@@ -190,16 +190,13 @@ class Account(Struct):
             return
         self.closed = True
         if self.succeeded:
-            self._close_answered()
+            if not self.counted_ns:
+                self.answered()
+            more = self.receipt.copied_out - self.counted_copies
+            if more:  # by the last message of a stream
+                self.counting.copied_out(self.entry, more)
         if trace is not None:
             self._traced(trace)
-
-    def _close_answered(self) -> None:
-        if not self.counted_ns:
-            self.answered()
-        more = self.receipt.copied_out - self.counted_copies
-        if more:  # by the last message of a stream
-            self.counting.copied_out(self.entry, more)
 
     def _failed(self, reason: Reason, told: str) -> None:
         trace = self.trace

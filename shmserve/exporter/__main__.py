@@ -32,8 +32,31 @@ from shmserve.transport.processes import FileLock, follow
 
 _log = logging.getLogger(__name__)
 
-_LAST_S = 3.0  # at the end, for what has not been exported
+_LAST_S, _LAST_SPANS_S = 3.0, 2.0  # at the end, for what has not been exported; for spans of it
+_WITHOUT_MASTER_S = 4.0  # for others to finish, who may have spans, until they have us end
 _TURN_S = 1.0
+
+
+class Ending:
+    """That the process is to end. `fd`: is readable from then on."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._begun = threading.Event()
+
+    @property
+    def begun(self) -> bool:
+        return self._begun.is_set()
+
+    def set(self) -> None:
+        """Safe in a signal handler."""
+        self._begun.set()
+        os.eventfd_write(self.fd, 1)
+
+    def soon(self) -> None:
+        """The master is gone: once the supervisor says so, or is gone as well."""
+        self._begun.wait(_WITHOUT_MASTER_S)
+        self.set()
 
 
 def main() -> int:
@@ -45,10 +68,10 @@ def main() -> int:
     setproctitle("shmserve: exporter")
     logs.setup("exporter", settings.log_level, settings.log_format)
     quiet()
-    stop = threading.Event()
+    stop = Ending()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master, which drains
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    follow(arguments.master_fd, stop.set)
+    follow(arguments.master_fd, stop.soon)
     lock = rundir.lock(config.run_dir(settings), f"exporter-{arguments.number}")
     if not lock.acquire():
         _log.info("another process exports")
@@ -60,14 +83,14 @@ def main() -> int:
     return 0
 
 
-def _export(settings: Settings, lock: FileLock, stop: threading.Event) -> None:
+def _export(settings: Settings, lock: FileLock, stop: Ending) -> None:
     run_dir = config.run_dir(settings)
     process = ids.new_process_id("exporter", os.getpid())
     flight_recorder.start(run_dir, process, settings.max_events)
     resource = Resource.create(resource_attributes(settings, rundir.read_epoch(run_dir)))
     link = Link(run_dir, "exporter", process, _handlers())
     spans = SpanExport(settings, resource)
-    intake = Intake(run_dir, spans.put)
+    intake = Intake(run_dir, spans.put, stop.fd)
     numbers = None
     if settings.otlp_metrics_interval_s:
         collect = Numbers(run_dir, CoordinatorClient(link, process, settings), spans)
@@ -78,20 +101,19 @@ def _export(settings: Settings, lock: FileLock, stop: threading.Event) -> None:
         numbers.start()
     try:
         _take(intake, spans, lock, stop, period_s(settings.watchdog_s))
-        if numbers is not None:
-            numbers.close(_LAST_S / 2)
-        spans.close(_LAST_S / 2)
+        until = time.monotonic() + _LAST_S
+        spans.close(_LAST_SPANS_S)
+        if numbers is not None:  # these tell what became of the spans
+            numbers.close(until - time.monotonic())
     finally:
         intake.close()
         link.close()
 
 
-def _take(
-    intake: Intake, spans: SpanExport, lock: FileLock, stop: threading.Event, beat_s: float
-) -> None:
+def _take(intake: Intake, spans: SpanExport, lock: FileLock, stop: Ending, beat_s: float) -> None:
     """Until it is to stop, and what has been sent by then is there."""
     beat_at = 0.0
-    while intake.turn(0.0 if stop.is_set() else min(_TURN_S, beat_s)) or not stop.is_set():
+    while intake.turn(0.0 if stop.begun else min(_TURN_S, beat_s)) or not stop.begun:
         now = time.monotonic()
         spans.turn(now)
         if now >= beat_at:

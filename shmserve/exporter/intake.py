@@ -19,13 +19,15 @@ _MOST_IN_A_ROW = 64  # messages of one process, before others are looked at
 
 
 class Intake:
-    """For one thread. `put` gets what comes."""
+    """For one thread. `put` gets what comes; `wake_fd`, an eventfd, ends a `turn` that waits."""
 
-    def __init__(self, run_dir: str, put: Callable[[Spans], None]) -> None:
+    def __init__(self, run_dir: str, put: Callable[[Spans], None], wake_fd: int) -> None:
         self._put = put
         self._selector = selectors.DefaultSelector()
         self._listener = listen(os.path.join(run_dir, rundir.EXPORTER_SOCKET))
         self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._wake_fd = wake_fd
+        self._selector.register(wake_fd, selectors.EVENT_READ, None)
 
     def turn(self, limit_s: float) -> bool:
         """Take what comes within the limit; whether anything did."""
@@ -33,13 +35,17 @@ class Intake:
         for key, _ in ready:
             if isinstance(key.data, Channel):
                 self._receive(key.data)
+            elif key.fd == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
             else:
                 self._accept(self._listener)
         return bool(ready)
 
     def close(self) -> None:
         for key in list(self._selector.get_map().values()):
-            (key.data or self._listener).close()
+            if isinstance(key.data, Channel):
+                key.data.close()
+        self._listener.close()
         self._selector.close()
 
     def _accept(self, listener: socket.socket) -> None:

@@ -29,7 +29,7 @@ class SpanExport:
 
     Attributes:
         exported, refused: how many spans the collector has taken, and how many it never will.
-        lost: how many came to us no more, or found no room here.
+        lost: how many came to us no more, found no room here, or were left at the end.
     """
 
     def __init__(self, settings: Settings, resource: Resource) -> None:
@@ -47,12 +47,14 @@ class SpanExport:
         self._stop = threading.Event()
         self._collector = Collector("spans", exporter, session, self._stop)
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
-        self.exported = self.refused = self._unsent = 0
+        self.exported = self.refused = self._unsent = self._came = 0
+        self._over = False
         self._told, self._tell_at = 0, 0.0
 
     @property
     def lost(self) -> int:
-        return self._unsent + self._queue.dropped
+        left = self._came - self.exported - self.refused
+        return self._unsent + (left if self._over else self._queue.dropped)
 
     def start(self) -> None:
         self._thread.start()
@@ -60,13 +62,15 @@ class SpanExport:
     def put(self, message: Spans) -> None:
         """What a process has sent."""
         self._unsent += message.dropped
+        self._came += len(message.spans)
         self._queue.put(message.spans)
 
     def close(self, within_s: float) -> None:
-        """Export what waits, as far as there is time."""
+        """Export what waits, as far as there is time. What is left then is lost."""
         self._queue.close()
         self._thread.join(within_s)
         self._stop.set()
+        self._over = True
         self._tell()
 
     def turn(self, now: float) -> None:
@@ -89,7 +93,7 @@ class SpanExport:
             fate = self._collector.send([self.readable(span) for span in batch])
             if fate is Fate.TAKEN:
                 self.exported += len(batch)
-            else:
+            elif fate is Fate.REFUSED:  # else there was no time any more
                 self.refused += len(batch)
 
     def readable(self, span: Span) -> ReadableSpan:

@@ -42,6 +42,7 @@ class Frontends:
         self._missing: dict[int, float] = dict.fromkeys(range(count), 0.0)  # when to start each
         self._restarts = {number: Restarts() for number in range(count)}
         self._numbers: dict[Child, int] = {}
+        self._halted = False
 
     @property
     def children(self) -> list[Child]:
@@ -75,13 +76,15 @@ class Frontends:
         level = logging.INFO if expected else logging.WARNING
         reason = describe_status(status)
         _log.log(level, "%s ended pid=%d reason=%s", child.name, child.pid, reason)
-        if not child.stopping:
+        if not child.stopping and not self._halted:
             # One that chose to exit has said why, and that will hardly have gone at once.
             killed = status is None or status < 0
             self._missing[number] = self._restarts[number].ended(now, at_once=killed)
         return True
 
     def halt(self) -> None:
+        """Start no more of them, whatever becomes of those that run."""
+        self._halted = True
         self._missing.clear()
 
     def next_due(self) -> float:

@@ -48,6 +48,7 @@ class _LaunchState:
 
     settings: Settings | None = None
     lock: FileLock | None = None
+    state_lock: FileLock | None = None  # of the directory that the history is in
     supervisor: FileLock | None = None  # whose file stays the one of the service's start
     master_fd: int = -1
     notify_socket: str = ""
@@ -108,7 +109,7 @@ def prepare(settings: Settings) -> None:
     """Have the run directory for this gunicorn master's service.
 
     Raises:
-        ConfigError: a setting that cannot work, or another service in the run directory.
+        ConfigError: a setting that cannot work, or another service in one of its directories.
     """
     _state.begun = time.monotonic()
     for path in settings.model_repository:
@@ -129,6 +130,8 @@ def prepare(settings: Settings) -> None:
             f"run_dir: {run_dir} is in use by another server (pid {lock.holder()});"
             " set another (SHMSERVE_RUN_DIR)"
         )
+    if settings.dashboard:
+        _state.state_lock = rundir.lock_state(config.state_dir(settings), run_dir)
     _state.settings, _state.lock = settings, lock
     _state.run_dir_fd = rundir.keep_from_cleaners(run_dir)
     _await_predecessors(run_dir, settings.drain_timeout_s + _PREDECESSOR_S)

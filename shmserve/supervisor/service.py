@@ -4,8 +4,9 @@ One thread with a selector over pidfds, and the link's thread, whose messages co
 through a queue. Nothing is waited for without a deadline.
 
 The end, whether by SIGTERM or because the master is gone: tell the coordinator (frontends
-see `draining`), let the gRPC processes finish, then the executors, kill what does not, stop
-the coordinator, remove the sockets. `Supervisor.run` returns when no process of ours is left.
+see `draining`), let the gRPC processes finish, then the executors, kill what does not, end the
+exporter and the coordinator, remove the sockets. `Supervisor.run` returns when no process of
+ours is left.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ _log = logging.getLogger(__name__)
 _BEYOND_S = 2.0  # after the longest request: until an executor that should have ended is killed
 _TELL_S = 0.2  # between "draining" and SIGTERM
 _WITHOUT_MASTER_S = 3.0  # the drain's limit once the master is gone
+_EXPORTER_STOP_S = 3.5  # it takes 3 itself, whatever the drain has taken
 _COORDINATOR_STOP_S = 2.0
 _TOUCH_S = 3600.0  # cleaners take what is some days old
 
@@ -333,13 +335,13 @@ class Supervisor:
         self._executors.halt()
         self._template.close()
         self._frontends.halt()
+        self._exporter.halt()
         if self._frontends.children:  # what they have accepted still needs the executors
             self._link.send(Drain(self._drain_reason, announce=True))
             self._end_all(lambda: self._frontends.children, started)
         self._link.send(Drain(self._drain_reason))
         self._end_all(lambda: list(self._executors.children.values()), started)
-        self._exporter.halt()  # after all who have something for it
-        self._end_all(lambda: self._exporter.children, started)
+        self._end_exporter()  # after all who have something for it
         self._stop_coordinator()
         if not self._lock.intact():
             return  # what has these names now is another service's
@@ -364,6 +366,13 @@ class Supervisor:
                 pids = [child.pid for child in children]
                 _log.error("processes do not end pids=%s", pids)
                 return
+
+    def _end_exporter(self) -> None:
+        begun = time.monotonic()
+        for child in self._exporter.children:
+            child.stop(begun, _EXPORTER_STOP_S)
+        while self._exporter.children and time.monotonic() < begun + 2 * _EXPORTER_STOP_S:
+            self._turn(_TELL_S)  # kills it when its time is over
 
     def _stop_coordinator(self) -> None:
         child = self._coordinator

@@ -1,6 +1,6 @@
 """The run directory: what the files in it are called, and its life with the service.
 
-    master.lock       held by the gunicorn master for the life of the service
+    master.lock       held by the gunicorn master for the life of the service; in state_dir, too
     supervisor.lock   held by the supervisor
     coordinator.lock  held by the coordinator
     grpc-<number>.lock, grpc-bind.lock   held by a gRPC process that listens; while one binds
@@ -83,6 +83,26 @@ def prepare_state(state_dir: str) -> None:
         raise ConfigError(f"state_dir: {state_dir} cannot be made: {ex.strerror}") from None
     if not os.access(state_dir, os.W_OK | os.X_OK):
         raise ConfigError(f"state_dir: {state_dir} cannot be written by the server's user")
+
+
+def lock_state(state_dir: str, run_dir: str) -> FileLock | None:
+    """Have the state directory alone, as the run directory is had; None: there is no need, because
+    it is that one, or files cannot be made or locked there.
+
+    Raises:
+        ConfigError: another service has it, as its state directory or its run directory.
+    """
+    try:
+        if os.path.samefile(state_dir, run_dir):
+            return None
+        held = lock(state_dir, "master")
+        taken = held.acquire()
+    except OSError:  # the history's file says what is wrong, and a service is worth more than that
+        return None
+    if not taken:
+        pid = held.holder()
+        raise ConfigError(f"state_dir: {state_dir} is in use by another server (pid {pid})")
+    return held
 
 
 def clean(run_dir: str) -> None:

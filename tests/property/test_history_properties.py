@@ -138,6 +138,10 @@ def test_one_that_was_saved_on_the_way_is_the_same(
     pause, count, _ = data.draw(STEPS)[0]
     other = restored(history, pause - 1)
     assert other.next == history.next + pause - 1
+    days = (other.next - history.tracks[KEY].touched) // LEVELS[-1].seconds
+    assert other.tracks or days >= LEVELS[-1].points
+    if not other.tracks:
+        return
     later = {KEY: (KIND, Sample([count], count, [nan] * 3))}
     for each in (history, other):
         each.add(other.next, 1.0, later)
@@ -188,6 +192,23 @@ def test_nobody_with_values_is_displaced_and_who_has_none_is() -> None:
     history.add(4000, 1.0, {keys[1]: (KIND, busy), keys[2]: (KIND, busy)})
     assert set(history.tracks) == {("b",), ("c",)}
     assert history.part(("a",), 0) == {}
+
+
+def test_a_track_goes_with_its_last_value() -> None:
+    history = TimeSeries(10)
+    gone, stays = ("gone",), ("stays",)
+    sample = KIND, Sample([7], 1, [2.0])
+    history.add(0, 1.0, {gone: sample, stays: sample})
+    day, days = LEVELS[-1].seconds, LEVELS[-1].points
+    for number in range(1, days + 1):
+        history.add(number * day, 1.0, {stays: sample})
+    assert set(history.tracks) == {gone, stays}
+    assert history.part(gone, 3)["mean"][0] == 2.0
+    assert set(restored(history, day - 2).tracks) == {gone, stays}
+    assert set(restored(history, day - 1).tracks) == {stays}
+    history.add((days + 1) * day - 1, 1.0, {stays: sample})
+    assert set(history.tracks) == {stays}
+    assert set(restored(history, 2 * days * day).tracks) == set()
 
 
 def test_a_track_is_of_one_size_for_good() -> None:

@@ -34,6 +34,7 @@ class IncidentDetector:
     def __init__(self, ends: Ends) -> None:
         self.incidents = Incidents()
         self._ends = dict(ends)
+        self._exporters: set[str] = set()  # have no counters, so `ends` does not tell of theirs
         self._failed: set[str] = set()
         self._unserved: dict[str, str] = {}
         self._quarantined = 0
@@ -44,10 +45,10 @@ class IncidentDetector:
             if count:
                 self.incidents.add(now, f"{model}/{version}", _REQUESTS[reason], count)
 
-    def told(self, model: str, version: str, reason: int, text: str) -> None:
+    def told(self, now: float, model: str, version: str, reason: int, text: str) -> None:
         """What the client of such a request was told; an unknown reason has no entry."""
         if 0 <= reason < len(Reason):
-            self.incidents.say(f"{model}/{version}", _REQUESTS[Reason(reason)], text)
+            self.incidents.say(now, f"{model}/{version}", _REQUESTS[Reason(reason)], text)
 
     def look(self, now: float, reconciler: Reconciler, book: RegionBook, ends: Ends) -> None:
         self._look_at_instances(now, reconciler)
@@ -56,6 +57,11 @@ class IncidentDetector:
             if ended > 0:
                 self.incidents.add(now, name, "process ended", ended)
         self._ends = dict(ends)
+        linked = reconciler.processes.values()
+        exporters = {record.name for record in linked if record.role == "exporter"}
+        if gone := self._exporters - exporters:
+            self.incidents.add(now, "exporter", "process ended", len(gone))
+        self._exporters = exporters
         unserved = {**refused(reconciler.models.by_name.values()), **reconciler.failures}
         for name, why in unserved.items():
             if self._unserved.get(name) != why:

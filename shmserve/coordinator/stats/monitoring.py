@@ -200,7 +200,8 @@ class Monitoring:
 
     def told(self, failed: RequestFailed) -> None:
         """What a client of a failed request was told."""
-        self._detector.told(failed.model, failed.version, failed.reason, failed.text)
+        now = time.time()
+        self._detector.told(now, failed.model, failed.version, failed.reason, failed.text)
 
     def exited(self, instance: str, why: str) -> None:
         """An executor has ended that should have gone on."""
@@ -261,7 +262,7 @@ class Monitoring:
         share = 100 * (memory + pool) / usage.machine if usage.machine else math.nan
         held = [sum(getattr(reading.gauges, name) for reading in readings) for name in _GAUGES]
         client = (len(regions), sum(region.byte_size for region in regions))
-        return [sum(by_role), *by_role, memory, share, pool, *held, *client, usage.count]
+        return [usage.cpu, *by_role, memory, share, pool, *held, *client, usage.count]
 
     def _values(self, samples: Samples, readings: Readings) -> None:
         parts: dict[tuple[str, str, str], list[model_metrics.ModelMetrics]] = defaultdict(list)

@@ -70,6 +70,11 @@ class ProcessUsage:
         return sum(use.cpu_percent for use in self._uses.values() if use.role == role)
 
     @property
+    def cpu(self) -> float:
+        """Of all processes, whatever their role."""
+        return sum(use.cpu_percent for use in self._uses.values())
+
+    @property
     def memory(self) -> int:
         """Bytes that processes have for themselves."""
         return sum(use.private for use in self._uses.values())

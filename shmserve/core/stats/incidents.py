@@ -6,10 +6,13 @@ to one client, and is for those who may see the log (`core.access.Access.sees_er
 
 from __future__ import annotations
 
+from math import inf
+
 from msgspec import Struct
 
 LIMIT = 50
 _TOGETHER_S = 60.0  # the same thing again within this is one entry
+_SAID_S = 5.0  # what was said belongs to an entry that comes within this
 _MAX_TEXT = 300
 
 
@@ -30,7 +33,8 @@ class Incidents:
 
     def __init__(self) -> None:
         self._entries: list[Incident] = []
-        self._said: dict[tuple[str, str], str] = {}  # of entries that are yet to come
+        # Of entries that are yet to come: when, and what
+        self._said: dict[tuple[str, str], tuple[float, str]] = {}
 
     def add(self, now: float, what: str, text: str, count: int = 1) -> None:
         """Something went wrong; `what` names the thing, `text` says what about it."""
@@ -42,19 +46,20 @@ class Incidents:
                 break
         else:
             self._entries.append(Incident(now, now, what, text, count))
-        last = self._entries[-1]
-        last.said = self._said.pop((what, text), last.said)
+        at, said = self._said.pop((what, text), (-inf, ""))
+        if now - at < _SAID_S:
+            self._entries[-1].said = said
         del self._entries[:-LIMIT]
 
-    def say(self, what: str, text: str, said: str) -> None:
+    def say(self, now: float, what: str, text: str, said: str) -> None:
         """What the last client was told about this. It is counted separately, and may be told here
         before the entry is there, or after."""
         said = said[:_MAX_TEXT]
         for entry in reversed(self._entries):
-            if (entry.what, entry.text) == (what, text):
+            if (entry.what, entry.text) == (what, text) and now - entry.last < _TOGETHER_S:
                 entry.said = said
-                break
-        self._said[what, text] = said
+                return
+        self._said[what, text] = now, said
         while len(self._said) > LIMIT:
             del self._said[next(iter(self._said))]
 

@@ -239,7 +239,8 @@ class Track:
 
 class TimeSeries:
     """All tracks by key. `limit`: how many. A new one takes the place of the one that has had
-    no values for longest, but of none that had any within the last hour."""
+    no values for longest, but of none that had any within the last hour. One that has none left
+    in any period goes when the longest period ends."""
 
     def __init__(self, limit: int) -> None:
         self.tracks: dict[Key, Track] = {}
@@ -254,6 +255,7 @@ class TimeSeries:
         """The given second (later than all before) is over; `seconds`: since the last sample."""
         if second < self.next:
             return
+        longest = self._begun[-1]
         for key, (kind, _) in samples.items():
             if key not in self.tracks and self._room(second):
                 self.tracks[key] = Track(kind, second)
@@ -268,6 +270,10 @@ class TimeSeries:
             self._seconds[level] += seconds
             self._catch_up(level, second + 1)
         self.next = second + 1
+        if self._begun[-1] > longest:
+            for key in self.tracks.keys() - samples.keys():
+                if _over(self.tracks[key].touched, self.next):
+                    del self.tracks[key]
 
     def saved(self, ended: float) -> SavedSeries:
         """All of it, to be encoded before anything is added. `ended`: the wall clock's time at
@@ -280,13 +286,15 @@ class TimeSeries:
     ) -> None:
         """Go on with what was saved, `gap` seconds later, which have no values.
 
-        Here is nothing yet. Tracks that are not of the kind that they should be are left out.
+        Here is nothing yet. Tracks that are not of the kind that they should be are left out,
+        and those that have no values left.
         """
         if len(saved.seconds) != len(LEVELS):
             return
         for track in saved.tracks[: self._limit]:
             kind = kind_of(track.key)
-            if kind is not None and track.fits(kind):
+            gone = _over(track.touched, saved.next + gap)
+            if kind is not None and track.fits(kind) and not gone:
                 self.tracks[track.key] = Track.restored(track, kind)
         self._begun = [saved.next // level.seconds for level in LEVELS]
         self._seconds = list(saved.seconds)
@@ -332,3 +340,9 @@ class TimeSeries:
             return False
         del self.tracks[oldest]
         return True
+
+
+def _over(touched: int, second: int) -> bool:
+    """Whether no period that is kept when `second` begins has this second."""
+    _, seconds, points = LEVELS[-1]
+    return touched // seconds < second // seconds - points

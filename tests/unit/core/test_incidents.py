@@ -18,10 +18,10 @@ def test_the_same_thing_soon_again_is_counted_and_comes_last() -> None:
 
 def test_what_was_said_of_it_may_come_before_or_after() -> None:
     incidents = Incidents()
-    incidents.say("a/1", "broke", "early")
+    incidents.say(0.0, "a/1", "broke", "early")
     incidents.add(0.0, "a/1", "broke")
     incidents.add(0.0, "b/1", "broke")
-    incidents.say("b/1", "broke", "late" + "!" * 1000)
+    incidents.say(0.0, "b/1", "broke", "late" + "!" * 1000)
     first, second = incidents.list()
     assert first.said == "early"
     assert second.said.startswith("late!")
@@ -29,8 +29,22 @@ def test_what_was_said_of_it_may_come_before_or_after() -> None:
     incidents.add(1.0, "a/1", "broke")
     assert {entry.what: entry.said for entry in incidents.list()}["a/1"] == "early"
     for number in range(LIMIT + 10):
-        incidents.say(f"m{number}", "broke", "never counted")
+        incidents.say(0.0, f"m{number}", "broke", "never counted")
     assert len(incidents._said) == LIMIT
+
+
+def test_what_was_said_of_a_failure_is_not_said_of_a_later_one() -> None:
+    incidents = Incidents()
+    incidents.add(0.0, "a/1", "broke")
+    incidents.say(1.0, "a/1", "broke", "the first")  # known already: none is to come
+    incidents.add(70.0, "a/1", "broke")
+    assert [entry.said for entry in incidents.list()] == ["the first", ""]
+    incidents.say(200.0, "a/1", "broke", "the third")  # the entries are too old for it
+    incidents.add(201.0, "a/1", "broke")
+    assert [entry.said for entry in incidents.list()] == ["the first", "", "the third"]
+    incidents.say(300.0, "a/1", "broke", "never counted")
+    incidents.add(310.0, "a/1", "broke")
+    assert incidents.list()[-1].said == ""
 
 
 def test_after_a_while_it_is_another() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -236,7 +237,8 @@ class Exporter:
     def __init__(self, run_dir: Path) -> None:
         self._spans: list[Span] = []
         self.dropped = 0
-        self._intake = Intake(str(run_dir), self._put)
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._intake = Intake(str(run_dir), self._put, self._wake_fd)
 
     def _put(self, message: Spans) -> None:
         self._spans += message.spans
@@ -250,6 +252,7 @@ class Exporter:
 
     def close(self) -> None:
         self._intake.close()
+        os.close(self._wake_fd)
 
 
 @pytest.fixture

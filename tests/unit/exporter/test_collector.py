@@ -99,11 +99,14 @@ def test_a_collector_that_is_busy_is_asked_again(
     assert "the collector takes spans again" in caplog.text
 
 
-def test_the_end_waits_for_nobody(started: list[Scripted | SpanExport]) -> None:
+def test_the_end_waits_for_nobody_and_tells_what_is_left(
+    started: list[Scripted | SpanExport], caplog: pytest.LogCaptureFixture
+) -> None:
     made, scripted = export(started, 503)
     wait_until(lambda: bool(scripted.paths), "a first attempt")
     made.close(0.1)
-    assert made.exported == 0
+    assert (made.exported, made.refused, made.lost) == (0, 0, 7)
+    assert "7 spans more are lost; in all exported=0 lost=7 refused=0" in caplog.text
 
 
 def test_what_the_sdk_sends_to_nobody_is_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +33,41 @@ def test_metrics_have_no_address_beside_sockets_of_systemd(monkeypatch: pytest.M
     settings = Settings(grpc_processes=0, metrics_bind=("127.0.0.1:8002",))
     with pytest.raises(ConfigError, match="metrics_bind: cannot be together"):
         launch.claim(settings, ())
+
+
+MASTER = """
+import sys
+from shmserve.config import Settings
+from shmserve.errors import ConfigError
+from shmserve.supervisor import launch
+run_dir, state_dir = sys.argv[1:]
+try:
+    launch.prepare(Settings(model_repository=(), run_dir=run_dir, state_dir=state_dir))
+    print("prepared", flush=True)
+    sys.stdin.read()
+except ConfigError as ex:
+    print(ex)
+"""
+
+
+def master(run_dir: Path, state_dir: Path) -> subprocess.Popen[str]:
+    """A process that prepares a service, and ends with its standard input."""
+    command = [sys.executable, "-c", MASTER, str(run_dir), str(state_dir)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_state_directory_is_one_services_alone(tmp_path: Path) -> None:
+    a, b, state = tmp_path / "a", tmp_path / "b", tmp_path / "state"
+    with master(a, state) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "prepared\n"
+        wanted = f"is in use by another server (pid {first.pid})\n"
+        for run_dir, theirs in ((b, state), (b, a), (state, b)):
+            said, _ = master(run_dir, theirs).communicate(timeout=30)
+            assert said.endswith(wanted)
+            assert said.startswith("run_dir" if run_dir == state else f"state_dir: {theirs} ")
+        said, _ = master(b, b).communicate(timeout=30)
+        assert said == "prepared\n", "a run directory that is named as both"
+        first.communicate(timeout=30)
+    said, _ = master(b, state).communicate(timeout=30)
+    assert said == "prepared\n"
