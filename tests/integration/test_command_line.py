@@ -66,7 +66,8 @@ def test_the_live_view_of_a_server(server: RunningServer) -> None:
 
 
 def test_a_wrong_input_is_told_the_right_ones(server: RunningServer) -> None:
-    wrong = {"inputs": [{"name": "X", "shape": [1], "datatype": "INT32", "data": [1]}]}
+    tensor = {"shape": [16], "datatype": "INT32", "data": [1] * 16}
+    wrong = {"inputs": [{"name": "X", **tensor}, {"name": "INPUT1", **tensor}]}
     status, answer = server.infer("add_sub", wrong)
     assert status == 400
     assert answer["error"].endswith(
