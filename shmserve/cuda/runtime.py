@@ -8,7 +8,10 @@ from typing import Any
 
 from shmserve.errors import ConfigError, DeviceMemoryExhausted, Internal, ShmserveError
 
-EXTRA = "CUDA devices need the extra 'gpu': pip install 'shmserve-client[gpu]'"
+EXTRA = (
+    "CUDA devices need the extra 'gpu': pip install 'shmserve[gpu]', or for the client alone"
+    " 'shmserve-client[gpu]'"
+)
 
 # After these no call of the process succeeds any more (CUDA Runtime API, cudaError_t: "the
 # context cannot be used", "leaves the process in an inconsistent state")
