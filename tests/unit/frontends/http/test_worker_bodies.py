@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -293,8 +295,12 @@ def test_parts_are_all_there_is_and_no_larger(buffers: list[bytes], most: int) -
 def test_a_client_that_has_sent_all_is_there_until_it_closes(pair: Pair) -> None:
     connection = HttpConnection.__new__(HttpConnection)
     connection.sock = pair[0].sock
+    heads: Any = SimpleNamespace(unreader=_SocketUnreader(pair[0].sock))
+    connection._heads = heads
     assert connection.alive()
     pair[1].shutdown(socket.SHUT_WR)
     assert connection.alive()
     pair[1].close()
     assert not connection.alive()
+    heads.unreader.unread(b"GET / HTTP/1.1")  # further requests were received before
+    assert connection.alive()
