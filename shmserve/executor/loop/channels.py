@@ -82,7 +82,7 @@ class Channels:
         """Have `receive` return. From any thread or signal."""
         try:
             os.write(self._wake_w, b"w")
-        except BlockingIOError:
+        except OSError:  # it is full, so it wakes anyway; or closed, and nobody is there to wake
             pass
 
     def refuse(self, busy: Set[FrontendConnection]) -> None:
