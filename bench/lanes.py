@@ -46,7 +46,7 @@ def bare_caller(client, nbytes):
     window = wire.LaneWindow(place.name, offset, x.nbytes)
     tensor = wire.LaneTensor("IN", "FP32", x.shape, window)
     data = wire.encode(wire.LaneRequest(1, (tensor,), (wire.LaneOutput("OUT", window),)))
-    lane = client._lanes.take((MODEL, ""))
+    lane = client._lanes.take((MODEL, ""), time.monotonic() + 10.0)
 
     def call():
         lane.channel.send(data)

@@ -87,6 +87,7 @@ class Oracle(RuleBasedStateMachine):
         self.calls: dict[int, Call] = {}
         self.to_server = bytearray()
         self.tokens: dict[int, int] = {}  # token to times released
+        self.arrived = bytearray()  # at the client, of frames that are not whole yet
         self.acks: list[tuple[int, int]] = []  # what the client has received and not consumed
         self.pings = 0
         self.unacknowledged = 2  # SETTINGS, of which h2 keeps the values apart only one by one
@@ -251,8 +252,12 @@ class Oracle(RuleBasedStateMachine):
         buffers = self.server.outgoing(NOW)
         piece = b"".join(buffers)[:step]
         self.server.sent(len(piece), NOW)
-        for event in self.client.receive_data(piece):
-            self.see(event)
+        self.arrived += piece
+        # One by one: h2 holds frames of one call to the size that held before its settings in them.
+        while len(self.arrived) >= (whole := 9 + int.from_bytes(self.arrived[:3])):
+            for event in self.client.receive_data(bytes(self.arrived[:whole])):
+                self.see(event)
+            del self.arrived[:whole]
         for token in self.server.released():
             self.tokens[token] += 1  # type: ignore[index]
 
