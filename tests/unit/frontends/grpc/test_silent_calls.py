@@ -107,7 +107,7 @@ def test_silent_health_checks_do_not_keep_out_a_probe(tmp_path: Path) -> None:
         Client(rig.target) as neighbour,
     ):
         sender = Sender()
-        silent = silent_calls(rig.client, CHECK, 1024, sender)
+        silent = silent_calls(rig.client, CHECK, 512, sender)
         assert other.method(CHECK)(b"", timeout=WATCHDOG_S)
 
         def answered() -> bool:  # even the silent ones' own address: they give way
