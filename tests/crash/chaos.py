@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 RECOVERY_S = 60.0  # by then everybody is there again, and answers
 LONGEST_S = 4.0  # of a disturbance
 SHM_MIB, STATE_MIB = 1024, 32
-STATE = "/dev/shm/chaos-state"
+STATE = f"/dev/shm/chaos-{os.getpid()}"  # processes are known by their run directory
 GATHERED = """backend: "python"
 max_batch_size: 8
 input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -133,14 +133,19 @@ class Chaos:
         seen = Counter(self.verdict.counts)
         self.wait(
             lambda: all(self.verdict.counts[door] > seen[door] for door in DOORS),
-            f"{outer}, {inner}: no answers, {self.verdict.counts} after {seen}",
+            f"{outer}, {inner}: no answers over each door after {seen}",
         )
         note = {"outer": outer, "inner": inner, "for_s": round(over - begun, 2)}
         self.notes.append({**note, "back_after_s": round(time.monotonic() - over, 2)})
         print(json.dumps(self.notes[-1]), flush=True)
 
     def wait(self, condition: Any, what: str) -> None:
-        wait_until(condition, f"{what}\n{self.scene.server.log()[-4000:]}", RECOVERY_S)
+        try:
+            wait_until(condition, what, RECOVERY_S)
+        except TimeoutError as ex:
+            verdict, log = self.verdict, self.scene.server.log()
+            seen = f"{verdict.counts}\n{verdict.refused[-5:]}\n{verdict.closed[-5:]}"
+            raise TimeoutError(f"{ex}\n{seen}\n{log[-4000:]}") from None
 
     def summary(self, leaks: list[str]) -> dict[str, Any]:
         verdict = self.verdict

@@ -89,7 +89,7 @@ def test_supervisor_and_coordinator_at_once() -> None:
         server.wait_arenas()
         before = server.pids("executor")
         # Sizes for which no arena has to grow: growth is what needs the coordinator.
-        with Load(server, clients=2, sizes=(10, 1000, 100_000)) as verdict:
+        with Load(server, clients=2, sizes=(10, 1000, 20_000)) as verdict:
             # A lane, and a region that an executor meets first, need the coordinator as well.
             wait_until(lambda: verdict.counts["over lane"] > 50, "no answers over a lane")
             killed = {role: server.pids(role) for role in ("supervisor", "coordinator")}
