@@ -44,12 +44,13 @@ async def connect(
     max_device_bytes: int = 1 << 30,
     timeout: float = 300.0,
     lanes: bool = True,
+    strict: bool = False,
     concurrency: int = 16,
 ) -> AsyncIterator[AsyncClient]:
     """Connect to a server, and close the client in the end.
 
     Args:
-        url, control, max_bytes, max_device_bytes, lanes: as of `shmserve.client.connect`.
+        url, control, max_bytes, max_device_bytes, lanes, strict: as of `shmserve.client.connect`.
         timeout: seconds until a call must have ended that says nothing else.
         concurrency: calls that run at a time; further ones wait for one of these to end.
 
@@ -66,6 +67,7 @@ async def connect(
             max_device_bytes=max_device_bytes,
             timeout=timeout,
             lanes=lanes,
+            strict=strict,
         )
         client = AsyncClient(await calls.run(make, timeout), calls, timeout)
     except BaseException:
@@ -163,6 +165,51 @@ class AsyncClient:
             )
 
         return AsyncResultStream(self._calls, begin, timeout_s)
+
+    async def ready(
+        self, model: str = "", version: str = "", *, timeout: float | None = None
+    ) -> bool:
+        """As `Client.ready`."""
+        return await self._ask(self._client.ready, model, version, timeout=timeout)
+
+    async def metadata(
+        self, model: str = "", version: str = "", *, timeout: float | None = None
+    ) -> Any:
+        """As `Client.metadata`."""
+        return await self._ask(self._client.metadata, model, version, timeout=timeout)
+
+    async def config(self, model: str, version: str = "", *, timeout: float | None = None) -> Any:
+        """As `Client.config`."""
+        return await self._ask(self._client.config, model, version, timeout=timeout)
+
+    async def statistics(
+        self, model: str = "", version: str = "", *, timeout: float | None = None
+    ) -> Any:
+        """As `Client.statistics`."""
+        return await self._ask(self._client.statistics, model, version, timeout=timeout)
+
+    async def models(self, *, timeout: float | None = None) -> Any:
+        """As `Client.models`."""
+        return await self._ask(self._client.models, timeout=timeout)
+
+    async def load(
+        self,
+        model: str,
+        config: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """As `Client.load`."""
+        await self._ask(self._client.load, model, config, timeout=timeout)
+
+    async def unload(self, model: str, *, timeout: float | None = None) -> None:
+        """As `Client.unload`."""
+        await self._ask(self._client.unload, model, timeout=timeout)
+
+    async def _ask(self, call: Callable[..., T], *args: Any, timeout: float | None) -> T:
+        timeout_s = timeout or self._timeout_s
+        ask = functools.partial(call, *args, timeout=timeout_s)
+        return await self._calls.run(ask, timeout_s)
 
     async def close(self) -> None:
         """End all calls, unregister all memory and end the connections; results stay readable."""

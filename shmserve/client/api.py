@@ -7,6 +7,8 @@ import functools
 import math
 import os
 import threading
+import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 from weakref import WeakSet
@@ -15,17 +17,20 @@ import numpy as np
 
 from shmserve.client import device_arrays
 from shmserve.client.client_call import ClientCall
+from shmserve.client.errors import InferenceError
 from shmserve.client.http_transport import Transport
 from shmserve.client.lanes import Lanes
 from shmserve.client.memory.shared_memory import SharedMemoryPools
 from shmserve.client.requester import Requester
 from shmserve.client.result import Result
+from shmserve.client.service_calls import ServiceCalls
 from shmserve.client.streams import ResultStream
 from shmserve.client.tensors import ClientTensor
 
 Array = np.ndarray[Any, Any]
 
 _LARGEST = 1 << 20
+_PLAIN = frozenset({list, tuple, int, float, bool})  # what has no dtype of its own
 
 
 def connect(
@@ -36,8 +41,13 @@ def connect(
     max_device_bytes: int = 1 << 30,
     timeout: float = 300.0,
     lanes: bool = True,
+    strict: bool = False,
 ) -> Client:
     """Connect to a server.
+
+    Without shared memory tensors travel over HTTP, and a UserWarning says once why there is none
+    (not with `control=""`). Where it is missing because the server is just starting, it is asked
+    for again from time to time.
 
     Args:
         url: ``unix:/PATH`` of its HTTP socket, or ``http://HOST:PORT``.
@@ -47,16 +57,23 @@ def connect(
         max_device_bytes: the same of each GPU, for device arrays.
         timeout: seconds to wait for an answer, where a call says nothing else.
         lanes: talk to executors directly, where the server lets us; else all goes over HTTP.
+        strict: refuse to do without shared memory, now and in every call.
 
     Raises:
-        InferenceError: no server answers at `url`. (A client socket that does not answer is
-            no error: tensors then travel over HTTP, see `Client.shared_memory`.)
+        InferenceError: no server answers at `url`; or, `strict`, it takes no shared memory.
         ValueError: `url` is neither.
     """
-    return Client(url, control, max_bytes, max_device_bytes, timeout, lanes)
+    client = Client(url, control, max_bytes, max_device_bytes, timeout, lanes, strict)
+    missing = client.missing_memory
+    if missing and strict:
+        client.close()
+        raise InferenceError(0, f"tensors would travel over HTTP (strict): {missing}")
+    if missing and control != "":
+        warnings.warn(f"tensors travel over HTTP: {missing}", stacklevel=2)
+    return client
 
 
-class Client:
+class Client(ServiceCalls):
     """A connection to one server. Thread-safe; not to be used across a fork."""
 
     def __init__(
@@ -67,22 +84,28 @@ class Client:
         max_device_bytes: int,
         timeout: float,
         lanes: bool,
+        strict: bool,
     ) -> None:
         self._pid = os.getpid()
         self._transport = Transport(url, timeout)
+        super().__init__(self._transport, timeout)
         self._transport.request("GET", "/v2/health/live")
-        self._pools = SharedMemoryPools(self._transport, control, max_bytes, max_device_bytes)
-        self._timeout_s = timeout
-        on = lanes and self._pools.control is not None
-        self._lanes = Lanes(self._pools.control) if on and self._pools.control else None
-        self._requester = Requester(self._transport, self._pools, self._lanes)
+        pools = SharedMemoryPools(self._transport, control, max_bytes, max_device_bytes)
+        self._pools = pools
+        self._lanes = Lanes(lambda: pools.control) if lanes and pools.sought else None
+        self._requester = Requester(self._transport, pools, self._lanes, strict)
         self._streams: WeakSet[ResultStream] = WeakSet()
         self._streams_lock = threading.Lock()
 
     @property
     def shared_memory(self) -> bool:
         """Whether tensors go through shared memory; else they travel over HTTP."""
-        return self._pools.host is not None
+        return self._pools.on(None) is not None
+
+    @property
+    def missing_memory(self) -> str:
+        """Why tensors do not go through shared memory; "": they do."""
+        return "" if self.shared_memory else self._pools.missing
 
     def device_memory(self, device: int = 0) -> bool:
         """Whether arrays of a GPU stay there; else they are copied to the host and back.
@@ -153,8 +176,9 @@ class Client:
         Args:
             model: its name.
             inputs: arrays by name, on the host or on GPUs (CuPy's, torch's, any with DLPack or
-                ``__cuda_array_interface__``); elements of BYTES tensors are bytes or strings.
-                They must not change until this returns.
+                ``__cuda_array_interface__``), or lists and numbers, which get the datatype that the
+                model says; elements of BYTES tensors are bytes or strings. They must not change
+                until this returns.
             outputs: names of those that are wanted; default: all.
             parameters: of the request.
             version: of the model; default: the newest.
@@ -165,7 +189,8 @@ class Client:
 
         Raises:
             InferenceError: the server refused or failed, or did not answer.
-            ValueError: an input is no tensor, or there is no such GPU.
+            ValueError: an input is no tensor, a list's numbers do not fit the model's datatype, or
+                there is no such GPU.
             ImportError: a GPU is meant, and CuPy is not installed.
         """
         call = self._call(
@@ -245,9 +270,12 @@ class Client:
     ) -> ClientCall:
         """What `infer` and `stream` were asked; raises what is wrong with it by itself."""
         self._check(device)
-        tensors = [ClientTensor(name, value) for name, value in inputs.items()]
-        names = None if outputs is None else tuple(outputs)
         timeout_s = timeout or self._timeout_s
+        plain = any(type(value) in _PLAIN for value in inputs.values())
+        until = time.monotonic() + timeout_s
+        known = self._requester.input_types(model, version, until) if plain else {}
+        tensors = [ClientTensor(name, value, known.get(name)) for name, value in inputs.items()]
+        names = None if outputs is None else tuple(outputs)
         asked = (parameters, request_id, timeout_s, receipt, device)
         return ClientCall(model, version, tensors, names, *asked)
 

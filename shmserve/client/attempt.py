@@ -138,6 +138,13 @@ class RequestAttempt:
         for device in self._gpus:
             device_arrays.synchronize(device)
 
+    def outside(self) -> str | None:
+        """The first input that would be worth it and is in no memory of ours."""
+        for tensor in self._inputs:
+            if tensor.name not in self._places and tensor.nbytes >= INLINE_BYTES:
+                return tensor.name
+        return None
+
     # ------------------------------------------------------------------- request
 
     def request(

@@ -36,7 +36,7 @@ class ControlConnection:
         has_lanes: the server knows of lanes.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, within_s: float = inf) -> None:
         """Connect.
 
         Raises:
@@ -46,7 +46,7 @@ class ControlConnection:
         self.has_lanes = False
         self._lock = threading.Lock()
         self._patience_s = _RETRY_S  # none while nobody is there, so that nobody waits each time
-        self._channel: Channel | None = self._connect()
+        self._channel: Channel | None = self._connect(time.monotonic() + within_s)
 
     def register(self, name: str, byte_size: int, fd: int) -> None:
         """Register a sealed memfd from its start.
@@ -118,7 +118,7 @@ class ControlConnection:
             raise PeerDied("the server gave no proper reply")
         return reply, received
 
-    def _connect(self, end: float = inf) -> Channel:
+    def _connect(self, end: float) -> Channel:
         channel = Channel.connect(self._path, _left_s(end))
         try:
             hello, _ = _converse(channel, wire.ClientHello(wire.VERSION), (), end)

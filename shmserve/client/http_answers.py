@@ -14,7 +14,7 @@ from shmserve.client import device_arrays, tensors
 from shmserve.client.client_call import ClientCall
 from shmserve.client.errors import InferenceError
 from shmserve.client.http_transport import EventStream
-from shmserve.client.output_sizes import ModelOutputs
+from shmserve.client.output_sizes import DescribedModel
 from shmserve.client.result import Result
 from shmserve.client.tensors import ClientTensor
 
@@ -24,7 +24,7 @@ _IN_MIDST = 500  # an event tells no status
 _ELSE = "over HTTP a decoupled model's tensors are JSON (generate_stream); a lane carries them"
 
 
-def generate_request(call: ClientCall, model: ModelOutputs) -> bytes:
+def generate_request(call: ClientCall, model: DescribedModel) -> bytes:
     """The body.
 
     Raises:
@@ -61,7 +61,7 @@ def _json(tensor: ClientTensor) -> Any:
 class HttpAnswers:
     """The answers in a stream of events."""
 
-    def __init__(self, events: EventStream, call: ClientCall, model: ModelOutputs) -> None:
+    def __init__(self, events: EventStream, call: ClientCall, model: DescribedModel) -> None:
         self._events: EventStream | None = events
         self._call = call
         self._model = model

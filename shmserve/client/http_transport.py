@@ -246,10 +246,18 @@ def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
         raise InferenceError(0, LATE) from ex
     except (OSError, http.client.HTTPException) as ex:
         connection.close()
-        raise InferenceError(0, f"no answer from the server at {_place(connection)}: {ex}") from ex
+        raise InferenceError(
+            0, f"no answer from the server at {_place(connection)}: {_why(ex)}"
+        ) from ex
     except BaseException:  # e.g. KeyboardInterrupt: what is left of the response is useless
         connection.close()
         raise
+
+
+def _why(ex: Exception) -> str:
+    if type(ex) is http.client.BadStatusLine:
+        return "it does not speak HTTP/1.1; is that the address of gRPC (grpc_bind)?"
+    return str(ex)
 
 
 def _place(connection: http.client.HTTPConnection) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -65,7 +66,8 @@ class _Idle(Struct):
 class Lanes:
     """All lanes of one client. Thread-safe."""
 
-    def __init__(self, control: ControlConnection) -> None:
+    def __init__(self, control: Callable[[], ControlConnection | None]) -> None:
+        """`control`: gives the client socket, if there is one now."""
         self._control = control
         self._lock = threading.Lock()
         self._idle: dict[Key, _Idle] = {}
@@ -81,8 +83,11 @@ class Lanes:
                 return idle.lanes.pop()
             if self._closed or time.monotonic() < idle.refused_until:
                 return None
+        control = self._control()
+        if control is None:
+            return None
         try:
-            opened, channel = self._control.open_lane(*key, left_s(until))
+            opened, channel = control.open_lane(*key, left_s(until))
         except ShmserveError:
             idle.refused_until = time.monotonic() + _AGAIN_S
             return None

@@ -16,18 +16,22 @@ _SMALL = 4096  # below this a response body, or a lane's answer, carries it as f
 _UNKNOWN: tuple[str, tuple[int, ...]] = (tensors.BYTES, ())
 
 
-class ModelOutputs(Struct, frozen=True):
-    """A model as its metadata describes it: outputs with datatype and shape."""
+class DescribedModel(Struct, frozen=True):
+    """A model by its metadata: its outputs' datatypes and shapes, its inputs' datatypes."""
 
     outputs: dict[str, tuple[str, tuple[int, ...]]]
+    inputs: dict[str, str] = {}
 
     @classmethod
-    def from_metadata(cls, metadata: Any) -> ModelOutputs:
-        return cls({o["name"]: (o["datatype"], tuple(o["shape"])) for o in metadata["outputs"]})
+    def from_metadata(cls, metadata: Any) -> DescribedModel:
+        return cls(
+            {o["name"]: (o["datatype"], tuple(o["shape"])) for o in metadata["outputs"]},
+            {tensor["name"]: tensor["datatype"] for tensor in metadata.get("inputs", ())},
+        )
 
 
 def stream_windows(
-    model: ModelOutputs, names: Iterable[str], largest: int
+    model: DescribedModel, names: Iterable[str], largest: int
 ) -> dict[str, int | None]:
     """Bytes of the windows that a stream's outputs need; None: messages carry it.
 
@@ -56,7 +60,7 @@ class ExpectedOutputs(Struct, frozen=True):
     sizes: dict[str, int | None]
     known: bool
     names: tuple[str, ...]
-    model: ModelOutputs
+    model: DescribedModel
 
 
 class OutputSizes:
@@ -70,7 +74,7 @@ class OutputSizes:
         self._expected: dict[Hashable, ExpectedOutputs] = {}  # follows from the others
 
     def expected(
-        self, key: Hashable, shapes: Hashable, model: ModelOutputs, names: tuple[str, ...]
+        self, key: Hashable, shapes: Hashable, model: DescribedModel, names: tuple[str, ...]
     ) -> ExpectedOutputs:
         """`shapes`: of the inputs; `names`: of the outputs."""
         found = self._expected.get((key, shapes))

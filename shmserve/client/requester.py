@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import functools
 import time
-import urllib.parse
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from shmserve.client.attempt import PoolOf, RequestAttempt
@@ -18,9 +17,10 @@ from shmserve.client.lane_answers import LaneAnswers
 from shmserve.client.lanes import Lanes, converse
 from shmserve.client.memory.block_pool import BlockPool
 from shmserve.client.memory.shared_memory import SharedMemoryPools
-from shmserve.client.output_sizes import ModelOutputs, OutputSizes, stream_windows
+from shmserve.client.output_sizes import DescribedModel, OutputSizes, stream_windows
 from shmserve.client.result import Result
 from shmserve.client.result_reader import ResultReader
+from shmserve.client.service_calls import model_path
 from shmserve.client.streams import AnswerSource
 from shmserve.protocol.control.lane_messages import LaneAnswer
 from shmserve.protocol.decoding import json_decoder
@@ -37,13 +37,25 @@ _decode = json_decoder()
 
 
 class Requester:
-    """The ways of one client. Thread-safe. `lanes` None: there are none."""
+    """The ways of one client. Thread-safe.
 
-    def __init__(self, transport: Transport, pools: SharedMemoryPools, lanes: Lanes | None) -> None:
+    Args:
+        lanes: None: there are none.
+        strict: inputs that are worth it go through shared memory, or the call is an error.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        pools: SharedMemoryPools,
+        lanes: Lanes | None,
+        strict: bool = False,
+    ) -> None:
         self._transport = transport
         self._pools = pools
         self._lanes = lanes
-        self._models: dict[tuple[str, str], ModelOutputs] = {}
+        self._strict = strict
+        self._models: dict[tuple[str, str], DescribedModel] = {}
         self._decoupled: dict[tuple[str, str], bool] = {}
         self._barred: dict[str, set[str]] = {}  # kinds of memory that a model does not take
         self._sizes = OutputSizes()
@@ -54,7 +66,7 @@ class Requester:
 
     def run_until(self, call: ClientCall, until: float) -> Result:
         """As `run`, whatever its timeout is."""
-        described = self._model(call, until)
+        described = self._model((call.model, call.version), until)
         names = tuple(described.outputs) if call.outputs is None else call.outputs
         key = (call.model, call.version)
         shapes = tuple(sorted([tensor.signature for tensor in call.inputs]))
@@ -67,6 +79,8 @@ class Requester:
             )
             reply: Reply | LaneAnswer
             try:
+                if self._strict:
+                    self._check_shared(attempt)
                 answer, result = self._over_lane(attempt, call, until, known)
                 if answer is None:
                     reply = self._send(attempt, call, until)
@@ -89,6 +103,14 @@ class Requester:
                 barred = self._barred_next(call.model, attempt, reply, repeat, barred)
         raise self._refused(call, reply)
 
+    def input_types(self, model: str, version: str, until: float) -> Mapping[str, str]:
+        """The datatypes that a model says of its inputs; none, if it cannot be asked: the request
+        will tell why."""
+        try:
+            return self._model((model, version), until).inputs
+        except InferenceError:
+            return {}
+
     def begin(self, call: ClientCall, largest: int) -> AnswerSource:
         """Have a model answer any number of times.
 
@@ -101,12 +123,12 @@ class Requester:
         until = time.monotonic() + call.timeout_s
         if not self._is_decoupled(call, until):
             return OneAnswer(functools.partial(self.run_until, call, until))
-        described = self._model(call, until)
+        described = self._model((call.model, call.version), until)
         answers = self._begin_on_lane(call, described, largest, until)
         if answers is not None:
             return answers
         body = generate_request(call, described)
-        path = _path(call.model, call.version) + "/generate_stream"
+        path = model_path(call.model, call.version) + "/generate_stream"
         try:
             return HttpAnswers(self._transport.events(path, body, until), call, described)
         except InferenceError as ex:
@@ -114,7 +136,7 @@ class Requester:
             raise
 
     def _begin_on_lane(
-        self, call: ClientCall, described: ModelOutputs, largest: int, until: float
+        self, call: ClientCall, described: DescribedModel, largest: int, until: float
     ) -> AnswerSource | None:
         """A stream whose first answer is there. None: there is no lane that takes it."""
         key = (call.model, call.version)
@@ -148,6 +170,13 @@ class Requester:
                     attempt.close()
             barred = self._barred_next(call.model, attempt, first, repeat, barred)
         return None
+
+    def _check_shared(self, attempt: RequestAttempt) -> None:
+        name = attempt.outside()
+        if name is None:
+            return
+        reason = self._pools.missing or "there is no room (max_bytes), or the model takes none"
+        raise InferenceError(0, f"input '{name}' has no place in shared memory: {reason}")
 
     def _pool_of(self, barred: Set[str]) -> PoolOf:
         def pool_of(device: int | None) -> BlockPool | None:
@@ -209,7 +238,7 @@ class Requester:
         headers, body = attempt.request(call.parameters, call.request_id)
         if call.receipt:
             headers["shmserve-receipt"] = "1"
-        path = _path(call.model, call.version) + "/infer"
+        path = model_path(call.model, call.version) + "/infer"
         ended = False
         try:
             reply = self._transport.request("POST", path, headers, body, left_s(until))
@@ -229,11 +258,10 @@ class Requester:
             self._models.pop((call.model, call.version), None)
             self._decoupled.pop((call.model, call.version), None)
 
-    def _model(self, call: ClientCall, until: float) -> ModelOutputs:
-        key = (call.model, call.version)
+    def _model(self, key: tuple[str, str], until: float) -> DescribedModel:
         described = self._models.get(key)
         if described is None:
-            described = ModelOutputs.from_metadata(self._get(_path(*key), until))
+            described = DescribedModel.from_metadata(self._get(model_path(*key), until))
             self._models[key] = described
         return described
 
@@ -241,7 +269,7 @@ class Requester:
         key = (call.model, call.version)
         decoupled = self._decoupled.get(key)
         if decoupled is None:
-            config = self._get(_path(*key) + "/config", until)
+            config = self._get(model_path(*key) + "/config", until)
             policy = config.get("model_transaction_policy") or {}
             decoupled = self._decoupled[key] = bool(policy.get("decoupled"))
         return decoupled
@@ -275,8 +303,3 @@ def _is_ours(attempt: RequestAttempt, reply: Reply | LaneAnswer) -> bool:
 
 def _is_too_large(reply: Reply | LaneAnswer) -> bool:
     return any(words in reply.error for words in _TOO_LARGE)
-
-
-def _path(model: str, version: str) -> str:
-    path = "/v2/models/" + urllib.parse.quote(model, safe="")
-    return path + "/versions/" + urllib.parse.quote(version, safe="") if version else path

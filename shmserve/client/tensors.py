@@ -31,9 +31,16 @@ class ClientTensor:
 
     __slots__ = ("array", "datatype", "device", "name", "nbytes", "payload", "shape")
 
-    def __init__(self, name: str, value: Any) -> None:
-        """Raises ValueError for what is no tensor, ImportError for a GPU's without CuPy."""
+    def __init__(self, name: str, value: Any, datatype: str | None = None) -> None:
+        """`datatype`: of what has none of its own, such as a list; None: as numpy has it.
+
+        Raises:
+            ValueError: it is no tensor, or of numbers that the datatype cannot hold.
+            ImportError: it is on a GPU, and CuPy is not installed.
+        """
         array, device = (value, None) if type(value) is np.ndarray else _array(name, value)
+        if datatype is not None and not hasattr(value, "dtype"):
+            array = _as(datatype, array, name)
         self.name = name
         self.datatype = datatype_of(array.dtype, name)
         self.shape: tuple[int, ...] = array.shape
@@ -77,6 +84,22 @@ def _array(name: str, value: Any) -> tuple[Any, int | None]:
     except ValueError as ex:
         raise ValueError(f"input '{name}': {ex}") from None
     return array, int(array.device.id)
+
+
+def _as(datatype: str, array: Array, name: str) -> Array:
+    """Numbers of a list in the model's datatype; what is of another kind is left to the server."""
+    if datatype == BYTES or array.dtype.kind not in "iuf" or datatype not in (*_BY_NAME, "BF16"):
+        return array
+    dtype = dtype_of(datatype)
+    if dtype.kind in "iu" and array.dtype.kind == "f" and array.size:
+        raise ValueError(f"input '{name}': fractions are no {datatype}, which the model wants")
+    if dtype.kind not in "iufV":
+        return array
+    with np.errstate(over="ignore"):
+        fit = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(fit, array):
+        raise ValueError(f"input '{name}': numbers beyond {datatype}, which the model wants")
+    return fit
 
 
 def datatype_of(dtype: np.dtype[Any], name: str) -> str:

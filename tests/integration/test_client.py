@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,9 @@ def test_nothing_is_copied(server: RunningServer, mib: float) -> None:
         assert result.receipt["copied_bytes"] == NOTHING
         rows = regions_of(server)
         assert all(row["sealed"] for row in rows)
-        assert client._pools.host is not None
-        assert client._pools.host.find(result["OUTPUT0"]) is not None
+        pool = client._pools.on(None)
+        assert pool is not None
+        assert pool.find(result["OUTPUT0"]) is not None
         again = client.infer("identity", {"INPUT0": result["OUTPUT0"][16:]}, receipt=True)
         assert np.array_equal(again["OUTPUT0"], x[16:])
     assert regions_of(server) == []
@@ -74,13 +76,21 @@ def test_results_live_as_long_as_they_are_referenced(server: RunningServer) -> N
 
 def test_without_shared_memory(server: RunningServer) -> None:
     x = np.arange(100_000, dtype=np.float32)
-    for url, options in (
-        (server.base_url, {}),
-        (f"unix:{server.unix_path}", {"control": ""}),
-        (f"unix:{server.unix_path}", {"control": "/nonexistent/client.sock"}),
+    for url, options, reason in (
+        (server.base_url, {}, "no client socket beside a TCP address"),
+        (f"unix:{server.unix_path}", {"control": ""}, "switched off"),
+        (f"unix:{server.unix_path}", {"control": "/nonexistent/client.sock"}, "does not answer"),
     ):
-        with shmserve.client.connect(url, **options) as client:
+        with pytest.raises(InferenceError, match=reason):
+            shmserve.client.connect(url, strict=True, **options)
+        told = (
+            pytest.warns(UserWarning, match=reason) if options != {"control": ""} else nullcontext()
+        )
+        with told:
+            client = shmserve.client.connect(url, **options)
+        with client:
             assert not client.shared_memory
+            assert reason in client.missing_memory
             place = client.empty(x.shape, x.dtype)
             place[:] = x
             result = client.infer("identity", {"INPUT0": place}, request_id="a")
@@ -101,9 +111,66 @@ def test_a_client_socket_of_another_server(
     server: RunningServer, conformance_server: RunningServer
 ) -> None:
     control = os.path.join(conformance_server.run_dir, "client.sock")
-    with shmserve.client.connect(f"unix:{server.unix_path}", control) as client:
+    with (
+        pytest.warns(UserWarning, match="does not see it"),
+        shmserve.client.connect(f"unix:{server.unix_path}", control) as client,
+    ):
         assert not client.shared_memory
     assert regions_of(conformance_server) == []
+
+
+def test_memory_is_asked_for_again(server: RunningServer, tmp_path: Path) -> None:
+    """As after a start in the middle of the server's restart."""
+    control = tmp_path / "client.sock"
+    with pytest.warns(UserWarning, match="does not answer"):
+        client = shmserve.client.connect(f"unix:{server.unix_path}", str(control))
+    with client:
+        x = np.ones(5000, np.float32)
+        assert client.infer("identity", {"INPUT0": x}).transport == "http"
+        control.symlink_to(Path(server.run_dir, "client.sock"))
+        wait_until(lambda: client.shared_memory, "memory")
+        client.infer("identity", {"INPUT0": x})  # tells the output's size
+        assert client.infer("identity", {"INPUT0": x}).transport == "lane"
+
+
+def test_strict_refuses_what_has_no_place(server: RunningServer) -> None:
+    with connect(server, max_bytes=1 << 20, strict=True) as client:
+        x = np.ones(5000, np.float32)
+        assert np.array_equal(client.infer("identity", {"INPUT0": x})["OUTPUT0"], x)
+        with pytest.raises(InferenceError, match=r"'INPUT0' has no place.*max_bytes"):
+            client.infer("identity", {"INPUT0": np.ones(1 << 20, np.float32)})
+
+
+def test_what_a_server_tells(server: RunningServer) -> None:
+    with connect(server) as client:
+        assert client.ready()
+        assert client.ready("identity")
+        assert client.ready("identity", "1")
+        assert not client.ready("nope")
+        assert client.metadata()["name"] == "shmserve"
+        assert client.metadata("identity")["inputs"][0]["name"] == "INPUT0"
+        assert client.config("identity", "1")["name"] == "identity"
+        assert client.statistics("identity")["model_stats"][0]["name"] == "identity"
+        assert client.statistics()["model_stats"]
+        assert "identity" in {row["name"] for row in client.models()}
+        with pytest.raises(InferenceError, match="nope"):
+            client.metadata("nope")
+
+
+def test_numbers_take_the_datatype_of_the_model(server: RunningServer) -> None:
+    with connect(server) as client:
+        result = client.infer("identity", {"INPUT0": [1, 2.5]})
+        assert result["OUTPUT0"].dtype == np.float32
+        assert result["OUTPUT0"].tolist() == [1, 2.5]
+        (answer,) = client.stream("identity", {"INPUT0": (1, 2)})
+        assert answer["OUTPUT0"].dtype == np.float32
+        with pytest.raises(InferenceError, match="nope"):
+            client.infer("nope", {"INPUT0": [1]})
+
+
+def test_the_address_of_grpc(server: RunningServer) -> None:
+    with pytest.raises(InferenceError, match="grpc_bind"):
+        shmserve.client.connect(f"http://{server.grpc_address}")
 
 
 def test_more_than_it_may_have(server: RunningServer) -> None:
@@ -327,7 +394,7 @@ def test_memory_that_the_service_has_lost(own_server: RunningServer) -> None:
 def test_refusals_of_large_bodies_are_heard() -> None:
     with (
         RunningServer(MODELS, **SMALL, max_tensor_bytes=1 << 20) as server,
-        shmserve.client.connect(server.base_url) as client,
+        shmserve.client.connect(server.base_url, "") as client,
     ):
         for _ in range(3):
             with pytest.raises(InferenceError) as caught:
@@ -360,12 +427,22 @@ def test_not_across_a_fork(server: RunningServer, monkeypatch: pytest.MonkeyPatc
 
 
 def test_switched_off() -> None:
-    with RunningServer(MODELS, **SMALL, client_shm_mode="off") as server:
+    explicit: dict[str, Any] = {"model_control": "explicit", "load_models": "echo,pair"}
+    with RunningServer(MODELS, **SMALL, **explicit, client_shm_mode="off") as server:
         assert not os.path.exists(os.path.join(server.run_dir, "client.sock"))
-        with shmserve.client.connect(f"unix:{server.unix_path}") as client:
+        with pytest.warns(UserWarning, match="client socket does not answer"):
+            client = shmserve.client.connect(f"unix:{server.unix_path}")
+        with client:
             assert not client.shared_memory
             x = np.ones(5000, np.float32)
             assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)
+            client.unload("pair")
+            wait_until(lambda: not client.ready("pair"), "pair is gone")
+            client.load("pair")
+            assert client.ready("pair")
+            client.load("echo", client.config("echo"))
+            with pytest.raises(InferenceError, match="nope"):
+                client.load("nope")
 
 
 def test_a_model_that_takes_no_client_memory(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def kill(pid):
 
 def test_refusals_and_deaths_are_shown_in_order_also_after_everything_was_killed():
     with RunningServer(**SMALL) as server:
-        wait_recorded(server, "model ready identity", 1)  # its place in the order is the coordinator's
+        wait_recorded(
+            server, "model ready identity", 1
+        )  # its place in the order is the coordinator's
         for _ in range(3):
             assert server.infer("identity", {"inputs": []})[0] == 400
         executor = kill(server.pids("executor id")[0])

@@ -14,7 +14,7 @@ import pytest
 
 from shmserve.client import InferenceError, device_arrays, tensors
 from shmserve.client.http_transport import Transport
-from shmserve.client.output_sizes import ModelOutputs, OutputSizes
+from shmserve.client.output_sizes import DescribedModel, OutputSizes
 from shmserve.client.tensors import ClientTensor
 from shmserve.tensor.dtypes import DATATYPES
 
@@ -120,7 +120,7 @@ def test_a_closed_client_asks_nothing() -> None:
 
 
 def test_sizes_are_guessed_from_shapes_or_earlier_answers() -> None:
-    model = ModelOutputs({"a": ("FP32", (2000,)), "b": ("FP32", (-1,)), "s": ("BYTES", (4,))})
+    model = DescribedModel({"a": ("FP32", (2000,)), "b": ("FP32", (-1,)), "s": ("BYTES", (4,))})
     sizes = OutputSizes()
     names = ("a", "b", "s")
     expected = sizes.expected("m", 1, model, names)
@@ -132,8 +132,42 @@ def test_sizes_are_guessed_from_shapes_or_earlier_answers() -> None:
     assert (expected.sizes, expected.known) == ({"a": 8000, "b": 5000, "s": None}, False)
     assert sizes.expected("m", 1, model, ("b",)).known
     assert not sizes.expected("m", 2, model, ("b",)).known
-    described_again = ModelOutputs({"b": ("FP32", (3000,))})
+    described_again = DescribedModel({"b": ("FP32", (3000,))})
     assert sizes.expected("m", 2, described_again, ("b",)).sizes == {"b": 12000}
     sizes.mistaken("m", ["b"])
     expected = sizes.expected("m", 1, model, ("b",))
     assert (expected.sizes, expected.known) == ({"b": None}, False)
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype", "dtype"),
+    [
+        ([1, 2], "FP32", "float32"),
+        ([1, 2], "UINT8", "uint8"),
+        ([1.5], "FP16", "float16"),
+        (7, "INT64", "int64"),
+        ([1.5], "BF16", "bfloat16"),
+        ([], "INT32", "int32"),
+        ([True], "BOOL", "bool"),
+        ([True], "INT32", "bool"),  # what is of another kind is left to the server
+        ([1], "BOOL", "int64"),
+        (["a"], "FP32", "<U1"),
+        ([1], "STRANGE", "int64"),
+        (np.array([1.5]), "FP32", "float64"),  # it has a datatype of its own
+    ],
+)
+def test_lists_take_a_datatype(value: object, datatype: str, dtype: str) -> None:
+    assert ClientTensor("x", value, datatype).array.dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype", "reason"),
+    [
+        ([1.5], "INT32", "fractions are no INT32"),
+        ([256], "UINT8", "beyond UINT8"),
+        ([-1], "UINT16", "beyond UINT16"),
+    ],
+)
+def test_numbers_that_do_not_fit(value: object, datatype: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"'x'.*{reason}"):
+        ClientTensor("x", value, datatype)

@@ -23,7 +23,7 @@ from shmserve.client.http_transport import EventStream, Reply, Transport
 from shmserve.client.lane_answers import LaneAnswers
 from shmserve.client.lanes import ClientLane, Lanes, converse
 from shmserve.client.memory.shared_memory import SharedMemoryPools
-from shmserve.client.output_sizes import ModelOutputs, stream_windows
+from shmserve.client.output_sizes import DescribedModel, stream_windows
 from shmserve.client.requester import Requester
 from shmserve.client.tensors import ClientTensor
 from shmserve.errors import InvalidArgument
@@ -151,7 +151,7 @@ def test_scopes_in_each_other(which: str) -> None:
 
 # ------------------------------------------------------------------------------ over HTTP
 
-MODEL = ModelOutputs(
+MODEL = DescribedModel(
     {"N": ("INT64", (1,)), "X": ("FP32", (-1, 2)), "S": ("BYTES", (-1, -1)), "B": ("BOOL", (2,))}
 )
 
@@ -213,12 +213,14 @@ def test_the_request_as_json() -> None:
     ("inputs", "model", "words"),
     [
         ({"A": np.zeros(1, np.float16)}, MODEL, "input 'A' is FP16"),
-        ({}, ModelOutputs({"Y": ("BF16", (1,))}), "output 'Y' is BF16"),
+        ({}, DescribedModel({"Y": ("BF16", (1,))}), "output 'Y' is BF16"),
         ({"A": [b"\xff"]}, MODEL, "'A' is no UTF-8"),
         ({"id": np.zeros(1)}, MODEL, "input 'id'"),
     ],
 )
-def test_what_has_no_place_in_json(inputs: dict[str, Any], model: ModelOutputs, words: str) -> None:
+def test_what_has_no_place_in_json(
+    inputs: dict[str, Any], model: DescribedModel, words: str
+) -> None:
     with pytest.raises(InferenceError, match=words) as caught:
         generate_request(call(inputs, request_id="q"), model)
     assert caught.value.status == 0
@@ -228,7 +230,7 @@ def test_what_has_no_place_in_json(inputs: dict[str, Any], model: ModelOutputs, 
 
 
 def test_windows_are_for_what_messages_do_not_carry() -> None:
-    model = ModelOutputs(
+    model = DescribedModel(
         {"n": ("INT64", (1,)), "big": ("FP32", (2000,)), "x": ("FP32", (-1,)), "s": ("BYTES", (1,))}
     )
     names = tuple(model.outputs)
@@ -239,7 +241,7 @@ def test_windows_are_for_what_messages_do_not_carry() -> None:
         "s": 1 << 20,
     }
     assert stream_windows(model, names, 4095) == {"n": None, "big": 8000, "x": None, "s": None}
-    many = ModelOutputs({str(n): ("FP32", (1000,)) for n in range(17)})
+    many = DescribedModel({str(n): ("FP32", (1000,)) for n in range(17)})
     assert set(stream_windows(many, many.outputs, 0).values()) == {4000}
     assert set(stream_windows(many, list(many.outputs)[:16], 0).values()) == {None}
 
@@ -589,7 +591,10 @@ def test_opening_a_lane_is_bounded_by_the_call(
         control = client_connection.ControlConnection(path)
         hello.join()
         until = time.monotonic() + 0.2
-        assert converse(Lanes(control), ("m", ""), wire.LaneRequest(7, ()), True, until) is None
+        assert (
+            converse(Lanes(lambda: control), ("m", ""), wire.LaneRequest(7, ()), True, until)
+            is None
+        )
         control.close()
         taken[0].close()
 

@@ -1,0 +1,95 @@
+"""What a client asks of a server besides inference: health, descriptions, the model repository."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from shmserve.client.errors import InferenceError
+from shmserve.client.http_transport import Transport
+from shmserve.protocol.decoding import json_decoder
+
+_decode = json_decoder()
+
+
+class ServiceCalls:
+    """Each takes a `timeout` in seconds, the client's own unless said otherwise, and raises
+    InferenceError where the server refuses or does not answer. Documents are the protocol's
+    (docs/http_api.md)."""
+
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+
+    def ready(self, model: str = "", version: str = "", *, timeout: float | None = None) -> bool:
+        """Whether the server, or a model, takes requests now."""
+        path = f"{model_path(model, version)}/ready" if model else "/v2/health/ready"
+        reply = self._transport.request("GET", path, timeout_s=timeout or self._timeout_s)
+        return reply.status == 200
+
+    def metadata(self, model: str = "", version: str = "", *, timeout: float | None = None) -> Any:
+        """The server's or a model's description: its inputs and outputs, versions, platform."""
+        return self._get(model_path(model, version) if model else "/v2", timeout)
+
+    def config(self, model: str, version: str = "", *, timeout: float | None = None) -> Any:
+        """A model's configuration as it is in effect."""
+        return self._get(f"{model_path(model, version)}/config", timeout)
+
+    def statistics(
+        self, model: str = "", version: str = "", *, timeout: float | None = None
+    ) -> Any:
+        """Counts and times of requests, of one model or of all."""
+        path = model_path(model, version) if model else "/v2/models"
+        return self._get(f"{path}/stats", timeout)
+
+    def models(self, *, timeout: float | None = None) -> Any:
+        """The model repository: a list of names, versions, states and reasons."""
+        return self._post("index", {}, timeout)
+
+    def load(
+        self,
+        model: str,
+        config: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Load a model, or load it anew; returns when it is ready. A server must allow it
+        (`model_control = "explicit"`).
+
+        Args:
+            config: its configuration, in place of the repository's.
+        """
+        text = {"config": msgspec.json.encode(config).decode()} if config is not None else {}
+        self._post(f"models/{_quoted(model)}/load", {"parameters": text} if text else {}, timeout)
+
+    def unload(self, model: str, *, timeout: float | None = None) -> None:
+        """Unload a model; what it has begun ends first."""
+        self._post(f"models/{_quoted(model)}/unload", {}, timeout)
+
+    def _get(self, path: str, timeout: float | None) -> Any:
+        return self._ask("GET", path, [], timeout)
+
+    def _post(self, path: str, document: Mapping[str, Any], timeout: float | None) -> Any:
+        body = [msgspec.json.encode(document)]
+        return self._ask("POST", f"/v2/repository/{path}", body, timeout)
+
+    def _ask(self, method: str, path: str, body: list[bytes], timeout: float | None) -> Any:
+        reply = self._transport.request(
+            method, path, None, body, timeout_s=timeout or self._timeout_s
+        )
+        if reply.status != 200:
+            raise InferenceError(reply.status, reply.error)
+        return _decode(reply.body.data) if reply.body.size else None
+
+
+def model_path(model: str, version: str) -> str:
+    """Of a model, or one version of it, in the protocol's HTTP."""
+    path = f"/v2/models/{_quoted(model)}"
+    return f"{path}/versions/{_quoted(version)}" if version else path
+
+
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")
