@@ -22,7 +22,7 @@ from shmserve.client import Client, InferenceError
 from shmserve.testing.running_server import RunningServer, wait_until
 
 MODELS = Path("tests/repositories/basic")
-SMALL = {"http_workers": 1, "grpc_processes": 0}
+SMALL: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 
 
@@ -76,18 +76,16 @@ def test_results_live_as_long_as_they_are_referenced(server: RunningServer) -> N
 
 def test_without_shared_memory(server: RunningServer) -> None:
     x = np.arange(100_000, dtype=np.float32)
-    for url, options, reason in (
-        (server.base_url, {}, "no client socket beside a TCP address"),
-        (f"unix:{server.unix_path}", {"control": ""}, "switched off"),
-        (f"unix:{server.unix_path}", {"control": "/nonexistent/client.sock"}, "does not answer"),
+    for url, control, reason in (
+        (server.base_url, None, "no client socket beside a TCP address"),
+        (f"unix:{server.unix_path}", "", "switched off"),
+        (f"unix:{server.unix_path}", "/nonexistent/client.sock", "does not answer"),
     ):
         with pytest.raises(InferenceError, match=reason):
-            shmserve.client.connect(url, strict=True, **options)
-        told = (
-            pytest.warns(UserWarning, match=reason) if options != {"control": ""} else nullcontext()
-        )
+            shmserve.client.connect(url, control, strict=True)
+        told = pytest.warns(UserWarning, match=reason) if control != "" else nullcontext()
         with told:
-            client = shmserve.client.connect(url, **options)
+            client = shmserve.client.connect(url, control)
         with client:
             assert not client.shared_memory
             assert reason in client.missing_memory
