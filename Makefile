@@ -166,7 +166,7 @@ install:  ## the systemd units, below DESTDIR and PREFIX, for an environment in 
 	done
 	install -m 644 deploy/systemd/shmserve.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/shmserve.conf
 	@# What somebody has written there stays.
-	test -e $(CONFIG_DIR)/shmserve.toml || install -m 644 deploy/shmserve.toml $(CONFIG_DIR)
+	test -e $(CONFIG_DIR)/shmserve.toml || install -m 644 deploy/systemd/shmserve.toml $(CONFIG_DIR)
 
 wheel: $(VENV)/bin/python  ## dist/: wheels of client and server, and archives of their sources
 	$(INSTALL) build
