@@ -17,10 +17,15 @@ from shmserve.observe import logs, otlp_extra, trace_files
 from shmserve.supervisor import guard, launch
 from shmserve.transport import key_file, tls
 
+
+def _give_up(error):
+    sys.exit("\n".join(f"shmserve: {line}" for line in error.message.splitlines()))
+
+
 try:
     _settings = launch.settings()
 except ConfigError as ex:
-    sys.exit("\n".join(f"shmserve: {line}" for line in ex.message.splitlines()))
+    _give_up(ex)
 
 wsgi_app = "shmserve.app"
 proc_name = "shmserve"
@@ -57,7 +62,7 @@ def on_starting(server):
         trace_files.begin(_settings)  # they are this service's from here on
         sign_of_life.when_asked(launch.beat)
     except ConfigError as ex:
-        sys.exit(f"shmserve: {ex.message}")
+        _give_up(ex)
 
 
 def when_ready(server):

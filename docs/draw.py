@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 from shmserve.core.control import lifecycle
 from shmserve.core.memory import slots
@@ -15,6 +16,17 @@ from shmserve.core.scheduling import stream_flow
 from shmserve.protocol.triton_config.field_table import HINTS, NO_EFFECT, SUPPORTED, schema_paths
 
 FOLDER = Path(__file__).parent
+_MARGIN, _COLUMN, _TOP, _ROW = 10, 124, 52, 24  # pixels
+_HEAD = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"
+     font-family="sans-serif" font-size="13" text-anchor="middle">
+  <defs>
+    <marker id="a" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7"
+            orient="auto">
+      <path d="M0 0L10 5L0 10z" fill="#333"/>
+    </marker>
+  </defs>
+  <rect width="{width}" height="{height}" fill="#fff"/>"""
 
 
 def slot_edges() -> list[tuple[str, str, str]]:
@@ -42,10 +54,31 @@ def stream_edges() -> list[tuple[str, str, str]]:
     ]
 
 
-def mermaid(edges: list[tuple[str, str, str]]) -> str:
-    lines = ["```mermaid", "stateDiagram-v2"]
-    lines += [f"    {source} --> {target}: {event}" for source, event, target in edges]
-    return "\n".join([*lines, "```"])
+def picture(edges: list[tuple[str, str, str]]) -> str:
+    """States as columns, each event as an arrow in a row of its own; one that leads back to its
+    state is a loop."""
+    states = dict.fromkeys([edge[0] for edge in edges] + [edge[2] for edge in edges])
+    at = {state: _MARGIN + _COLUMN // 2 + number * _COLUMN for number, state in enumerate(states)}
+    width = 2 * _MARGIN + len(states) * _COLUMN
+    height = _TOP + len(edges) * _ROW + _MARGIN
+    lines = [_HEAD.format(width=width, height=height)]
+    for state, x in at.items():
+        lines += [
+            f'  <path d="M{x} {_TOP - 12}V{height - _MARGIN}" stroke="#d1d5db"/>',
+            f'  <rect x="{x - 52}" y="{_TOP - 42}" width="104" height="30" rx="6" fill="#dbeafe"'
+            ' stroke="#1d4ed8"/>',
+            f'  <text x="{x}" y="{_TOP - 22}" font-weight="bold">{state}</text>',
+        ]
+    for row, (source, event, target) in enumerate(edges):
+        start, end, y = at[source], at[target], _TOP + (row + 1) * _ROW - 6
+        path, middle = f"M{start} {y}H{end}", (start + end) // 2
+        if source == target:
+            path, middle = f"M{start} {y - 10}h18v10h-18", start - 30
+        lines += [
+            f'  <path d="{path}" fill="none" stroke="#333" marker-end="url(#a)"/>',
+            f'  <text x="{middle}" y="{y - 4}" font-size="12">{escape(event)}</text>',
+        ]
+    return "\n".join([*lines, "</svg>", ""])
 
 
 def config_table() -> str:
@@ -65,12 +98,13 @@ def config_table() -> str:
 
 def drawings() -> dict[str, dict[str, str]]:
     """Document -> name of a drawing -> the drawing."""
-    machines = {
-        "slot": mermaid(slot_edges()),
-        "instance": mermaid(instance_edges()),
-        "stream": mermaid(stream_edges()),
-    }
-    return {"ARCHITECTURE.md": machines, "compatibility.md": {"config": config_table()}}
+    return {"compatibility.md": {"config": config_table()}}
+
+
+def pictures() -> dict[str, str]:
+    """File -> what is in it."""
+    machines = {"slot": slot_edges(), "instance": instance_edges(), "stream": stream_edges()}
+    return {f"states-{name}.svg": picture(edges) for name, edges in machines.items()}
 
 
 def drawn(text: str, made: dict[str, str]) -> str:
@@ -85,14 +119,15 @@ def drawn(text: str, made: dict[str, str]) -> str:
 
 
 def main() -> int:
-    stale = False
+    fresh = pictures()
     for document, made in drawings().items():
-        path = FOLDER / document
-        text = path.read_text(encoding="utf-8")
-        fresh = drawn(text, made)
-        stale = stale or fresh != text
+        fresh[document] = drawn((FOLDER / document).read_text(encoding="utf-8"), made)
+    stale = False
+    for name, text in fresh.items():
+        path = FOLDER / name
+        stale = stale or not path.exists() or path.read_text(encoding="utf-8") != text
         if "--check" not in sys.argv:
-            path.write_text(fresh, encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
     return 1 if stale and "--check" in sys.argv else 0
 
 

@@ -64,6 +64,7 @@ class ShmserveError(Exception):
     code: Code = Code.INTERNAL
     http: int | None = None  # a clearer HTTP status than the table's, if there is one
     retry_after_s: int = 0  # nothing of the request has run, and it may fare better then; 0: or not
+    was_sent = False  # an executor had been asked when it came
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -59,6 +59,10 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("gunicorn", nargs="*", help="options for gunicorn, after --")
     init = command("init", "init", "make a model repository with examples, and a settings file")
     init.add_argument("folder", metavar="DIR", help="an empty folder, or one to be made")
+    units = command("units", "units", "write systemd's units for this environment, as a service")
+    units.add_argument("root", metavar="ROOT", help="what to write below: /, or a folder to look")
+    units.add_argument("--prefix", default="/usr/local", metavar="DIR", help="default: /usr/local")
+    units.add_argument("--app", metavar="DIR", help="another environment, or a link to this one")
     check = command("check", "check", "check the settings and every model folder")
     check.add_argument(
         "--load", action="store_true", help="load each model, too, in a process of its own"
@@ -94,6 +98,9 @@ def parser() -> argparse.ArgumentParser:
 def _add_show(show: argparse.ArgumentParser) -> None:
     show.add_argument("what", choices=(*TABLES, "top"), help="a table, or top: a live view")
     show.add_argument("--json", action="store_true", help="one JSON array instead of a table")
+    show.add_argument(
+        "--limit", type=int, metavar="N", help="at most so many rows; of events the latest"
+    )
     show.add_argument(
         "--interval", type=float, default=1.0, metavar="S", help="of top: seconds between looks"
     )

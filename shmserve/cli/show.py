@@ -11,7 +11,14 @@ import msgspec
 
 from shmserve import config, ids
 from shmserve.config import Settings
-from shmserve.errors import DeadlineExceeded, Internal, PeerDied, ProtocolViolation, Unavailable
+from shmserve.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    Internal,
+    PeerDied,
+    ProtocolViolation,
+    Unavailable,
+)
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Hello, Show, Shown
@@ -24,16 +31,20 @@ Row = dict[str, Any]
 
 
 def main(arguments: argparse.Namespace) -> int:
-    return run(config.load(), arguments.what, as_json=arguments.json)
+    limit = arguments.limit
+    if limit is not None and limit < 0:
+        raise ConfigError(f"--limit: must be 0 or more, not {limit}")
+    return run(config.load(), arguments.what, as_json=arguments.json, limit=limit)
 
 
-def run(settings: Settings, name: str, *, as_json: bool) -> int:
-    """Ask and print; returns the exit status."""
+def run(settings: Settings, name: str, *, as_json: bool, limit: int | None = None) -> int:
+    """Ask and print at most so many rows; returns the exit status."""
     run_dir = config.run_dir(settings)
     if name == "events":  # from files: they are there when nobody is who could be asked
-        rows = flight_recorder.rows(run_dir, settings.max_events)
+        most = settings.max_events if limit is None else min(limit, settings.max_events)
+        rows = flight_recorder.rows(run_dir, most)
     else:
-        rows = ask(run_dir, name)
+        rows = ask(run_dir, name)[:limit]
     if as_json:
         print(msgspec.json.encode(rows).decode())
     else:

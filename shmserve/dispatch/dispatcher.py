@@ -12,6 +12,7 @@ from typing import Any
 
 from shmserve import config, ids
 from shmserve.config import Settings
+from shmserve.core.control.runtime_settings import initial
 from shmserve.core.registry import (
     LiveInstance,
     ModelEntry,
@@ -39,12 +40,14 @@ from shmserve.dispatch.tracing import Tracer
 from shmserve.errors import (
     ArenaExhausted,
     NotFound,
+    ShmserveError,
     Unavailable,
 )
 from shmserve.observe import flight_recorder, gauges
 from shmserve.protocol.control.link_messages import RegistryChanged, Welcome
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.settings_messages import FlagSet, SetFlag
+from shmserve.protocol.control.span_messages import Attribute
 from shmserve.protocol.control.stats_messages import CounterPage, RequestFailed
 from shmserve.shm.registry_page import RegistryReader
 from shmserve.transport import rundir
@@ -196,6 +199,20 @@ class Dispatcher:
     def refused(self, entry: ModelEntry, error: BaseException) -> None:
         """A request for this version failed before there was a call for it: count that."""
         self.counting.ended(entry, reason_of(error), told=message_of(error))
+
+    def trace_refused(
+        self, error: ShmserveError, traceparent: str, attributes: dict[str, Attribute]
+    ) -> None:
+        """A request ended with an error, that of an executor or not: in the latter case nobody has
+        traced it yet, which is done as the settings for all models say."""
+        if error.was_sent:
+            return
+        try:
+            tuning = self._registry.current().tuning
+        except Unavailable:
+            tuning = None
+        trace = (tuning or initial(self.settings)).trace
+        self.tracer.refused(error, traceparent, attributes, trace)
 
     def count_key(self, name: str) -> None:
         """A request came with the key of this name."""

@@ -176,6 +176,8 @@ class Account(Struct):
 
     def failed(self, error: BaseException) -> None:
         """It ends without an answer."""
+        if self.sent_ns and isinstance(error, ShmserveError):
+            error.was_sent = True
         self._failed(reason_of(error), message_of(error))
 
     def refused(self, code: str, text: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from shmserve.dispatch.traced_request import Trace
+from shmserve.dispatch.traced_request import Refusal, Trace
 from shmserve.protocol.control.span_messages import Attribute, Span
 
 WHOLE = "InferRequest"
@@ -49,6 +49,24 @@ class SpanSource(Struct, frozen=True):
             if not trace.failure and times["SEND_END"] > times["SEND_START"]:
                 yield self._span(trace, "send", "SEND_START", "SEND_END", parent)
         yield from self._model(trace, parent)
+
+    def refused(self, refusal: Refusal) -> Span:
+        """Of a request that failed before an executor was asked."""
+        attributes = {
+            "shmserve.transport": self.protocol,
+            "shmserve.process": self.process,
+            **refusal.attributes,
+            "error.type": refusal.failure,
+        }
+        at_ns, parent = refusal.at_ns + self.wall_ns, refusal.parent
+        return Span(
+            WHOLE,
+            refusal.own.trace_id,
+            refusal.own.span_id,
+            parent.span_id if parent is not None else "",
+            *(at_ns, at_ns, True, attributes, True),
+            refusal.error[:_LONGEST_ERROR],
+        )
 
     def _model(self, trace: Trace, parent: str) -> Iterator[Span]:
         """The span of a model, and those within it."""

@@ -13,6 +13,7 @@ from shmserve.core.registry import ModelEntry
 from shmserve.core.trace_context import TraceContext
 from shmserve.dispatch.receipt import Receipt
 from shmserve.protocol.control.data_messages import Descriptor, WireTensor
+from shmserve.protocol.control.span_messages import Attribute
 
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"  # activities
 _MOST_TENSORS, _MOST_STEPS = 256, 1024  # of one trace: streams may go on for ever
@@ -57,6 +58,24 @@ class TracedTensor(Struct, frozen=True):
     datatype: str
     shape: tuple[int, ...]
     data: bytes
+
+
+class Refusal(Struct, frozen=True):
+    """A request that failed before an executor was asked.
+
+    Attributes:
+        failure, error: why: as it is counted, and for people.
+        attributes: what it asked for, and the status that its client got.
+        at_ns: when (CLOCK_MONOTONIC).
+        parent: what it is part of, as the client says; own: as what others are part of it.
+    """
+
+    failure: str
+    error: str
+    attributes: dict[str, Attribute]
+    at_ns: int
+    parent: TraceContext | None
+    own: TraceContext
 
 
 class Trace(Struct, eq=False):

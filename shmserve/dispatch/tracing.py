@@ -20,20 +20,23 @@ import msgspec
 
 from shmserve import config
 from shmserve.config import Settings
-from shmserve.core.control.runtime_settings import UNLIMITED
+from shmserve.core.control.runtime_settings import UNLIMITED, TraceSettings
 from shmserve.core.control.trace_files import GrantedTraces
 from shmserve.core.registry import ModelEntry
+from shmserve.core.stats.failure_reasons import reason_of
 from shmserve.core.trace_context import TraceContext, parse
 from shmserve.dispatch.outcome import RunOptions
 from shmserve.dispatch.trace_entries import entries_of, line_of
 from shmserve.dispatch.trace_spans import SpanSource, new_span_id, new_trace_id
-from shmserve.dispatch.traced_request import Times, Trace
+from shmserve.dispatch.traced_request import Refusal, Times, Trace
 from shmserve.errors import ShmserveError
 from shmserve.observe.logs import TRACES
 from shmserve.observe.trace_files import TraceWriter
 from shmserve.protocol.control.data_messages import Timing
+from shmserve.protocol.control.span_messages import Attribute
 from shmserve.transport.span_channel import SpanSender
 
+_NO_MODEL = ""
 _MOST_WAITING = 10_000
 _MOST_WAITING_BYTES = 64 << 20  # of their tensors
 _TELL_NS = 60_000_000_000  # lost spans are told so often
@@ -67,6 +70,8 @@ class Tracer:
         self._dropped = 0
         self._told_lost = self._tell_ns = 0
         self._granted: list[Trace] = []  # that are to be sent as spans
+        self._refused: list[Refusal] = []  # the same
+        self._refused_limited = False  # there may be only so many
 
     def begin(self, entry: ModelEntry, options: RunOptions) -> Trace | None:
         """The trace of a request that begins, if it is one of those to be traced. A step of an
@@ -86,6 +91,30 @@ class Tracer:
         if spans:
             trace.own = _within(parent) or TraceContext(new_trace_id(), new_span_id())
         return trace
+
+    def refused(
+        self,
+        error: ShmserveError,
+        traceparent: str,
+        attributes: dict[str, Attribute],
+        settings: TraceSettings,
+    ) -> None:
+        """A request failed before an executor was asked. It has a span where traces are spans, if
+        it is one of those to be traced; files and the log have answered requests only."""
+        if self._sender is None or not settings.active:
+            return
+        parent = parse(traceparent)
+        if not self._sampled(_NO_MODEL, settings.rate, parent):
+            return
+        self._refused_limited = settings.count != UNLIMITED
+        why, now_ns = reason_of(error).name.lower(), time.monotonic_ns()
+        own = _within(parent) or TraceContext(new_trace_id(), new_span_id())
+        refusal = Refusal(why, error.message, attributes, now_ns, parent, own)
+        with self._lock:
+            if len(self._refused) < _MOST_WAITING:
+                self._refused.append(refusal)
+            else:
+                self._dropped += 1
 
     def _sampled(self, model: str, rate: int, parent: TraceContext | None) -> bool:
         """One of so many is; where there is a parent, what that says."""
@@ -109,8 +138,9 @@ class Tracer:
     def flush(self, take: Take) -> None:
         """Write what waits; `take` is asked where there is a limit, or a file."""
         with self._lock:
-            if not self._waiting and not self._dropped:
+            if not (self._waiting or self._dropped or self._refused):
                 return
+            refused, self._refused = self._refused, []
             waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
             dropped, self._dropped = self._dropped, 0
         by_model: dict[str, list[Trace]] = {}
@@ -121,11 +151,21 @@ class Tracer:
                 self._write(model, traces, take)
             except ShmserveError as ex:
                 _log.warning("traces of model %s are lost: %s", model, ex)
-        if self._sender is not None and self._granted:
+        if refused and self._refused_limited:
+            refused = refused[: self._refusals_granted(len(refused), take)]
+        if self._sender is not None and (self._granted or refused):
             traces, self._granted = self._granted, []
-            self._send(traces, self._sender)
+            self._send(traces, refused, self._sender)
         if dropped:
             _log.warning("%d traces are lost: more than could be written", dropped)
+
+    def _refusals_granted(self, wanted: int, take: Take) -> int:
+        """How many of so many there may be."""
+        try:
+            return take(_NO_MODEL, wanted, wanted).count
+        except ShmserveError as ex:
+            _log.warning("traces of refused requests are lost: %s", ex)
+            return 0
 
     def _write(self, model: str, traces: list[Trace], take: Take) -> None:
         granted = GrantedTraces(len(traces))
@@ -148,11 +188,12 @@ class Tracer:
                 number += len(trace.whole)
             self._writer.append(place, entries)
 
-    def _send(self, traces: list[Trace], sender: SpanSender) -> None:
+    def _send(self, traces: list[Trace], refused: list[Refusal], sender: SpanSender) -> None:
         now_ns = time.monotonic_ns()
         wall_ns = time.time_ns() - now_ns
         source = SpanSource(self._process, self._protocol, wall_ns)
-        sender.send([span for trace in traces for span in source.spans(trace)])
+        spans = [span for trace in traces for span in source.spans(trace)]
+        sender.send(spans + list(map(source.refused, refused)))
         lost = sender.dropped - self._told_lost
         if lost and now_ns >= self._tell_ns:
             _log.warning("%d spans are lost: the exporter is away, or has no room", lost)

@@ -13,12 +13,18 @@ import threading
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from shmserve.config import Settings
 from shmserve.core.stats import custom_metrics
 from shmserve.core.stats.custom_metrics import Family, Labels, MetricKind, Series
-from shmserve.errors import ArenaExhausted, InvalidArgument, ResourceExhausted
+from shmserve.errors import (
+    ArenaExhausted,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    ShmserveError,
+)
 from shmserve.shm.metrics_area import MetricsArea
 
 log = logging.getLogger(__name__)
@@ -53,6 +59,53 @@ class MetricRows:
         self.holders = 0
 
 
+class Counter:
+    """A series of a native model that only grows; this and the other kinds are for any thread."""
+
+    __slots__ = ("_metrics", "_row")
+
+    def __init__(self, metrics: CustomMetrics, row: MetricRow) -> None:
+        self._metrics = metrics
+        self._row = row
+
+    @property
+    def value(self) -> float:
+        """What it is in this instance."""
+        return self._row.values[0]
+
+    def increment(self, value: float = 1.0) -> None:
+        """Raises ValueError: it would become less."""
+        number = float(value)
+        if not number >= 0:
+            raise ValueError(f"counter '{self._row.family.name}' cannot grow by {number:g}")
+        self._metrics.increment(self._row, number)
+
+
+class Gauge(Counter):
+    """A series that takes any value."""
+
+    __slots__ = ()
+
+    def increment(self, value: float = 1.0) -> None:
+        self._metrics.increment(self._row, float(value))
+
+    def set(self, value: float) -> None:
+        self._metrics.set(self._row, float(value))
+
+
+class Histogram:
+    """A series that counts values in buckets."""
+
+    __slots__ = ("_metrics", "_row")
+
+    def __init__(self, metrics: CustomMetrics, row: MetricRow) -> None:
+        self._metrics = metrics
+        self._row = row
+
+    def observe(self, value: float) -> None:
+        self._metrics.observe(self._row, float(value))
+
+
 _ALL: weakref.WeakSet[CustomMetrics] = weakref.WeakSet()
 
 
@@ -72,6 +125,45 @@ class CustomMetrics:
         """In a process that the model has forked: what that counts is its own."""
         self._area = self._words = None
         self._lock = threading.Lock()
+
+    def counter(
+        self, name: str, description: str, labels: Mapping[str, str] | None = None
+    ) -> Counter:
+        """A counter, for as long as the instance lives; one of the same name and labels is it.
+
+        Raises:
+            Internal: a bad or taken name, a bad label, or too many. So with the other kinds.
+        """
+        return Counter(self, self._row(MetricKind.COUNTER, name, description, labels))
+
+    def gauge(self, name: str, description: str, labels: Mapping[str, str] | None = None) -> Gauge:
+        """As `counter`, for a value that goes up and down."""
+        return Gauge(self, self._row(MetricKind.GAUGE, name, description, labels))
+
+    def histogram(
+        self,
+        name: str,
+        description: str,
+        buckets: Sequence[float],
+        labels: Mapping[str, str] | None = None,
+    ) -> Histogram:
+        """As `counter`, for a distribution. `buckets`: ascending bounds; one more has none."""
+        kind = MetricKind.HISTOGRAM
+        return Histogram(self, self._row(kind, name, description, labels, buckets))
+
+    def _row(
+        self,
+        kind: MetricKind,
+        name: str,
+        description: str,
+        labels: Mapping[str, str] | None,
+        buckets: Sequence[float] = (),
+    ) -> MetricRow:
+        try:
+            family = self.open(name, description, kind)
+            return self.add(family, list((labels or {}).items()), list(map(float, buckets)), ())
+        except ShmserveError as ex:  # the model's fault, not that of whose request it serves
+            raise Internal(f"metric '{name[:80]}': {ex.message}") from None
 
     def open(self, name: str, description: str, kind: MetricKind) -> MetricRows:
         """A family, which exists until all who have opened it have let go of it. Where there is

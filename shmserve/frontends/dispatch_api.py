@@ -16,7 +16,9 @@ from shmserve.core.registry import SYSTEM, ModelEntry, Snapshot
 from shmserve.dispatch.caller_shares import CallerShares
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.dispatch.outcome import NO_OPTIONS, RunOptions
+from shmserve.errors import ShmserveError
 from shmserve.protocol.control.history_messages import HistoryReport
+from shmserve.protocol.control.span_messages import Attribute
 from shmserve.protocol.control.stats_messages import Report
 
 
@@ -84,6 +86,13 @@ class DispatchApi(Protocol):
 
     def refused(self, entry: ModelEntry, error: BaseException) -> None:
         """A request for this version failed before there was a call for it: count that."""
+        ...
+
+    def trace_refused(
+        self, error: ShmserveError, traceparent: str, attributes: dict[str, Attribute]
+    ) -> None:
+        """An inference ended with an error, perhaps before an executor was asked: then it has a
+        span, if it is to be traced. `traceparent`: what its client says it is part of."""
         ...
 
     def count_key(self, name: str) -> None:

@@ -18,6 +18,7 @@ HEADER = "X-Request-ID"
 IN_ENVIRON = "HTTP_X_REQUEST_ID"
 KEY = "x-request-id"  # of gRPC's metadata
 TRACEPARENT = "traceparent"  # the same
+TRACEPARENT_IN_ENVIRON = "HTTP_TRACEPARENT"
 
 _GIVEN = re.compile(r"[!-~]{1,128}")
 _LONGEST = 2000  # characters of a message in the log

@@ -19,13 +19,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from shmserve import config, ids
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 from shmserve.supervisor import activation
 from shmserve.transport import listen_addresses, rundir
+from shmserve.transport.listen_addresses import ListenAddress
 from shmserve.transport.processes import FileLock, has_ended, pidfd_open, send_signal, spawn_role
 
 _log = logging.getLogger(__name__)
@@ -152,23 +153,37 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
     next, and `client_socket`; keep gRPC's. What was passed is there already.
 
     Raises:
-        ConfigError: an address that is taken or none of this host's; says which, and by whom.
+        ConfigError: addresses that are taken or none of this host's; says which, and by whom, a
+            line for each.
     """
+    wrong: list[str] = []
+    for setting, place in _wanted(settings, http):
+        try:
+            listen_addresses.require_free(setting, place)
+            if setting == "grpc_bind":
+                _state.grpc_places += tuple(listen_addresses.reserve(setting, place))
+        except ConfigError as ex:
+            wrong.append(ex.message)
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
+def _wanted(
+    settings: Settings, http: Iterable[tuple[str, int] | str | int]
+) -> Iterator[tuple[str, ListenAddress]]:
+    """The addresses that nobody has passed, with their settings."""
+    if not activation.has_http(os.environ):
+        for place in filter(None, map(listen_addresses.of_gunicorn, http)):
+            is_metrics = place.text in settings.metrics_bind
+            yield "metrics_bind" if is_metrics else "http_bind", place
+    elif settings.metrics_bind:
+        raise ConfigError("metrics_bind: cannot be together with HTTP sockets of systemd's")
     if settings.grpc_processes and not _state.grpc_fds:
         for text in settings.grpc_bind:
-            address = listen_addresses.parse("grpc_bind", text)
-            listen_addresses.require_free("grpc_bind", address)
-            _state.grpc_places += tuple(listen_addresses.reserve("grpc_bind", address))
+            yield "grpc_bind", listen_addresses.parse("grpc_bind", text)
     if settings.client_socket and settings.client_shm_mode != "off":
-        place = listen_addresses.parse("client_socket", f"unix:{settings.client_socket}")
-        listen_addresses.require_free("client_socket", place)
-    if activation.has_http(os.environ):
-        if settings.metrics_bind:
-            raise ConfigError("metrics_bind: cannot be together with HTTP sockets of systemd's")
-        return
-    for place in filter(None, map(listen_addresses.of_gunicorn, http)):
-        is_metrics = place.text in settings.metrics_bind
-        listen_addresses.require_free("metrics_bind" if is_metrics else "http_bind", place)
+        socket = f"unix:{settings.client_socket}"
+        yield "client_socket", listen_addresses.parse("client_socket", socket)
 
 
 def forked() -> None:

@@ -24,6 +24,7 @@ from shmserve.dispatch.receipt import Receipt
 from shmserve.errors import ArenaExhausted, ShmserveError, Unavailable
 from shmserve.protocol.control.data_messages import Parameter, RegionRef
 from shmserve.protocol.control.history_messages import HistoryReport
+from shmserve.protocol.control.span_messages import Attribute
 from shmserve.protocol.control.stats_messages import Report
 from shmserve.tensor.spec import ModelSpec
 
@@ -299,6 +300,11 @@ class FakeDispatcher:
 
     def refused(self, entry: ModelEntry, error: BaseException) -> None:
         self.refusals.append((entry.spec.name, type(error).__name__))
+
+    def trace_refused(
+        self, error: ShmserveError, traceparent: str, attributes: dict[str, Attribute]
+    ) -> None:
+        """Nothing is traced."""
 
     def count_key(self, name: str) -> None:
         self.keys[name] += 1

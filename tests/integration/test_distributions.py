@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -70,8 +71,35 @@ def test_each_file_of_the_package_is_in_one_wheel(wheels: dict[str, Path]) -> No
         for path in (ROOT / "shmserve").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    beside = {name for name in server if name.startswith("shmserve/workers/")}
+    beside = {
+        name for name in server if name.startswith(("shmserve/workers/", "shmserve/systemd/"))
+    }
     assert server | client == package | beside | {"shmserve/gunicorn.conf.py"}
+
+
+def test_who_has_only_the_wheels_can_make_it_a_service(
+    wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    venv, root = tmp_path / "venv", tmp_path / "root"
+    run(sys.executable, "-m", "venv", "--without-pip", venv)
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "needed.pth").write_text(sysconfig.get_path("purelib"))  # what is not ours
+    pip = (sys.executable, "-m", "pip", "--python", venv / "bin/python", "install", "--quiet")
+    run(*pip, "--no-index", "--no-deps", *wheels.values())
+    program = venv / "bin/shmserve"
+    told = run(program, "units", root, cwd=tmp_path)
+    unit = (root / "usr/local/lib/systemd/system/shmserve.service").read_text()
+    assert f"ExecStart={program} serve\n" in unit
+    assert f"ExecStartPre={program} check\n" in unit
+    assert "/opt/shmserve" not in unit
+    settings = root / "etc/shmserve/shmserve.toml"
+    assert str(settings) in told
+    assert (root / "usr/local/lib/sysusers.d/shmserve.conf").is_file()
+    settings.write_text("http_workers = 3\n")
+    assert f"{settings} stays as it is" in run(program, "units", root, cwd=tmp_path)
+    assert settings.read_text() == "http_workers = 3\n"
+    run(program, "init", "demo", cwd=tmp_path)  # what that needs is in the wheel, too
+    assert (tmp_path / "demo/workers/identity/config.pbtxt").is_file()
 
 
 @pytest.mark.parametrize("project", [".", "client"])

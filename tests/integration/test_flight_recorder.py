@@ -20,9 +20,9 @@ SMALL = {
 REFUSED = "request failed identity/1 bad_request"
 
 
-def shown(server):
+def shown(server, *options):
     """`shmserve show events`, as a program of its own."""
-    command = [sys.executable, "-m", "shmserve.cli", "show", "events", "--json"]
+    command = [sys.executable, "-m", "shmserve.cli", "show", "events", "--json", *options]
     done = subprocess.run(
         command, env=server.environ, stdout=subprocess.PIPE, timeout=120, check=True
     )
@@ -60,6 +60,7 @@ def test_refusals_and_deaths_are_shown_in_order_also_after_everything_was_killed
         alive = shown(server)
         server.kill_all()
         dead = shown(server)
+        assert shown(server, "--limit", "2") == dead[-2:]
         files = list(Path(server.run_dir, "events").iterdir())
         server.start()  # for a clean end; what was before is still told
         assert {str(row) for row in dead} <= {str(row) for row in shown(server)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -20,6 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from shmserve._generated import grpc_service_pb2 as pb
+from shmserve._generated import grps_pb2 as grps_pb
 from shmserve.testing.running_server import RunningServer, free_port, wait_until
 from tests.grpc_client import Client, tensor
 
@@ -207,6 +209,84 @@ def test_an_error(server: RunningServer, collector: Collector) -> None:
         assert "no such luck" in status.message
         assert "/srv" not in status.message
     assert attributes(collector.span(trace, "misbehaving"))["error.type"] == "model"
+
+
+GRPS = "/grps/v1/infer/predict"
+PREDICT = "/grps.protos.v1.GrpsService/Predict"
+AS_JSON = {"Content-Type": "application/json"}
+
+
+def grps_message(model: str, name: str = "IN") -> grps_pb.GrpsMessage:
+    message = grps_pb.GrpsMessage(model=model)
+    dtype = grps_pb.DataType.Value("DT_FLOAT32")
+    message.gtensors.tensors.add(name=name, dtype=dtype, shape=[3], flat_float32=[1, 2, 3])
+    return message
+
+
+def test_requests_of_grps(server: RunningServer, collector: Collector) -> None:
+    trace, parent = begun()
+    body = json.dumps({"model": "echo-1.0.0", "ndarray": [1, 2, 3]}).encode()
+    told = server.request("POST", GRPS, body, {**AS_JSON, "traceparent": parent})
+    assert told[0] == 200, told
+    assert collector.tree(trace, 8)[PARENT] == ["InferRequest"]
+    with Client(server.grpc_address) as client:
+        trace, parent = begun()
+        method = client.channel.unary_unary(PREDICT)
+        message = grps_message("echo-1.0.0").SerializeToString()
+        answer = method(message, metadata=[("traceparent", parent)], timeout=60)
+        assert grps_pb.GrpsMessage.FromString(answer).status.code == 200
+        assert collector.tree(trace, 8)[PARENT] == ["InferRequest"]
+
+
+def refusals(server: RunningServer) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Requests that no executor is asked for: their traces, and what their spans say."""
+
+    def http(path: str, body: bytes, status: int, **fields: str) -> tuple[str, dict[str, Any]]:
+        trace, parent = begun()
+        told = server.request("POST", path, body, {**fields, "traceparent": parent})
+        assert told[0] == status, told
+        return trace, {"http.response.status_code": status, "url.path": path}
+
+    good = json.dumps(GOOD).encode()
+    yield http("/v2/models/echo/infer", b"{", 400)
+    yield http("/v2/models/echo/infer", good.replace(b"FP32", b"FP64"), 400)
+    yield http("/v2/models/nobody/infer", good, 404)
+    yield http("/v2/models/nobody/generate", b"{}", 404)
+    yield http(GRPS, b'{"model": "nobody", "str_data": "x"}', 404, **AS_JSON)
+    with Client(server.grpc_address) as client:
+        message = pb.ModelInferRequest(model_name="nobody")
+        trace, parent = begun()
+        code, _ = client.error("ModelInfer", message, metadata=[("traceparent", parent)])
+        assert code == "NOT_FOUND"
+        yield trace, {"rpc.grpc.status_code": 5, "rpc.method": "ModelInfer"}
+        trace, parent = begun()
+        method = client.method("ModelStreamInfer", stream=True)
+        (answer,) = method(iter([message]), metadata=[("traceparent", parent)], timeout=60)
+        assert "nobody" in answer.error_message
+        yield trace, {"rpc.grpc.status_code": 5, "rpc.method": "ModelStreamInfer"}
+        trace, parent = begun()
+        grps = client.channel.unary_unary(PREDICT)
+        data = grps_message("echo-1.0.0", "NOPE").SerializeToString()
+        answer = grps_pb.GrpsMessage.FromString(grps(data, metadata=[("traceparent", parent)]))
+        assert answer.status.code == 400
+        yield trace, {"rpc.grpc.status_code": 3, "rpc.method": "Predict"}
+
+
+def test_refused_requests_have_a_span_with_the_status(
+    server: RunningServer, collector: Collector
+) -> None:
+    for trace, expected in list(refusals(server)):
+        assert collector.tree(trace, 1) == {PARENT: ["InferRequest"]}, expected
+        (span,) = collector.spans[trace]
+        assert span.status.code == trace_pb2.Status.STATUS_CODE_ERROR
+        assert span.status.message
+        told = attributes(span)
+        assert {name: told.get(name) for name in expected} == expected
+        assert (told["error.type"], "shmserve.process" in told) != ("", False)
+    trace, parent = begun()
+    assert server.infer("nobody", GOOD, traceparent=parent[:-2] + "00")[0] == 404
+    assert server.infer("echo", GOOD, traceparent=begun()[1])[0] == 200
+    assert trace not in collector.spans, "its client has it not traced"
 
 
 def test_the_numbers_of_metrics(server: RunningServer, collector: Collector) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import grpc
 
 from shmserve.errors import Internal, ShmserveError
-from shmserve.frontends.request_ids import log_failure
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.request_ids import log_failure, traceparent
+from shmserve.protocol.control.span_messages import Attribute
 
 _log = logging.getLogger("shmserve.grpc")
 
@@ -36,3 +39,16 @@ def as_error(ex: Exception, what: str, request: str) -> ShmserveError:
     goes to the log only."""
     log_failure(_log, what, request, ex)
     return ex if isinstance(ex, ShmserveError) else Internal(_GENERIC)
+
+
+def trace_refused(
+    dispatcher: DispatchApi, metadata: Iterable[tuple[str, str | bytes]], name: str, ex: Exception
+) -> None:
+    """An inference by an rpc with this metadata has failed: if no executor was asked for it, that
+    has a span."""
+    if isinstance(ex, ShmserveError):
+        attributes: dict[str, Attribute] = {
+            "rpc.method": name,
+            "rpc.grpc.status_code": ex.grpc_status,
+        }
+        dispatcher.trace_refused(ex, traceparent(metadata), attributes)

@@ -14,9 +14,10 @@ from shmserve.core.access import Action
 from shmserve.errors import InvalidArgument, ResourceExhausted, ShmserveError
 from shmserve.frontends.access import Origins
 from shmserve.frontends.deciding_fields import DecidingFields
+from shmserve.frontends.dispatch_api import DispatchApi
 from shmserve.frontends.grpc.callers import CallAccess
 from shmserve.frontends.grpc.client_deadlines import ClientDeadlines
-from shmserve.frontends.grpc.error_statuses import as_error, details_of, status_of
+from shmserve.frontends.grpc.error_statuses import as_error, details_of, status_of, trace_refused
 from shmserve.frontends.grpc.rpc_methods import HeldAnswer, RpcContext, RpcMethod, RpcSubjects
 from shmserve.frontends.grpc.silent_calls import AwaitedRequests
 from shmserve.frontends.grpc.tensor_message import TensorIntake
@@ -53,7 +54,14 @@ class Methods:
         ConfigError: `grpc_restricted_protocol` cannot be understood.
     """
 
-    def __init__(self, overdue: ClientDeadlines, settings: Settings, access: CallAccess) -> None:
+    def __init__(
+        self,
+        overdue: ClientDeadlines,
+        settings: Settings,
+        access: CallAccess,
+        dispatcher: DispatchApi,
+    ) -> None:
+        self._dispatcher = dispatcher
         self._access = access
         self._keyed = access.keyed
         self._origins = Origins(settings, settings.grpc_bind, "")
@@ -98,7 +106,7 @@ class Methods:
             except grpc.RpcError:  # the client has gone
                 raise
             except Exception as ex:
-                error = named(context, name, ex)
+                error = self._failed(category, context, name, ex)
             else:
                 if large:
                     self._overdue.expect_taken(context, self.send_limit(len(answer)))
@@ -143,13 +151,20 @@ class Methods:
             except grpc.RpcError:
                 raise
             except Exception as ex:
-                error = named(context, name, ex)
+                error = self._failed(category, context, name, ex)
             abort(context, error)
 
         if self._settings.access_log:
             behave = _told_stream(name, behave)
         most = self._settings.grpc_max_message_bytes
         return RpcMethod(behave, pool, True, self._message_timeout_s(False), most, views)
+
+    def _failed(
+        self, category: Category, context: RpcContext, name: str, ex: Exception
+    ) -> ShmserveError:
+        if category == "inference":
+            trace_refused(self._dispatcher, context.invocation_metadata(), name, ex)
+        return named(context, name, ex)
 
     def _check_caller(self, category: Category, context: RpcContext) -> None:
         metadata = context.invocation_metadata()

@@ -20,6 +20,7 @@ from shmserve.frontends.grpc.announced_inputs import (
 )
 from shmserve.frontends.grpc.call_context import CallContext
 from shmserve.frontends.grpc.callers import CallAccess
+from shmserve.frontends.grpc.error_statuses import trace_refused
 from shmserve.frontends.grpc.forwarded_metadata import ForwardedMetadata
 from shmserve.frontends.grpc.known_messages import KnownMessages, RecalledMessage
 from shmserve.frontends.grpc.request_mapping import to_request
@@ -243,6 +244,10 @@ class Inferences:
         wire = self.parse(data)
         message = InferMessage(self, wire, asker, started_ns, True, data)
         return Inference(self._dispatcher, self.entry_of(wire), message, asker)
+
+    def trace_refused(self, context: RpcContext, name: str, ex: Exception) -> None:
+        """A request of an rpc of this name has failed, and the rpc goes on."""
+        trace_refused(self._dispatcher, context.invocation_metadata(), name, ex)
 
     def asker(self, context: RpcContext) -> CallContext:
         """The client of a call."""

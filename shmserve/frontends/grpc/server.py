@@ -66,7 +66,7 @@ class GrpcServer:
         self._overdue = ClientDeadlines()
         keys = PresentedKeys(settings, dispatcher.count_key)
         access = CallAccess(Access(settings, os.geteuid()), callers, keys)
-        self._methods = Methods(self._overdue, settings, access)
+        self._methods = Methods(self._overdue, settings, access, dispatcher)
         self._idle_reflection_s = settings.head_timeout_s
         self._make_pools(settings)
         regions = SharedMemory(dispatcher, settings)

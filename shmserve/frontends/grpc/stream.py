@@ -85,7 +85,7 @@ class Streams:
             entry = self.inferences.entry_of(wire)
             return self.inferences.open(wire, entry, asker, started)
         except Exception as ex:
-            return self.failure(wire, entry, ex, strict)
+            return self.failure(wire, entry, ex, asker, strict)
 
     def answer(self, item: Running | bytes, strict: bool) -> bytes:
         """The one message that an ordinary model's request gets."""
@@ -94,13 +94,14 @@ class Streams:
         try:
             return only_answer(item)
         except Exception as ex:
-            return self.failure(item.source.wire, item.entry, ex, strict)
+            return self.failure(item.source.wire, item.entry, ex, item.source.asker, strict)
 
     def failure(
         self,
         wire: WireInferRequest | None,
         entry: ModelEntry | None,
         ex: Exception,
+        asker: CallContext,
         strict: bool,
     ) -> bytes:
         """A failure as a message of the stream.
@@ -110,6 +111,7 @@ class Streams:
         """
         if strict:
             raise ex
+        self.inferences.trace_refused(asker.context, METHOD, ex)
         request = wire.id if wire is not None else ""
         error = as_error(ex, METHOD, request_id(request) if request else "-")
         return encode_error(wire, error, entry, final=True)
@@ -247,7 +249,8 @@ class Session:
                     if not self._put(message):
                         return
         except Exception as ex:
-            self._put(self._streams.failure(item.source.wire, item.entry, ex, self._strict))
+            wire, entry = item.source.wire, item.entry
+            self._put(self._streams.failure(wire, entry, ex, self._asker, self._strict))
         finally:
             sent.set()
             with self._changed:

@@ -87,6 +87,6 @@ def _empty(
     middleware: list[Any] = [origins, guard] if guard else [origins]
     app = App(media_type="application/json", middleware=middleware)
     app.router_options.converters["given"] = Given
-    errors = ErrorHandlers()
+    errors = ErrorHandlers(dispatcher, guard.infers)
     errors.install(app)
     return app, Routes(app, guard, origins, errors)

@@ -16,7 +16,15 @@ from shmserve.errors import (
     Unavailable,
     UnsupportedEncoding,
 )
-from shmserve.frontends.request_ids import HEADER, IN_ENVIRON, log_failure, request_id
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.request_ids import (
+    HEADER,
+    IN_ENVIRON,
+    TRACEPARENT_IN_ENVIRON,
+    log_failure,
+    request_id,
+)
+from shmserve.protocol.control.span_messages import Attribute
 
 log = logging.getLogger("shmserve.http")
 
@@ -26,13 +34,15 @@ _GENERIC = "internal server error"
 
 
 class ErrorHandlers:
-    """What Falcon calls for an error.
+    """What Falcon calls for an error. `infers`: whether a route of this template runs models.
 
     `forms`: beginnings of paths whose clients look for errors in another form, and what makes
     the body of the message and the status.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dispatcher: DispatchApi, infers: Callable[[str], bool]) -> None:
+        self._dispatcher = dispatcher
+        self._infers = infers
         self.forms: list[tuple[str, Callable[[str, int], bytes]]] = []
 
     def install(self, app: falcon.App[Request, Response]) -> None:
@@ -46,6 +56,8 @@ class ErrorHandlers:
     ) -> None:
         """An error of ours: its message was written for the client."""
         request = self._answer(req, resp, ex.http_status, ex.message)
+        if self._infers(req.uri_template or ""):
+            trace_refused(self._dispatcher, req, ex)
         if not (req.path.endswith("/ready") and isinstance(ex, Unavailable)):  # asked all the time
             log_failure(log, f"{req.method} {req.path}", request, ex)
         if ex.retry_after_s and ex.http_status == 503:
@@ -86,3 +98,12 @@ class ErrorHandlers:
                 return request
         resp.data = _encode({"error": message})
         return request
+
+
+def trace_refused(dispatcher: DispatchApi, req: Request, error: ShmserveError) -> None:
+    """An inference over HTTP has failed: if no executor was asked for it, that has a span."""
+    attributes: dict[str, Attribute] = {
+        "url.path": req.path,
+        "http.response.status_code": error.http_status,
+    }
+    dispatcher.trace_refused(error, req.env.get(TRACEPARENT_IN_ENVIRON, ""), attributes)

@@ -46,6 +46,11 @@ class Guard:
         """Whether there is anything to refuse."""
         return bool(self._restricted or self._closed or self._keys)
 
+    def infers(self, template: str) -> bool:
+        """Whether a route runs models."""
+        rule = self.rules.get(template)
+        return rule is not None and rule.category == "inference"
+
     def process_resource(
         self, req: falcon.Request, resp: falcon.Response, resource: Any, params: dict[str, Any]
     ) -> None:

@@ -30,13 +30,14 @@ OnWait = Callable[[], bool] | None
 class _Source:
     """What all GRPS requests have as `RequestSource` says."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, traceparent: str) -> None:
+        self._traceparent = traceparent
         self.started_ns = monotonic_ns()
         self.nbytes = nbytes
         self.share: CallerShare | None = None
 
     def traceparent(self) -> str:
-        return ""  # GRPS's messages have none
+        return self._traceparent
 
 
 class PayloadSource(_Source):
@@ -44,7 +45,7 @@ class PayloadSource(_Source):
 
     def __init__(self, payload: Payload, settings: Settings, options: RunOptions) -> None:
         body = payload.body.remaining if payload.body is not None else None
-        super().__init__(body or len(payload.wire or b""))
+        super().__init__(body or len(payload.wire or b""), options.traceparent)
         self._payload = payload
         self._settings = settings
         self._options = options
@@ -61,7 +62,7 @@ class HttpSource(_Source):
     """An HTTP request that its model takes as it is."""
 
     def __init__(self, head: RequestHead, body: Body, options: RunOptions) -> None:
-        super().__init__(body.remaining or 0)
+        super().__init__(body.remaining or 0, options.traceparent)
         self._head = head
         self._body = body
         self._options = options
@@ -149,11 +150,16 @@ def options_of(
     on_wait: OnWait,
     caller_number: int,
     timeout_s: float | None = None,
+    traceparent: str = "",
 ) -> RunOptions:
     """What is asked of a model besides its inputs. `model`: what the client called it."""
     parameters: dict[str, Parameter] = {}
     if takes_message(spec) or takes_http(spec):
         parameters = {STREAMING: streaming, MODEL: model}
     return RunOptions(
-        parameters=parameters, on_wait=on_wait, timeout_s=timeout_s, caller_number=caller_number
+        parameters=parameters,
+        on_wait=on_wait,
+        timeout_s=timeout_s,
+        caller_number=caller_number,
+        traceparent=traceparent,
     )

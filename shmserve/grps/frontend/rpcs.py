@@ -9,10 +9,12 @@ from shmserve.config import Settings
 from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import DeadlineExceeded, InvalidArgument
 from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.grpc.error_statuses import trace_refused
 from shmserve.frontends.grpc.handlers import Unary
 from shmserve.frontends.grpc.rpc_methods import RpcContext, RpcMethod
 from shmserve.frontends.grpc.services import Services, Work
 from shmserve.frontends.oip.restricted_apis import Category
+from shmserve.frontends.request_ids import traceparent
 from shmserve.grps.frontend.answers import refusal, to_wire
 from shmserve.grps.frontend.exchange import Exchange, options_of
 from shmserve.grps.frontend.grps_service import OK, Grps
@@ -37,6 +39,7 @@ class GrpsRpcs:
     """The rpcs on bytes."""
 
     def __init__(self, dispatcher: DispatchApi, settings: Settings, services: Services) -> None:
+        self._dispatcher = dispatcher
         self._grps = Grps(dispatcher, settings)
         self._settings = settings
         self._services = services
@@ -73,14 +76,14 @@ class GrpsRpcs:
             with exchange:
                 return exchange.once(lambda outcome, _: _wire(exchange, outcome))
         except Exception as ex:
-            return message_wire.encode(refusal(ex, "Predict"))
+            return self._refusal(ex, "Predict", context)
 
     def _stream(self, requests: Iterator[bytes], context: RpcContext) -> Iterator[bytes]:
         data = self._services.first(requests, context)
         try:
             exchange = self._begin(data, context, True)
         except Exception as ex:
-            yield message_wire.encode(refusal(ex, "PredictStreaming"))
+            yield self._refusal(ex, "PredictStreaming", context)
             return
         try:
             for outcome in exchange.outcomes():
@@ -88,9 +91,13 @@ class GrpsRpcs:
             exchange.close()
         except Exception as ex:
             exchange.failed(ex)
-            yield message_wire.encode(refusal(ex, "PredictStreaming"))
+            yield self._refusal(ex, "PredictStreaming", context)
         finally:
             exchange.close()
+
+    def _refusal(self, ex: Exception, name: str, context: RpcContext) -> bytes:
+        trace_refused(self._dispatcher, context.invocation_metadata(), name, ex)
+        return message_wire.encode(refusal(ex, name))
 
     def _begin(self, data: bytes, context: RpcContext, streaming: bool) -> Exchange:
         model, _ = message_wire.glance(data)
@@ -106,7 +113,8 @@ class GrpsRpcs:
             raise DeadlineExceeded("the call's deadline has passed")
         timeout_s = min(remaining, self._settings.request_timeout_s)
         options = options_of(
-            entry.spec, model, streaming, context.is_active, context.caller_number, timeout_s
+            *(entry.spec, model, streaming, context.is_active, context.caller_number, timeout_s),
+            traceparent=traceparent(context.invocation_metadata()),
         )
         return self._grps.begin(payload, entry, options)
 

@@ -81,6 +81,8 @@ def test_the_package_is_a_program(monkeypatch, capsys) -> None:
         (["show", "top", "--interval", "0"], "--interval: must be between"),
         (["ready", "--wait", "-1"], "--wait: must be"),
         (["init", "/"], "/ is not empty"),
+        (["show", "events", "--limit", "-1"], "--limit: must be 0 or more, not -1"),
+        (["units", "x", "--app", "/nowhere"], "there is no program /nowhere/bin/shmserve"),
         (["--config", "/none", "check"], "cannot read the file named by SHMSERVE_CONFIG: /none"),
     ],
 )

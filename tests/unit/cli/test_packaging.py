@@ -6,13 +6,13 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from shmserve.cli import init, serve
+from shmserve.cli import init, main, serve, units
 
 ROOT = Path(__file__).parents[3]
 
 
-def install(folder: Path) -> None:
-    words = ["make", "--silent", "install", f"DESTDIR={folder}", "PREFIX=/usr", "APP=/srv/app"]
+def install(folder: Path, app: Path = Path("/srv/app")) -> None:
+    words = ["make", "--silent", "install", f"DESTDIR={folder}", "PREFIX=/usr", f"APP={app}"]
     subprocess.run(words, cwd=ROOT, check=True, timeout=60)
 
 
@@ -20,12 +20,31 @@ def test_units_are_installed_for_the_environment_that_runs_them(tmp_path: Path) 
     install(tmp_path)
     units = tmp_path / "usr/lib/systemd/system"
     shipped = {path.name for path in (ROOT / "deploy/systemd").iterdir()}
-    shipped.remove("shmserve.sysusers")
+    shipped -= {"shmserve.sysusers", "shmserve.toml"}
     assert {path.name for path in units.iterdir()} == shipped
     service = (units / "shmserve.service").read_text()
     assert "ExecStart=/srv/app/bin/shmserve serve\n" in service
     assert "/opt/shmserve" not in service
     assert (tmp_path / "usr/lib/sysusers.d/shmserve.conf").is_file()
+
+
+def written(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_the_command_writes_what_make_installs(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    (app / "bin").mkdir(parents=True)
+    (app / "bin/shmserve").touch()
+    made, told = tmp_path / "made", tmp_path / "told"
+    install(made, app)
+    assert main(["units", str(told), "--prefix", "/usr", "--app", str(app)]) == 0
+    assert written(told) == written(made)
+    assert len(written(told)) == 5
 
 
 def test_the_settings_of_an_installation_stay(tmp_path: Path) -> None:
@@ -42,6 +61,8 @@ def test_a_wheel_brings_what_lies_outside_of_the_package() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     included = wheel["targets"]["wheel"]
     assert included["packages"] == ["shmserve"]
+    assert included["force-include"]["deploy/systemd"] == "shmserve/systemd"
+    assert units.templates() == ROOT / "deploy/systemd"
     for found in (Path(serve.conf_file()), init.examples()):
         assert included["force-include"][found.name] == f"shmserve/{found.name}"
     assert (ROOT / "shmserve/py.typed").is_file()

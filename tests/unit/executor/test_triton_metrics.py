@@ -12,7 +12,7 @@ import pytest
 
 from shmserve.config import Settings
 from shmserve.core.stats.custom_metrics import Family
-from shmserve.errors import ArenaExhausted
+from shmserve.errors import ArenaExhausted, Internal
 from shmserve.executor.backends.triton import metrics, pb_utils
 from shmserve.executor.backends.triton.exceptions import TritonModelException
 from shmserve.executor.backends.triton.metrics import COUNTER, GAUGE, HISTOGRAM, MetricFamily
@@ -81,6 +81,40 @@ def test_counters_gauges_and_histograms_are_published(published: Published) -> N
     assert published.values("t") == [(2, 2, 0, 1, 101.65)]
     assert published.families()["n"].series[0].labels == (("a", "1"), ("b", "2"))
     assert published.families()["n"].help == "of things"
+
+
+def test_the_native_dialects_are_published_as_well(published: Published) -> None:
+    own = published.metrics
+    rows = own.counter("n", "of things", {"b": "2", "a": "1"})
+    rows.increment()
+    own.counter("n", "the same one", {"a": "1", "b": "2"}).increment(1.5)
+    level = own.gauge("g", "")
+    level.set(5)
+    level.increment(-7)
+    own.histogram("t", "", [1, 10]).observe(3)
+    assert (rows.value, level.value) == (2.5, -2)
+    assert [published.values(name) for name in "ngt"] == [[(2.5,)], [(-2.0,)], [(0, 1, 0, 3)]]
+    assert published.families()["n"].series[0].labels == (("a", "1"), ("b", "2"))
+
+
+@pytest.mark.parametrize("published", [{"max_metric_series": 1}], indirect=True)
+def test_what_native_models_do_wrong_is_no_clients_fault(published: Published) -> None:
+    own = published.metrics
+    rows = own.counter("n", "")
+    for wrong, text in (
+        (lambda: own.gauge("n", ""), "metric 'n': Family name already exists"),
+        (lambda: own.gauge("9", ""), "metric '9': Invalid metric name"),
+        (lambda: own.counter("n", "", {"le-": "1"}), "metric 'n': Invalid label name"),
+        (lambda: own.counter("m", ""), "metric 'm': the model has 1 of them"),
+        (lambda: own.histogram("h", "", [2, 1]), "metric 'h': Bucket Boundaries"),
+    ):
+        with pytest.raises(Internal) as told:
+            wrong()
+        assert told.value.message.startswith(text)
+    for less in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="counter 'n' cannot grow by"):
+            rows.increment(less)
+    assert rows.value == 0
 
 
 def test_the_same_labels_are_the_same_metric(published: Published) -> None:

@@ -276,7 +276,8 @@ def test_a_route_without_a_category_is_refused_at_start() -> None:
     settings = Settings()
     guard = Guard(Restricted(()), Access(settings, ME.uid), PresentedKeys(settings, print))
     app = App(middleware=[guard])
-    routes = Routes(app, guard, OriginCheck(Origins(settings, (), "")), ErrorHandlers())
+    errors = ErrorHandlers(fake_models.dispatcher(), guard.infers)
+    routes = Routes(app, guard, OriginCheck(Origins(settings, (), "")), errors)
     with pytest.raises(ValueError, match="route /a has no category of the restricted APIs"):
         routes.add("admin", "/a", object())  # type: ignore[arg-type]
     routes.add("health", "/b", object())

@@ -25,6 +25,21 @@ def test_the_setting_of_a_taken_address_is_named(setting: str) -> None:
             launch.claim(settings, [(host, port)])
 
 
+def test_all_taken_addresses_are_told_at_once() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        http, grpc = taken.getsockname(), other.getsockname()
+        binds = [(f"{host}:{port}",) for host, port in (http, grpc)]
+        settings = Settings(http_bind=binds[0], grpc_bind=binds[1])
+        with pytest.raises(ConfigError) as told:
+            launch.claim(settings, [http])
+    first, second = told.value.message.splitlines()
+    assert first.startswith(f"http_bind: cannot listen on 127.0.0.1:{http[1]}: ")
+    assert second.startswith(f"grpc_bind: cannot listen on 127.0.0.1:{grpc[1]}: ")
+
+
 def test_metrics_have_no_address_beside_sockets_of_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     """gunicorn binds nothing then."""
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))

@@ -149,7 +149,7 @@ class InferBody:
         )
 
     def traceparent(self) -> str:
-        given: str = self.environ.get("HTTP_TRACEPARENT", "")
+        given: str = self.environ.get(request_ids.TRACEPARENT_IN_ENVIRON, "")
         return given
 
     def with_headers(self, parameters: dict[str, Parameter]) -> dict[str, Parameter]:

@@ -22,16 +22,20 @@ from shmserve.dispatch.outcome import Outcome
 from shmserve.errors import (
     ModelFailure,
     ProtocolViolation,
+    ShmserveError,
     TooLarge,
     Unavailable,
     UnreadableMessage,
 )
+from shmserve.frontends.dispatch_api import DispatchApi
+from shmserve.frontends.http.error_handlers import trace_refused
 from shmserve.frontends.http.header_fields import underscored
 from shmserve.frontends.http.route_table import Responder
 from shmserve.frontends.http.routes.body_reader import BodyReader, held, open_body
 from shmserve.frontends.http.routes.chunks import send_chunks
 from shmserve.frontends.http.routes.heap_budget import RAW_COST
 from shmserve.frontends.http.routes.infer import client_of
+from shmserve.frontends.request_ids import TRACEPARENT_IN_ENVIRON
 from shmserve.grps.frontend.answers import GENERIC, refusal
 from shmserve.grps.frontend.exchange import Exchange, options_of
 from shmserve.grps.frontend.grps_service import Grps
@@ -84,9 +88,10 @@ def wants_stream(spec: ModelSpec, req: Request, body: bytes) -> bool:
 class RawRequests:
     """Lets models answer requests as they are. Failures are short plain text."""
 
-    def __init__(self, grps: Grps, settings: Settings) -> None:
+    def __init__(self, grps: Grps, settings: Settings, dispatcher: DispatchApi) -> None:
         self._grps = grps
         self._settings = settings
+        self._dispatcher = dispatcher
 
     def serve(self, req: Request, resp: Response, entry: ModelEntry) -> None:
         try:
@@ -94,6 +99,8 @@ class RawRequests:
                 raise Unavailable(f"model '{entry.spec.name}' is not ready")
             self._serve(req, resp, entry)
         except Exception as ex:
+            if isinstance(ex, ShmserveError):
+                trace_refused(self._dispatcher, req, ex)
             status = refusal(ex, req.path).status
             assert status is not None
             resp.status = status.code
@@ -115,7 +122,10 @@ class RawRequests:
                 " allowed (setting max_tensor_bytes)"
             )
         streaming = wants_stream(entry.spec, req, body)
-        options = options_of(entry.spec, "", streaming, *client_of(req.env))
+        options = options_of(
+            *(entry.spec, "", streaming, *client_of(req.env)),
+            traceparent=req.env.get(TRACEPARENT_IN_ENVIRON, ""),
+        )
         exchange = self._grps.begin_http(entry, _head(req), reader, options)
         try:
             if streaming:

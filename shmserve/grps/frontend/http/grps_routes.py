@@ -16,6 +16,7 @@ from shmserve.frontends.http.routes.body_reader import open_body
 from shmserve.frontends.http.routes.dashboard import page, query_parameter
 from shmserve.frontends.http.routes.heap_budget import RAW_COST
 from shmserve.frontends.http.routes.infer import client_of
+from shmserve.frontends.request_ids import TRACEPARENT_IN_ENVIRON
 from shmserve.grps.frontend.exchange import options_of
 from shmserve.grps.frontend.grps_service import OK, Grps
 from shmserve.grps.frontend.http.custom_paths import (
@@ -44,7 +45,7 @@ def add_routes(routes: Routes, dispatcher: DispatchApi, settings: Settings) -> N
     """Everything below /grps/v1/, and the models' own paths behind all others."""
     routes.errors_as(f"{BASE}/", lambda message, code: json_writer.encode(failure(message, code)))
     grps = Grps(dispatcher, settings)
-    predict = PredictResource(grps, settings)
+    predict = PredictResource(grps, settings, dispatcher)
     routes.add("health", f"{BASE}/health/live", Quick(lambda: OK))
     routes.add("health", f"{BASE}/health/ready", Quick(grps.ready))
     routes.add(
@@ -112,8 +113,8 @@ class SeriesResource:
 class PredictResource:
     """POST /grps/v1/infer/predict. `serve`: of models that take requests as they are."""
 
-    def __init__(self, grps: Grps, settings: Settings) -> None:
-        self.serve = RawRequests(grps, settings).serve
+    def __init__(self, grps: Grps, settings: Settings, dispatcher: DispatchApi) -> None:
+        self.serve = RawRequests(grps, settings, dispatcher).serve
         self._grps = grps
         self._settings = settings
 
@@ -150,7 +151,10 @@ class PredictResource:
         as_ndarray = (req.get_param("return-ndarray") or "").lower() == "true"
         if streaming and as_ndarray:
             raise InvalidArgument("Streaming and ret ndarray are not supported at the same time.")
-        options = options_of(entry.spec, model, streaming, *client_of(req.env))
+        options = options_of(
+            *(entry.spec, model, streaming, *client_of(req.env)),
+            traceparent=req.env.get(TRACEPARENT_IN_ENVIRON, ""),
+        )
         exchange = self._grps.begin(payload, entry, options)
         try:
             if streaming:

@@ -156,7 +156,7 @@ def test_an_rpc_without_a_category_is_refused_at_start() -> None:
     with ThreadPoolExecutor(1) as pool:
         keys = PresentedKeys(Settings(), print)
         access = CallAccess(Access(Settings(), 1), AddressCallers((), private=True), keys)
-        methods = Methods(ClientDeadlines(), Settings(), access)
+        methods = Methods(ClientDeadlines(), Settings(), access, fake_models.dispatcher())
         with pytest.raises(ValueError, match="rpc Ping has no category of the restricted APIs"):
             methods.unary("Ping", "admin", lambda data, _: data, pool)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="rpc Pings has no category"):
