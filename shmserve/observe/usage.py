@@ -12,11 +12,12 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Usage(NamedTuple):
     """`cpu_s`: processor time since its start. `private`: bytes of memory that are its own,
     without what it shares (arenas, regions, libraries). `started`: in clock ticks since boot;
-    with the pid it names a process for good."""
+    with the pid it names a process for good. `sleeps`: it waits, and was not stopped."""
 
     cpu_s: float
     private: int
     started: int
+    sleeps: bool
 
 
 def of_process(pid: int) -> Usage | None:
@@ -27,7 +28,8 @@ def of_process(pid: int) -> Usage | None:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared, *_ = file.read().split()
         cpu = int(fields[11]) + int(fields[12])
-        return Usage(cpu / _TICKS, (int(resident) - int(shared)) * _PAGE, int(fields[19]))
+        private = (int(resident) - int(shared)) * _PAGE
+        return Usage(cpu / _TICKS, private, int(fields[19]), fields[0] == b"S")
     except (OSError, ValueError, IndexError):
         return None
 

@@ -134,7 +134,8 @@ class Link:
         with self._lock:
             if self.connected or not fds:
                 self._outbox.append(message, fds)
-        self._wake()
+        if threading.current_thread() is not self._thread:  # it looks before it waits
+            self._wake()
 
     def ask(
         self, make: Make, timeout_s: float, late: Late | None = None
