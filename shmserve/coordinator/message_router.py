@@ -62,7 +62,9 @@ class MessageRouter:
         """A process has a link; it has been welcomed."""
         process, held, loaded = message.process, message.held_bytes, message.loaded
         instance = loaded.instance if loaded else message.instance
-        effects = self._reconciler.hello(process, message.role, pid, held, instance, now)
+        effects = self._reconciler.hello(
+            process, message.role, pid, held, instance, now, message.first_bytes
+        )
         if loaded is not None:
             spec, endpoint, device = loaded.spec, loaded.endpoint, loaded.device
             effects += self._reconciler.loaded(process, spec, endpoint, now, device)
