@@ -159,8 +159,8 @@ class MessageRouter:
         """Look at an executor's page: one that is stopped, or whose model holds the interpreter
         lock, could not answer. That wakes nobody."""
         busy_ms = self._introspection.counters.busy_ms(process)
-        if busy_ms is not None:
-            self._perform(self._reconciler.busy(process, busy_ms, now))
+        if busy_ms is not None and (effects := self._reconciler.busy(process, busy_ms, now)):
+            self._perform(effects)
         match self._watchdog.looked(process, busy_ms, self._introspection.rests(process)):
             case Verdict.ASK:
                 self._send(process, link.AskStats(0, "busy"))
