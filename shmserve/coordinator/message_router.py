@@ -12,6 +12,7 @@ from shmserve.coordinator.assembly import Parts
 from shmserve.coordinator.models.supervisor_sync import Send
 from shmserve.core.control.effects import Effect
 from shmserve.core.control.lifecycle import State
+from shmserve.core.control.watchdog import Verdict
 from shmserve.errors import ProtocolViolation
 from shmserve.protocol.control import link_messages as link
 from shmserve.protocol.control import settings_messages as settings
@@ -42,7 +43,7 @@ class MessageRouter:
         self._turns = parts.turns
         self._perform = parts.effects.perform
         self._send = send
-        self._looked_at = self._asked_at = 0.0
+        self._looked_at = 0.0
 
     @property
     def urgent(self) -> bool:
@@ -61,7 +62,9 @@ class MessageRouter:
         """A process has a link; it has been welcomed."""
         process, held, loaded = message.process, message.held_bytes, message.loaded
         instance = loaded.instance if loaded else message.instance
-        effects = self._reconciler.hello(process, message.role, pid, held, instance, now)
+        effects = self._reconciler.hello(
+            process, message.role, pid, held, instance, now, message.first_bytes
+        )
         if loaded is not None:
             spec, endpoint, device = loaded.spec, loaded.endpoint, loaded.device
             effects += self._reconciler.loaded(process, spec, endpoint, now, device)
@@ -148,24 +151,21 @@ class MessageRouter:
         self._perform(self._reconciler.drain(announce))
 
     def _look(self, now: float) -> None:
-        asks = now - self._asked_at >= self._watchdog.period_s
-        if asks:
-            self._asked_at = now
         for record in list(self._reconciler.processes.values()):
             if record.role == "executor":
                 self._watch(record.name, now)
-                if asks:
-                    self._send(record.name, link.AskStats(0, "busy"))
 
     def _watch(self, process: str, now: float) -> None:
         """Look at an executor's page: one that is stopped, or whose model holds the interpreter
         lock, could not answer. That wakes nobody."""
         busy_ms = self._introspection.counters.busy_ms(process)
-        silent = self._watchdog.looked(process, idle=busy_ms == 0)
-        if busy_ms:
-            self._perform(self._reconciler.busy(process, busy_ms, now))
-        elif silent:
-            self._perform(self._reconciler.silent(process, now))
+        if busy_ms is not None and (effects := self._reconciler.busy(process, busy_ms, now)):
+            self._perform(effects)
+        match self._watchdog.looked(process, busy_ms, self._introspection.rests(process)):
+            case Verdict.ASK:
+                self._send(process, link.AskStats(0, "busy"))
+            case Verdict.REPLACE:
+                self._perform(self._reconciler.silent(process, now))
 
     def _from_frontend(self, process: str, message: ToCoordinator) -> None:
         """What clients want changed: models, logs, traces, flags of extensions."""

@@ -93,6 +93,10 @@ class Executor:
         self.loop: ServingLoop | None = None
         self.resources: SharedResources | None = None
         self.stopping = False
+        mappings = Mappings()
+        self.devices = Devices.of(instance.device, mappings)
+        # Where segments are pinned it costs time, and one is better than some.
+        first_size = _FIRST_SEGMENT if self.devices.ordinal is None else 0
         self.link = Link(
             self.run_dir,
             "executor",
@@ -108,9 +112,8 @@ class Executor:
                 on_fds=self._on_fds,
             ),
             instance.name,
+            first_size,
         )
-        mappings = Mappings()
-        self.devices = Devices.of(instance.device, mappings)
         mode = instance.spec.parameters.get("client_shm_mode", settings.client_shm_mode)
         self.regions = ClientRegions(self.link, self.devices, copy=mode == "copy")
         epoch = self.epoch = process.rsplit("-", 1)[-1]
@@ -120,8 +123,7 @@ class Executor:
             lambda: epoch,
             self.link.arena_bytes,
             mappings=mappings,
-            # Where segments are pinned it costs time, and one is better than some.
-            first_size=_FIRST_SEGMENT if self.devices.ordinal is None else 0,
+            first_size=first_size,
         )
         self.status = StatusPage(epoch)
         app_monitor.publish(self.status.words, VALUES)

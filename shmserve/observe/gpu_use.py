@@ -22,6 +22,7 @@ from shmserve.protocol.control.stats_messages import GpuReport
 FRESH_S = 5.0
 MOST = 64  # GPUs that are told of
 _EVERY_S = 1.0
+_REST_S = 30.0  # where there is no driver, or none yet
 _LOOK_S = 60.0  # MIG devices may come and go
 
 _log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class GpuUse:
         return self._visible
 
     def _run(self) -> None:
-        while not self._over.wait(_EVERY_S):
+        while not self._over.wait(_EVERY_S if nvml.bindings() is not None else _REST_S):
             self.sample()
 
 

@@ -83,15 +83,23 @@ class Link:
         run_dir: where the coordinator's socket is.
         role, process, instance: who this is, and the model instance of an executor.
         handlers: who is told what comes.
+        first_bytes: of its arena's first segment; 0: what the coordinator says.
     """
 
     def __init__(
-        self, run_dir: str, role: str, process: str, handlers: LinkHandlers, instance: str = ""
+        self,
+        run_dir: str,
+        role: str,
+        process: str,
+        handlers: LinkHandlers,
+        instance: str = "",
+        first_bytes: int = 0,
     ) -> None:
         self._path = os.path.join(run_dir, rundir.COORDINATOR_SOCKET)
         self._role = role
         self._process = process
         self._instance = instance
+        self._first_bytes = first_bytes
         self._handlers = handlers
         self._lock = threading.Lock()  # guards the two below
         self._outbox = Outbox()
@@ -134,7 +142,8 @@ class Link:
         with self._lock:
             if self.connected or not fds:
                 self._outbox.append(message, fds)
-        self._wake()
+        if threading.current_thread() is not self._thread:  # it looks before it waits
+            self._wake()
 
     def ask(
         self, make: Make, timeout_s: float, late: Late | None = None
@@ -254,6 +263,7 @@ class Link:
             loaded=self._handlers.loaded(),
             instance=self._instance,
             acquired=self._handlers.acquired(),
+            first_bytes=self._first_bytes,
         )
         self._send(channel, hello)
         data, fds = channel.receive(_WELCOME_S)

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from shmserve.core.control.effects import AnswerGrant, AskTrim
 from shmserve.core.memory.budget import MAX_PARKED, PARK_S, Ledger
 
-POOL, FLOOR = 1000, 100
+POOL, FLOOR, LESS = 1000, 100, 10
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 
 
@@ -16,6 +16,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.ledger = Ledger(POOL, FLOOR)
         self.held: dict[str, int] = {}
+        self.floors: dict[str, int] = {}
         self.owed: dict[tuple[str, int], tuple[int, float]] = {}
         self.ticket = 0
         self.now = 0.0
@@ -27,13 +28,14 @@ class LedgerMachine(RuleBasedStateMachine):
                 if effect.granted:
                     self.held[effect.process] += nbytes
             if isinstance(effect, AskTrim):
-                assert self.held[effect.process] - effect.nbytes >= FLOOR
+                floor = self.floors[effect.process] or FLOOR
+                assert self.held[effect.process] - effect.nbytes >= floor
 
-    @rule(name=NAMES)
-    def join(self, name):
+    @rule(name=NAMES, first=st.sampled_from([0, LESS]))
+    def join(self, name, first):
         if name not in self.held:
-            self.ledger.joined(name, 0)
-            self.held[name] = 0
+            self.ledger.joined(name, 0, first)
+            self.held[name], self.floors[name] = 0, first
 
     @rule(name=NAMES)
     def leave(self, name):
@@ -97,6 +99,17 @@ def test_holders_beyond_their_floor_are_asked_to_trim_and_the_asker_is_not():
     ledger.joined("b", 400)
     assert ledger.grant("b", 1, 300, 0.0) == [AskTrim("a", 200)]
     assert ledger.give_back("a", 200, 0.1) == [AnswerGrant("b", 1, True)]
+
+
+def test_who_began_with_less_is_asked_for_all_beyond_that():
+    ledger = Ledger(POOL, FLOOR)
+    ledger.joined("executor", 80, LESS)
+    ledger.joined("frontend", 80)
+    ledger.joined("asks", 800)
+    assert ledger.grant("asks", 1, 100, 0.0) == [AskTrim("executor", 60)]
+    ledger.left("executor", 0.1)
+    ledger.joined("executor", 80)  # another of that name, which says nothing
+    assert [e.granted for e in ledger.grant("asks", 2, 120, 0.3)] == [False]
 
 
 def test_if_trimming_cannot_suffice_the_answer_is_no_at_once():

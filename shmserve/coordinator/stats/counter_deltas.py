@@ -30,11 +30,6 @@ class CounterDeltas:
         if last is not None:
             _compare(_rows(reading), last, self._ended)
 
-    def unchanged(self, readings: Sequence[CounterReading]) -> bool:
-        """Whether nobody has counted anything since the last call of `since`."""
-        known = self._readings
-        return all(known.get(reading.owner.process) is reading for reading in readings)
-
     def since(
         self, readings: Sequence[CounterReading], is_new: Callable[[int], bool]
     ) -> dict[Model, list[int]]:

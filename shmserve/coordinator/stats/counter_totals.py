@@ -13,6 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 
 import msgspec
 from msgspec import Struct, field
@@ -48,6 +49,7 @@ _log = logging.getLogger(__name__)
 # After a restart: for the supervisor to give back the pages it keeps. It takes a moment; only one
 # that hangs needs as much, and no answer is better than counters that seem to start anew.
 SETTLE_S = 30.0
+_JUST_S = 0.2  # what was read so lately need not be read again
 _REMEMBERED = 1024  # names of pages that were added up lately
 LANES = "-lanes"  # behind the name of the executor whose lanes a page counts
 
@@ -147,6 +149,7 @@ class CounterTotals:
         self._limit = limit
         self._settle_until = settle_until
         self._pages: dict[str, _Page] = {}
+        self._read_at = -inf
         self._totals = self._load(epoch)
 
     # ------------------------------------------------------------------ pages
@@ -173,10 +176,13 @@ class CounterTotals:
         page = self._pages.get(process)
         if page is None or page.owner.role != "executor":
             return None
-        words = counter_page.read(page.fd, min(page.nbytes, COUNTERS * 8))
-        if words is None or len(words) <= BUSY_SINCE:
-            return None
-        since = words[BUSY_SINCE]
+        if page.reading is not None and time.monotonic() - self._read_at < _JUST_S:
+            since = page.reading.busy_ns
+        else:
+            words = counter_page.read(page.fd, min(page.nbytes, COUNTERS * 8))
+            if words is None or len(words) <= BUSY_SINCE:
+                return None
+            since = words[BUSY_SINCE]
         return max(1, (time.monotonic_ns() - since) // 1_000_000) if since else 0
 
     def settled(self, now: float) -> bool:
@@ -248,6 +254,7 @@ class CounterTotals:
 
     def readings(self) -> list[CounterReading]:
         """What all pages say now."""
+        self._read_at = time.monotonic()
         readings = (_read(page) for page in self._pages.values())
         return [reading for reading in readings if reading is not None]
 

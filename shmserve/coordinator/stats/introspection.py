@@ -64,6 +64,10 @@ class Introspection:
                 self.monitoring.ended(reading)
             self.monitoring.tick(now)
 
+    def rests(self, process: str) -> bool:
+        """Whether an executor does nothing and nobody waits for it, as far as can be seen."""
+        return self.monitoring is not None and process in self.monitoring.resting
+
     def exited(self, instance: str, why: str) -> None:
         if self.monitoring is not None:
             self.monitoring.exited(instance, why)

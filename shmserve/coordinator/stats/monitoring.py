@@ -8,6 +8,7 @@ it, and requests never come near. `history_file` keeps the history for the next 
 from __future__ import annotations
 
 import math
+import operator
 import os
 import time
 from collections import defaultdict
@@ -75,7 +76,8 @@ class Monitoring:
     """The history.
 
     `models`: how many versions a frontend counts apart; `again`: there was a coordinator before in
-    this epoch; `due`: when `tick` has something to do.
+    this epoch; `due`: when `tick` has something to do; `resting`: executors that do nothing as far
+    as can be seen from outside, and that nobody waits for.
     """
 
     def __init__(
@@ -96,6 +98,9 @@ class Monitoring:
         self._metrics: dict[str, dict[str, model_metrics.ModelMetrics]] = {}
         self._reported: dict[str, tuple[int, int]] = {}  # how many values, since which second
         self._latest: list[float] = []
+        self._readings: Readings = ()
+        self._of_models: Samples | None = None  # of the last second, where nothing was counted
+        self.resting: frozenset[str] = frozenset()
         self._distributions: dict[Key, Sequence[float]] = {}
 
     def tick(self, now: float) -> None:
@@ -209,18 +214,27 @@ class Monitoring:
 
     def _sample(self, second: int, now: float) -> Readings:
         seconds, self._sampled_at = now - self._sampled_at, now
-        readings = self._sources.counters.readings()
-        self._usage.look(self._sources.reconciler, now, self._deltas.unchanged(readings))
+        last, self._readings = self._readings, self._sources.counters.readings()
+        readings = self._readings
+        idle = len(readings) == len(last) and all(map(operator.is_, readings, last))
+        looked = self._usage.look(self._sources.reconciler, now, idle)
         again = self._again  # else all that any process has counted came about in our time
-        counts = self._deltas.since(readings, lambda pid: not again or self._usage.is_new(pid))
+        changed = () if idle else readings
+        counts = self._deltas.since(changed, lambda pid: not again or self._usage.is_new(pid))
         wall = time.time()
         for (model, version), grown in counts.items():
             self._detector.requests(wall, model, version, grown)
         self._detector.look(
             wall, self._sources.reconciler, self._sources.book, self._sources.counters.ends
         )
-        samples: Samples = {}
-        self._models(samples, readings, counts)
+        if counts or looked or not idle or self._of_models is None:
+            in_flight = _in_flight(readings)
+            models = self._models(readings, counts, in_flight)
+            self._of_models = None if counts else models
+            self.resting = self._resting(readings, in_flight)
+        else:
+            models = self._of_models
+        samples = dict(models)
         samples[_SYSTEM] = _SYSTEM_KIND, Sample(gauges=self._system(readings))
         for gpu in self._sources.gpus.latest():
             key = ("gpu", gpu.index, gpu.uuid, gpu.name)
@@ -229,7 +243,19 @@ class Monitoring:
         self._history.add(second, seconds, samples)
         return readings
 
-    def _models(self, samples: Samples, readings: Readings, counts: Counts) -> None:
+    def _resting(self, readings: Readings, in_flight: Mapping[Model, int]) -> frozenset[str]:
+        return frozenset(
+            reading.owner.process
+            for reading in readings
+            if reading.owner.role == "executor"
+            and self._usage.of(reading.owner.pid).rests
+            and (reading.owner.model, reading.owner.version) not in in_flight
+        )
+
+    def _models(
+        self, readings: Readings, counts: Counts, in_flight: Mapping[Model, int]
+    ) -> Samples:
+        samples: Samples = {}
         gauges: dict[Model, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         for reading in readings:
             owner = reading.owner
@@ -238,7 +264,7 @@ class Monitoring:
                 sums = gauges[owner.model, owner.version]
                 for index, value in enumerate((reading.depth, use.cpu_percent, use.private)):
                     sums[index] += value
-        for model, count in _in_flight(readings).items():  # an executor that works reads nothing
+        for model, count in in_flight.items():  # an executor that works reads nothing
             gauges[model][0] = max(gauges[model][0], count)
         total = [0] * aggregation.WIDTH
         slowest = 0
@@ -253,6 +279,7 @@ class Monitoring:
         depth = sum(values[0] for values in gauges.values())
         samples[_TOTAL] = _TOTAL_KIND, Sample(total, slowest, [depth])
         self._latest = aggregation.distribution_ms(total, slowest)
+        return samples
 
     def _system(self, readings: Readings) -> list[float]:
         usage, regions = self._usage, self._sources.book.regions.values()

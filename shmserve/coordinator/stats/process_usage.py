@@ -13,11 +13,12 @@ from shmserve.protocol.control.history_messages import ProcessUse
 
 
 class UsageSample(NamedTuple):
-    """`cpu_percent`: since the last look, 100 is one core."""
+    """`cpu_percent`: since the last look, 100 is one core. `rests`: none, and it sleeps."""
 
     role: str
     cpu_percent: float
     private: int
+    rests: bool = False
 
 
 _NONE = UsageSample("", 0.0, 0)
@@ -36,16 +37,18 @@ class ProcessUsage:
         self._since = self._looked_at = now
         self._last: dict[int, Usage] = {}
         self._uses: dict[int, UsageSample] = {}
-        self._roles: dict[int, str] = {}  # by pid, at the last look
+        self._processes: list[str] = []  # at the last look
 
-    def look(self, reconciler: Reconciler, now: float, idle: bool = False) -> None:
-        """Read them. `idle`: there was nothing to do since the last look, which may stay true."""
+    def look(self, reconciler: Reconciler, now: float, idle: bool = False) -> bool:
+        """Read them. `idle`: there was nothing to do since the last look, which may stay true;
+        False: so it was taken to do."""
+        processes = list(reconciler.processes)
+        if idle and now - self._looked_at < _IDLE_S and processes == self._processes:
+            return False
+        self._processes = processes
         records = reconciler.processes.values()
         roles = {record.pid: record.role for record in records if record.role not in _OTHERS}
         roles[os.getpid()] = "coordinator"
-        if idle and now - self._looked_at < _IDLE_S and roles.keys() == self._roles.keys():
-            return
-        self._roles = roles
         read = {pid: usage.of_process(pid) for pid in roles}
         used_by_pid = {pid: used for pid, used in read.items() if used is not None}
         seconds, self._looked_at = max(now - self._looked_at, 1e-3), now
@@ -54,8 +57,10 @@ class ProcessUsage:
             last = self._last.get(pid)
             same = last is not None and last.started == used.started
             spent = used.cpu_s - last.cpu_s if last is not None and same else 0.0
-            self._uses[pid] = UsageSample(roles[pid], 100 * spent / seconds, used.private)
+            rests = same and used.sleeps and not spent
+            self._uses[pid] = UsageSample(roles[pid], 100 * spent / seconds, used.private, rests)
         self._last = used_by_pid
+        return True
 
     def of(self, pid: int) -> UsageSample:
         """Of one process; zeros if it is not known."""

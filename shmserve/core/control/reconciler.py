@@ -116,10 +116,17 @@ class Reconciler:
     # ----------------------------------------------------------- any process
 
     def hello(
-        self, process: str, role: str, pid: int, held_bytes: int, instance: str, now: float
+        self,
+        process: str,
+        role: str,
+        pid: int,
+        held_bytes: int,
+        instance: str,
+        now: float,
+        first_bytes: int = 0,
     ) -> list[Effect]:
         effects = self.gone(process, now) if process in self.processes else []
-        self.ledger.joined(process, held_bytes)
+        self.ledger.joined(process, held_bytes, first_bytes)
         self.processes[process] = ProcessRecord(process, role, pid, now)
         if role == "executor":
             effects += self._executor_joined(process, pid, instance, now)

@@ -210,7 +210,7 @@ def refused(models: Iterable[ModelRecord]) -> dict[str, str]:
     """The registry's `refused`: model, or model/version, -> reason."""
     reasons: dict[str, str] = {}
     for model in models:
-        published = model.entries()
+        published = model.entries() if model.refused else {}
         for version, reason in model.refused.items():
             if version not in published and not (version == "" and published):
                 reasons[f"{model.name}/{version}" if version else model.name] = reason

@@ -3,42 +3,80 @@
 A model may hold the interpreter lock while it loads and while it runs, for as long as the limits
 of those say; nobody can be asked anything then. An executor that neither loads nor runs anything
 answers at once, or is stopped, or stuck. Counted in looks, not in seconds: a coordinator that was
-itself stopped has not looked meanwhile. Questions wake who is asked, so there are few of them.
+itself stopped has not looked meanwhile. Questions wake who is asked, so there are few of them, and
+hardly any to those that rest.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
+
 _MOST = 20
 _QUESTIONS = 2  # at least, within so many looks
+_RESTING = 3  # times as many looks, where nobody waits for an answer
+
+
+class Verdict(Enum):
+    """What is to be done about an executor."""
+
+    NOTHING = 0
+    ASK = 1
+    REPLACE = 2
+
+
+@dataclass(slots=True)
+class _Silence:
+    """In looks. `quiet`: since it answered; `asked`: since the first question that it has not."""
+
+    quiet: int = 0
+    asked: int = 0
 
 
 class Watchdog:
-    """Looks come once a second. Pure; `execute_timeout_s` shortens its patience.
-
-    Attributes:
-        period_s: how often to ask, at most.
-    """
+    """Looks come once a second. Pure; `execute_timeout_s` shortens its patience."""
 
     def __init__(self, execute_timeout_s: float) -> None:
         self._most = max(2, min(_MOST, round(execute_timeout_s)))
-        self.period_s = self._most / _QUESTIONS - 1.0  # a look comes up to a second late
-        self._unanswered: dict[str, int] = {}
+        self._period = max(1, int(self._most / _QUESTIONS - 1))
+        self._silences: dict[str, _Silence] = {}
 
-    def looked(self, process: str, idle: bool) -> bool:
-        """Another look; True: so many before it have found no answer that there is none.
+    def looked(self, process: str, busy_ms: int | None, rests: bool = False) -> Verdict:
+        """Another look.
 
         Args:
             process: the executor's.
-            idle: its page says that it runs nothing.
+            busy_ms: for how long it has run what it runs, as its page says; 0: it runs nothing;
+                None: there is no page, so it is asked and never replaced.
+            rests: it sleeps as far as can be seen from outside, and nobody waits for it.
         """
-        count = self._unanswered.get(process, 0)
-        self._unanswered[process] = count + 1 if idle else 0
-        return idle and count >= self._most
+        if busy_ms:
+            self.answered(process)
+            return Verdict.NOTHING
+        silence = self._silences.get(process)
+        is_new = silence is None
+        if silence is None:
+            silence = self._silences[process] = _Silence()
+        silence.quiet += 1
+        if not silence.asked:
+            patience = self._most * _RESTING if rests else self._period
+            if not is_new and silence.quiet < patience:
+                return Verdict.NOTHING
+        elif busy_ms == 0 and self._is_over(silence):
+            return Verdict.REPLACE
+        silence.asked += 1
+        asks = (silence.asked - 1) % self._period == 0
+        return Verdict.ASK if asks else Verdict.NOTHING
+
+    def _is_over(self, silence: _Silence) -> bool:
+        """Whether it has had the time to answer, and more than one question."""
+        return silence.quiet > self._most and silence.asked > self._most - self._period
 
     def answered(self, process: str) -> None:
         """It lives."""
-        self._unanswered[process] = 0
+        silence = self._silences.setdefault(process, _Silence())
+        silence.quiet = silence.asked = 0
 
     def gone(self, process: str) -> None:
         """It has no link any more."""
-        self._unanswered.pop(process, None)
+        self._silences.pop(process, None)

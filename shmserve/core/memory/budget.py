@@ -9,8 +9,9 @@ Rules (tests/property/test_budget_properties.py):
   `MAX_PARKED` requests wait: nobody blocks for long on memory;
 - every request is answered exactly once, unless its process is gone.
 
-Nobody is asked to go below `floor_bytes`, the arena each process starts with. A process
-gives back its own idle segments before it asks for more, so it is not asked to trim.
+Nobody is asked to go below its floor, the arena that it starts with: `floor_bytes`, unless it
+says that it begins with less. A process gives back its own idle segments before it asks for more,
+so it is not asked to trim.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Ledger:
         self._floor_bytes = floor_bytes
         self._settle_until = settle_until
         self._held: dict[str, int] = {}
+        self._floors: dict[str, int] = {}  # of those that begin with less
         self._parked: list[_ParkedGrant] = []
 
     @property
@@ -56,15 +58,24 @@ class Ledger:
     def held(self, process: str) -> int:
         return self._held.get(process, 0)
 
-    def joined(self, process: str, held_bytes: int) -> None:
-        """A process said hello, with what it was granted before (may exceed the pool)."""
-        if held_bytes < 0:
-            raise ProtocolViolation(f"{process} says it holds {held_bytes} bytes")
+    def joined(self, process: str, held_bytes: int, first_bytes: int = 0) -> None:
+        """A process said hello, with what it was granted before (may exceed the pool).
+
+        Args:
+            first_bytes: what it begins with; 0: as others do.
+        """
+        if held_bytes < 0 or first_bytes < 0:
+            raise ProtocolViolation(
+                f"{process} says it holds {held_bytes} bytes and began with {first_bytes}"
+            )
         self._held[process] = held_bytes
+        if first_bytes:
+            self._floors[process] = min(first_bytes, self._floor_bytes)
 
     def left(self, process: str, now: float) -> list[Effect]:
         """A process is gone: all it held is free."""
         self._held.pop(process, None)
+        self._floors.pop(process, None)
         self._parked = [parked for parked in self._parked if parked.process != process]
         return self._serve(now)
 
@@ -124,8 +135,10 @@ class Ledger:
 
     def _trims(self, asking: str, shortage: int) -> list[Effect]:
         """Whom to ask for how much, the largest holder first; empty if it cannot suffice."""
+        floors, floor = self._floors, self._floor_bytes
         spare = sorted(
-            ((held - self._floor_bytes, name) for name, held in self._held.items()), reverse=True
+            ((held - floors.get(name, floor), name) for name, held in self._held.items()),
+            reverse=True,
         )
         effects: list[Effect] = []
         for surplus, name in spare:

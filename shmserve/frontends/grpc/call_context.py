@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from shmserve.core.regions.region_book import Caller
 from shmserve.dispatch.inference_call import InferenceCall
 from shmserve.errors import DeadlineExceeded
@@ -19,7 +17,6 @@ class CallContext:
         self._most_s = most_s
         self._callers = callers
         self._caller: Caller | None = None
-        self._lock = threading.Lock()
         self._calls: set[InferenceCall] = set()
         self._gone = not context.add_callback(self._end)
 
@@ -46,19 +43,14 @@ class CallContext:
 
     def attach(self, call: InferenceCall) -> None:
         """This request is cancelled when the client goes, until it is detached."""
-        with self._lock:
-            self._calls.add(call)
-            gone = self._gone
-        if gone:
+        self._calls.add(call)
+        if self._gone:  # else `_end`, in another thread, finds it
             call.cancel()
 
     def detach(self, call: InferenceCall) -> None:
-        with self._lock:
-            self._calls.discard(call)
+        self._calls.discard(call)
 
     def _end(self) -> None:
-        with self._lock:
-            self._gone = True
-            calls = list(self._calls)
-        for call in calls:
+        self._gone = True
+        for call in self._calls.copy():
             call.cancel()

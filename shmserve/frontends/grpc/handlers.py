@@ -25,7 +25,6 @@ from shmserve.frontends.grpc.thread_pools import BoundedPool, check_admitted
 from shmserve.frontends.oip.restricted_apis import Category, Restricted, known
 from shmserve.frontends.request_ids import KEY, of_metadata, request_id
 from shmserve.observe.logs import ACCESS_GRPC
-from shmserve.protocol.protobuf.infer_wire import quick_to_read
 
 _access = logging.getLogger(ACCESS_GRPC)
 _NO_MESSAGE = "the call has no request message"
@@ -117,7 +116,7 @@ class Methods:
         if settings.access_log:
             behave = _told(name, behave)
         views = tensors is not None
-        gives_way = quick_to_read if views else None
+        gives_way = tensors.quick if tensors is not None else None
         return RpcMethod(
             *(behave, pool, False, limit_s, most, views, admit, tensors, gives_way, subjects)
         )

@@ -39,10 +39,12 @@ from shmserve.protocol.oip.validation import (
 )
 from shmserve.protocol.protobuf.incoming_request import LARGE_BYTES
 from shmserve.protocol.protobuf.infer_wire import (
+    QUICK_BYTES,
     Part,
     WireInferRequest,
     check_size,
     parse_request,
+    quick_to_read,
     response_parts,
 )
 from shmserve.tensor import bytes_codec
@@ -262,6 +264,12 @@ class Inferences:
         if isinstance(data, TensorMessage):
             return parse_request(data.rest(), self.settings, data.raw)
         return parse_request(data, self.settings)
+
+    def is_quick_to_read(self, message: memoryview) -> bool:
+        """As `TensorIntake.quick`."""
+        if len(message) <= QUICK_BYTES:
+            return True
+        return self.known.has(message) or quick_to_read(message)
 
     def entry_of(self, wire: WireInferRequest) -> ModelEntry:
         """The model version a request is for.

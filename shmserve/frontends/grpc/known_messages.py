@@ -73,6 +73,11 @@ class KnownMessages:
         new = WireInput(old.name, old.datatype, old.shape, old.parameters, None, raw, place)
         return RecalledMessage(known, (new,))
 
+    def has(self, message: memoryview) -> bool:
+        """Whether one is known, of which nothing was received into a slot."""
+        known = self._known.get((len(message), bytes(message[:_BEGINNING])))
+        return known is not None and message[: len(known.before)] == known.before
+
     def announced(self, head: bytes) -> KnownMessage | None:
         """What is known of a message that begins so, before its tensor."""
         return self._known.get(head)

@@ -78,7 +78,7 @@ class GrpcServer:
         asking = ServerResources(dispatcher, settings, access).rpcs()
         loading = RepositoryResources(dispatcher, settings, access).rpcs()
         methods = self._methods
-        intake = TensorIntake(dispatcher.memory, inferences.announced)
+        intake = TensorIntake(dispatcher.memory, inferences.announced, inferences.is_quick_to_read)
         handlers = {
             INFER: methods.unary(
                 INFER,

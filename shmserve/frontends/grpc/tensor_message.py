@@ -44,10 +44,12 @@ class TensorIntake(Struct, frozen=True, eq=False):
     Attributes:
         memory: where slots come from.
         announced: what the head of a message says of them, if it does; raises what refuses it.
+        quick: whether a message, with all its tensors in it, is read in next to no time.
     """
 
     memory: TensorMemory
     announced: Callable[[memoryview, Any], AnnouncedInputs | None]
+    quick: Callable[[memoryview], bool]
 
 
 class TensorMessage(IncomingRequest):

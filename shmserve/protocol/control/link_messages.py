@@ -36,7 +36,8 @@ class Hello(Message, frozen=True):
     """First message of a link. `held_bytes`: pool budget already granted to this process.
 
     `loaded` repeats an executor's `Loaded` after the coordinator was restarted; `acquired` is the
-    ticket of the resources that it holds (0: none).
+    ticket of the resources that it holds (0: none). `first_bytes`: of its arena's first segment,
+    which it keeps; 0: as many as the Welcome says.
     """
 
     version: int
@@ -47,6 +48,7 @@ class Hello(Message, frozen=True):
     loaded: Loaded | None = None
     instance: str = ""  # executors: what they run, also before it is loaded
     acquired: int = 0
+    first_bytes: int = 0
 
 
 class Grant(Message, frozen=True):

@@ -21,7 +21,7 @@ from shmserve.protocol.protobuf.wire import Walk, encode_field, encode_varint, s
 
 REGION_PARAMETER = "shared_memory_region"
 MAX_RESPONSE_BYTES = (1 << 31) - 1  # what a gRPC message can have
-_QUICK_BYTES = 2 << 10  # beside raw tensors; with an element to every two it is a few ms
+QUICK_BYTES = 2 << 10  # beside raw tensors; with an element to every two it is a few ms
 _QUICK_FIELDS = 64
 _RAW = 0x3A
 _DEFAULTS = Settings()
@@ -115,7 +115,7 @@ def parse_request(
 def quick_to_read(data: bytes | memoryview) -> bool:
     """Whether a ModelInferRequest holds nobody up who waits until it is read: there is little in it
     but raw tensors, and few of these. It takes no long look itself."""
-    if len(data) <= _QUICK_BYTES:
+    if len(data) <= QUICK_BYTES:
         return True
     other = len(data)
     try:
@@ -124,7 +124,7 @@ def quick_to_read(data: bytes | memoryview) -> bool:
                 other -= stop - start
     except InvalidArgument:  # malformed, or too many
         return False
-    return other <= _QUICK_BYTES
+    return other <= QUICK_BYTES
 
 
 def check_data(request: WireInferRequest) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
 from shmserve.coordinator.stats.process_usage import ProcessUsage
 from shmserve.core.control.records import ProcessRecord
+from shmserve.testing.running_server import wait_until
 
 
 def test_a_calling_model_is_a_part_of_its_executor() -> None:
@@ -21,3 +24,34 @@ def test_a_calling_model_is_a_part_of_its_executor() -> None:
     assert usage.of(pid).role == "executor"
     assert usage.count == 2  # and the coordinator
     assert [use.role for use in usage.list(reconciler, 1.0)] == ["coordinator", "executor"]
+
+
+def test_who_sleeps_and_takes_no_time_rests_and_who_is_stopped_does_not() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        reconciler: Any = SimpleNamespace(
+            processes={"e": ProcessRecord("e", "executor", process.pid, 0.0)}
+        )
+        usage = ProcessUsage(0.0)
+
+        def rests(now: float) -> bool:
+            usage.look(reconciler, now)
+            return usage.of(process.pid).rests
+
+        try:
+            assert not rests(1.0)  # nothing to compare with yet
+            wait_until(lambda: rests(2.0), "it sleeps")
+            assert not usage.look(reconciler, 3.0, idle=True)
+            process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: not rests(4.0), "it is stopped")
+            assert usage.look(reconciler, 9.1, idle=True)
+        finally:
+            process.kill()
+
+
+def test_where_nothing_happens_it_is_looked_at_again_when_a_process_comes() -> None:
+    reconciler: Any = SimpleNamespace(processes={})
+    usage = ProcessUsage(0.0)
+    assert usage.look(reconciler, 1.0)
+    assert not usage.look(reconciler, 2.0, idle=True)
+    reconciler.processes["cli"] = ProcessRecord("cli", "cli", os.getppid(), 0.0)
+    assert usage.look(reconciler, 3.0, idle=True)

@@ -26,6 +26,7 @@ class Router:
         self.parts.watchdog = Watchdog(limit_s)
         self.parts.reconciler.processes = {"e": SimpleNamespace(name="e", role="executor")}
         self.parts.introspection.counters.busy_ms = lambda process: self.busy_ms
+        self.parts.introspection.rests = lambda process: False
         self._router = MessageRouter(self.parts, self._send)
         self._now = 1000.0
 
@@ -56,12 +57,12 @@ def test_silence_is_noticed_after_the_patience(
     assert router.silent
 
 
-def test_what_runs_is_looked_at_each_second_whoever_is_asked() -> None:
+def test_what_runs_is_looked_at_each_second_and_not_asked() -> None:
     router = Router(20)
     router.busy_ms = 5
     router.turns(10)
     assert router.parts.reconciler.busy.call_count == 10
-    assert router.asked == 2
+    assert router.asked == 0
 
 
 def test_turns_come_as_often_as_signs_of_life_are_due() -> None:

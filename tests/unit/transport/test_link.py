@@ -100,6 +100,7 @@ class Process:
                 **options,
             ),
             "m/1/0",
+            first_bytes=3,
         )
         self.link.start()
 
@@ -121,7 +122,7 @@ def wait_until(condition) -> None:
 def test_it_says_hello_and_passes_on_what_it_is_told(coordinator, process):
     hello = coordinator.accept()
     assert hello == Hello(
-        messages.VERSION, "executor", "executor-1-aa", os.getpid(), 7, None, "m/1/0"
+        messages.VERSION, "executor", "executor-1-aa", os.getpid(), 7, None, "m/1/0", first_bytes=3
     )
     wait_until(lambda: process.link.connected)
     assert process.link.epoch == "e1"

@@ -77,6 +77,24 @@ def test_the_loop_reads_what_is_quick_to_read(name: str, events: list[str]) -> N
     assert (thread == "http2") is on_loop
 
 
+def test_what_is_known_is_not_walked_through_to_see_how_quick_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walked: list[int] = []
+    quick = infer.quick_to_read
+    monkeypatch.setattr(
+        infer, "quick_to_read", lambda data: walked.append(len(data)) or quick(data)
+    )
+    message = request(np.zeros(1000, np.float32)).SerializeToString()
+    alike = request(np.zeros(1000, np.float32)).SerializeToString().replace(b"FP32", b"FP64")
+    with Rig() as rig:
+        for _ in range(3):
+            assert rig.client.infer(message).outputs
+        assert walked == [len(message)]
+        assert rig.client.error("ModelInfer", alike)[0] == "INVALID_ARGUMENT"
+    assert walked == [len(message), len(alike)]
+
+
 def test_of_many_calls_that_come_together_one_runs_before_others_are_looked_at(
     events: list[str],
 ) -> None:
