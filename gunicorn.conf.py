@@ -2,7 +2,8 @@
 
 The master process must stay empty: no shared memory, no gRPC, no CUDA, no threads. It forks
 HTTP workers from that state at any time. `kill -HUP` runs this file again and replaces the
-HTTP workers; settings are those of the start (`launch.settings` keeps them).
+HTTP workers; settings are those of the start (`launch.settings` keeps them). `kill -USR2` hands over
+to a new generation of all processes (`supervisor.handover`).
 """
 
 import sys
@@ -20,7 +21,7 @@ from shmserve.transport import key_file, tls
 try:
     _settings = launch.settings()
 except ConfigError as ex:
-    sys.exit("\n".join(f"shmserve: {line}" for line in ex.message.splitlines()))
+    launch.failed(ex.message)
 
 wsgi_app = "shmserve.app"
 proc_name = "shmserve"
@@ -57,16 +58,21 @@ def on_starting(server):
         trace_files.begin(_settings)  # they are this service's from here on
         sign_of_life.when_asked(launch.beat)
     except ConfigError as ex:
-        sys.exit(f"shmserve: {ex.message}")
+        launch.failed(ex.message)
 
 
 def when_ready(server):
+    server.systemd = server.systemd and not launch.bound()  # else their files are ours to remove
     launch.begin(_settings, map(str, server.LISTENERS))
 
 
 def on_reload(server):
     if launch.changed_on_disk():
         server.log.warning("settings have changed: restart the service to apply them")
+
+
+def pre_exec(server):  # SIGUSR2: in a fork of the master
+    launch.hand_over([s.fileno() for s in server.LISTENERS], server.systemd, server.cfg.env_orig)
 
 
 def pre_fork(server, worker):
@@ -82,6 +88,12 @@ def post_fork(server, worker):
 def post_worker_init(worker):
     logs.setup(f"http worker {worker.age}", _settings.log_level, _settings.log_format)
     guard.start_guard(_settings)
+
+    def waits():
+        worker.notify()
+        return worker.alive
+
+    launch.await_turn(_settings, waits)
 
 
 def worker_exit(server, worker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 from shmserve.core.registry import ModelState, Snapshot
@@ -21,7 +22,8 @@ class Announcer:
     says why. The others serve meanwhile, so the service manager is asked for patience: it
     would else kill the service, and them with it, when its start times out.
 
-    `report`: what else hears of each snapshot, in the first life of a service.
+    `report`: what else hears of each snapshot, in the first life of a service. `speaks`: whether
+    this is the generation that speaks for the service; while it is not, nothing is told.
 
     Attributes:
         healthy: there is a sign of life to give.
@@ -33,10 +35,12 @@ class Announcer:
         reader: RegistryReader,
         watchdog_s: float,
         report: StartReport | None = None,
+        speaks: Callable[[], bool] = lambda: True,
     ) -> None:
         self._notifier = notifier
         self._reader = reader
         self._report = report
+        self._speaks = speaks
         self.healthy = True
         self._watchdog_s = watchdog_s / 2  # twice as often as asked for
         self._generation = -1
@@ -53,6 +57,8 @@ class Announcer:
         return due
 
     def turn(self, now: float) -> None:
+        if not self._speaks():
+            return
         if self.healthy and self._watchdog_s and now - self._alive_at >= self._watchdog_s:
             self._alive_at = now
             self._notifier.send("WATCHDOG=1")
@@ -75,7 +81,8 @@ class Announcer:
             self._report.published(snapshot)
 
     def stopping(self) -> None:
-        self._notifier.send("STOPPING=1", "STATUS=draining")
+        if self._speaks():
+            self._notifier.send("STOPPING=1", "STATUS=draining")
 
 
 def status_line(snapshot: Snapshot) -> str:

@@ -37,6 +37,7 @@ from shmserve.protocol.control.link_messages import (
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.region_messages import DropRegions, StoredRegions, StoreRegions
 from shmserve.protocol.control.stats_messages import DropPages, PageOwner, StoredPages, StorePages
+from shmserve.shm.registry_page import RegistryReader
 from shmserve.supervisor.announce import Announcer
 from shmserve.supervisor.children import Child
 from shmserve.supervisor.executor_template import ExecutorTemplate
@@ -44,6 +45,7 @@ from shmserve.supervisor.executors import Executors
 from shmserve.supervisor.fd_store import FdStore
 from shmserve.supervisor.frontends import Frontends
 from shmserve.supervisor.life_watch import LifeWatch
+from shmserve.supervisor.takeover import TakeOver
 from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.link import Link, LinkHandlers
@@ -53,6 +55,7 @@ from shmserve.transport.processes import (
     has_ended,
     raise_fd_limit,
     reap_orphans,
+    send_signal,
     spawn,
 )
 
@@ -78,12 +81,13 @@ class Commands(Struct, frozen=True):
 
 
 class Inherited(Struct, frozen=True):
-    """Descriptors that a supervisor is started with: the gunicorn master's pidfd, its own lock, and
-    sockets that gRPC processes are to listen on."""
+    """Descriptors that a supervisor is started with: the gunicorn master's pidfd, its own lock,
+    sockets that gRPC processes are to listen on, and where a predecessor waits; -1: none does."""
 
     master_fd: int
     lock_fd: int
     grpc_fds: tuple[int, ...] = ()
+    report_fd: int = -1
 
 
 class Supervisor:
@@ -109,6 +113,7 @@ class Supervisor:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inbox: queue.SimpleQueue[FromCoordinator] = queue.SimpleQueue()
         self._announcer = announcer
+        self._take_over = TakeOver(inherited.report_fd, RegistryReader(run_dir))
         self._link = Link(
             run_dir,
             "supervisor",
@@ -216,6 +221,8 @@ class Supervisor:
         if self._coordinator is None and not self._drain_reason:
             dues.append(self._coordinator_due)
         dues += (self._executors.next_due(), self._frontends.next_due(), self._template.next_due())
+        if self._take_over.pending:
+            dues.append(time.monotonic() + _TELL_S)
         return min(*dues, self._exporter.next_due())
 
     def _turn(self, limit_s: float = inf) -> None:
@@ -237,13 +244,17 @@ class Supervisor:
         if template is not None:
             self._watch(template)
         self._executors.turn(now)
-        for child in (*self._frontends.turn(now), *self._exporter.turn(now)):
+        frontends = self._frontends.turn(now) if self._take_over.may_listen else ()
+        for child in (*frontends, *self._exporter.turn(now)):
             self._watch(child)
         reap_orphans({key.data.pid for key in self._selector.get_map().values() if key.data})
         self._keep_coordinator(now)
         if now >= self._looked_at + self._life.look_s:
             self._looked_at = now
             self._look(now)
+        if why := self._take_over.turn(self._frontends.listening):
+            _log.error("this generation will not serve: %s", why)
+            send_signal(self._master_fd, signal.SIGTERM)
         self._announcer.turn(now)
 
     def _look(self, now: float) -> None:
