@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping, MutableMapping
+import socket
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any
 
 from shmserve.errors import ConfigError
 
@@ -61,6 +63,19 @@ def has_http(environ: Mapping[str, str]) -> bool:
 def are_bound(environ: Mapping[str, str]) -> bool:
     """Whether those are what an earlier generation has bound: they are ours to remove."""
     return has_http(environ) and BOUND in _names(environ, _count(environ))
+
+
+def has_all(environ: Mapping[str, str], places: Iterable[tuple[str, int] | str | int]) -> bool:
+    """Whether sockets are passed for all these addresses (as gunicorn has them): by port or path."""
+    passed = set()
+    for fd in range(_FIRST, _FIRST + _count(environ)):
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            passed.add(_port(sock.getsockname()))
+    return {_port(place) for place in places if not isinstance(place, int)} == passed
+
+
+def _port(address: Any) -> object:
+    return address[1] if isinstance(address, tuple) else address
 
 
 def _names(environ: Mapping[str, str], count: int) -> list[str]:

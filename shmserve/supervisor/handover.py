@@ -29,7 +29,6 @@ from shmserve.transport.processes import describe_status, has_ended, pidfd_open,
 
 _log = logging.getLogger(__name__)
 
-SERVES = "serves"  # what a generation says that has taken over
 _BEYOND_LOAD_S = 60.0  # for a generation to be there, beside its models
 _EXTEND_EVERY_S = 20.0
 _EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
@@ -78,11 +77,11 @@ def _hand_over(old: Old) -> bool:
     assert pidfd is not None
     _log.info("reload begun generation=%s pid=%d", generation, pid)
     said = _await(reading, pidfd, old, notifier)
-    if said == SERVES:
+    if said == rundir.SERVES:
         rundir.serve(base, generation)
         notifier.send(f"MAINPID={pid}")
         _log.info("reload done: generation=%s serves", generation)
-        _write(base, f"{generation} {SERVES}")
+        rundir.hand_over(base, f"{generation} {rundir.SERVES}")
         # Not before it has ended: gunicorn looks for us to know whose its sockets' files are.
         send_signal(old.master_fd, signal.SIGTERM)
         has_ended(old.master_fd, 3 * old.settings.drain_timeout_s + _END_S)
@@ -90,7 +89,7 @@ def _hand_over(old: Old) -> bool:
     _log.error("reload failed, the generation before serves on reason=%s", said)
     notifier.send(f"STATUS=reload failed, serving as before: {said}")
     _end(base, generation, pidfd)
-    _write(base, f"{generation} failed: {said}")
+    rundir.hand_over(base, f"{generation} failed: {said}")
     return False
 
 
@@ -143,10 +142,3 @@ def _end(base: str, generation: str, pidfd: int) -> None:
         if holder is not None:
             has_ended(holder[1], _END_S)
     rundir.drop_generation(base, generation)
-
-
-def _write(base: str, line: str) -> None:
-    path = os.path.join(base, rundir.HANDOVER_FILE)
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        file.write(line)
-    os.replace(path + ".new", path)

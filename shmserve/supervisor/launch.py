@@ -218,13 +218,17 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
     Raises:
         ConfigError: an address that is taken or none of this host's; says which, and by whom.
     """
-    if _state.report:  # the predecessor has them
-        return
+    if _state.bound and not activation.has_all(os.environ, http):
+        text = "a reload keeps the addresses of the start; restart the service to change them"
+        raise ConfigError(f"http_bind, metrics_bind: {text}")
     if settings.grpc_processes and not _state.grpc_fds:
         for text in settings.grpc_bind:
             address = listen_addresses.parse("grpc_bind", text)
-            listen_addresses.require_free("grpc_bind", address)
+            if not _state.report:  # else the predecessor listens there
+                listen_addresses.require_free("grpc_bind", address)
             _state.grpc_places += tuple(listen_addresses.reserve("grpc_bind", address))
+    if _state.report:
+        return
     if settings.client_socket and settings.client_shm_mode != "off":
         place = listen_addresses.parse("client_socket", f"unix:{settings.client_socket}")
         listen_addresses.require_free("client_socket", place)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import Unavailable
 from shmserve.shm.registry_page import RegistryReader
-from shmserve.supervisor.handover import SERVES
+from shmserve.transport.rundir import SERVES
 
 _log = logging.getLogger(__name__)
 

@@ -39,7 +39,8 @@ COORDINATOR_SOCKET = "coordinator.sock"
 EXPORTER_SOCKET = "exporter.sock"
 EPOCH_FILE = "epoch"
 TOTALS_FILE = "totals.msgpack"
-HANDOVER_FILE = "handover"
+_HANDOVER = "handover"
+SERVES = "serves"  # what a generation says that has taken over
 _SERVING = "serving"
 OVERRIDE_CONFIG = "config.json"  # in a folder of `overrides`, beside the model's own folder
 _ENDPOINT = re.compile(r"executor-[0-9]+-[0-9a-f]+\.sock")
@@ -130,6 +131,23 @@ def serve(base: str, generation: str) -> None:
         os.unlink(link + ".new")
     os.symlink(generation, link + ".new")
     os.replace(link + ".new", link)
+
+
+def hand_over(base: str, line: str) -> None:
+    """Write down what has come of a handover."""
+    path = os.path.join(base, _HANDOVER)
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(line)
+    os.replace(path + ".new", path)
+
+
+def handed_over(base: str) -> str:
+    """What came of the last one: its generation, and `SERVES` or why not; empty: there was none."""
+    try:
+        with open(os.path.join(base, _HANDOVER), encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
 
 
 def generations(base: str) -> list[str]:
