@@ -2,8 +2,8 @@
 
 The master process must stay empty: no shared memory, no gRPC, no CUDA, no threads. It forks
 HTTP workers from that state at any time. `kill -HUP` runs this file again and replaces the
-HTTP workers; settings are those of the start (`launch.settings` keeps them). `kill -USR2` hands over
-to a new generation of all processes (`supervisor.handover`).
+HTTP workers; settings are those of the start (`launch.settings` keeps them). `kill -USR2` hands
+over to a new generation of all processes (`supervisor.handover`).
 """
 
 import sys

@@ -387,7 +387,7 @@ def state_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> s
 
 
 def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
-    """The run directory of this process's generation: `base_dir`, or after a reload a folder of it."""
+    """The run directory of this process's generation: `base_dir`, or after a reload in it."""
     environ = os.environ if environ is None else environ
     generation = environ.get(GENERATION_VARIABLE, "")
     base = base_dir(settings, environ)
@@ -395,7 +395,7 @@ def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str
 
 
 def base_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
-    """The run directory of all generations: the setting, systemd's, the user's, or one below /tmp."""
+    """The service's run directory: the setting, systemd's, the user's, or one below /tmp."""
     environ = os.environ if environ is None else environ
     if settings.run_dir:
         return os.path.abspath(settings.run_dir)

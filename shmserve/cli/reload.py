@@ -1,4 +1,4 @@
-"""``shmserve reload``: have a running service replace what the setting `reload` says; for ExecReload=."""
+"""``shmserve reload``: have a running service replace its processes (setting `reload`)."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from shmserve.errors import ConfigError
 # Names (FileDescriptorName= of the socket units): gRPC's; where a new generation tells its
 # predecessor what becomes of it; and HTTP's that a predecessor has bound itself.
 GRPC, REPORT, BOUND = "grpc", "report", "bound"
+REGIONS = "region-"  # what systemd has kept of clients' memory: names begin so
 _FIRST = 3
 
 
@@ -44,8 +45,15 @@ def take(environ: MutableMapping[str, str], name: str) -> tuple[int, ...]:
     return taken
 
 
+def take_all(environ: MutableMapping[str, str], prefix: str) -> list[tuple[str, int]]:
+    """As `take`, of all names that begin so; raises as that."""
+    names = _names(environ, _count(environ))
+    chosen = dict.fromkeys(name for name in names if name.startswith(prefix))
+    return [(name, fd) for name in chosen for fd in take(environ, name)]
+
+
 def exec_with(command: list[str], environ: dict[str, str], passed: list[tuple[str, int]]) -> None:
-    """Become this command, to which descriptors are passed by name, as systemd does it. For a fork."""
+    """Become this command; descriptors are passed to it by name, as systemd does it."""
     last = _FIRST + len(passed)
     aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, last) for _, fd in passed]
     for place, fd in enumerate(aside, _FIRST):
@@ -66,7 +74,7 @@ def are_bound(environ: Mapping[str, str]) -> bool:
 
 
 def has_all(environ: Mapping[str, str], places: Iterable[tuple[str, int] | str | int]) -> bool:
-    """Whether sockets are passed for all these addresses (as gunicorn has them): by port or path."""
+    """Whether sockets are passed for these addresses (as gunicorn has them): by port or path."""
     passed = set()
     for fd in range(_FIRST, _FIRST + _count(environ)):
         with socket.socket(fileno=os.dup(fd)) as sock:

@@ -27,6 +27,8 @@ class Announcer:
 
     Attributes:
         healthy: there is a sign of life to give.
+        notifier: to the service manager, for others of this process.
+        speaks: as given.
     """
 
     def __init__(
@@ -37,10 +39,10 @@ class Announcer:
         report: StartReport | None = None,
         speaks: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._notifier = notifier
+        self.notifier = notifier
         self._reader = reader
         self._report = report
-        self._speaks = speaks
+        self.speaks = speaks
         self.healthy = True
         self._watchdog_s = watchdog_s / 2  # twice as often as asked for
         self._generation = -1
@@ -57,14 +59,14 @@ class Announcer:
         return due
 
     def turn(self, now: float) -> None:
-        if not self._speaks():
+        if not self.speaks():
             return
         if self.healthy and self._watchdog_s and now - self._alive_at >= self._watchdog_s:
             self._alive_at = now
-            self._notifier.send("WATCHDOG=1")
+            self.notifier.send("WATCHDOG=1")
         if not self._ready and now - self._extended_at >= _EXTEND_EVERY_S:
             self._extended_at = now
-            self._notifier.send(_EXTENSION)
+            self.notifier.send(_EXTENSION)
         try:
             snapshot = self._reader.current()
         except Unavailable:
@@ -76,13 +78,13 @@ class Announcer:
         if not self._ready and snapshot.ready:
             self._ready = True
             lines.insert(0, "READY=1")
-        self._notifier.send(*lines)
+        self.notifier.send(*lines)
         if self._report is not None:
             self._report.published(snapshot)
 
     def stopping(self) -> None:
-        if self._speaks():
-            self._notifier.send("STOPPING=1", "STATUS=draining")
+        if self.speaks():
+            self.notifier.send("STOPPING=1", "STATUS=draining")
 
 
 def status_line(snapshot: Snapshot) -> str:

@@ -1,10 +1,11 @@
 """`shmserve reload`: a new generation of the service takes the place of this one.
 
-The process here is a fork of the gunicorn master, made by its signal SIGUSR2. It starts another master,
-to which it passes all listening sockets as systemd would; that one's generation has a run
-directory of its own, loads all models, and says in a pipe that it serves, or why it will not. Then the old
-master is told to stop, as for any other reason, or nothing has happened. Ends of processes tell all that
-is not said: a new generation whose handover has ended gives up, and one that ends is reported.
+The process here is a fork of the gunicorn master, made by its signal SIGUSR2. It starts another
+master, to which it passes all listening sockets as systemd would; that one's generation has a run
+directory of its own, loads all models, and says in a pipe that it serves, or why it will not. Then
+the old master is told to stop, as for any other reason, or nothing has happened. Ends of processes
+tell all that is not said: a new generation whose handover has ended gives up, and one that ends is
+reported.
 """
 
 from __future__ import annotations
@@ -135,7 +136,9 @@ def _end(base: str, generation: str, pidfd: int) -> None:
     if not has_ended(pidfd, _END_S):
         send_signal(pidfd, signal.SIGKILL)
     _, status = os.waitpid(-1, 0)
-    _log.info("the new generation has ended: %s", describe_status(os.waitstatus_to_exitcode(status)))
+    _log.info(
+        "the new generation has ended: %s", describe_status(os.waitstatus_to_exitcode(status))
+    )
     run_dir = os.path.join(base, generation)
     for role in ("supervisor", "coordinator"):
         holder = rundir.lock(run_dir, role).holder_pidfd() if os.path.isdir(run_dir) else None

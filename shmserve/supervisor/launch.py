@@ -54,6 +54,8 @@ class _LaunchState:
     # Beside it, of the directory that the history is in; and those that a predecessor has still
     also: tuple[FileLock, ...] = ()
     report: tuple[int, ...] = ()  # where a predecessor waits for what becomes of this generation
+    stored: Sequence[tuple[str, int]] = ()  # clients' memory, from the service before
+    passed: bool = False  # by systemd, or by a predecessor: gunicorn's sockets
     bound: bool = False  # gunicorn's sockets are what a predecessor has bound
     supervisor: FileLock | None = None  # whose file stays the one of the service's start
     master_fd: int = -1
@@ -127,6 +129,8 @@ def prepare(settings: Settings) -> None:
             raise ConfigError(f"model_repository: {path!r} is not a directory")
     run_dir = config.run_dir(settings)
     _state.grpc_fds = activation.take(os.environ, activation.GRPC)
+    _state.stored = activation.take_all(os.environ, activation.REGIONS)
+    _state.passed = activation.has_http(os.environ)
     _state.bound = activation.are_bound(os.environ)
     if _state.grpc_fds and settings.grpc_server != "http2":
         raise ConfigError("grpc_server: only 'http2' can serve on a socket that systemd passes")
@@ -189,8 +193,12 @@ def bound() -> bool:
 
 
 def await_turn(settings: Settings, waits: Callable[[], bool]) -> None:
-    """In an HTTP worker of a new generation: accept nothing before it serves, or `waits` says no."""
-    while waits() and not serves(settings):
+    """In an HTTP worker: accept nothing before this generation serves. On sockets of systemd's
+    clients wait for the models, too, instead of being refused. Ends when `waits` says no."""
+    from shmserve.supervisor.takeover import Readiness
+
+    models = Readiness(config.run_dir(settings), _state.begun + settings.load_timeout_s)
+    while waits() and not (serves(settings) and (models.settled() or not _state.passed)):
         time.sleep(_TURN_S)
 
 
@@ -254,7 +262,12 @@ def begin(settings: Settings, http: Iterable[str] = ()) -> None:
     for address in http:
         encrypted = settings.http_tls_cert and address.startswith("http:")
         told.append(f"https:{address.removeprefix('http:')}" if encrypted else address)
-    ensure(settings, _state.master_fd, [*told, "--grpc", *_grpc_addresses(settings)])
+    told += ["--grpc", *_grpc_addresses(settings)]
+    told += ["--stored", *(f"{name}={fd}" for name, fd in _state.stored)]
+    ensure(settings, _state.master_fd, told)
+    for _, fd in _state.stored:
+        os.close(fd)
+    _state.stored = ()
 
 
 def _grpc_addresses(settings: Settings) -> list[str]:
@@ -283,6 +296,8 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
     arguments += ["--grpc-fds", *map(str, _state.grpc_fds)]
     if _state.report and not serves(settings):
         arguments += ["--report-fd", str(_state.report[0])]
+    if _state.grpc_fds:
+        arguments += ["--patient-until", str(_state.begun + settings.load_timeout_s)]
     if _state.notify_socket:
         arguments += ["--notify-socket", _state.notify_socket]
         arguments += ["--watchdog-usec", str(_state.watchdog_usec)]
@@ -291,7 +306,13 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
     process = spawn_role(
         "supervisor",
         arguments,
-        keep=(master_pidfd, lock.pin(), *_state.grpc_fds, *_state.report),
+        keep=(
+            master_pidfd,
+            lock.pin(),
+            *_state.grpc_fds,
+            *_state.report,
+            *(fd for _, fd in _state.stored),
+        ),
         environ=environ,
         new_session=True,
     )

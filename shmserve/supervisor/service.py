@@ -37,15 +37,15 @@ from shmserve.protocol.control.link_messages import (
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.region_messages import DropRegions, StoredRegions, StoreRegions
 from shmserve.protocol.control.stats_messages import DropPages, PageOwner, StoredPages, StorePages
-from shmserve.shm.registry_page import RegistryReader
 from shmserve.supervisor.announce import Announcer
 from shmserve.supervisor.children import Child
 from shmserve.supervisor.executor_template import ExecutorTemplate
 from shmserve.supervisor.executors import Executors
 from shmserve.supervisor.fd_store import FdStore
 from shmserve.supervisor.frontends import Frontends
+from shmserve.supervisor.lasting_regions import LastingRegions, restored
 from shmserve.supervisor.life_watch import LifeWatch
-from shmserve.supervisor.takeover import TakeOver
+from shmserve.supervisor.takeover import Readiness, TakeOver
 from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.link import Link, LinkHandlers
@@ -82,12 +82,15 @@ class Commands(Struct, frozen=True):
 
 class Inherited(Struct, frozen=True):
     """Descriptors that a supervisor is started with: the gunicorn master's pidfd, its own lock,
-    sockets that gRPC processes are to listen on, and where a predecessor waits; -1: none does."""
+    sockets that gRPC processes are to listen on, and where a predecessor waits; -1: none does.
+    `patient_until` (monotonic): clients wait on those sockets for the models."""
 
     master_fd: int
     lock_fd: int
     grpc_fds: tuple[int, ...] = ()
     report_fd: int = -1
+    patient_until: float = 0.0
+    stored: tuple[tuple[str, int], ...] = ()  # by systemd for the next start: names, descriptors
 
 
 class Supervisor:
@@ -113,7 +116,7 @@ class Supervisor:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inbox: queue.SimpleQueue[FromCoordinator] = queue.SimpleQueue()
         self._announcer = announcer
-        self._take_over = TakeOver(inherited.report_fd, RegistryReader(run_dir))
+        self._take_over = TakeOver(inherited.report_fd, Readiness(run_dir, inherited.patient_until))
         self._link = Link(
             run_dir,
             "supervisor",
@@ -126,7 +129,10 @@ class Supervisor:
                 on_fds=self._fds_from_link,
             ),
         )
-        self._store = FdStore[int](StoredRegions)
+        self._regions, fds = restored(inherited.stored)
+        self._store = FdStore[int](self._stored_regions)
+        self._store.keep([*fds], [*fds.values()])
+        self._lasting = LastingRegions(announcer.notifier)
         self._pages = FdStore[PageOwner](StoredPages)
         count = settings.grpc_processes if commands.grpc is not None else 0
         command = [*(commands.grpc or []), "--listen-fds", *map(str, inherited.grpc_fds)]
@@ -192,12 +198,20 @@ class Supervisor:
 
     # ------------------------------------------------------- on the link's thread
 
+    def _stored_regions(self, numbers: tuple[int, ...], more: bool) -> StoredRegions:
+        """With what is known of them; the last message has those without descriptors."""
+        chosen = numbers if more else [n for n, region in self._regions.items() if region.cuda]
+        regions = tuple(self._regions[n] for n in chosen if n in self._regions)
+        return StoredRegions(numbers, more, regions)
+
     def _from_link(self, message: FromCoordinator) -> None:
         if isinstance(message, Welcome):
             self._store.hand_over(self._link)
             self._pages.hand_over(self._link)
         elif isinstance(message, DropRegions):
             self._store.drop(message.numbers)
+            self._regions = {n: r for n, r in self._regions.items() if n not in message.numbers}
+            os.eventfd_write(self._wake_fd, 1)
             return
         elif isinstance(message, DropPages):
             self._pages.drop(message.owners)
@@ -208,6 +222,8 @@ class Supervisor:
     def _fds_from_link(self, message: FromCoordinator, fds: list[int]) -> None:
         if isinstance(message, StoreRegions):
             self._store.keep(message.numbers, fds)
+            self._regions = {**self._regions, **{r.number: r for r in message.regions}}
+            os.eventfd_write(self._wake_fd, 1)
         elif isinstance(message, StorePages):
             self._pages.keep(message.owners, fds)
         else:
@@ -256,6 +272,8 @@ class Supervisor:
             _log.error("this generation will not serve: %s", why)
             send_signal(self._master_fd, signal.SIGTERM)
         self._announcer.turn(now)
+        if self._announcer.speaks() and not self._drain_reason:
+            self._lasting.turn(self._regions, self._store.fds)
 
     def _look(self, now: float) -> None:
         """Tell that this process lives, and see who else does."""

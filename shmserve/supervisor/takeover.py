@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import time
 from collections.abc import Callable
 
 from shmserve.core.registry import ModelState, Snapshot
@@ -17,6 +18,29 @@ _log = logging.getLogger(__name__)
 _MOST_NAMED = 8  # models that failed
 
 
+class Readiness:
+    """Whether there is anything to wait for before clients are served: until `deadline` (monotonic)
+    models that are being loaded, as long as the service is not ready without them."""
+
+    def __init__(self, run_dir: str, deadline: float) -> None:
+        self._reader = RegistryReader(run_dir)
+        self._deadline = deadline
+
+    def settled(self) -> bool:
+        """Nothing is waited for any more."""
+        if time.monotonic() >= self._deadline:
+            return True
+        snapshot = self.snapshot()
+        return snapshot is not None and (snapshot.ready or bool(obstacle(snapshot)))
+
+    def snapshot(self) -> Snapshot | None:
+        """What is published last; None: nothing is yet."""
+        try:
+            return self._reader.current()
+        except Unavailable:
+            return None
+
+
 class TakeOver:
     """Of one supervisor; `report` -1: there is no predecessor that waits, or it has gone already.
 
@@ -24,26 +48,26 @@ class TakeOver:
         may_listen: gRPC processes may begin to.
     """
 
-    def __init__(self, report: int, reader: RegistryReader) -> None:
+    def __init__(self, report: int, readiness: Readiness) -> None:
         self._report = report
-        self._reader = reader
-        self.may_listen = report < 0
+        self._readiness = readiness
+        self.may_listen = False
 
     @property
     def pending(self) -> bool:
-        """Whether the predecessor has been told nothing yet."""
-        return self._report >= 0
+        """Whether there is something to look for."""
+        return self._report >= 0 or not self.may_listen
 
     def turn(self, listening: Callable[[], bool]) -> str:
         """Tell what is to be told; why this generation is to end, if it is. `listening`: whether
         all gRPC processes do."""
-        if not self.pending:
+        if self._report < 0:
+            self.may_listen = self.may_listen or self._readiness.settled()
             return ""
         if _has_no_reader(self._report):
             return self._done("the reload has been given up")
-        try:
-            snapshot = self._reader.current()
-        except Unavailable:
+        snapshot = self._readiness.snapshot()
+        if snapshot is None:
             return ""
         if wrong := obstacle(snapshot):
             os.write(self._report, wrong.encode())
