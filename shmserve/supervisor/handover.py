@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from msgspec import Struct
+from setproctitle import setproctitle
 
 from shmserve import config
 from shmserve.config import GENERATION_VARIABLE, Settings
@@ -64,6 +65,7 @@ def _hand_over(old: Old) -> bool:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     base = config.base_dir(old.settings)
+    setproctitle(f"shmserve: handover ({base})")
     lock = rundir.lock(base, "handover")
     if not lock.acquire():
         _log.error("reload refused: another one is under way pid=%s", lock.holder())
