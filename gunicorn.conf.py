@@ -55,7 +55,8 @@ def on_starting(server):
             raise ConfigError("http_tls_cert is for the server's own worker class, not for another")
         launch.prepare(_settings)
         launch.claim(_settings, server.cfg.address)
-        trace_files.begin(_settings)  # they are this service's from here on
+        if not launch.follows():  # else they are the predecessor's, still
+            trace_files.begin(_settings)  # they are this service's from here on
         sign_of_life.when_asked(launch.beat)
     except ConfigError as ex:
         launch.failed(ex.message)

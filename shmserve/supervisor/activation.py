@@ -56,6 +56,8 @@ def exec_with(command: list[str], environ: dict[str, str], passed: list[tuple[st
     """Become this command; descriptors are passed to it by name, as systemd does it."""
     last = _FIRST + len(passed)
     aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, last) for _, fd in passed]
+    for _, fd in passed:
+        os.set_inheritable(fd, False)
     for place, fd in enumerate(aside, _FIRST):
         os.dup2(fd, place)
     environ["LISTEN_PID"], environ["LISTEN_FDS"] = str(os.getpid()), str(len(passed))

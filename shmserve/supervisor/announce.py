@@ -12,6 +12,7 @@ from shmserve.supervisor.greeting import StartReport
 from shmserve.transport.notify import Notifier
 
 _EXTEND_EVERY_S = 20.0
+_LOOK_S = 0.2  # whether it is this generation's turn to speak
 _EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
 
 
@@ -47,19 +48,23 @@ class Announcer:
         self._watchdog_s = watchdog_s / 2  # twice as often as asked for
         self._generation = -1
         self._ready = False
+        self._silent, self._looked_at = False, 0.0
         self._alive_at = 0.0
         self._extended_at = 0.0
 
     @property
     def due(self) -> float:
         """When `turn` has something to tell although nothing is published."""
+        if self._silent:
+            return self._looked_at + _LOOK_S
         due = inf if self._ready else self._extended_at + _EXTEND_EVERY_S
         if self.healthy and self._watchdog_s:
             due = min(due, self._alive_at + self._watchdog_s)
         return due
 
     def turn(self, now: float) -> None:
-        if not self.speaks():
+        self._silent, self._looked_at = not self.speaks(), now
+        if self._silent:
             return
         if self.healthy and self._watchdog_s and now - self._alive_at >= self._watchdog_s:
             self._alive_at = now

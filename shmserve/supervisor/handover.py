@@ -91,7 +91,7 @@ def _hand_over(old: Old) -> bool:
         return True
     _log.error("reload failed, the generation before serves on reason=%s", said)
     notifier.send(f"STATUS=reload failed, serving as before: {said}")
-    _end(base, generation, pidfd)
+    _end(base, generation, pid, pidfd)
     rundir.hand_over(base, f"{generation} failed: {said}")
     return False
 
@@ -132,15 +132,15 @@ def _await(reading: int, pidfd: int, old: Old, notifier: Notifier) -> str:
     return f"it did not serve within {limit_s:g} s (load_timeout_s)"
 
 
-def _end(base: str, generation: str, pidfd: int) -> None:
+def _end(base: str, generation: str, pid: int, pidfd: int) -> None:
     """Nothing is left of a generation that did not come to serve."""
     send_signal(pidfd, signal.SIGTERM)
     if not has_ended(pidfd, _END_S):
         send_signal(pidfd, signal.SIGKILL)
-    _, status = os.waitpid(-1, 0)
-    _log.info(
-        "the new generation has ended: %s", describe_status(os.waitstatus_to_exitcode(status))
-    )
+        has_ended(pidfd, _END_S)
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    how = describe_status(os.waitstatus_to_exitcode(status) if ended else None)
+    _log.info("the new generation's master has ended: %s", how)
     run_dir = os.path.join(base, generation)
     for role in ("supervisor", "coordinator"):
         holder = rundir.lock(run_dir, role).holder_pidfd() if os.path.isdir(run_dir) else None

@@ -35,8 +35,8 @@ class LastingRegions:
         self._stored: dict[int, Region] = {}
 
     def turn(self, regions: Mapping[int, Region], fds: Mapping[int, int]) -> None:
-        """These are there now; `fds` of those that have any."""
-        if self._stored.keys() == regions.keys():
+        """These are there now, with their descriptors."""
+        if self._stored.keys() == regions.keys() or not self._notifier.address:
             return
         for number in self._stored.keys() - regions.keys():
             self._remove(f"{REGIONS}{number}")
@@ -61,19 +61,19 @@ class LastingRegions:
 
 def restored(passed: Iterable[tuple[str, int]]) -> tuple[dict[int, Region], dict[int, int]]:
     """Regions that systemd has kept, and their descriptors: by number; others are closed."""
-    by_name = dict(passed)
+    by_name: dict[str, int] = {}
+    unused = []
+    for name, fd in passed:
+        unused += [by_name[name]] if name in by_name else []
+        by_name[name] = fd
     listed = by_name.pop(_LIST, -1)
     found: dict[int, Region] = {}
     if listed >= 0:
+        unused.append(listed)
         try:
             found = {r.number: r for r in _decode(os.pread(listed, _MAX_BYTES, 0))}
         except (OSError, UnreadableMessage) as ex:
             _log.warning("what clients had registered is not known any more: %s", ex)
-        os.close(listed)
-    fds = {
-        number: by_name.pop(f"{REGIONS}{number}")
-        for number in found
-        if f"{REGIONS}{number}" in by_name
-    }
-    close_all(by_name.values())
-    return {n: region for n, region in found.items() if region.cuda or n in fds}, fds
+    fds = {n: fd for n in found if (fd := by_name.pop(f"{REGIONS}{n}", -1)) >= 0}
+    close_all([*unused, *by_name.values()])
+    return {number: found[number] for number in fds}, fds

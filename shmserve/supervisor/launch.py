@@ -102,6 +102,9 @@ def supervisor_lock(settings: Settings) -> FileLock:
 def beat() -> None:
     """The master's sign of life. Ends the service if its run directory is not its own any more."""
     lock = _state.lock
+    if _state.report and _state.settings and serves(_state.settings):
+        os.close(_state.report[0])
+        _state.report = ()
     for awaited in _state.also:
         if not awaited.held:
             awaited.acquire()
@@ -185,6 +188,11 @@ def _lock_folders(settings: Settings, run_dir: str) -> None:
 def serves(settings: Settings) -> bool:
     """Whether this process's generation is the one that serves."""
     return rundir.serving(config.base_dir(settings)) == config.run_dir(settings)
+
+
+def follows() -> bool:
+    """Whether a predecessor waits for this generation to serve."""
+    return bool(_state.report)
 
 
 def bound() -> bool:

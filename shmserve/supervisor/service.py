@@ -199,9 +199,8 @@ class Supervisor:
     # ------------------------------------------------------- on the link's thread
 
     def _stored_regions(self, numbers: tuple[int, ...], more: bool) -> StoredRegions:
-        """With what is known of them; the last message has those without descriptors."""
-        chosen = numbers if more else [n for n, region in self._regions.items() if region.cuda]
-        regions = tuple(self._regions[n] for n in chosen if n in self._regions)
+        """With what is known of them."""
+        regions = tuple(self._regions[n] for n in numbers if n in self._regions)
         return StoredRegions(numbers, more, regions)
 
     def _from_link(self, message: FromCoordinator) -> None:

@@ -31,8 +31,8 @@ from shmserve.protocol.control.region_messages import (
     RegionsGone,
     RegisterCudaRegion,
     RegisterRegion,
-    UnregisterRegions,
     StoredRegions,
+    UnregisterRegions,
 )
 from shmserve.shm import registry_page
 from shmserve.tensor.spec import ModelSpec

@@ -147,9 +147,6 @@ class RegionRegistrations:
         """What the supervisor kept; returns the numbers it need not keep any more."""
         useless = []
         known_regions = {} if self._restored else {r.number: r for r in message.regions}
-        for region in known_regions.values():
-            if region.cuda:
-                self._adopt(region, None, now)
         for number, fd in zip(message.numbers, fds, strict=False):
             if number in known_regions and self.book.get(number) is None:
                 self._adopt(known_regions[number], fd, now)
@@ -245,13 +242,13 @@ class RegionRegistrations:
         else:
             self._fds[region.number] = fd
             self._entered(region)
-        self._unstored.append(region.number)
 
     def _entered(self, region: Region) -> None:
         """Publish it, as long as its owner lives."""
         if not self._owners.add(region):
             self.forget(self.book.drop([region.number]), 0.0)
             raise InvalidArgument(f"shared memory region '{region.name}': its process has ended")
+        self._unstored.append(region.number)
         self._changed = True
 
     def _unregister(self, process: str, message: UnregisterRegions, now: float) -> None:

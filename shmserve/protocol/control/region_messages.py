@@ -80,7 +80,7 @@ class RegionShrunk(Message, frozen=True):
 
 class StoredRegions(Message, frozen=True):
     """Supervisor to a new coordinator: fds it keeps, which ride along; the last has no `more`.
-    `regions`: what is known of them, and of those that have no fds."""
+    `regions`: what is known of them."""
 
     numbers: tuple[int, ...]
     more: bool = False
