@@ -22,6 +22,13 @@ from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wai
 from shmserve.transport.processes import adopt_orphans, has_ended, pidfd_open
 
 MOST_STORED = 4096  # FileDescriptorStoreMax=
+# In the process that becomes the service: descriptors by name, and the command.
+_BECOME = """
+import os, sys
+from shmserve.supervisor.activation import exec_with
+named = [text.rpartition("=") for text in sys.argv[1].split()]
+exec_with(sys.argv[2:], dict(os.environ), [(name, int(fd)) for name, _, fd in named])
+"""
 _CMSG_BYTES = socket.CMSG_SPACE(64 * 4)
 
 
@@ -61,18 +68,11 @@ class Manager:
         self.ready.clear()
         passed = [(n, sock.fileno()) for n, sock in self._listeners] + self.stored
         aside = [os.dup(fd) for _, fd in passed]
-        names = ":".join(name for name, _ in passed)
-        moves = "".join(f"{place}<&{fd} {fd}<&- " for place, fd in enumerate(aside, 100))
-        moves += "".join(
-            f"{p}<&{100 + n} {100 + n}<&- " for n, p in enumerate(range(3, 3 + len(aside)))
-        )
-        script = (
-            f"exec {moves}; export LISTEN_PID=$$ LISTEN_FDS={len(aside)} LISTEN_FDNAMES={names}"
-        )
+        named = [f"{name}={fd}" for (name, _), fd in zip(passed, aside, strict=True)]
         words = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn.conf.py")]
         with self.server.log_path.open("ab") as log:
             process = subprocess.Popen(
-                ["bash", "-c", f'{script}; exec "$@"', "bash", *words, "shmserve.app"],
+                [sys.executable, "-c", _BECOME, " ".join(named), *words, "shmserve.app"],
                 cwd=ROOT,
                 env=self.server.environ,
                 pass_fds=aside,
@@ -164,9 +164,8 @@ class Manager:
             self.stored += [(name, fd) for fd in kept]
             fds = fds[len(kept) :]
         elif said.get("FDSTOREREMOVE") == "1":
-            gone = [fd for given, fd in self.stored if given == name]
+            fds += [fd for given, fd in self.stored if given == name]
             self.stored = [(given, fd) for given, fd in self.stored if given != name]
-            fds = fds + gone
         for fd in fds:
             os.close(fd)
         if "MAINPID" in said:
