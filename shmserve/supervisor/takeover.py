@@ -86,7 +86,7 @@ class TakeOver:
 
 def obstacle(snapshot: Snapshot) -> str:
     """What keeps a generation from ever being ready; "": nothing, or not yet."""
-    if snapshot.ready or _loading(snapshot):
+    if snapshot.ready or _loading(snapshot) or not snapshot.complete:
         return ""
     if snapshot.shortage:
         return snapshot.shortage
@@ -95,7 +95,8 @@ def obstacle(snapshot: Snapshot) -> str:
         for version, entry in versions.items():
             if entry.state is ModelState.UNAVAILABLE and entry.reason:
                 reasons[f"{name}/{version}"] = entry.reason
-    return "; ".join(f"{name}: {why}" for name, why in list(reasons.items())[:_MOST_NAMED])
+    told = "; ".join(f"{name}: {why}" for name, why in list(reasons.items())[:_MOST_NAMED])
+    return told or snapshot.why_not_ready
 
 
 def _loading(snapshot: Snapshot) -> bool:
