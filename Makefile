@@ -80,7 +80,7 @@ UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
 .PHONY: install wheel serve test coverage test-pythons test-ends test-torch test-kserve test-node test-gpu lint proto proto-check docs site bench bench-gpu wheels gpu-site fuzz \
-	chaos reload-drill soak rounds clean
+	chaos reload-drill restart-drill soak rounds clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
@@ -161,6 +161,9 @@ chaos: $(DEV_DEPS)  ## CHAOS_SECONDS of load, while all kinds of things befall e
 
 reload-drill: $(DEV_DEPS)  ## 500 loads, reloads and unloads under load, looking for lost requests and growth
 	$(BIN)/python -m tests.crash.reload --cycles 500
+
+restart-drill: $(DEV_DEPS)  ## 10 restarts and 10 reloads under load, as systemd would do them, looking for lost requests
+	$(BIN)/python -m tests.crash.restart --restarts 10 --reloads 10
 
 soak: $(DEV_DEPS)  ## SOAK_SECONDS of load, looking for growth; writes and draws it: soak.csv, soak.svg
 	$(BIN)/python -m tests.crash.soak --seconds $(SOAK_SECONDS)

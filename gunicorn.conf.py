@@ -2,10 +2,9 @@
 
 The master process must stay empty: no shared memory, no gRPC, no CUDA, no threads. It forks
 HTTP workers from that state at any time. `kill -HUP` runs this file again and replaces the
-HTTP workers; settings are those of the start (`launch.settings` keeps them).
+HTTP workers; settings are those of the start (`launch.settings` keeps them). `kill -USR2` hands
+over to a new generation of all processes (`supervisor.handover`).
 """
-
-import sys
 
 from setproctitle import setproctitle
 
@@ -17,15 +16,10 @@ from shmserve.observe import logs, otlp_extra, trace_files
 from shmserve.supervisor import guard, launch
 from shmserve.transport import key_file, tls
 
-
-def _give_up(error):
-    sys.exit("\n".join(f"shmserve: {line}" for line in error.message.splitlines()))
-
-
 try:
     _settings = launch.settings()
 except ConfigError as ex:
-    _give_up(ex)
+    launch.failed(ex.message)
 
 wsgi_app = "shmserve.app"
 proc_name = "shmserve"
@@ -59,19 +53,25 @@ def on_starting(server):
             raise ConfigError("http_tls_cert is for the server's own worker class, not for another")
         launch.prepare(_settings)
         launch.claim(_settings, server.cfg.address)
-        trace_files.begin(_settings)  # they are this service's from here on
+        if not launch.follows():  # else they are the predecessor's, still
+            trace_files.begin(_settings)  # they are this service's from here on
         sign_of_life.when_asked(launch.beat)
     except ConfigError as ex:
-        _give_up(ex)
+        launch.failed(ex.message)
 
 
 def when_ready(server):
+    server.systemd = server.systemd and not launch.bound()  # else their files are ours to remove
     launch.begin(_settings, map(str, server.LISTENERS))
 
 
 def on_reload(server):
     if launch.changed_on_disk():
         server.log.warning("settings have changed: restart the service to apply them")
+
+
+def pre_exec(server):  # SIGUSR2: in a fork of the master
+    launch.hand_over([s.fileno() for s in server.LISTENERS], server.systemd, server.cfg.env_orig)
 
 
 def pre_fork(server, worker):
@@ -87,6 +87,12 @@ def post_fork(server, worker):
 def post_worker_init(worker):
     logs.setup(f"http worker {worker.age}", _settings.log_level, _settings.log_format)
     guard.start_guard(_settings)
+
+    def waits():
+        worker.notify()
+        return worker.alive
+
+    launch.await_turn(_settings, waits)
 
 
 def worker_exit(server, worker):

@@ -11,6 +11,7 @@ Extensions have settings of their own: the key ``x_a_b`` is `a_b` of the extensi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -23,7 +24,10 @@ from shmserve.setting_sources import Declared, Sources
 
 PREFIX = "SHMSERVE_"
 CONFIG_VARIABLE = "SHMSERVE_CONFIG"
-_NOT_SETTINGS = {CONFIG_VARIABLE}
+# A reload's own: which folder of the run directory its processes have (`run_dir`)
+GENERATION_VARIABLE = "SHMSERVE_GENERATION"
+GENERATION = re.compile(r"g[1-9][0-9]*")
+_NOT_SETTINGS = {CONFIG_VARIABLE, GENERATION_VARIABLE}
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -98,6 +102,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     grpc_compression: Literal["none", "deflate", "gzip"] = "none"  # of answers
     grpc_reflection: bool = True
     metrics_bind: tuple[TcpAddress, ...] = ()  # /metrics is there, and not on http_bind any more
+    reload: Literal["workers", "handover"] = "workers"  # what `shmserve reload` replaces
     run_dir: str = ""  # default: $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/shmserve, /tmp/shmserve-<uid>
 
     # Memory
@@ -159,6 +164,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     execute_timeout_s: Seconds = 120.0  # an executor busy with one request longer is killed
     load_timeout_s: Seconds = 300.0  # loading a model
     drain_timeout_s: Seconds = 30.0  # SIGTERM: finish what was accepted
+    drain_idle_s: Seconds = 2.0  # meanwhile, a kept-alive connection for its next, last request
     # A process that gives no sign of life for so long is killed, and another takes its place
     watchdog_s: Annotated[float, Meta(ge=1)] = 20.0
 
@@ -377,11 +383,19 @@ def state_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> s
         return os.path.abspath(settings.state_dir)
     if environ.get("STATE_DIRECTORY"):
         return environ["STATE_DIRECTORY"].split(":")[0]
-    return run_dir(settings, environ)
+    return base_dir(settings, environ)
 
 
 def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
-    """The run directory: the setting, systemd's, the user's, or one below /tmp."""
+    """The run directory of this process's generation: `base_dir`, or after a reload in it."""
+    environ = os.environ if environ is None else environ
+    generation = environ.get(GENERATION_VARIABLE, "")
+    base = base_dir(settings, environ)
+    return os.path.join(base, generation) if generation else base
+
+
+def base_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
+    """The service's run directory: the setting, systemd's, the user's, or one below /tmp."""
     environ = os.environ if environ is None else environ
     if settings.run_dir:
         return os.path.abspath(settings.run_dir)

@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
     serve = command("serve", "serve", "run the server (gunicorn) in the foreground")
     serve.add_argument("gunicorn", nargs="*", help="options for gunicorn, after --")
+    command("reload", "reload", "have a running service replace its processes (setting reload)")
     init = command("init", "init", "make a model repository with examples, and a settings file")
     init.add_argument("folder", metavar="DIR", help="an empty folder, or one to be made")
     units = command("units", "units", "write systemd's units for this environment, as a service")

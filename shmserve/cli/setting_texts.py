@@ -66,6 +66,11 @@ SECTIONS: dict[str, dict[str, str]] = {
             "of answers: `none`, `deflate`, `gzip`; requests may be compressed anyway"
         ),
         "grpc_reflection": "server reflection, for tools like grpcurl",
+        "reload": (
+            "what `shmserve reload` replaces: HTTP `workers`, or all by a `handover` to a new "
+            "generation, for which there must be memory as well "
+            "([operations.md](operations.md#a-new-version-of-the-server))"
+        ),
         "run_dir": (
             "sockets and registry, one service each; empty: `$RUNTIME_DIRECTORY`, "
             "`$XDG_RUNTIME_DIR/shmserve`, or `/tmp/shmserve-<uid>`"
@@ -209,6 +214,10 @@ SECTIONS: dict[str, dict[str, str]] = {
         ),
         "load_timeout_s": "loading a model for the first time; then it has failed",
         "drain_timeout_s": "SIGTERM: finish what was accepted",
+        "drain_idle_s": (
+            "meanwhile, how long kept-alive HTTP connections are left open for their next request, "
+            "which is answered with `Connection: close`: longer than busy clients pause"
+        ),
         "watchdog_s": (
             "a process (HTTP worker, gRPC process, supervisor, coordinator) that gives no sign "
             "of life for so long is killed and replaced; it gives one four times within that; "

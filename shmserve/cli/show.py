@@ -59,7 +59,8 @@ def ask(run_dir: str, name: str) -> list[Row]:
         Unavailable: no server runs with this run directory, or it does not answer.
     """
     try:
-        channel = Channel.connect(os.path.join(run_dir, rundir.COORDINATOR_SOCKET), _WAIT_S)
+        place = os.path.join(rundir.serving(run_dir), rundir.COORDINATOR_SOCKET)
+        channel = Channel.connect(place, _WAIT_S)
     except PeerDied:
         raise Unavailable(
             f"no server answers in the run directory {run_dir}; SHMSERVE_CONFIG or SHMSERVE_RUN_DIR"

@@ -68,7 +68,7 @@ class ClientSocket:
     def __init__(
         self,
         settings: Settings,
-        run_dir: str,
+        base_dir: str,
         regions: RegionRegistrations,
         lanes: LaneDesk,
         selector: selectors.BaseSelector,
@@ -78,29 +78,40 @@ class ClientSocket:
         self._regions = regions
         self._lanes = lanes
         self._selector = selector
-        self._path = settings.client_socket or os.path.join(run_dir, wire.SOCKET_NAME)
+        self._path = settings.client_socket or os.path.join(base_dir, wire.SOCKET_NAME)
         self._connections: set[ClientConnection] = set()
         self._per_user: Counter[int] = Counter()
         self._unsent: list[ClientConnection] = []
         self._buffer = memoryview(bytearray(_MAX_MESSAGE))
         self._closer = DeferredClose()
-        self._listening = False
+        self._listener: socket.socket | None = None
+        self._given_up = settings.client_shm_mode == "off"
 
-    def open(self) -> None:
-        """Begin to listen. A path that cannot be used costs this socket, not the service."""
-        if self._settings.client_shm_mode == "off":
-            return
+    def serve(self, serving: bool) -> None:
+        """Listen while this generation serves. Then its clients come back to the next one."""
+        if serving and self._listener is None and not self._given_up:
+            self._open()
+        elif not serving and self._listener is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+            for connection in list(self._connections):
+                self._end(connection)
+
+    def _open(self) -> None:
+        """A path that cannot be used costs this socket, not the service."""
         try:
             listener = _listen(self._path, bool(self._settings.client_socket))
         except OSError as ex:
             _log.error("client_socket cannot be used path=%s error=%s", self._path, ex)
+            self._given_up = True
             return
         self._selector.register(listener, selectors.EVENT_READ, self)
-        self._listening = True
+        self._listener = listener
 
     def close(self) -> None:
         """Remove the socket's name; open sockets are closed with the selector's others."""
-        if self._listening:
+        if self._listener is not None:
             try:
                 os.unlink(self._path)
             except OSError:

@@ -53,6 +53,8 @@ class LaneDesk:
         snapshot = self._publication.latest
         if snapshot is None:
             raise Unavailable("the server is starting")
+        if snapshot.draining:  # an executor that ends might not take it any more
+            raise Unavailable("the server is draining")
         entry = require_ready(snapshot.model(message.model, message.version), message.version)
         check_model(entry, self._settings)
         instance = self._choose(entry, caller.uid)

@@ -18,12 +18,17 @@ from shmserve.protocol.control import link_messages as link
 from shmserve.protocol.control import settings_messages as settings
 from shmserve.protocol.control.messages import ToCoordinator
 from shmserve.protocol.control.model_messages import LoadModel, UnloadModel
-from shmserve.protocol.control.region_messages import DropRegions, StoredRegions
+from shmserve.protocol.control.region_messages import (
+    DropRegions,
+    SharedRegions,
+    StoredRegions,
+)
 from shmserve.transport.channel import close_all
 
 _log = logging.getLogger(__name__)
 
 
+SUCCESSOR = "successor"  # the role of the next generation's coordinator
 _LOOK_S = 0.9  # a turn of the loop comes once a second, or a little earlier
 
 
@@ -44,6 +49,7 @@ class MessageRouter:
         self._perform = parts.effects.perform
         self._send = send
         self._looked_at = 0.0
+        self._successor = ""
 
     @property
     def urgent(self) -> bool:
@@ -73,10 +79,16 @@ class MessageRouter:
             self._sync.joined(process)
             self._regions.store_all(process)
             self._introspection.counters.store_all(process)
+        if message.role == SUCCESSOR:
+            self._successor = process
+            self._regions.sharing.begin(lambda told, fds: self._send(process, told, fds), True)
         self._runtime_settings.hello(process)
         self._perform(effects)
 
     def gone(self, process: str, now: float) -> None:
+        if process == self._successor:
+            self._successor = ""
+            self._regions.sharing.end()
         self._sync.gone(process)
         self._perform(self._reconciler.gone(process, now))
         self._regions.gone(process)
@@ -94,9 +106,12 @@ class MessageRouter:
             ProtocolViolation: not a message for a process of this role in this state.
         """
         if isinstance(message, StoredRegions) and role == "supervisor":
-            useless = self._regions.stored(message.numbers, fds, message.more, now)
+            useless = self._regions.stored(message, fds, now)
             if useless:
                 self._send(process, DropRegions(tuple(useless)))
+            return
+        if isinstance(message, SharedRegions) and role == SUCCESSOR:
+            self._regions.take(message, fds, now)
             return
         supervisor = self._sync.supervisor
         if self._introspection.handle(process, role, message, fds, supervisor, now):

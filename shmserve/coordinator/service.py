@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from shmserve.config import Settings, state_dir
+from shmserve.config import Settings, base_dir, state_dir
 from shmserve.coordinator import assembly, pool_sizing
-from shmserve.coordinator.assembly import Launch, Outside
+from shmserve.coordinator.assembly import Launch, Outside, Parts
 from shmserve.coordinator.background import Background
 from shmserve.coordinator.checkpoint import Checkpoint, CheckpointFile
 from shmserve.coordinator.client_socket import ClientConnection, ClientSocket
@@ -29,6 +29,7 @@ from shmserve.coordinator.models import desired_models
 from shmserve.coordinator.models.desired_models import DesiredModels, Library
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
 from shmserve.coordinator.regions.owners import Owners
+from shmserve.coordinator.regions.predecessor import Predecessor
 from shmserve.coordinator.stats.history_file import HistoryFile
 from shmserve.core.control.silence import period_s
 from shmserve.errors import ConfigError
@@ -143,8 +144,9 @@ class CoordinatorLoop:
         self._regions, self._introspection = parts.regions, parts.introspection
         self._history = self._history_file(settings)
         self._router = MessageRouter(parts, send)
+        self._base_dir, self._run_dir = base_dir(settings), run_dir
         self._client_socket = ClientSocket(
-            settings, run_dir, parts.regions, parts.lanes, self._selector
+            settings, self._base_dir, parts.regions, parts.lanes, self._selector
         )
         listener = listen(os.path.join(run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
@@ -154,11 +156,12 @@ class CoordinatorLoop:
             if not again:
                 writer.publish(parts.reconciler.snapshot(launch.epoch))
             assembly.begin(parts, desired, fingerprints)
-        self._client_socket.open()
+        self._client_socket.serve(self._serves())
         self._gpus.start()
         self._selector.register(listener, selectors.EVENT_READ, None)
         self._selector.register(wake.fd, selectors.EVENT_READ, None)
         self._selector.register(self._master_fd, selectors.EVENT_READ, None)
+        self._predecessor = None if self._serves() else self._connect_predecessor(launch, parts)
         _log.info("ready epoch=%s again=%s pool_bytes=%d", launch.epoch, again, pool_bytes)
 
     def run(self, beat: Callable[[], bool]) -> None:
@@ -200,11 +203,22 @@ class CoordinatorLoop:
                 else:
                     self._links.accept(key.fileobj)
         self._background.settle()
+        if self._predecessor is not None:
+            self._predecessor.turn(time.monotonic())
         self._router.tick(time.monotonic())
-        if self._history is not None:
+        if self._history is not None and self._serves():
             self._history.tick(time.monotonic())
+        self._client_socket.serve(self._serves())
         self._client_socket.settle(time.monotonic())
         self._links.bury(self._router)
+
+    def _connect_predecessor(self, launch: Launch, parts: Parts) -> Predecessor:
+        before = rundir.serving(self._base_dir)
+        return Predecessor(before, launch.process, parts.regions, self._wake)
+
+    def _serves(self) -> bool:
+        """Whether this generation of the service is the one that serves."""
+        return rundir.serving(self._base_dir) == self._run_dir
 
     def _master_ended(self) -> None:
         """Stop with it: soon by ourselves, earlier if the supervisor says so."""
@@ -223,8 +237,10 @@ class CoordinatorLoop:
         return file
 
     def _close(self) -> None:
+        if self._predecessor is not None:
+            self._predecessor.close()
         self._gpus.stop()
-        if self._history is not None:
+        if self._history is not None and self._serves():
             self._history.close(time.monotonic())
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):

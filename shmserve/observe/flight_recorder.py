@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from shmserve.config import GENERATION
 from shmserve.core.stats import event_ring
 from shmserve.core.stats.event_ring import EventRing, RecordedEvent
 
@@ -36,7 +37,7 @@ class _Recorder:
     """This process's ring."""
 
     def __init__(self, run_dir: str, process: str, records: int) -> None:
-        self._folder = os.path.join(run_dir, _FOLDER)
+        self._folder = _folder(run_dir)
         self._process = process
         self._ring = EventRing(records)
         self._fd = -1
@@ -74,7 +75,7 @@ def record(kind: str, subject: str, text: str = "") -> None:
 
 def rows(run_dir: str, most: int) -> list[dict[str, Any]]:
     """The last events of all processes that have recorded some, the newest last."""
-    folder = os.path.join(run_dir, _FOLDER)
+    folder = _folder(run_dir)
     merged = [(event, name) for name in _rings(folder) for event in _read(folder, name)]
     merged.sort(key=lambda pair: (pair[0].last, pair[0].number))
     return [
@@ -88,13 +89,19 @@ def keep(run_dir: str, most: int) -> None:
     from now on must not push that out."""
     if not most:
         return
-    path = os.path.join(run_dir, _FOLDER, BAD_END)
+    path = os.path.join(_folder(run_dir), BAD_END)
     try:
         with open(path + ".new", "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(rows(run_dir, most))))
         os.replace(path + ".new", path)
     except OSError as ex:
         _log.error("the last events were not written to a file: %s", ex.strerror)
+
+
+def _folder(run_dir: str) -> str:
+    """One for all generations of a service."""
+    above, name = os.path.split(run_dir)
+    return os.path.join(above if GENERATION.fullmatch(name) else run_dir, _FOLDER)
 
 
 def _row(event: RecordedEvent, process: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+from functools import partial
 
 
 def main() -> int:
@@ -14,6 +15,9 @@ def main() -> int:
     parser.add_argument("--master-fd", type=int, required=True)
     parser.add_argument("--lock-fd", type=int, required=True)
     parser.add_argument("--grpc-fds", type=int, nargs="*", default=[])
+    parser.add_argument("--report-fd", type=int, default=-1, help="where a predecessor waits")
+    parser.add_argument("--patient-until", type=float, default=0.0, help="clients wait for models")
+    parser.add_argument("--stored", nargs="*", default=[], help="NAME=FD that systemd has kept")
     parser.add_argument("--notify-socket", default="")
     parser.add_argument("--watchdog-usec", type=int, default=0)
     parser.add_argument("--begun", type=float, help="when the service did; absent: long ago")
@@ -33,6 +37,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from shmserve import config
     from shmserve.observe import logs
     from shmserve.shm.registry_page import RegistryReader
+    from shmserve.supervisor import launch
     from shmserve.supervisor.announce import Announcer
     from shmserve.supervisor.greeting import Doors, StartReport
     from shmserve.supervisor.service import Commands, Inherited, Supervisor
@@ -55,10 +60,19 @@ def _run(arguments: argparse.Namespace) -> int:
         doors = Doors(tuple(arguments.http), tuple(arguments.grpc), settings.dashboard)
         report = StartReport(arguments.begun, doors)
     watchdog_s = arguments.watchdog_usec / 1e6
-    announcer = Announcer(notifier, RegistryReader(run_dir), watchdog_s, report)
-    inherited = Inherited(arguments.master_fd, arguments.lock_fd, tuple(arguments.grpc_fds))
+    announcer = Announcer(
+        notifier, RegistryReader(run_dir), watchdog_s, report, partial(launch.serves, settings)
+    )
+    inherited = Inherited(
+        *(arguments.master_fd, arguments.lock_fd, tuple(arguments.grpc_fds)),
+        *(arguments.report_fd, arguments.patient_until, _named(arguments.stored)),
+    )
     process = arguments.process_id
     return Supervisor(settings, run_dir, process, inherited, commands, announcer).run()
+
+
+def _named(stored: list[str]) -> tuple[tuple[str, int], ...]:
+    return tuple((name, int(fd)) for name, _, fd in (text.rpartition("=") for text in stored))
 
 
 if __name__ == "__main__":

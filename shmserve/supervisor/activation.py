@@ -1,22 +1,27 @@
-"""Sockets that systemd listens on and passes: which are gRPC's.
+"""Sockets that systemd listens on and passes, and what a predecessor passes in the same way.
 
-gunicorn takes all that there are, so gRPC's are taken out before it looks.
+gunicorn takes all that there are, so what is not HTTP's is taken out before it looks.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping, MutableMapping
+import socket
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any
 
 from shmserve.errors import ConfigError
 
+# Names (FileDescriptorName= of the socket units): gRPC's; where a new generation tells its
+# predecessor what becomes of it; and HTTP's that a predecessor has bound itself.
+GRPC, REPORT, BOUND = "grpc", "report", "bound"
+REGIONS = "region-"  # what systemd has kept of clients' memory: names begin so
 _FIRST = 3
-_NAME = "grpc"  # FileDescriptorName= of the socket unit
 
 
-def take_grpc(environ: MutableMapping[str, str]) -> tuple[int, ...]:
-    """Take the sockets named "grpc" out of those passed to this process: descriptors of their own.
+def take(environ: MutableMapping[str, str], name: str) -> tuple[int, ...]:
+    """Take what is named so out of what is passed to this process: descriptors of their own.
 
     What is left has the first places, as the protocol wants it; `environ` says how many.
 
@@ -26,22 +31,66 @@ def take_grpc(environ: MutableMapping[str, str]) -> tuple[int, ...]:
     passed = range(_FIRST, _FIRST + _count(environ))
     if not passed:
         return ()
-    names = environ.get("LISTEN_FDNAMES", "").split(":")
-    ours = [fd for fd, name in zip(passed, names, strict=False) if name == _NAME]
+    names = _names(environ, len(passed))
+    ours = [fd for fd, given in zip(passed, names, strict=True) if given == name]
     taken = tuple(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, passed.stop) for fd in ours)
-    left = [fd for fd in passed if fd not in ours]
-    for place, fd in zip(passed, left, strict=False):
+    left = [(fd, given) for fd, given in zip(passed, names, strict=True) if given != name]
+    for place, (fd, _) in zip(passed, left, strict=False):
         if place != fd:
             os.dup2(fd, place)
     for fd in passed[len(left) :]:
         os.close(fd)
     environ["LISTEN_FDS"] = str(len(left))
+    environ["LISTEN_FDNAMES"] = ":".join(given for _, given in left)
     return taken
 
 
+def take_all(environ: MutableMapping[str, str], prefix: str) -> list[tuple[str, int]]:
+    """As `take`, of all names that begin so; raises as that."""
+    names = _names(environ, _count(environ))
+    chosen = dict.fromkeys(name for name in names if name.startswith(prefix))
+    return [(name, fd) for name in chosen for fd in take(environ, name)]
+
+
+def exec_with(command: list[str], environ: dict[str, str], passed: list[tuple[str, int]]) -> None:
+    """Become this command; descriptors are passed to it by name, as systemd does it."""
+    last = _FIRST + len(passed)
+    aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, last) for _, fd in passed]
+    for _, fd in passed:
+        os.set_inheritable(fd, False)
+    for place, fd in enumerate(aside, _FIRST):
+        os.dup2(fd, place)
+    environ["LISTEN_PID"], environ["LISTEN_FDS"] = str(os.getpid()), str(len(passed))
+    environ["LISTEN_FDNAMES"] = ":".join(name for name, _ in passed)
+    os.execvpe(command[0], command, environ)
+
+
 def has_http(environ: Mapping[str, str]) -> bool:
-    """Whether sockets are left for gunicorn, which then binds nothing; raises as `take_grpc`."""
+    """Whether sockets are left for gunicorn, which then binds nothing; raises as `take`."""
     return _count(environ) > 0
+
+
+def are_bound(environ: Mapping[str, str]) -> bool:
+    """Whether those are what an earlier generation has bound: they are ours to remove."""
+    return has_http(environ) and BOUND in _names(environ, _count(environ))
+
+
+def has_all(environ: Mapping[str, str], places: Iterable[tuple[str, int] | str | int]) -> bool:
+    """Whether sockets are passed for these addresses (as gunicorn has them): by port or path."""
+    passed = set()
+    for fd in range(_FIRST, _FIRST + _count(environ)):
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            passed.add(_port(sock.getsockname()))
+    return {_port(place) for place in places if not isinstance(place, int)} == passed
+
+
+def _port(address: Any) -> object:
+    return address[1] if isinstance(address, tuple) else address
+
+
+def _names(environ: Mapping[str, str], count: int) -> list[str]:
+    names = environ.get("LISTEN_FDNAMES", "").split(":")
+    return [*names, *[""] * count][:count]
 
 
 def _count(environ: Mapping[str, str]) -> int:

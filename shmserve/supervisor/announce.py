@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 from shmserve.core.registry import ModelState, Snapshot
@@ -11,6 +12,7 @@ from shmserve.supervisor.greeting import StartReport
 from shmserve.transport.notify import Notifier
 
 _EXTEND_EVERY_S = 20.0
+_LOOK_S = 0.2  # whether it is this generation's turn to speak
 _EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
 
 
@@ -21,10 +23,13 @@ class Announcer:
     says why. The others serve meanwhile, so the service manager is asked for patience: it
     would else kill the service, and them with it, when its start times out.
 
-    `report`: what else hears of each snapshot, in the first life of a service.
+    `report`: what else hears of each snapshot, in the first life of a service. `speaks`: whether
+    this is the generation that speaks for the service; while it is not, nothing is told.
 
     Attributes:
         healthy: there is a sign of life to give.
+        notifier: to the service manager, for others of this process.
+        speaks: as given.
     """
 
     def __init__(
@@ -33,32 +38,40 @@ class Announcer:
         reader: RegistryReader,
         watchdog_s: float,
         report: StartReport | None = None,
+        speaks: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._notifier = notifier
+        self.notifier = notifier
         self._reader = reader
         self._report = report
+        self.speaks = speaks
         self.healthy = True
         self._watchdog_s = watchdog_s / 2  # twice as often as asked for
         self._generation = -1
         self._ready = False
+        self._silent, self._looked_at = False, 0.0
         self._alive_at = 0.0
         self._extended_at = 0.0
 
     @property
     def due(self) -> float:
         """When `turn` has something to tell although nothing is published."""
+        if self._silent:
+            return self._looked_at + _LOOK_S
         due = inf if self._ready else self._extended_at + _EXTEND_EVERY_S
         if self.healthy and self._watchdog_s:
             due = min(due, self._alive_at + self._watchdog_s)
         return due
 
     def turn(self, now: float) -> None:
+        self._silent, self._looked_at = not self.speaks(), now
+        if self._silent:
+            return
         if self.healthy and self._watchdog_s and now - self._alive_at >= self._watchdog_s:
             self._alive_at = now
-            self._notifier.send("WATCHDOG=1")
+            self.notifier.send("WATCHDOG=1")
         if not self._ready and now - self._extended_at >= _EXTEND_EVERY_S:
             self._extended_at = now
-            self._notifier.send(_EXTENSION)
+            self.notifier.send(_EXTENSION)
         try:
             snapshot = self._reader.current()
         except Unavailable:
@@ -70,12 +83,13 @@ class Announcer:
         if not self._ready and snapshot.ready:
             self._ready = True
             lines.insert(0, "READY=1")
-        self._notifier.send(*lines)
+        self.notifier.send(*lines)
         if self._report is not None:
             self._report.published(snapshot)
 
     def stopping(self) -> None:
-        self._notifier.send("STOPPING=1", "STATUS=draining")
+        if self.speaks():
+            self.notifier.send("STOPPING=1", "STATUS=draining")
 
 
 def status_line(snapshot: Snapshot) -> str:

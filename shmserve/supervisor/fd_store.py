@@ -25,6 +25,11 @@ class FdStore(Generic[Key]):
         self._lock = threading.Lock()
         self._fds: dict[Key, int] = {}
 
+    @property
+    def fds(self) -> dict[Key, int]:
+        """What is kept."""
+        return dict(self._fds)
+
     def keep(self, keys: Sequence[Key], fds: Sequence[int]) -> None:
         with self._lock:
             for key, fd in zip(keys, fds, strict=False):

@@ -52,6 +52,11 @@ class Frontends:
         """Those that run, each with the name of its lock."""
         return [(f"{self._role}-{number}", child) for child, number in self._numbers.items()]
 
+    def listening(self) -> bool:
+        """Whether all of them are there, which their locks mean."""
+        roles = (role for role, _ in self.running())
+        return not self._missing and all(rundir.lock(self._run_dir, r).holder() for r in roles)
+
     def turn(self, now: float) -> list[Child]:
         """Do what is due; returns those that are new, for their ends to be watched."""
         for child in self._numbers:

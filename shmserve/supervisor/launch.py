@@ -19,12 +19,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NoReturn
 
 from shmserve import config, ids
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
-from shmserve.supervisor import activation
+from shmserve.supervisor import activation, handover
 from shmserve.transport import listen_addresses, rundir
 from shmserve.transport.listen_addresses import ListenAddress
 from shmserve.transport.processes import FileLock, has_ended, pidfd_open, send_signal, spawn_role
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 _PREDECESSOR_S = 10.0  # beyond the drain: for the processes of an earlier service to end
 _LAUNCH_S = 15.0
+_TURN_S = 0.02
+_REPORT_BYTES = 4096
 # Meant for the master: whoever else has them would take its sockets or speak in its name.
 _MASTER_ONLY = (
     "LISTEN_PID",
@@ -49,7 +52,12 @@ class _LaunchState:
 
     settings: Settings | None = None
     lock: FileLock | None = None
-    state_lock: FileLock | None = None  # of the directory that the history is in
+    # Beside it, of the directory that the history is in; and those that a predecessor has still
+    also: tuple[FileLock, ...] = ()
+    report: tuple[int, ...] = ()  # where a predecessor waits for what becomes of this generation
+    stored: Sequence[tuple[str, int]] = ()  # clients' memory, from the service before
+    passed: bool = False  # by systemd, or by a predecessor: gunicorn's sockets
+    bound: bool = False  # gunicorn's sockets are what a predecessor has bound
     supervisor: FileLock | None = None  # whose file stays the one of the service's start
     master_fd: int = -1
     notify_socket: str = ""
@@ -71,6 +79,7 @@ def settings() -> Settings:
         ConfigError: a setting that cannot work, or that gunicorn could not read.
     """
     if _state.settings is None:
+        _state.report = activation.take(os.environ, activation.REPORT)
         found = config.load()
         listen_addresses.check_http(found)
         _state.settings = found
@@ -94,6 +103,12 @@ def supervisor_lock(settings: Settings) -> FileLock:
 def beat() -> None:
     """The master's sign of life. Ends the service if its run directory is not its own any more."""
     lock = _state.lock
+    if _state.report and _state.settings and serves(_state.settings):
+        os.close(_state.report[0])
+        _state.report = ()
+    for awaited in _state.also:
+        if not awaited.held:
+            awaited.acquire()
     if lock is None or not lock.held or lock.beat() or _state.ending:
         return
     _state.ending = True
@@ -117,7 +132,10 @@ def prepare(settings: Settings) -> None:
         if not os.path.isdir(path):
             raise ConfigError(f"model_repository: {path!r} is not a directory")
     run_dir = config.run_dir(settings)
-    _state.grpc_fds = activation.take_grpc(os.environ)
+    _state.grpc_fds = activation.take(os.environ, activation.GRPC)
+    _state.stored = activation.take_all(os.environ, activation.REGIONS)
+    _state.passed = activation.has_http(os.environ)
+    _state.bound = activation.are_bound(os.environ)
     if _state.grpc_fds and settings.grpc_server != "http2":
         raise ConfigError("grpc_server: only 'http2' can serve on a socket that systemd passes")
     if _state.grpc_fds and not settings.grpc_processes:
@@ -131,12 +149,17 @@ def prepare(settings: Settings) -> None:
             f"run_dir: {run_dir} is in use by another server (pid {lock.holder()});"
             " set another (SHMSERVE_RUN_DIR)"
         )
-    if settings.dashboard:
-        _state.state_lock = rundir.lock_state(config.state_dir(settings), run_dir)
+    _lock_folders(settings, run_dir)
     _state.settings, _state.lock = settings, lock
-    _state.run_dir_fd = rundir.keep_from_cleaners(run_dir)
-    _await_predecessors(run_dir, settings.drain_timeout_s + _PREDECESSOR_S)
+    _state.run_dir_fd = rundir.keep_from_cleaners(config.base_dir(settings))
+    limit_s = settings.drain_timeout_s + _PREDECESSOR_S
+    for name in rundir.generations(run_dir):
+        _await_predecessors(os.path.join(run_dir, name), limit_s)
+        rundir.drop_generation(run_dir, name)
+    _await_predecessors(run_dir, limit_s)
     rundir.clean(run_dir)
+    if run_dir == config.base_dir(settings):
+        rundir.serve(run_dir, "")
     _state.supervisor = rundir.lock(run_dir, "supervisor")
     _state.supervisor.pin()
     rundir.write_epoch(run_dir, ids.new_epoch())
@@ -148,6 +171,63 @@ def prepare(settings: Settings) -> None:
     _state.master_fd = own
 
 
+def _lock_folders(settings: Settings, run_dir: str) -> None:
+    """Have what is the service's alone beside the run directory; raises as `prepare`."""
+    base, state_dir = config.base_dir(settings), config.state_dir(settings)
+    if run_dir == base:
+        for name in rundir.generations(base):
+            if (pid := rundir.lock(os.path.join(base, name), "master").holder()) is not None:
+                raise ConfigError(f"run_dir: {base} is in use by another server (pid {pid})")
+        lock = rundir.lock_state(state_dir, run_dir) if settings.dashboard else None
+        _state.also = () if lock is None else (lock,)
+        return
+    # They are the predecessor's until it ends: `beat` takes them
+    folders = {os.path.realpath(folder) for folder in (base, state_dir) if os.path.isdir(folder)}
+    _state.also = tuple(rundir.lock(folder, "master") for folder in folders)
+
+
+def serves(settings: Settings) -> bool:
+    """Whether this process's generation is the one that serves."""
+    return rundir.serving(config.base_dir(settings)) == config.run_dir(settings)
+
+
+def follows() -> bool:
+    """Whether a predecessor waits for this generation to serve."""
+    return bool(_state.report)
+
+
+def bound() -> bool:
+    """Whether gunicorn's sockets were bound by a predecessor, and not by systemd."""
+    return _state.bound
+
+
+def await_turn(settings: Settings, waits: Callable[[], bool]) -> None:
+    """In an HTTP worker: accept nothing before this generation serves. On sockets of systemd's
+    clients wait for the models, too, instead of being refused. Ends when `waits` says no."""
+    from shmserve.supervisor.takeover import Readiness
+
+    models = Readiness(config.run_dir(settings), _state.begun + settings.load_timeout_s)
+    while waits() and not (serves(settings) and (models.settled() or not _state.passed)):
+        time.sleep(_TURN_S)
+
+
+def failed(message: str) -> NoReturn:
+    """This generation cannot begin: tell the operator, and the predecessor that it serves on."""
+    for fd in _state.report:
+        os.write(fd, message.encode()[:_REPORT_BYTES])
+    sys.exit("\n".join(f"shmserve: {line}" for line in message.splitlines()))
+
+
+def hand_over(http: Sequence[int], passed: bool, environ: dict[str, str]) -> NoReturn:
+    """In a fork of the master: have a new generation take its place. `http`: gunicorn's sockets;
+    `passed`: by systemd; `environ`: what the master was started with."""
+    assert _state.settings is not None
+    name = "http" if passed else activation.BOUND
+    named = [(name, fd) for fd in http]
+    old = (_state.settings, _state.master_fd, named, _state.grpc_fds, environ)
+    handover.run(handover.Old(*old))
+
+
 def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> None:
     """See that all addresses are free, `http` (as gunicorn has them) for gunicorn, which listens
     next, and `client_socket`; keep gRPC's. What was passed is there already.
@@ -156,10 +236,14 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
         ConfigError: addresses that are taken or none of this host's; says which, and by whom, a
             line for each.
     """
+    if _state.bound and not activation.has_all(os.environ, http):
+        text = "a reload keeps the addresses of the start; restart the service to change them"
+        raise ConfigError(f"http_bind, metrics_bind: {text}")
     wrong: list[str] = []
     for setting, place in _wanted(settings, http):
         try:
-            listen_addresses.require_free(setting, place)
+            if not _state.report:  # else the predecessor listens there
+                listen_addresses.require_free(setting, place)
             if setting == "grpc_bind":
                 _state.grpc_places += tuple(listen_addresses.reserve(setting, place))
         except ConfigError as ex:
@@ -176,7 +260,7 @@ def _wanted(
         for place in filter(None, map(listen_addresses.of_gunicorn, http)):
             is_metrics = place.text in settings.metrics_bind
             yield "metrics_bind" if is_metrics else "http_bind", place
-    elif settings.metrics_bind:
+    elif settings.metrics_bind and not _state.bound:
         raise ConfigError("metrics_bind: cannot be together with HTTP sockets of systemd's")
     if settings.grpc_processes and not _state.grpc_fds:
         for text in settings.grpc_bind:
@@ -199,7 +283,12 @@ def begin(settings: Settings, http: Iterable[str] = ()) -> None:
     for address in http:
         encrypted = settings.http_tls_cert and address.startswith("http:")
         told.append(f"https:{address.removeprefix('http:')}" if encrypted else address)
-    ensure(settings, _state.master_fd, [*told, "--grpc", *_grpc_addresses(settings)])
+    told += ["--grpc", *_grpc_addresses(settings)]
+    told += ["--stored", *(f"{name}={fd}" for name, fd in _state.stored)]
+    ensure(settings, _state.master_fd, told)
+    for _, fd in _state.stored:
+        os.close(fd)
+    _state.stored = ()
 
 
 def _grpc_addresses(settings: Settings) -> list[str]:
@@ -226,6 +315,10 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
     arguments = ["--detach", "--process-id", ids.new_process_id("supervisor", os.getpid())]
     arguments += ["--master-fd", str(master_pidfd), "--lock-fd", str(lock.pin())]
     arguments += ["--grpc-fds", *map(str, _state.grpc_fds)]
+    if _state.report and not serves(settings):
+        arguments += ["--report-fd", str(_state.report[0])]
+    if _state.grpc_fds:
+        arguments += ["--patient-until", str(_state.begun + settings.load_timeout_s)]
     if _state.notify_socket:
         arguments += ["--notify-socket", _state.notify_socket]
         arguments += ["--watchdog-usec", str(_state.watchdog_usec)]
@@ -234,7 +327,13 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
     process = spawn_role(
         "supervisor",
         arguments,
-        keep=(master_pidfd, lock.pin(), *_state.grpc_fds),
+        keep=(
+            master_pidfd,
+            lock.pin(),
+            *_state.grpc_fds,
+            *_state.report,
+            *(fd for _, fd in _state.stored),
+        ),
         environ=environ,
         new_session=True,
     )
@@ -268,6 +367,11 @@ def end(settings: Settings) -> None:
         os.close(pidfd)
     if _state.lock.intact():
         rundir.clean(run_dir)
+        base = config.base_dir(settings)
+        if serves(settings):
+            rundir.serve(base, "")
+        if run_dir != base:
+            rundir.drop_generation(base, os.path.basename(run_dir))
 
 
 def _await_predecessors(run_dir: str, limit_s: float) -> None:

@@ -43,7 +43,9 @@ from shmserve.supervisor.executor_template import ExecutorTemplate
 from shmserve.supervisor.executors import Executors
 from shmserve.supervisor.fd_store import FdStore
 from shmserve.supervisor.frontends import Frontends
+from shmserve.supervisor.lasting_regions import LastingRegions, restored
 from shmserve.supervisor.life_watch import LifeWatch
+from shmserve.supervisor.takeover import Readiness, TakeOver
 from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.link import Link, LinkHandlers
@@ -53,6 +55,7 @@ from shmserve.transport.processes import (
     has_ended,
     raise_fd_limit,
     reap_orphans,
+    send_signal,
     spawn,
 )
 
@@ -78,12 +81,16 @@ class Commands(Struct, frozen=True):
 
 
 class Inherited(Struct, frozen=True):
-    """Descriptors that a supervisor is started with: the gunicorn master's pidfd, its own lock, and
-    sockets that gRPC processes are to listen on."""
+    """Descriptors that a supervisor is started with: the gunicorn master's pidfd, its own lock,
+    sockets that gRPC processes are to listen on, and where a predecessor waits; -1: none does.
+    `patient_until` (monotonic): clients wait on those sockets for the models."""
 
     master_fd: int
     lock_fd: int
     grpc_fds: tuple[int, ...] = ()
+    report_fd: int = -1
+    patient_until: float = 0.0
+    stored: tuple[tuple[str, int], ...] = ()  # by systemd for the next start: names, descriptors
 
 
 class Supervisor:
@@ -109,6 +116,7 @@ class Supervisor:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inbox: queue.SimpleQueue[FromCoordinator] = queue.SimpleQueue()
         self._announcer = announcer
+        self._take_over = TakeOver(inherited.report_fd, Readiness(run_dir, inherited.patient_until))
         self._link = Link(
             run_dir,
             "supervisor",
@@ -121,7 +129,10 @@ class Supervisor:
                 on_fds=self._fds_from_link,
             ),
         )
-        self._store = FdStore[int](StoredRegions)
+        self._regions, fds = restored(inherited.stored)
+        self._store = FdStore[int](self._stored_regions)
+        self._store.keep([*fds], [*fds.values()])
+        self._lasting = LastingRegions(announcer.notifier)
         self._pages = FdStore[PageOwner](StoredPages)
         count = settings.grpc_processes if commands.grpc is not None else 0
         command = [*(commands.grpc or []), "--listen-fds", *map(str, inherited.grpc_fds)]
@@ -187,12 +198,19 @@ class Supervisor:
 
     # ------------------------------------------------------- on the link's thread
 
+    def _stored_regions(self, numbers: tuple[int, ...], more: bool) -> StoredRegions:
+        """With what is known of them."""
+        regions = tuple(self._regions[n] for n in numbers if n in self._regions)
+        return StoredRegions(numbers, more, regions)
+
     def _from_link(self, message: FromCoordinator) -> None:
         if isinstance(message, Welcome):
             self._store.hand_over(self._link)
             self._pages.hand_over(self._link)
         elif isinstance(message, DropRegions):
             self._store.drop(message.numbers)
+            self._regions = {n: r for n, r in self._regions.items() if n not in message.numbers}
+            os.eventfd_write(self._wake_fd, 1)
             return
         elif isinstance(message, DropPages):
             self._pages.drop(message.owners)
@@ -203,6 +221,8 @@ class Supervisor:
     def _fds_from_link(self, message: FromCoordinator, fds: list[int]) -> None:
         if isinstance(message, StoreRegions):
             self._store.keep(message.numbers, fds)
+            self._regions = {**self._regions, **{r.number: r for r in message.regions}}
+            os.eventfd_write(self._wake_fd, 1)
         elif isinstance(message, StorePages):
             self._pages.keep(message.owners, fds)
         else:
@@ -216,6 +236,8 @@ class Supervisor:
         if self._coordinator is None and not self._drain_reason:
             dues.append(self._coordinator_due)
         dues += (self._executors.next_due(), self._frontends.next_due(), self._template.next_due())
+        if self._take_over.pending:
+            dues.append(time.monotonic() + _TELL_S)
         return min(*dues, self._exporter.next_due())
 
     def _turn(self, limit_s: float = inf) -> None:
@@ -237,14 +259,20 @@ class Supervisor:
         if template is not None:
             self._watch(template)
         self._executors.turn(now)
-        for child in (*self._frontends.turn(now), *self._exporter.turn(now)):
+        frontends = self._frontends.turn(now) if self._take_over.may_listen else ()
+        for child in (*frontends, *self._exporter.turn(now)):
             self._watch(child)
         reap_orphans({key.data.pid for key in self._selector.get_map().values() if key.data})
         self._keep_coordinator(now)
         if now >= self._looked_at + self._life.look_s:
             self._looked_at = now
             self._look(now)
+        if why := self._take_over.turn(self._frontends.listening):
+            _log.error("this generation will not serve: %s", why)
+            send_signal(self._master_fd, signal.SIGTERM)
         self._announcer.turn(now)
+        if self._announcer.speaks() and not self._drain_reason:
+            self._lasting.turn(self._regions, self._store.fds)
 
     def _look(self, now: float) -> None:
         """Tell that this process lives, and see who else does."""

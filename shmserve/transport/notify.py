@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Sequence
 
 _log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Sends lines to the service manager; does nothing outside of a service."""
+    """Sends lines to the service manager; does nothing outside of a service (no `address`)."""
 
     def __init__(self, address: str) -> None:
-        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self.address = "\0" + address[1:] if address.startswith("@") else address
 
-    def send(self, *lines: str) -> None:
-        if not self._address:
+    def send(self, *lines: str, fds: Sequence[int] = ()) -> None:
+        """Tell it this; descriptors ride along (FDSTORE=1)."""
+        if not self.address:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
                 sock.setblocking(False)
-                sock.connect(self._address)
-                sock.send("\n".join(lines).encode())
+                sock.connect(self.address)
+                socket.send_fds(sock, ["\n".join(lines).encode()], list(fds))
         except OSError as ex:
             _log.debug("the service manager was not reached error=%s", ex)

@@ -14,6 +14,9 @@
     totals.msgpack    what ended processes counted: shmserve.coordinator.stats.counter_totals
     registry.models   see shmserve.coordinator.checkpoint
     overrides/        a folder for each load request that brings a configuration or files
+    g<number>/        the same of a generation that a reload has started
+    serving           link to the one that serves; absent: the first does, which is this directory
+    handover.lock, handover   held by the process that hands over; what came of it, in a line
 
 Lock files stay for good (removing one would let two processes hold it), and so does the history;
 everything else is removed when the service starts and when it stops.
@@ -28,6 +31,7 @@ import re
 import shutil
 import stat
 
+from shmserve.config import GENERATION
 from shmserve.errors import ConfigError
 from shmserve.transport.processes import FileLock
 
@@ -35,6 +39,9 @@ COORDINATOR_SOCKET = "coordinator.sock"
 EXPORTER_SOCKET = "exporter.sock"
 EPOCH_FILE = "epoch"
 TOTALS_FILE = "totals.msgpack"
+_HANDOVER = "handover"
+SERVES = "serves"  # what a generation says that has taken over
+_SERVING = "serving"
 OVERRIDE_CONFIG = "config.json"  # in a folder of `overrides`, beside the model's own folder
 _ENDPOINT = re.compile(r"executor-[0-9]+-[0-9a-f]+\.sock")
 _OVERRIDES = re.compile(r"[a-z]+-[0-9]+-[0-9a-f]+-[0-9]+")
@@ -103,6 +110,54 @@ def lock_state(state_dir: str, run_dir: str) -> FileLock | None:
         pid = held.holder()
         raise ConfigError(f"state_dir: {state_dir} is in use by another server (pid {pid})")
     return held
+
+
+def serving(base: str) -> str:
+    """The run directory of the generation that serves."""
+    try:
+        return os.path.join(base, os.readlink(os.path.join(base, _SERVING)))
+    except OSError:
+        return base
+
+
+def serve(base: str, generation: str) -> None:
+    """From now on this generation serves; empty: the one of `base` itself."""
+    link = os.path.join(base, _SERVING)
+    if not generation:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(link)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(link + ".new")
+    os.symlink(generation, link + ".new")
+    os.replace(link + ".new", link)
+
+
+def hand_over(base: str, line: str) -> None:
+    """Write down what has come of a handover."""
+    path = os.path.join(base, _HANDOVER)
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(line)
+    os.replace(path + ".new", path)
+
+
+def handed_over(base: str) -> str:
+    """What came of the last one: its generation, and `SERVES` or why not; empty: there was none."""
+    try:
+        with open(os.path.join(base, _HANDOVER), encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def generations(base: str) -> list[str]:
+    """Names of the generations that reloads have started and that have left something."""
+    return list(filter(GENERATION.fullmatch, os.listdir(base)))
+
+
+def drop_generation(base: str, generation: str) -> None:
+    """Remove all that one that has ended has left."""
+    shutil.rmtree(os.path.join(base, generation), ignore_errors=True)
 
 
 def clean(run_dir: str) -> None:

@@ -207,13 +207,14 @@ class LaneClient(LoadClient):
     """A program that talks to executors over lanes, and over HTTP where there are none."""
 
     client: shmserve.client.Client | None = None
+    lanes = True
 
     def send(self, count: int) -> tuple[str, bool]:
         model, array, wanted = self.next(count)
         try:
             if self.client is None:
                 url = f"unix:{self.server.unix_path}"
-                self.client = shmserve.client.connect(url, timeout=_TIMEOUT_S)
+                self.client = shmserve.client.connect(url, timeout=_TIMEOUT_S, lanes=self.lanes)
             result = self.client.infer(model, {"IN": array})
         except shmserve.client.InferenceError as ex:
             if ex.status == 503:

@@ -31,6 +31,7 @@ from shmserve.protocol.control.region_messages import (
     RegionsGone,
     RegisterCudaRegion,
     RegisterRegion,
+    StoredRegions,
     UnregisterRegions,
 )
 from shmserve.shm import registry_page
@@ -368,7 +369,7 @@ def test_the_next_coordinator_continues_it(unproved: World, tmp_path: Path) -> N
     successor.regions.restore(unproved.published, successor.now)
     ((_, given),) = successor.say(NeedRegion(5, 1), "executor-0")  # nothing is waited for
     assert given.region.handle == HANDLE
-    assert successor.regions.stored((), [], False, successor.now) == []
+    assert successor.regions.stored(StoredRegions(()), [], successor.now) == []
     assert successor.turn(60) == []
     assert successor.names() == ["r"]
     assert successor.register(1, again=True) == [("http-1", RegionAnswer(1))]

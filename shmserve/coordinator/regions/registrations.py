@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from shmserve.config import Settings
 from shmserve.coordinator.regions.cuda_close_barrier import CudaCloseBarrier
 from shmserve.coordinator.regions.cuda_regions import CudaRegions
 from shmserve.coordinator.regions.owners import Owners
+from shmserve.coordinator.regions.region_sharing import RegionSharing
 from shmserve.coordinator.regions.system_regions import SystemRegions
 from shmserve.coordinator.regions.tombstones import Tombstones
 from shmserve.core.control.reconciler import Reconciler
@@ -37,8 +38,11 @@ from shmserve.protocol.control.region_messages import (
     RegionsClosed,
     RegionsGone,
     RegionShrunk,
+    RegionsTaken,
     RegisterCudaRegion,
     RegisterRegion,
+    SharedRegions,
+    StoredRegions,
     StoreRegions,
     UnregisterRegions,
 )
@@ -52,6 +56,7 @@ _log = logging.getLogger(__name__)
 # that starves on a busy host, needs as much.
 _PATIENCE_S, _LOST_S = 1.5, 30.0
 _MANY = 4096  # numbers in one message
+_APART = 1 << 30  # the numbers of two generations
 
 Registration = RegisterRegion | RegisterCudaRegion
 Send = Callable[[str, FromCoordinator, "tuple[int, ...]"], None]
@@ -89,12 +94,47 @@ class RegionRegistrations:
         self._unstored: list[int] = []
         self._parked: list[tuple[str, NeedRegion]] = []
         self._reopen_at = self._awaited_until = 0.0  # 0: nothing is awaited
+        self._restored = False  # what earlier coordinators or services had is known
+        self.sharing = RegionSharing()
         self._changed = False
+
+    # ------------------------------------------------------ another generation
+
+    def take(self, message: SharedRegions, fds: list[int], now: float) -> None:
+        """What another generation's coordinator tells; the fds are of those that have any."""
+        left = iter(fds)
+        for region in message.regions:
+            self._adopt(region, None if region.cuda else next(left, None), now)
+        close_all(list(left))
+        self._drop(list(message.gone), "the other generation's clients took it back", now)
+        if self.sharing.first and message.next_number:  # theirs and ours must differ
+            self.book.next_number = message.next_number + _APART
+        self.sharing.taken(message)
+
+    def _adopt(self, region: Region, fd: int | None, now: float) -> None:
+        """A region that was registered elsewhere, or before: as if it were here."""
+        there = self.book.get(region.number)
+        missing = fd is None and not region.cuda
+        if there is not None or missing or (fd and not client_object.is_object_of(region, fd)):
+            if fd is not None:
+                os.close(fd)
+            return
+        replaced = self.book.adopt(region)
+        if replaced is not None:
+            self.forget([replaced], now)
+        if fd is not None:
+            self._fds[region.number] = fd
+        self._unstored.append(region.number)
+        self._changed = True
+        self.sharing.theirs.add(region.number)
+        if not self._owners.add(region):
+            self._drop([region.number], "its process has ended", now)
 
     # ---------------------------------------------------------------- a restart
 
     def restore(self, previous: Snapshot, now: float) -> None:
         """Continue an earlier coordinator's regions; their fds come from the supervisor."""
+        self._restored = True
         self.book.restore(previous.regions, previous.next_region)
         regions = list(previous.regions.values())
         if not all(r.cuda for r in regions):
@@ -103,11 +143,17 @@ class RegionRegistrations:
             if not self._owners.add(region):
                 self._drop([region.number], "its process has ended", now)
 
-    def stored(self, numbers: Iterable[int], fds: list[int], more: bool, now: float) -> list[int]:
+    def stored(self, message: StoredRegions, fds: list[int], now: float) -> list[int]:
         """What the supervisor kept; returns the numbers it need not keep any more."""
         useless = []
-        numbers = list(numbers)
-        for number, fd in zip(numbers, fds, strict=False):
+        known_regions = {} if self._restored else {r.number: r for r in message.regions}
+        for number, fd in zip(message.numbers, fds, strict=False):
+            if number in known_regions and self.book.get(number) is None:
+                self._adopt(known_regions[number], fd, now)
+                self.book.next_number = max(self.book.next_number, number + 1)
+                if self.book.get(number) is None:
+                    useless.append(number)
+                continue
             region = self.book.get(number)
             known = region is not None and client_object.is_object_of(region, fd)
             if known and number not in self._fds:
@@ -116,7 +162,8 @@ class RegionRegistrations:
                 os.close(fd)
                 if region is None:
                     useless.append(number)
-        if not more:
+        if not message.more:
+            self._restored = True
             self._complete(now)
         return useless
 
@@ -125,7 +172,12 @@ class RegionRegistrations:
         numbers = list(self._fds)
         for start in range(0, len(numbers), MAX_FDS):
             part = tuple(numbers[start : start + MAX_FDS])
-            self._send(supervisor, StoreRegions(part), tuple(self._fds[n] for n in part))
+            self._store(supervisor, part)
+
+    def _store(self, supervisor: str, numbers: tuple[int, ...]) -> None:
+        regions = tuple(region for n in numbers if (region := self.book.get(n)) is not None)
+        fds = tuple(self._fds[number] for number in numbers)
+        self._send(supervisor, StoreRegions(numbers, regions), fds)
 
     def _complete(self, now: float) -> None:
         """Nothing more is handed back: what cannot be opened again by key either is lost."""
@@ -167,6 +219,8 @@ class RegionRegistrations:
                 self._quarantine(message.number)
             case RegionProbed(), "executor":
                 self.cuda.probed(process, message)
+            case RegionsTaken(), "successor":
+                self.sharing.confirmed(message)
             case RegionsClosed(), "executor":
                 self.closing.closed(process, message.numbers)
             case _:
@@ -188,13 +242,13 @@ class RegionRegistrations:
         else:
             self._fds[region.number] = fd
             self._entered(region)
-        self._unstored.append(region.number)
 
     def _entered(self, region: Region) -> None:
         """Publish it, as long as its owner lives."""
         if not self._owners.add(region):
             self.forget(self.book.drop([region.number]), 0.0)
             raise InvalidArgument(f"shared memory region '{region.name}': its process has ended")
+        self._unstored.append(region.number)
         self._changed = True
 
     def _unregister(self, process: str, message: UnregisterRegions, now: float) -> None:
@@ -257,7 +311,8 @@ class RegionRegistrations:
     @property
     def urgent(self) -> bool:
         """Whether somebody waits for an answer, so `tick` and `settle` should come soon."""
-        return bool(self.cuda.parked or self.closing.waiting or self._answers)
+        waiting = self.cuda.parked or self.closing.waiting or self._answers
+        return bool(waiting or self.sharing.waiting)
 
     def tick(self, now: float) -> None:
         if self._awaited_until and now >= self._awaited_until:
@@ -274,10 +329,11 @@ class RegionRegistrations:
         unstored, self._unstored = self._unstored, []
         for number in unstored:
             if supervisor and number in self._fds:
-                self._send(supervisor, StoreRegions((number,)), (self._fds[number],))
+                self._store(supervisor, (number,))
         if self._changed:
             publish()
-        answers, self._answers = self._answers, []
+        self.sharing.tell(self.book, self._fds, unstored, self._gone)
+        answers, self._answers = self.sharing.released(self._answers), []
         for process, answer in answers:
             self._send(process, answer, ())
         remapped, self._remapped = self._remapped, []

@@ -107,6 +107,18 @@ class RegionBook:
         self._strikes = {region.uid for region in regions.values() if region.copy}
         self.next_number = max([next_number, *(number + 1 for number in self._keys)])
 
+    def adopt(self, region: Region) -> Region | None:
+        """Take over one that is numbered; returns what had its name before."""
+        place = self._place(region.uid, region.name)
+        before = self.regions.get(place)
+        if before is not None:
+            self.drop([before.number])
+        self.regions[place] = region
+        self._keys[region.number] = place
+        if region.copy:
+            self._strikes.add(region.uid)
+        return before
+
     def get(self, number: int) -> Region | None:
         key = self._keys.get(number)
         return self.regions[key] if key is not None else None

@@ -34,7 +34,7 @@ ToCoordinator = (
     | link.AcquireResources | link.ReleaseResources
     | region.RegisterRegion | region.RegisterCudaRegion | region.UnregisterRegions
     | region.NeedRegion | region.RegionShrunk | region.RegionProbed | region.RegionsClosed
-    | region.StoredRegions
+    | region.StoredRegions | region.SharedRegions | region.RegionsTaken
     | settings.SetFlag | settings.ChangeLog | settings.ChangeTrace | settings.TakeTraces
     | stats.CounterPage | stats.StoredPages | stats.AskReport | history.AskHistory
     | stats.RequestFailed
@@ -45,7 +45,7 @@ FromCoordinator = (
     | link.Stop | link.Adopt | link.Forgive | link.RegistryChanged
     | link.LaneOffered | link.MoveLanes | link.ResourcesAcquired
     | region.RegionAnswer | region.RegionGiven | region.RegionsGone | region.StoreRegions
-    | region.DropRegions | region.ProbeRegion
+    | region.DropRegions | region.ProbeRegion | region.SharedRegions | region.RegionsTaken
     | settings.FlagSet | settings.SettingsAnswer | settings.LogChanged
     | stats.StorePages | stats.DropPages | stats.ReportGiven | history.HistoryGiven
     | model.ModelAnswer
@@ -57,6 +57,7 @@ VOID = (
     *(link.AcquireResources, link.ReleaseResources),
     *(region.RegisterRegion, region.RegisterCudaRegion, region.UnregisterRegions),
     *(region.NeedRegion, region.RegionProbed, region.RegionsClosed, region.StoredRegions),
+    *(region.SharedRegions, region.RegionsTaken),
     *(settings.SetFlag, settings.ChangeLog, settings.ChangeTrace, settings.TakeTraces),
     *(stats.StoredPages, stats.AskReport, history.AskHistory, model.LoadModel, model.UnloadModel),
 )

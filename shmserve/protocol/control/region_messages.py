@@ -79,10 +79,12 @@ class RegionShrunk(Message, frozen=True):
 
 
 class StoredRegions(Message, frozen=True):
-    """Supervisor to a new coordinator: fds it keeps, which ride along; the last has no `more`."""
+    """Supervisor to a new coordinator: fds it keeps, which ride along; the last has no `more`.
+    `regions`: what is known of them."""
 
     numbers: tuple[int, ...]
     more: bool = False
+    regions: tuple[Region, ...] = ()
 
 
 class RegionAnswer(Message, frozen=True):
@@ -121,9 +123,27 @@ class RegionsGone(Message, frozen=True):
 
 
 class StoreRegions(Message, frozen=True):
-    """To the supervisor: keep the fds that ride along for the next coordinator."""
+    """To the supervisor: keep the fds that ride along for the next coordinator, and with `regions`,
+    as `StoredRegions`, for the next service."""
 
     numbers: tuple[int, ...]
+    regions: tuple[Region, ...] = ()
+
+
+class SharedRegions(Message, frozen=True):
+    """Between the coordinators of two generations, both ways: these regions have come, the fds of
+    those that have any riding along, and these are gone. `next_number`: of the sender's next."""
+
+    ticket: int
+    regions: tuple[Region, ...] = ()
+    gone: tuple[int, ...] = ()
+    next_number: int = 0
+
+
+class RegionsTaken(Message, frozen=True):
+    """Reply to `SharedRegions`, after publication."""
+
+    ticket: int
 
 
 class DropRegions(Message, frozen=True):

@@ -16,7 +16,12 @@ from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.regions.region_book import Caller
 from shmserve.core.registry import Snapshot
-from shmserve.protocol.control.region_messages import NeedRegion, RegionGiven, RegisterRegion
+from shmserve.protocol.control.region_messages import (
+    NeedRegion,
+    RegionGiven,
+    RegisterRegion,
+    StoredRegions,
+)
 from tests.integration.region_client import Memory
 from tests.integration.test_client_socket import memfd
 
@@ -83,7 +88,7 @@ def test_a_supervisor_that_is_late_costs_nobody_a_region(desk: Desk, fd: int) ->
     assert desk.turn(20.0) == []
     assert desk.names() == {"named", "sealed"}
     (number,) = [r.number for r in desk.regions.book.regions.values() if r.sealed]
-    assert desk.regions.stored([number], [os.dup(fd)], False, 21.0) == []
+    assert desk.regions.stored(StoredRegions((number,)), [os.dup(fd)], 21.0) == []
     assert desk.turn(21.0) == ["sealed"]
     assert desk.names() == {"named", "sealed"}
 
@@ -91,7 +96,7 @@ def test_a_supervisor_that_is_late_costs_nobody_a_region(desk: Desk, fd: int) ->
 @pytest.mark.parametrize("there", [True, False])
 def test_what_nobody_has_kept_is_lost(desk: Desk, there: bool) -> None:
     if there:  # a supervisor, that has nothing
-        desk.regions.stored([], [], False, 0.5)
+        desk.regions.stored(StoredRegions(()), [], 0.5)
     else:
         assert desk.turn(2.0) == ["named"]
     assert sorted(desk.turn(60.0)) == (["", "named"] if there else [""])

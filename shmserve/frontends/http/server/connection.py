@@ -42,9 +42,6 @@ _DRAINED = 1 << 20  # a body left unread up to this does not cost the connection
 _LINGER_S = 2.0
 _IOV_MAX = 1024
 
-# A stopping worker leaves idle connections open this long: the next request of a busy
-# client may be on its way already, and is answered with "Connection: close".
-_STOP_GRACE_S = 2.0
 _CUT_GRACE_S = 5.0
 
 
@@ -147,7 +144,9 @@ class HttpConnection:
             return
         phase, until = watch
         if phase == IDLE and self._service.stopping:
-            until = min(until, until - self.settings.idle_timeout_s + _STOP_GRACE_S)
+            # The next request of a busy client may be on its way already: it is answered with
+            # "Connection: close".
+            until = min(until, self._service.stopping_at + self.settings.drain_idle_s)
         if now < until:
             return
         # Reading ends at once, and what has arrived by now can still be answered. If the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from msgspec import Struct
@@ -34,7 +35,7 @@ class ServingContext:
 
     Attributes:
         certificates: for TLS on TCP connections; None: without.
-        stopping: no connection is kept open any longer.
+        stopping: no connection is kept open any longer, since `stopping_at` (monotonic).
         requests: how many have been begun.
     """
 
@@ -58,7 +59,9 @@ class ServingContext:
         self.certificates = certificates(settings, "http", "http/1.1")
         self.requests = 0
         self.stopping = False
+        self.stopping_at = 0.0
 
     def stop(self) -> None:
         """From now on no connection is kept open."""
-        self.stopping = True
+        if not self.stopping:
+            self.stopping, self.stopping_at = True, monotonic()

@@ -1,0 +1,70 @@
+"""``shmserve reload``: have a running service replace its processes (setting `reload`)."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import time
+
+from shmserve import config
+from shmserve.config import Settings
+from shmserve.errors import Unavailable
+from shmserve.transport import rundir
+from shmserve.transport.processes import has_ended, send_signal
+
+_LOOK_S = 0.05
+_BEGIN_S = 10.0  # until the master has forked
+_BEYOND_LOAD_S = 90.0  # more than the handover itself takes
+
+
+def main(arguments: argparse.Namespace) -> int:
+    settings = config.load()
+    base = config.base_dir(settings)
+    holder = rundir.lock(rundir.serving(base), "master").holder_pidfd()
+    if holder is None:
+        raise Unavailable(
+            f"no server has the run directory {base}; SHMSERVE_CONFIG or SHMSERVE_RUN_DIR must be"
+            " as the server has it"
+        )
+    pid, master = holder
+    if settings.reload == "workers":
+        send_signal(master, signal.SIGHUP)
+        print(f"the HTTP workers of pid {pid} are replaced (setting reload)")
+        return 0
+    said = _hand_over(settings, base, master)
+    generation, _, what = said.partition(" ")
+    if what != rundir.SERVES:
+        raise Unavailable(f"the generation before serves on: {what.removeprefix('failed: ')}")
+    print(f"generation {generation} serves, the one before ends")
+    return 0
+
+
+def _hand_over(settings: Settings, base: str, master: int) -> str:
+    """Ask for it, and wait; what came of it."""
+    lock = rundir.lock(base, "handover")
+    _await_earlier(settings, base)
+    before = rundir.handed_over(base)
+    send_signal(master, signal.SIGUSR2)
+    begun = time.monotonic()
+    seen = False
+    while time.monotonic() < begun + settings.load_timeout_s + _BEYOND_LOAD_S:
+        working = lock.holder() is not None
+        said = rundir.handed_over(base)
+        if said != before:
+            return said
+        seen = seen or working
+        if (seen and not working) or (not seen and time.monotonic() > begun + _BEGIN_S):
+            break
+        if has_ended(master):
+            raise Unavailable("the server has ended")
+        time.sleep(_LOOK_S)
+    raise Unavailable("the handover did not begin or has ended without a word; the log says more")
+
+
+def _await_earlier(settings: Settings, base: str) -> None:
+    """An earlier handover lasts until the generation before has ended."""
+    deadline = time.monotonic() + 3 * settings.drain_timeout_s + _BEGIN_S
+    while (pid := rundir.lock(base, "handover").holder()) is not None:
+        if time.monotonic() > deadline:
+            raise Unavailable(f"an earlier reload does not end (pid {pid})")
+        time.sleep(_LOOK_S)

@@ -1,0 +1,110 @@
+"""A new generation's side of a handover: when it may serve, and what its predecessor is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import time
+from collections.abc import Callable
+
+from shmserve.core.registry import ModelState, Snapshot
+from shmserve.errors import Unavailable
+from shmserve.shm.registry_page import RegistryReader
+from shmserve.transport.rundir import SERVES
+
+_log = logging.getLogger(__name__)
+
+_MOST_NAMED = 8  # models that failed
+
+
+class Readiness:
+    """Whether there is anything to wait for before clients are served: until `deadline` (monotonic)
+    models that are being loaded, as long as the service is not ready without them."""
+
+    def __init__(self, run_dir: str, deadline: float) -> None:
+        self._reader = RegistryReader(run_dir)
+        self._deadline = deadline
+
+    def settled(self) -> bool:
+        """Nothing is waited for any more."""
+        if time.monotonic() >= self._deadline:
+            return True
+        snapshot = self.snapshot()
+        return snapshot is not None and (snapshot.ready or bool(obstacle(snapshot)))
+
+    def snapshot(self) -> Snapshot | None:
+        """What is published last; None: nothing is yet."""
+        try:
+            return self._reader.current()
+        except Unavailable:
+            return None
+
+
+class TakeOver:
+    """Of one supervisor; `report` -1: there is no predecessor that waits, or it has gone already.
+
+    Attributes:
+        may_listen: gRPC processes may begin to.
+    """
+
+    def __init__(self, report: int, readiness: Readiness) -> None:
+        self._report = report
+        self._readiness = readiness
+        self.may_listen = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to look for."""
+        return self._report >= 0 or not self.may_listen
+
+    def turn(self, listening: Callable[[], bool]) -> str:
+        """Tell what is to be told; why this generation is to end, if it is. `listening`: whether
+        all gRPC processes do."""
+        if self._report < 0:
+            self.may_listen = self.may_listen or self._readiness.settled()
+            return ""
+        if _has_no_reader(self._report):
+            return self._done("the reload has been given up")
+        snapshot = self._readiness.snapshot()
+        if snapshot is None:
+            return ""
+        if wrong := obstacle(snapshot):
+            os.write(self._report, wrong.encode())
+            return self._done(wrong)
+        self.may_listen = self.may_listen or (snapshot.ready and not _loading(snapshot))
+        if self.may_listen and listening():
+            os.write(self._report, SERVES.encode())
+            self._done("")
+        return ""
+
+    def _done(self, why: str) -> str:
+        os.close(self._report)
+        self._report = -1
+        return why
+
+
+def obstacle(snapshot: Snapshot) -> str:
+    """What keeps a generation from ever being ready; "": nothing, or not yet."""
+    if snapshot.ready or _loading(snapshot) or not snapshot.complete:
+        return ""
+    if snapshot.shortage:
+        return snapshot.shortage
+    reasons = dict(snapshot.failed)
+    for name, versions in snapshot.models.items():
+        for version, entry in versions.items():
+            if entry.state is ModelState.UNAVAILABLE and entry.reason:
+                reasons[f"{name}/{version}"] = entry.reason
+    told = "; ".join(f"{name}: {why}" for name, why in list(reasons.items())[:_MOST_NAMED])
+    return told or snapshot.why_not_ready
+
+
+def _loading(snapshot: Snapshot) -> bool:
+    versions = (entry for model in snapshot.models.values() for entry in model.values())
+    return any(entry.state is ModelState.LOADING for entry in versions)
+
+
+def _has_no_reader(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, 0)
+    return bool(poll.poll(0))

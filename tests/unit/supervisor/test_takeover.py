@@ -1,0 +1,123 @@
+"""When a new generation may serve, and what its predecessor hears."""
+
+from __future__ import annotations
+
+import os
+from math import inf
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
+from shmserve.shm.registry_page import RegistryWriter
+from shmserve.supervisor.takeover import Readiness, TakeOver
+from shmserve.tensor.spec import ModelSpec
+from shmserve.transport import rundir
+
+LIVE = (LiveInstance("m/1/0", "executor-1-aa", "x.sock", 1),)
+READY, LOADING, UNAVAILABLE = ModelState.READY, ModelState.LOADING, ModelState.UNAVAILABLE
+
+
+def snapshot(complete: bool = True, **models: ModelState) -> Snapshot:
+    entries = {
+        name: {"1": ModelEntry(ModelSpec(name, "1", "", "python", 0, (), ()), state, LIVE, "why")}
+        for name, state in models.items()
+    }
+    return Snapshot("e1", 0, entries, complete)
+
+
+class Generation:
+    """A new one; `heard`: by its predecessor."""
+
+    def __init__(self, run_dir: str, until: float = inf) -> None:
+        self.writer = RegistryWriter(run_dir, "e1")
+        self.reading, writing = os.pipe()
+        os.set_blocking(self.reading, False)
+        self.side = TakeOver(writing, Readiness(run_dir, until))
+        self.listening = False
+
+    def turn(self, found: Snapshot | None = None) -> str:
+        if found is not None:
+            self.writer.publish(found)
+        return self.side.turn(lambda: self.listening)
+
+    def heard(self) -> str:
+        try:
+            return os.read(self.reading, 100).decode()
+        except BlockingIOError:
+            return ""
+
+
+@pytest.fixture
+def generation(tmp_path: Path):  # type: ignore[no-untyped-def]
+    made = Generation(str(tmp_path))
+    yield made
+    made.writer.close()
+    os.close(made.reading)
+    made.side._done("")
+
+
+def test_it_serves_when_all_models_are_ready_and_grpc_listens(generation: Generation) -> None:
+    assert generation.turn() == ""
+    assert generation.turn(snapshot(complete=False)) == ""
+    assert generation.turn(snapshot(a=READY, b=LOADING)) == ""
+    assert not generation.side.may_listen
+    assert generation.turn(snapshot(a=READY, b=READY)) == ""
+    assert generation.side.may_listen
+    assert generation.heard() == ""
+    generation.listening = True
+    assert generation.turn() == ""
+    assert generation.heard() == rundir.SERVES
+    assert not generation.side.pending
+
+
+def test_it_does_not_take_over_while_models_load_that_it_could_do_without(
+    generation: Generation,
+) -> None:
+    generation.listening = True
+    partly = msgspec.structs.replace(snapshot(a=READY, b=LOADING), requires=("any",))
+    generation.turn(partly)
+    assert partly.ready
+    assert generation.heard() == ""
+
+
+def test_a_model_that_cannot_be_loaded_is_told_and_ends_it(generation: Generation) -> None:
+    assert generation.turn(snapshot(a=READY, b=UNAVAILABLE)) == "b/1: why"
+    assert generation.heard() == "b/1: why"
+
+
+def test_a_shortage_of_memory_is_told(generation: Generation) -> None:
+    short = msgspec.structs.replace(snapshot(a=READY), shortage="too small")
+    assert generation.turn(short) == "too small"
+
+
+def test_it_ends_with_whoever_waits_for_it(tmp_path: Path) -> None:
+    generation = Generation(str(tmp_path))
+    os.close(generation.reading)
+    assert generation.turn() == "the reload has been given up"
+    generation.writer.close()
+
+
+def test_clients_wait_for_models_that_load_and_for_no_others(tmp_path: Path) -> None:
+    writer = RegistryWriter(str(tmp_path), "e1")
+    waits = Readiness(str(tmp_path), inf)
+    assert not waits.settled()
+    for found, settled in (
+        (snapshot(complete=False), False),
+        (snapshot(a=LOADING, b=UNAVAILABLE), False),
+        (snapshot(a=READY, b=UNAVAILABLE), True),
+        (snapshot(a=READY), True),
+    ):
+        writer.publish(found)
+        assert waits.settled() is settled
+    writer.publish(snapshot(a=LOADING))
+    assert Readiness(str(tmp_path), 0.0).settled(), "not for ever"
+    writer.close()
+
+
+def test_grpc_listens_at_once_where_nobody_waits(tmp_path: Path) -> None:
+    side = TakeOver(-1, Readiness(str(tmp_path), 0.0))
+    assert side.turn(lambda: True) == ""
+    assert side.may_listen
+    assert not side.pending
