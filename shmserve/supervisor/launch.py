@@ -2,9 +2,9 @@
 
 Light on purpose: the master imports this and nothing else of the server. It holds no
 thread, no mapping; what it has is a lock (so that one service owns the run directory), a
-pidfd of itself (so that everybody notices its end), gRPC's addresses (nobody listens on those
-sockets: they keep others out) and this module's state, which a reload of gunicorn.conf.py does
-not touch.
+pidfd of itself (so that everybody notices its end), addresses of gRPC and of the agent (nobody
+listens on those sockets: they keep others out) and this module's state, which a reload of
+gunicorn.conf.py does not touch.
 
 The order of a start: `prepare`, `claim`, gunicorn listens, `begin`. What cannot work is found
 before anything is launched.
@@ -55,7 +55,7 @@ class _LaunchState:
     ending: bool = False
     run_dir_fd: int = -1
     grpc_fds: tuple[int, ...] = ()  # listening sockets that systemd has passed
-    grpc_places: tuple[socket.socket, ...] = ()  # addresses that are kept for gRPC processes
+    places: tuple[socket.socket, ...] = ()  # addresses kept for gRPC processes, and the agent
     watchdog_usec: int = 0
     begun: float = 0.0  # when `prepare` was called
 
@@ -149,7 +149,7 @@ def prepare(settings: Settings) -> None:
 
 def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> None:
     """See that all addresses are free, `http` (as gunicorn has them) for gunicorn, which listens
-    next, and `client_socket`; keep gRPC's. What was passed is there already.
+    next, and `client_socket`; keep gRPC's and the agent's. What was passed is there already.
 
     Raises:
         ConfigError: an address that is taken or none of this host's; says which, and by whom.
@@ -158,7 +158,11 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
         for text in settings.grpc_bind:
             address = listen_addresses.parse("grpc_bind", text)
             listen_addresses.require_free("grpc_bind", address)
-            _state.grpc_places += tuple(listen_addresses.reserve("grpc_bind", address))
+            _state.places += tuple(listen_addresses.reserve("grpc_bind", address))
+    for text in settings.agent_bind:
+        address = listen_addresses.parse("agent_bind", text)
+        listen_addresses.require_free("agent_bind", address)
+        _state.places += tuple(listen_addresses.reserve("agent_bind", address))
     if settings.client_socket and settings.client_shm_mode != "off":
         place = listen_addresses.parse("client_socket", f"unix:{settings.client_socket}")
         listen_addresses.require_free("client_socket", place)
@@ -172,10 +176,10 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
 
 
 def forked() -> None:
-    """In an HTTP worker: the addresses kept for gRPC are the master's."""
-    for place in _state.grpc_places:
+    """In an HTTP worker: the addresses that are kept are the master's."""
+    for place in _state.places:
         place.close()
-    _state.grpc_places = ()
+    _state.places = ()
 
 
 def begin(settings: Settings, http: Iterable[str] = ()) -> None:

@@ -238,7 +238,7 @@ class Monitoring:
                 sums = gauges[owner.model, owner.version]
                 for index, value in enumerate((reading.depth, use.cpu_percent, use.private)):
                     sums[index] += value
-        for model, count in _in_flight(readings).items():  # an executor that works reads nothing
+        for model, count in in_flight(readings).items():  # an executor that works reads nothing
             gauges[model][0] = max(gauges[model][0], count)
         total = [0] * aggregation.WIDTH
         slowest = 0
@@ -296,7 +296,7 @@ def _kind_of(key: Key) -> SeriesKind | None:
     return None
 
 
-def _in_flight(readings: Readings) -> Mapping[Model, int]:
+def in_flight(readings: Readings) -> Mapping[Model, int]:
     """Requests that frontends have sent to executors, by model version."""
     counts: dict[Model, int] = defaultdict(int)
     for reading in readings:
