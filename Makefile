@@ -76,7 +76,7 @@ UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
 .PHONY: install wheel serve test coverage test-pythons test-torch test-kserve test-node test-gpu lint proto proto-check docs site bench bench-gpu wheels gpu-site fuzz \
-	chaos reload-drill soak rounds clean
+	chaos reload-drill balance-drill soak rounds clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
@@ -151,6 +151,9 @@ chaos: $(DEV_DEPS)  ## CHAOS_SECONDS of load, while all kinds of things befall e
 
 reload-drill: $(DEV_DEPS)  ## 500 loads, reloads and unloads under load, looking for lost requests and growth
 	$(BIN)/python -m tests.crash.reload --cycles 500
+
+balance-drill: $(DEV_DEPS)  ## HAProxy before three services while things befall them; as root, needs haproxy and iproute2
+	$(BIN)/python -m tests.balance.drill
 
 soak: $(DEV_DEPS)  ## SOAK_SECONDS of load, looking for growth; writes and draws it: soak.csv, soak.svg
 	$(BIN)/python -m tests.crash.soak --seconds $(SOAK_SECONDS)

@@ -151,7 +151,7 @@ class CoordinatorLoop:
         self._agent = AgentCheck(
             settings.agent_bind, lambda: free(parts.publication.latest), self._selector
         )
-        self._known = lambda: not parts.reconciler.awaiting
+        self._known: Callable[[], bool] = lambda: not parts.reconciler.awaiting
         listener = listen(os.path.join(run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
         if checkpoint is not None:

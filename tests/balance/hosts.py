@@ -149,7 +149,7 @@ class Balancer:
                 stderr=log,
             )
         wait_until(lambda: os.path.exists(self._admin), "HAProxy does not run", 20)
-        wait_until(lambda: set(self.states().values()) == {"UP"}, "hosts are not up")
+        wait_until(lambda: all(map(self.serves, NAMES)), f"hosts are not up: {self.table()}")
 
     def stop(self) -> None:
         if self._process is not None:
@@ -170,10 +170,14 @@ class Balancer:
         made = (dict(zip(names.split(","), row.split(","), strict=False)) for row in rows)
         return {(row["pxname"], row["svname"]): row for row in made}
 
-    def states(self) -> dict[str, str]:
-        """Of each host, as HTTP's backend sees it: UP, DOWN, NOLB, DRAIN."""
+    def states(self, host: str) -> set[str]:
+        """Of a host in both backends: UP, DOWN, NOLB, DRAIN, in words."""
         table = self.table()
-        return {name: table[BACKENDS[0], name]["status"] for name in NAMES}
+        return {table[backend, host]["status"] for backend in BACKENDS}
+
+    def serves(self, host: str) -> bool:
+        """Whether requests are sent to it."""
+        return self.states(host) == {"UP"}
 
     def set(self, host: str, state: str) -> None:
         """``drain``, ``ready`` or ``maint``, in both backends."""
@@ -189,9 +193,6 @@ class Balancer:
             return not any(int(table[backend, host]["scur"]) for backend in BACKENDS)
 
         wait_until(idle, f"requests at {host} do not end")
-
-    def wait_state(self, host: str, state: str) -> None:
-        wait_until(lambda: self.states()[host] == state, f"{host} is not {state}: {self.states()}")
 
 
 @contextlib.contextmanager

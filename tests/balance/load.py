@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 
-from tests.balance.hosts import Balancer, UnixConnection, begun
-from tests.grpc_client import Client, pb, tensor
+from shmserve._generated import grpc_service_pb2 as pb
+from tests.balance.hosts import BACKENDS, Balancer, UnixConnection, begun
+from tests.grpc_client import Client, tensor
 
 _GIVE_UP_S = 30.0  # what has no answer by then is lost
 _PAD = 20_000  # elements of a large request: more than HAProxy keeps to send it again
@@ -47,13 +48,15 @@ class Outcome:
 @dataclass
 class Tally:
     """What became of the requests of some time. `again`: those that HAProxy has sent to another
-    host; `not_begun`: of the clear errors, those that no model has seen."""
+    host; `not_begun`: of the clear errors, those that no model has seen; `untrue`: those that said
+    503, which means this, and were seen."""
 
     sent: int = 0
     answered: int = 0
     again: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     not_begun: int = 0
+    untrue: list[int] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     hosts: Counter[str] = field(default_factory=Counter)
     twice: list[int] = field(default_factory=list)
@@ -104,8 +107,8 @@ class Load:
 
     def redispatched(self) -> int:
         """How many requests HAProxy has sent to another host so far."""
-        return sum(int(row["wredis"] or 0) for (_, name), row in self._balancer.table().items()
-                   if name == "BACKEND")  # fmt: skip
+        table = self._balancer.table()
+        return sum(int(table[backend, "BACKEND"]["wredis"]) for backend in BACKENDS)
 
     def outcomes(self, begun_at: float, ended_at: float) -> list[Outcome]:
         """Of the requests that ended within this time."""
@@ -129,6 +132,8 @@ class Load:
             else:
                 made.errors[f"{outcome.door} {outcome.told}"] += 1
                 made.not_begun += not ran[outcome.number]
+                if outcome.told == "503" and ran[outcome.number]:
+                    made.untrue.append(outcome.number)
         made.twice = [o.number for o in outcomes if ran[o.number] > 1]
         made.gap_s = max((b - a for a, b in itertools.pairwise([*sorted(ends), ended_at])))
         return made
@@ -183,8 +188,8 @@ class Load:
                     answer = client.call("ModelInfer", request, timeout=_GIVE_UP_S)
                 except grpc.RpcError as ex:
                     return _clear(ex.code().name, _CLEAR_CODES), ""
-                raw = {o.name: b for o, b in zip(answer.outputs, answer.raw_output_contents,
-                                                 strict=True)}  # fmt: skip
+                names = [output.name for output in answer.outputs]
+                raw = dict(zip(names, answer.raw_output_contents, strict=True))
                 back = int(np.frombuffer(raw["ID"], np.int64)[0])
                 return _answered(number, back, raw["HOST"][4:].decode())
 
