@@ -21,6 +21,8 @@ from tests.balance.hosts import BACKENDS, NAMES, Balancer, Host, network, slow
 from tests.balance.load import Load, Tally
 from tests.needs import ip
 
+_REFUSALS = {"503", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}
+
 
 @dataclass
 class Trial:
@@ -71,6 +73,16 @@ class Drill:
             time.sleep(self.settle_s)
         self.wait(lambda: self.part(host) > 1 / 4, "as before", time.monotonic(), times)
 
+    def overload(self, times: dict[str, float]) -> None:
+        """More requests come than all hosts have room for, who refuse what is too much."""
+        lowest = 100
+        with self.load.more(60):
+            until = time.monotonic() + self.settle_s + 2.5  # the agents are asked every second
+            while time.monotonic() < until:
+                time.sleep(0.1)
+                lowest = min(lowest, *(self.weight(name) for name in NAMES))
+        times["(lowest weight, of 1)"] = lowest / 100
+
     def hang(self, times: dict[str, float]) -> None:
         """Every process of a host is stopped, and goes on later."""
         host, began = self.hosts[2], time.monotonic()
@@ -91,9 +103,9 @@ class Drill:
         assert ip("-n", self.balancer.namespace, "link", "set", host.name, "up")
         self.wait(lambda: self.balancer.serves(host.name), "back", time.monotonic(), times)
 
-    def rolling(self, times: dict[str, float]) -> None:
-        """Each host in turn: drain it in HAProxy, restart it, let it come back."""
-        for host in self.hosts:
+    def rolling(self, times: dict[str, float], hosts: int = len(NAMES)) -> None:
+        """Hosts in turn: drain one in HAProxy, restart it, let it come back."""
+        for host in self.hosts[:hosts]:
             began = time.monotonic()
             self.balancer.set(host.name, "drain")
             self.balancer.wait_idle(host.name)
@@ -135,6 +147,10 @@ class Drill:
     def down(self, host: Host) -> bool:
         return self.balancer.states(host.name) == {"DOWN"}
 
+    def weight(self, name: str) -> int:
+        """As the host's agent has told HAProxy last, of 100."""
+        return int(self.balancer.table()[BACKENDS[0], name]["weight"])
+
     def part(self, name: str) -> float:
         """What part of all requests over HTTP is sent to a host, in a quarter of a second."""
         before = self.balancer.table()
@@ -162,12 +178,16 @@ def problems(drill: Drill) -> list[str]:
         found += [f"{trial.name}: request {n} ran, and 503 said no" for n in trial.tally.untrue]
         if trial.name in ("steady", "slow", "rolling restart") and trial.tally.errors:
             found.append(f"{trial.name}: {dict(trial.tally.errors)}")
+        if trial.name == "overload":
+            told = {error.rpartition(" ")[2] for error in trial.tally.errors}
+            found += [f"{trial.name}: {error}" for error in told - _REFUSALS]
+            found += [f"{trial.name}: nothing was sent again"] * (not trial.tally.again)
     return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     with network() as (balancer, hosts):
         folder = hosts[0].environ["DRILL_FOLDER"]
@@ -178,6 +198,7 @@ def main() -> int:
                 drill = Drill(balancer, hosts, load, folder, settle_s=3.0)
                 drill.run("steady", drill.steady)
                 drill.run("slow", drill.slowness)
+                drill.run("overload", drill.overload)
                 drill.run("hanging", drill.hang)
                 drill.run("unplugged", drill.unplugged)
                 drill.run("rolling restart", drill.rolling)

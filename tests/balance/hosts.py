@@ -80,6 +80,7 @@ class Host(RunningServer):
             pool_bytes="64MiB",
             arena_bytes="4MiB",
             max_caller_share=1,
+            max_queue=4,
             dashboard="false",
         )
         binds = {"HTTP_BIND": f"{address}:8000,unix:{self.unix_path}"}

@@ -9,8 +9,9 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from threading import Thread
 
 import grpc
 import numpy as np
@@ -20,7 +21,7 @@ from tests.balance.hosts import BACKENDS, Balancer, UnixConnection, begun
 from tests.grpc_client import Client, tensor
 
 _GIVE_UP_S = 30.0  # what has no answer by then is lost
-_PAD = 20_000  # elements of a large request: more than HAProxy keeps to send it again
+_PAD = 40_000  # elements of a large request: more than HAProxy keeps to send it again
 _CLEAR = (502, 503, 504)
 _CLEAR_CODES = ("UNAVAILABLE", "ABORTED", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL")
 
@@ -85,25 +86,38 @@ class Load:
         self._outcomes: list[Outcome] = []
         self._lock = threading.Lock()
         self._threads = [
-            threading.Thread(target=work, args=arguments, daemon=True)
-            for count, work, arguments in (
-                (small, self._over_http, (1,)),
-                (large, self._over_http, (_PAD,)),
-                (rpc, self._over_grpc, ()),
-            )
-            for _ in range(count)
+            *self._clients(small, self._over_http, 1, self._stop),
+            *self._clients(large, self._over_http, _PAD, self._stop),
+            *self._clients(rpc, self._over_grpc, self._stop),
         ]
 
     def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
+        self._end(self._threads, self._stop)
+
+    @contextlib.contextmanager
+    def more(self, small: int) -> Iterator[None]:
+        """So many more clients, of small requests over HTTP."""
+        stop = threading.Event()
+        threads = self._clients(small, self._over_http, 1, stop)
+        try:
+            yield
+        finally:
+            self._end(threads, stop)
+
+    def _clients(self, count: int, work: Callable[..., None], *arguments: object) -> list[Thread]:
+        made = [Thread(target=work, args=arguments, daemon=True) for _ in range(count)]
+        for thread in made:
+            thread.start()
+        return made
+
+    def _end(self, threads: list[Thread], stop: threading.Event) -> None:
+        stop.set()
+        for thread in threads:
             thread.join(_GIVE_UP_S + 5)
-        assert not any(thread.is_alive() for thread in self._threads), "clients do not end"
+        assert not any(thread.is_alive() for thread in threads), "clients do not end"
 
     def redispatched(self) -> int:
         """How many requests HAProxy has sent to another host so far."""
@@ -140,8 +154,10 @@ class Load:
 
     # ------------------------------------------------------------- clients
 
-    def _loop(self, door: str, send: Callable[[int], tuple[str, str]]) -> None:
-        while not self._stop.is_set():
+    def _loop(
+        self, door: str, send: Callable[[int], tuple[str, str]], stop: threading.Event
+    ) -> None:
+        while not stop.is_set():
             number, sent_at = next(self._numbers), time.monotonic()
             try:
                 told, host = send(number)
@@ -153,7 +169,7 @@ class Load:
             if not outcome.answered:
                 time.sleep(0.02)
 
-    def _over_http(self, elements: int) -> None:
+    def _over_http(self, elements: int, stop: threading.Event) -> None:
         connection = UnixConnection(self._balancer.http, _GIVE_UP_S)
 
         def send(number: int) -> tuple[str, str]:
@@ -173,9 +189,9 @@ class Load:
             return _answered(number, outputs["ID"][0], outputs["HOST"][0])
 
         with contextlib.closing(connection):
-            self._loop("HTTP" if elements == 1 else "HTTP large", send)
+            self._loop("HTTP" if elements == 1 else "HTTP large", send, stop)
 
-    def _over_grpc(self) -> None:
+    def _over_grpc(self, stop: threading.Event) -> None:
         with Client(f"unix:{self._balancer.grpc}") as client:
 
             def send(number: int) -> tuple[str, str]:
@@ -193,7 +209,7 @@ class Load:
                 back = int(np.frombuffer(raw["ID"], np.int64)[0])
                 return _answered(number, back, raw["HOST"][4:].decode())
 
-            self._loop("gRPC", send)
+            self._loop("gRPC", send, stop)
 
 
 def _clear(told: str, clear: Iterable[str]) -> str:

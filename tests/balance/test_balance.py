@@ -18,8 +18,9 @@ def test_no_request_is_without_an_end_whatever_befalls_hosts_behind_haproxy() ->
             drill = Drill(balancer, hosts, load, folder, settle_s=0.5)
             drill.run("steady", drill.steady)
             drill.run("slow", drill.slowness)
+            drill.run("overload", drill.overload)
             drill.run("hanging", drill.hang)
-            drill.run("rolling restart", drill.rolling)
+            drill.run("rolling restart", lambda times: drill.rolling(times, hosts=1))
             drill.run("kill -9", drill.death)
             assert problems(drill) == []
             for trial in drill.trials.values():
