@@ -57,7 +57,8 @@ class Drill:
         time.sleep(self.settle_s)
         tally = self.load.tally(began, time.monotonic(), self.load.redispatched() - again)
         self.trials[name] = made = Trial(name, tally, times)
-        print(made, *made.tally.lost[:5], sep="\n  ", flush=True)
+        reasons = [f"{count} x {why}" for why, count in made.tally.reasons.most_common(5)]
+        print(made, *made.tally.lost[:5], *reasons, sep="\n  ", flush=True)
         return made
 
     # ------------------------------------------------------------- trials
@@ -105,16 +106,29 @@ class Drill:
 
     def rolling(self, times: dict[str, float], hosts: int = len(NAMES)) -> None:
         """Hosts in turn: drain one in HAProxy, restart it, let it come back."""
+        start = time.monotonic()
         for host in self.hosts[:hosts]:
             began = time.monotonic()
             self.balancer.set(host.name, "drain")
+            self.note(start, f"{host.name}: set to drain")
             self.balancer.wait_idle(host.name)
-            times[f"{host.name} idle"] = time.monotonic() - began
+            self.note(start, f"{host.name}: nothing is unanswered; SIGTERM")
             host.stop()
+            self.note(start, f"{host.name}: ended; started anew")
             host.start()
+            self.note(start, f"{host.name}: ready")
             self.wait(lambda: self.checked(host.name), f"{host.name} back", began, times)  # noqa: B023
             self.balancer.set(host.name, "ready")
             wait_until(lambda: self.balancer.serves(host.name), f"{host.name} serves")  # noqa: B023
+            self.note(start, f"{host.name}: HAProxy has found it ready, and sends it requests")
+
+    def note(self, start: float, text: str) -> None:
+        """A line of what happens, with what has become of requests since `start`."""
+        now = time.monotonic()
+        outcomes = self.load.outcomes(start, now)
+        answered = sum(outcome.answered for outcome in outcomes)
+        failed = len(outcomes) - answered
+        print(f"  {now - start:5.2f} s  {text}; answered {answered}, failed {failed}", flush=True)
 
     def plain_restart(self, times: dict[str, float]) -> None:
         """A host is restarted, and nobody has told HAProxy."""
@@ -208,6 +222,8 @@ def main() -> int:
                 found += problems(drill)
         for host in hosts:
             host.stop()
+        if found:
+            print(balancer.log())
     for problem in found:
         print(f"PROBLEM {problem}")
     return 1 if found else 0

@@ -157,6 +157,9 @@ class Balancer:
             self._process.terminate()
             self._process.wait(WATCHDOG_S)
 
+    def log(self) -> str:
+        return (Path(self._folder) / "haproxy.log").read_text()
+
     def tell(self, command: str) -> str:
         """What HAProxy answers to a command of its runtime API."""
         with socket.socket(socket.AF_UNIX) as sock:

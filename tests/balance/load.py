@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import itertools
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -20,6 +21,8 @@ from shmserve._generated import grpc_service_pb2 as pb
 from tests.balance.hosts import BACKENDS, Balancer, UnixConnection, begun
 from tests.grpc_client import Client, tensor
 
+Told = tuple[str, str, str]  # by `Outcome`: what was told, by which host, why
+
 _GIVE_UP_S = 30.0  # what has no answer by then is lost
 _PAD = 40_000  # elements of a large request: more than HAProxy keeps to send it again
 _CLEAR = (502, 503, 504)
@@ -28,7 +31,8 @@ _CLEAR_CODES = ("UNAVAILABLE", "ABORTED", "RESOURCE_EXHAUSTED", "CANCELLED", "IN
 
 @dataclass(frozen=True)
 class Outcome:
-    """One request. `told`: ``answered``, the status of a clear error, or what was wrong."""
+    """One request. `told`: ``answered``, the status of a clear error, or what was wrong; `why`: the
+    error's text."""
 
     number: int
     door: str
@@ -36,6 +40,7 @@ class Outcome:
     ended_at: float
     told: str
     host: str = ""
+    why: str = ""
 
     @property
     def answered(self) -> bool:
@@ -56,6 +61,7 @@ class Tally:
     answered: int = 0
     again: int = 0
     errors: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
     not_begun: int = 0
     untrue: list[int] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -145,6 +151,7 @@ class Load:
                 made.lost.append(f"{outcome.door} {outcome.number}: {outcome.told}")
             else:
                 made.errors[f"{outcome.door} {outcome.told}"] += 1
+                made.reasons[outcome.why] += 1
                 made.not_begun += not ran[outcome.number]
                 if outcome.told == "503" and ran[outcome.number]:
                     made.untrue.append(outcome.number)
@@ -154,16 +161,14 @@ class Load:
 
     # ------------------------------------------------------------- clients
 
-    def _loop(
-        self, door: str, send: Callable[[int], tuple[str, str]], stop: threading.Event
-    ) -> None:
+    def _loop(self, door: str, send: Callable[[int], Told], stop: threading.Event) -> None:
         while not stop.is_set():
             number, sent_at = next(self._numbers), time.monotonic()
             try:
-                told, host = send(number)
+                told = send(number)
             except Exception as ex:  # whatever it was: this one has no clear end
-                told, host = f"lost: {ex!r}", ""
-            outcome = Outcome(number, door, sent_at, time.monotonic(), told, host)
+                told = (f"lost: {ex!r}", "", "")
+            outcome = Outcome(number, door, sent_at, time.monotonic(), *told)
             with self._lock:
                 self._outcomes.append(outcome)
             if not outcome.answered:
@@ -172,7 +177,7 @@ class Load:
     def _over_http(self, elements: int, stop: threading.Event) -> None:
         connection = UnixConnection(self._balancer.http, _GIVE_UP_S)
 
-        def send(number: int) -> tuple[str, str]:
+        def send(number: int) -> Told:
             data = [number, *[0] * (elements - 1)]
             shape = {"name": "ID", "shape": [elements], "datatype": "INT64", "data": data}
             body = json.dumps({"inputs": [shape]})
@@ -184,7 +189,7 @@ class Load:
                 connection.close()
                 raise
             if answer.status != 200:
-                return _clear(str(answer.status), map(str, _CLEAR)), ""
+                return _clear(str(answer.status), map(str, _CLEAR), document.decode())
             outputs = {o["name"]: o["data"] for o in json.loads(document)["outputs"]}
             return _answered(number, outputs["ID"][0], outputs["HOST"][0])
 
@@ -194,7 +199,7 @@ class Load:
     def _over_grpc(self, stop: threading.Event) -> None:
         with Client(f"unix:{self._balancer.grpc}") as client:
 
-            def send(number: int) -> tuple[str, str]:
+            def send(number: int) -> Told:
                 array = np.array([number], np.int64)
                 request = pb.ModelInferRequest(
                     model_name="work", inputs=[tensor(array, "ID", "INT64")]
@@ -203,7 +208,7 @@ class Load:
                 try:
                     answer = client.call("ModelInfer", request, timeout=_GIVE_UP_S)
                 except grpc.RpcError as ex:
-                    return _clear(ex.code().name, _CLEAR_CODES), ""
+                    return _clear(ex.code().name, _CLEAR_CODES, ex.details())
                 names = [output.name for output in answer.outputs]
                 raw = dict(zip(names, answer.raw_output_contents, strict=True))
                 back = int(np.frombuffer(raw["ID"], np.int64)[0])
@@ -212,9 +217,10 @@ class Load:
             self._loop("gRPC", send, stop)
 
 
-def _clear(told: str, clear: Iterable[str]) -> str:
-    return told if told in clear else f"lost: {told}"
+def _clear(told: str, clear: Iterable[str], why: str) -> Told:
+    text = re.sub(r"<[^>]*>|[0-9]+", "…", " ".join(why.split()))
+    return (told if told in clear else f"lost: {told}"), "", text[:160]
 
 
-def _answered(number: int, back: int, host: str) -> tuple[str, str]:
-    return ("answered", host) if back == number else (f"lost: the answer to {back}", host)
+def _answered(number: int, back: int, host: str) -> Told:
+    return ("answered" if back == number else f"lost: the answer to {back}"), host, ""
