@@ -80,7 +80,7 @@ UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
 .PHONY: install wheel serve test coverage test-pythons test-ends test-torch test-kserve test-node test-gpu lint proto proto-check docs site bench bench-gpu wheels gpu-site fuzz \
-	chaos reload-drill restart-drill soak rounds clean
+	chaos reload-drill restart-drill balance-drill soak rounds clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
@@ -164,6 +164,9 @@ reload-drill: $(DEV_DEPS)  ## 500 loads, reloads and unloads under load, looking
 
 restart-drill: $(DEV_DEPS)  ## 10 restarts and 10 reloads under load, as systemd would do them, looking for lost requests
 	$(BIN)/python -m tests.crash.restart --restarts 10 --reloads 10
+
+balance-drill: $(DEV_DEPS)  ## HAProxy before three services while things befall them; as root, needs haproxy and iproute2
+	$(BIN)/python -m tests.balance.drill
 
 soak: $(DEV_DEPS)  ## SOAK_SECONDS of load, looking for growth; writes and draws it: soak.csv, soak.svg
 	$(BIN)/python -m tests.crash.soak --seconds $(SOAK_SECONDS)

@@ -6,6 +6,8 @@ HTTP workers; settings are those of the start (`launch.settings` keeps them). `k
 over to a new generation of all processes (`supervisor.handover`).
 """
 
+import sys
+
 from setproctitle import setproctitle
 
 from shmserve.config import run_dir  # (gunicorn has a setting of the name of the module)

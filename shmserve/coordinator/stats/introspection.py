@@ -8,10 +8,11 @@ from math import inf
 import msgspec
 
 from shmserve.coordinator.models.supervisor_sync import Send
-from shmserve.coordinator.stats import admin_tables
+from shmserve.coordinator.stats import admin_tables, host_capacity
 from shmserve.coordinator.stats.admin_tables import OwnProcess
 from shmserve.coordinator.stats.monitoring import Monitoring
 from shmserve.coordinator.stats.stats_sources import StatsSources
+from shmserve.core.registry import Snapshot
 from shmserve.protocol.control.history_messages import AskHistory, HistoryGiven
 from shmserve.protocol.control.link_messages import Show, Shown, Stats
 from shmserve.protocol.control.messages import ToCoordinator
@@ -50,6 +51,10 @@ class Introspection:
     def due(self) -> float:
         """When the next sample for the history is to be taken."""
         return self.monitoring.due if self.monitoring is not None else inf
+
+    def free_percent(self, snapshot: Snapshot | None) -> int:
+        """The host's weight for a load balancer; `snapshot`: what is published."""
+        return host_capacity.free_percent(self._sources, snapshot)
 
     def gone(self, process: str, now: float) -> None:
         self._questions.gone(process, now)

@@ -228,10 +228,10 @@ class Monitoring:
             wall, self._sources.reconciler, self._sources.book, self._sources.counters.ends
         )
         if counts or looked or not idle or self._of_models is None:
-            in_flight = _in_flight(readings)
-            models = self._models(readings, counts, in_flight)
+            sent = in_flight(readings)
+            models = self._models(readings, counts, sent)
             self._of_models = None if counts else models
-            self.resting = self._resting(readings, in_flight)
+            self.resting = self._resting(readings, sent)
         else:
             models = self._of_models
         samples = dict(models)
@@ -243,18 +243,16 @@ class Monitoring:
         self._history.add(second, seconds, samples)
         return readings
 
-    def _resting(self, readings: Readings, in_flight: Mapping[Model, int]) -> frozenset[str]:
+    def _resting(self, readings: Readings, sent: Mapping[Model, int]) -> frozenset[str]:
         return frozenset(
             reading.owner.process
             for reading in readings
             if reading.owner.role == "executor"
             and self._usage.of(reading.owner.pid).rests
-            and (reading.owner.model, reading.owner.version) not in in_flight
+            and (reading.owner.model, reading.owner.version) not in sent
         )
 
-    def _models(
-        self, readings: Readings, counts: Counts, in_flight: Mapping[Model, int]
-    ) -> Samples:
+    def _models(self, readings: Readings, counts: Counts, sent: Mapping[Model, int]) -> Samples:
         samples: Samples = {}
         gauges: dict[Model, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         for reading in readings:
@@ -264,7 +262,7 @@ class Monitoring:
                 sums = gauges[owner.model, owner.version]
                 for index, value in enumerate((reading.depth, use.cpu_percent, use.private)):
                     sums[index] += value
-        for model, count in in_flight.items():  # an executor that works reads nothing
+        for model, count in sent.items():  # an executor that works reads nothing
             gauges[model][0] = max(gauges[model][0], count)
         total = [0] * aggregation.WIDTH
         slowest = 0
@@ -323,7 +321,7 @@ def _kind_of(key: Key) -> SeriesKind | None:
     return None
 
 
-def _in_flight(readings: Readings) -> Mapping[Model, int]:
+def in_flight(readings: Readings) -> Mapping[Model, int]:
     """Requests that frontends have sent to executors, by model version."""
     counts: dict[Model, int] = defaultdict(int)
     for reading in readings:

@@ -13,9 +13,11 @@ import pytest
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 from shmserve.supervisor import launch
+from shmserve.testing.running_server import free_port
+from shmserve.transport import listen_addresses
 
 
-@pytest.mark.parametrize("setting", ["http_bind", "metrics_bind"])
+@pytest.mark.parametrize("setting", ["http_bind", "metrics_bind", "agent_bind"])
 def test_the_setting_of_a_taken_address_is_named(setting: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         host, port = taken.getsockname()
@@ -38,6 +40,22 @@ def test_all_taken_addresses_are_told_at_once() -> None:
     first, second = told.value.message.splitlines()
     assert first.startswith(f"http_bind: cannot listen on 127.0.0.1:{http[1]}: ")
     assert second.startswith(f"grpc_bind: cannot listen on 127.0.0.1:{grpc[1]}: ")
+
+
+def test_the_agents_address_is_kept_for_the_coordinators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them listens there, one after the other, and nobody else meanwhile."""
+    monkeypatch.setattr(launch._state, "places", ())
+    place = ("127.0.0.1", free_port())
+    settings = Settings(grpc_processes=0, agent_bind=(f"127.0.0.1:{place[1]}",))
+    launch.claim(settings, ())
+    with pytest.raises(OSError):
+        socket.create_server(place)
+    address = listen_addresses.parse("agent_bind", settings.agent_bind[0])
+    for _ in range(2):
+        (listener,) = listen_addresses.listeners("agent_bind", address, 1)
+        socket.create_connection(place, 5).close()
+        listener.close()
+    launch.forked()
 
 
 def test_metrics_have_no_address_beside_sockets_of_systemd(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,9 +270,17 @@ def test_metrics_of_their_own_are_for_those_who_may_have_them() -> None:
             "metrics_bind: '10.0.0.1:8000' has a port of http_bind",
         ),
         ({"METRICS_BIND": "h:8002", "METRICS": "false"}, "metrics_bind: there are no metrics"),
+        ({"AGENT_BIND": "unix:/run/a.sock"}, "agent_bind"),
+        ({"AGENT_BIND": "10.0.0.1:8001"}, "agent_bind: '10.0.0.1:8001' has a port of grpc_bind"),
+        (
+            {"AGENT_BIND": "h:8002", "METRICS_BIND": "h:8002"},
+            "agent_bind: 'h:8002' has a port of metrics_bind",
+        ),
     ],
 )
-def test_addresses_that_metrics_cannot_have(environ: dict[str, str], text: str) -> None:
+def test_addresses_that_metrics_and_the_agent_cannot_have(
+    environ: dict[str, str], text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         load({f"SHMSERVE_{name}": value for name, value in environ.items()})
 

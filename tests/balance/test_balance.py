@@ -1,0 +1,32 @@
+"""The drill in short: `python -m tests.balance.drill` is the long form."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmserve.testing.running_server import segments_left
+from tests.balance.drill import Drill, problems
+from tests.balance.hosts import network
+from tests.balance.load import Load
+
+
+@pytest.mark.needs("haproxy", "netns", "root")
+def test_no_request_is_without_an_end_whatever_befalls_hosts_behind_haproxy() -> None:
+    with network() as (balancer, hosts):
+        folder = hosts[0].environ["DRILL_FOLDER"]
+        with Load(balancer, folder, small=4, large=1, rpc=2) as load:
+            drill = Drill(balancer, hosts, load, folder, settle_s=0.5)
+            drill.run("steady", drill.steady)
+            drill.run("slow", drill.slowness)
+            drill.run("overload", drill.overload)
+            drill.run("hanging", drill.hang)
+            drill.run("rolling restart", lambda times: drill.rolling(times, hosts=1))
+            drill.run("kill -9", drill.death)
+            assert problems(drill) == []
+            for trial in drill.trials.values():
+                assert trial.tally.answered, trial
+        for host in hosts:
+            if host is not hosts[1]:  # which was killed
+                host.stop()
+                assert host.leaks() == []
+    assert segments_left() == []

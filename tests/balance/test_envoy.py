@@ -1,0 +1,16 @@
+"""Envoy takes its configuration; that HAProxy takes the other is shown by running it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from shmserve.testing.running_server import ROOT
+
+
+@pytest.mark.needs("envoy")
+def test_envoy_takes_its_configuration() -> None:
+    command = ["envoy", "--mode", "validate", "-c", str(ROOT / "deploy/envoy/envoy.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
