@@ -17,7 +17,7 @@ from shmserve.observe import otlp_extra
 from shmserve.protocol.triton_config import model_config
 from shmserve.repository import folder_reader
 from shmserve.tensor.spec import ModelSpec
-from shmserve.transport import key_file, listen_addresses, tls
+from shmserve.transport import key_file, listen_addresses, remote_extra, tls
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
         print(f"FAIL  {ex.message}")
         problems += 1
     for path in settings.model_repository:
-        if not os.path.isdir(path):
+        if not config.is_remote(path) and not os.path.isdir(path):
             print(f"FAIL  model_repository: {path!r} is not a directory")
             problems += 1
     if problems:
@@ -54,6 +54,7 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
         check_settings(settings)
         key_file.read(settings)
         otlp_extra.require(settings)
+        remote_extra.require(settings)
         tls.certificates(settings, "http", "http/1.1")
         tls.certificates(settings, "grpc", "h2")
         desired = desired_models.choose(settings, scan)

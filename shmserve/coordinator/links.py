@@ -20,7 +20,7 @@ from shmserve.transport.channel import close_all, message_buffer
 
 _log = logging.getLogger(__name__)
 
-ROLES = ("http", "grpc", "model", "executor", "supervisor", "exporter", "cli")
+ROLES = ("http", "grpc", "model", "executor", "supervisor", "exporter", "fetcher", "cli")
 _PROCESS = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 

@@ -16,7 +16,7 @@ from shmserve.errors import ProtocolViolation
 from shmserve.protocol.control import link_messages as link
 from shmserve.protocol.control import settings_messages as settings
 from shmserve.protocol.control.messages import ToCoordinator
-from shmserve.protocol.control.model_messages import LoadModel, UnloadModel
+from shmserve.protocol.control.model_messages import LoadModel, ModelsFetched, UnloadModel
 from shmserve.protocol.control.region_messages import DropRegions, StoredRegions
 from shmserve.transport.channel import close_all
 
@@ -70,11 +70,14 @@ class MessageRouter:
             self._sync.joined(process)
             self._regions.store_all(process)
             self._introspection.counters.store_all(process)
+        if message.role == "fetcher":
+            self._control.remote.hello(process)
         self._runtime_settings.hello(process)
         self._perform(effects)
 
     def gone(self, process: str, now: float) -> None:
         self._sync.gone(process)
+        self._control.remote.gone(process)
         self._perform(self._reconciler.gone(process, now))
         self._regions.gone(process)
         self._turns.gone(process)
@@ -118,6 +121,8 @@ class MessageRouter:
                 effects = reconciler.load_failed(process, message.reason, now)
             case link.Stats(), _:
                 effects = self._stats(process, role, message, now)
+            case ModelsFetched(), "fetcher":
+                self._control.remote.answered(message)
             case link.LanesOpen(), "executor":
                 self._lanes.told(process, message)
             case ((link.Started() | link.Exited() | link.Drain()), "supervisor"):

@@ -113,7 +113,7 @@ def prepare(settings: Settings) -> None:
     """
     _state.begun = time.monotonic()
     for path in settings.model_repository:
-        if not os.path.isdir(path):
+        if not config.is_remote(path) and not os.path.isdir(path):
             raise ConfigError(f"model_repository: {path!r} is not a directory")
     run_dir = config.run_dir(settings)
     _state.grpc_fds = activation.take_grpc(os.environ)
