@@ -22,6 +22,7 @@ from shmserve.fetcher.cache import FILES, Cache
 from shmserve.fetcher.remote_files import RemoteFile, RemoteModel
 from shmserve.protocol.decoding import json_decoder
 from shmserve.protocol.triton_config.config_parts import VersionPolicy
+from shmserve.repository.catalog import SNAPSHOTS
 from shmserve.repository.model_folder import CONFIG_FILE, MAX_CONFIG_BYTES
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
@@ -106,7 +107,8 @@ def _fill(filling: _Filling) -> None:
     known_files = {file.path: file for file in known.files} if known is not None else {}
     by_path = {file.path: file for file in filling.model.files}
     config = by_path.get(CONFIG_FILE)
-    policy, steps = VersionPolicy(), ()
+    policy = VersionPolicy()
+    steps: tuple[str, ...] = ()
     if config is not None:
         if config.size > MAX_CONFIG_BYTES:
             raise ConfigError(f"{CONFIG_FILE} has more than {MAX_CONFIG_BYTES} bytes")
@@ -147,9 +149,7 @@ def _get(filling: _Filling, file: RemoteFile, known: dict[str, RemoteFile]) -> N
     os.makedirs(os.path.dirname(path), exist_ok=True)
     same = known.get(file.path)
     if file.mark and same is not None and (same.size, same.mark) == (file.size, file.mark):
-        earlier = filling.cache.file(
-            caches.SNAPSHOTS, filling.earlier, filling.model.name, file.path
-        )
+        earlier = filling.cache.file(SNAPSHOTS, filling.earlier, filling.model.name, file.path)
         try:
             os.link(earlier, path)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -23,12 +24,10 @@ from shmserve.repository.catalog import Catalog, CatalogEntry
 _log = logging.getLogger(__name__)
 
 
-class ListedSource(Source):
-    """A store that can be listed, too."""
+class ListedSource(Source, Protocol):
+    """A store that can be listed, too: `models` raises ShmserveError if it cannot."""
 
-    def models(self) -> dict[str, RemoteModel]:
-        """Raises ShmserveError: it cannot be listed."""
-        raise NotImplementedError
+    def models(self) -> dict[str, RemoteModel]: ...
 
 
 class RoundOutcome(Struct, frozen=True):

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 def waits(settings: Settings, library: Library) -> bool:
     """Whether something that is to be served has never been fetched."""
     wanted = settings.load_models if settings.model_control == "explicit" else ("*",)
-    return library.pending(repository_paths(settings), wanted)
+    return settings.fetches and library.pending(repository_paths(settings), wanted)
 
 
 def survey(settings: Settings, library: Library) -> dict[str, str]:
