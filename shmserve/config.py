@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from shmserve import extensions
+from shmserve import extensions, ids
 from shmserve.errors import ConfigError
 from shmserve.setting_sources import Declared, Sources
 
@@ -38,11 +38,11 @@ ResourceAmount = Annotated[str, Meta(pattern="^[^:]+:[1-9][0-9]{0,8}(:(cpu|[0-9]
 Url = Annotated[str, Meta(pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$")]  # without secrets
 Pair = Annotated[str, Meta(pattern="^[^=]+=.*$")]  # name=value
 HeaderPair = Annotated[str, Meta(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+=[\x20-\x7e]*$")]  # RFC 9110
-# A folder, or a store's address without secrets: those are for the environment
+# A folder, NAME=FOLDER, or a store's address without secrets: those are for the environment
 RepositoryPath = Annotated[
     str,
     Meta(
-        pattern=r"^(?![A-Za-z][A-Za-z0-9+.-]*://)|^(s3|gs|az|hf|https?)://[^/@?#\s]+(/[^?#\s]*)?$"
+        pattern=r"^(?!([^/]*=)?[A-Za-z][A-Za-z0-9+.-]*://)|^(s3|gs|az|hf|https?)://[^/@?#\s]+(/[^?#\s]*)?$"
     ),
 ]
 TcpAddress = Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^][:/]+):[1-9][0-9]{0,4}$")]
@@ -406,6 +406,17 @@ def is_remote(repository: str) -> bool:
     return "://" in repository
 
 
+def single_of(repository: str) -> tuple[str, str] | None:
+    """Name and folder of an entry of `model_repository` that is one model, `NAME=FOLDER`."""
+    name, sign, path = repository.partition("=")
+    return (name, path) if sign and ids.is_model_name(name) else None
+
+
+def single_dir(settings: Settings) -> str:
+    """Where such models are laid out as in a repository."""
+    return os.path.join(run_dir(settings), "single")
+
+
 def cache_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
     """Where fetched models are kept: the setting, systemd's, or the user's."""
     environ = os.environ if environ is None else environ
@@ -420,15 +431,16 @@ def cache_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> s
 
 def repository_paths(settings: Settings) -> tuple[str, ...]:
     """`model_repository` as this host has it: folders, and for stores the catalog in the cache."""
-    folder = os.path.join(cache_dir(settings), "repositories")
-    return tuple(
-        os.path.join(
-            folder, f"{hashlib.sha256(path.rstrip('/').encode()).hexdigest()[:24]}.catalog"
-        )
-        if is_remote(path)
-        else path
-        for path in settings.model_repository
-    )
+    return tuple(_local(settings, entry) for entry in settings.model_repository)
+
+
+def _local(settings: Settings, repository: str) -> str:
+    if single_of(repository):
+        return single_dir(settings)
+    if not is_remote(repository):
+        return repository
+    name = hashlib.sha256(repository.rstrip("/").encode()).hexdigest()[:24]
+    return os.path.join(cache_dir(settings), "repositories", f"{name}.catalog")
 
 
 def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:

@@ -6,8 +6,9 @@ In Markdown; links are relative to docs/. Types, defaults and bounds come from t
 SECTIONS: dict[str, dict[str, str]] = {
     "What is served": {
         "model_repository": (
-            "paths of model repositories, or addresses: `s3://`, `gs://`, `az://`, `hf://`, "
-            "`http(s)://` ([how](remote_models.md))"
+            "paths of model repositories; addresses: `s3://`, `gs://`, `az://`, `hf://`, "
+            "`http(s)://` ([how](remote_models.md)); `NAME=PATH`: the folder of one model, with "
+            "or without version folders, which is served under this name"
         ),
         "model_control": (
             "`none`: everything that is there at start; `explicit`: what `load_models` names, "

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from shmserve import config, ids
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
-from shmserve.supervisor import activation
+from shmserve.supervisor import activation, single_models
 from shmserve.transport import listen_addresses, rundir
 from shmserve.transport.processes import FileLock, has_ended, pidfd_open, send_signal, spawn_role
 
@@ -112,7 +112,8 @@ def prepare(settings: Settings) -> None:
         ConfigError: a setting that cannot work, or another service in one of its directories.
     """
     _state.begun = time.monotonic()
-    for path in settings.model_repository:
+    for entry in settings.model_repository:
+        _, path = config.single_of(entry) or ("", entry)
         if not config.is_remote(path) and not os.path.isdir(path):
             raise ConfigError(f"model_repository: {path!r} is not a directory")
     run_dir = config.run_dir(settings)
@@ -136,6 +137,7 @@ def prepare(settings: Settings) -> None:
     _state.run_dir_fd = rundir.keep_from_cleaners(run_dir)
     _await_predecessors(run_dir, settings.drain_timeout_s + _PREDECESSOR_S)
     rundir.clean(run_dir)
+    single_models.lay_out(settings)
     _state.supervisor = rundir.lock(run_dir, "supervisor")
     _state.supervisor.pin()
     rundir.write_epoch(run_dir, ids.new_epoch())

@@ -308,5 +308,3 @@ def test_rounds_run_side_by_side(
     assert fetcher.round("b") == {}
     threading.Timer(0.0, store.go_on.set).start()
     assert fetcher.answer() == ({}, [])
-
-

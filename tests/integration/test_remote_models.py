@@ -59,7 +59,7 @@ def result(server: RunningServer, model: str) -> Any:
 def index(server: RunningServer) -> dict[str, dict[str, str]]:
     status, _, body = server.request("POST", "/v2/repository/index", b"{}")
     assert status == 200
-    return {row["name"]: row for row in json.loads(body)}
+    return {row["name"]: row for row in json.loads(body) if row.get("state") != "UNAVAILABLE"}
 
 
 def service(store: Faulty, folder: Path, **settings: object) -> RunningServer:

@@ -132,7 +132,9 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(
         who=st.integers(0, 1),
         names=st.lists(MODELS | st.just("*"), min_size=1, max_size=2),
-        fault=st.sampled_from([None, None, Unavailable("spoilt"), OSError(28, "no space"), Killed()]),
+        fault=st.sampled_from(
+            [None, None, Unavailable("spoilt"), OSError(28, "no space"), Killed()]
+        ),
         after=st.integers(0, 3),
     )
     def fetch(self, who, names, fault, after):
@@ -196,7 +198,9 @@ class CacheMachine(RuleBasedStateMachine):
     def snapshots_are_whole(self):
         for folder in Path(self.folder, "snapshots").iterdir():
             (model,) = (path for path in folder.iterdir() if path.name != FILES)
-            got = {str(p.relative_to(model)): p.read_bytes() for p in model.rglob("*") if p.is_file()}
+            got = {
+                str(p.relative_to(model)): p.read_bytes() for p in model.rglob("*") if p.is_file()
+            }
             assert any(
                 name == model.name and got.items() <= dict(files).items()
                 for name, files in self.remote.history
