@@ -16,7 +16,7 @@ from shmserve.frontends.http.server import sign_of_life
 from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.observe import logs, otlp_extra, trace_files
 from shmserve.supervisor import guard, launch
-from shmserve.transport import key_file, tls
+from shmserve.transport import key_file, remote_extra, tls
 
 try:
     _settings = launch.settings()
@@ -49,6 +49,7 @@ def on_starting(server):
         check_settings(_settings)
         key_file.read(_settings)
         otlp_extra.require(_settings)
+        remote_extra.require(_settings)
         encrypted = tls.certificates(_settings, "http", "http/1.1")
         tls.certificates(_settings, "grpc", "h2")
         if encrypted and server.cfg.worker_class_str != worker_class:  # it would speak plainly

@@ -10,6 +10,7 @@ Extensions have settings of their own: the key ``x_a_b`` is `a_b` of the extensi
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from shmserve import extensions
+from shmserve import extensions, ids
 from shmserve.errors import ConfigError
 from shmserve.setting_sources import Declared, Sources
 
@@ -41,6 +42,13 @@ ResourceAmount = Annotated[str, Meta(pattern="^[^:]+:[1-9][0-9]{0,8}(:(cpu|[0-9]
 Url = Annotated[str, Meta(pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$")]  # without secrets
 Pair = Annotated[str, Meta(pattern="^[^=]+=.*$")]  # name=value
 HeaderPair = Annotated[str, Meta(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+=[\x20-\x7e]*$")]  # RFC 9110
+# A folder, NAME=FOLDER, or a store's address without secrets: those are for the environment
+RepositoryPath = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?!([^/]*=)?[A-Za-z][A-Za-z0-9+.-]*://)|^(s3|gs|az|hf|https?)://[^/@?#\s]+(/[^?#\s]*)?$"
+    ),
+]
 TcpAddress = Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^][:/]+):[1-9][0-9]{0,4}$")]
 From = Literal["owner", "local", "anyone"]  # the server's user and root, any user of the host, all
 KeysFrom = Literal["nobody", "remote", "local", "anyone"]  # these, and who is further away
@@ -69,10 +77,18 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Every setting with its default. Sizes are bytes, times are seconds."""
 
     # What is served
-    model_repository: tuple[str, ...] = ("workers",)
+    model_repository: tuple[RepositoryPath, ...] = ("workers",)
     model_control: Literal["none", "explicit", "poll"] = "none"
     load_models: tuple[str, ...] = ()
     poll_interval_s: Seconds = 15.0  # model_control poll: how often the repository is looked at
+    # Where what is fetched from s3://, gs://, az://, hf://, http(s):// is kept; default:
+    # $CACHE_DIRECTORY, $XDG_CACHE_HOME/shmserve, ~/.cache/shmserve
+    repository_cache_dir: str = ""
+    repository_cache_bytes: Positive = 64 * 1024 * MIB  # of all services that share the folder
+    repository_timeout_s: Seconds = 3600.0  # fetching one model
+    repository_silence_s: Seconds = 30.0  # a transfer without a byte; listing a repository
+    repository_transfers: Annotated[int, Meta(ge=1, le=64)] = 4  # files fetched at a time
+    repository_http_headers: tuple[HeaderPair, ...] = ()  # of each request to http(s)://
     load_attempts: Positive = 3  # processes that may end while they load a model for the first time
     # Cores and memory of instances by name, see instance_group.host_policy; "cpu" and "gpu_0" hold
     # for those that name none. SHMSERVE_HOST_POLICIES: "cpu=cpu-cores=0-3;far=numa-node=1"
@@ -257,6 +273,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         """Whether there is something for an OpenTelemetry collector."""
         return self.trace_mode == "opentelemetry" or self.otlp_metrics_interval_s > 0
 
+    @property
+    def fetches(self) -> bool:
+        """Whether models come from a store."""
+        return any(map(is_remote, self.model_repository))
+
     def flags(self) -> dict[str, bool]:
         """Flags of extensions by the names of their settings, as they are at the start."""
         return {
@@ -268,7 +289,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 _FORMER = {"grps_pipelines": "pipelines"}  # names that settings had once: they are still taken
 _SEMICOLONS = {"http_restricted_api", "grpc_restricted_protocol"}  # their items have commas
-SECRET = _SEMICOLONS | {"otlp_headers"}  # values that are not shown
+SECRET = _SEMICOLONS | {"otlp_headers", "repository_http_headers"}  # values that are not shown
 
 
 class Reading(NamedTuple):
@@ -393,6 +414,48 @@ def state_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> s
     if environ.get("STATE_DIRECTORY"):
         return environ["STATE_DIRECTORY"].split(":")[0]
     return base_dir(settings, environ)
+
+
+def is_remote(repository: str) -> bool:
+    """Whether a path of `model_repository` is a store's address."""
+    return "://" in repository
+
+
+def single_of(repository: str) -> tuple[str, str] | None:
+    """Name and folder of an entry of `model_repository` that is one model, `NAME=FOLDER`."""
+    name, sign, path = repository.partition("=")
+    return (name, path) if sign and ids.is_model_name(name) else None
+
+
+def single_dir(settings: Settings) -> str:
+    """Where such models are laid out as in a repository."""
+    return os.path.join(run_dir(settings), "single")
+
+
+def cache_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:
+    """Where fetched models are kept: the setting, systemd's, or the user's."""
+    environ = os.environ if environ is None else environ
+    if settings.repository_cache_dir:
+        return os.path.abspath(settings.repository_cache_dir)
+    if environ.get("CACHE_DIRECTORY"):
+        return environ["CACHE_DIRECTORY"].split(":")[0]
+    if environ.get("XDG_CACHE_HOME"):
+        return os.path.join(environ["XDG_CACHE_HOME"], "shmserve")
+    return os.path.join(os.path.expanduser("~"), ".cache", "shmserve")
+
+
+def repository_paths(settings: Settings) -> tuple[str, ...]:
+    """`model_repository` as this host has it: folders, and for stores the catalog in the cache."""
+    return tuple(_local(settings, entry) for entry in settings.model_repository)
+
+
+def _local(settings: Settings, repository: str) -> str:
+    if single_of(repository):
+        return single_dir(settings)
+    if not is_remote(repository):
+        return repository
+    name = hashlib.sha256(repository.rstrip("/").encode()).hexdigest()[:24]
+    return os.path.join(cache_dir(settings), "repositories", f"{name}.catalog")
 
 
 def run_dir(settings: Settings, environ: Mapping[str, str] | None = None) -> str:

@@ -18,6 +18,8 @@ from shmserve.errors import ConfigError
 
 _MOST_SHOWN = 80  # characters of a value in an error
 _TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?$")
+# Of addresses: who is to be let in, and what follows a path, which may be a signature
+_SECRET_PARTS = re.compile(r"(?<=://)[^/@\s'\"]*(?=@)|(?<=\?)[^\s'\"]+")
 _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
 
@@ -183,6 +185,8 @@ def _culprit(name: str, value: Any, kind: Any) -> tuple[str, Any]:
 
 
 def _shortened(text: str) -> str:
+    if "://" in text:
+        text = _SECRET_PARTS.sub("…", text)
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from ctypes.util import find_library
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -116,6 +117,10 @@ NEEDS = {
     "seccomp": Need(
         lambda: _program("systemd-analyze")() and find_library("seccomp") is not None,
         "apt-get install -y systemd libseccomp2",
+    ),
+    "remote": Need(
+        lambda: all(find_spec(package) for package in ("s3fs", "moto", "flask_cors")),
+        "pip install '.[dev]'",
     ),
     "root": Need(lambda: os.geteuid() == 0, "sudo make test"),
 }

@@ -68,6 +68,8 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--load", action="store_true", help="load each model, too, in a process of its own"
     )
+    index = command("index", "index", "list a repository that a web server is to offer")
+    index.add_argument("folder", metavar="DIR", help="the repository; index.json is written there")
     settings = command(
         "settings", "settings_reference", "show the settings and where they are from"
     )

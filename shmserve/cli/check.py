@@ -16,8 +16,9 @@ from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.observe import otlp_extra
 from shmserve.protocol.triton_config import model_config
 from shmserve.repository import folder_reader
+from shmserve.supervisor import single_models
 from shmserve.tensor.spec import ModelSpec
-from shmserve.transport import key_file, listen_addresses, tls
+from shmserve.transport import key_file, listen_addresses, remote_extra, tls
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -32,20 +33,22 @@ def run(settings: Settings, load: bool = False) -> int:
     """
     from shmserve.repository import scan
 
-    return check(settings, scan, load)
+    print(f"ok    settings (run directory {config.run_dir(settings)})")
+    with single_models.laid_out_elsewhere(settings) as settings:
+        return check(settings, scan, load)
 
 
 def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) -> int:
     """Print the findings; returns the exit status."""
-    print(f"ok    settings (run directory {config.run_dir(settings)})")
     problems = 0
     try:
         listen_addresses.check_http(settings)
     except ConfigError as ex:
         print(f"FAIL  {ex.message}")
         problems += 1
-    for path in settings.model_repository:
-        if not os.path.isdir(path):
+    for entry in settings.model_repository:
+        _, path = config.single_of(entry) or ("", entry)
+        if not config.is_remote(path) and not os.path.isdir(path):
             print(f"FAIL  model_repository: {path!r} is not a directory")
             problems += 1
     if problems:
@@ -54,6 +57,7 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
         check_settings(settings)
         key_file.read(settings)
         otlp_extra.require(settings)
+        remote_extra.require(settings)
         tls.certificates(settings, "http", "http/1.1")
         tls.certificates(settings, "grpc", "h2")
         desired = desired_models.choose(settings, scan)
@@ -96,7 +100,11 @@ def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) 
 
 def _where(settings: Settings, name: str) -> str:
     """The folder of a model, or of a version of it: for operators, clients never see it."""
-    for path in settings.model_repository:
+    for entry in settings.model_repository:
+        single = config.single_of(entry)
+        if single and name.split("/")[0] == single[0]:
+            return f" [{single[1]}]"
+        path = entry
         folder = os.path.join(os.path.abspath(path), name)
         if os.path.isdir(folder) or os.path.isdir(folder := os.path.dirname(folder)):
             return f" [{folder}]"

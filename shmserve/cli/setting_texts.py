@@ -5,7 +5,11 @@ In Markdown; links are relative to docs/. Types, defaults and bounds come from t
 
 SECTIONS: dict[str, dict[str, str]] = {
     "What is served": {
-        "model_repository": "paths of model repositories",
+        "model_repository": (
+            "paths of model repositories; addresses: `s3://`, `gs://`, `az://`, `hf://`, "
+            "`http(s)://` ([how](remote_models.md)); `NAME=PATH`: the folder of one model, with "
+            "or without version folders, which is served under this name"
+        ),
         "model_control": (
             "`none`: everything that is there at start; `explicit`: what `load_models` names, "
             "then what clients load and unload; `poll`: whatever is in the repository, looked at"
@@ -13,6 +17,22 @@ SECTIONS: dict[str, dict[str, str]] = {
         ),
         "load_models": "names, or `*`",
         "poll_interval_s": "how often the repository is looked at",
+        "repository_cache_dir": (
+            "where models from `s3://` and so on are kept; empty: `$CACHE_DIRECTORY`, "
+            "`$XDG_CACHE_HOME/shmserve`, or `~/.cache/shmserve`. Services of one user on one host "
+            "may share it"
+        ),
+        "repository_cache_bytes": "the most it may hold, of all who share it",
+        "repository_timeout_s": "how long fetching one model may take",
+        "repository_silence_s": (
+            "a transfer is given up when nothing has come for so long, a listing when it is not "
+            "there by then"
+        ),
+        "repository_transfers": "files that are fetched at a time, for one model",
+        "repository_http_headers": (
+            "header fields of each request to an `http(s)://` repository, such as "
+            "`Authorization=Bearer …`; never shown"
+        ),
         "load_attempts": (
             "processes that may end while they load a model for the first time; then it has failed"
         ),

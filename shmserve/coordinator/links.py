@@ -20,7 +20,10 @@ from shmserve.transport.channel import close_all, message_buffer
 
 _log = logging.getLogger(__name__)
 
-ROLES = ("http", "grpc", "model", "executor", "supervisor", "exporter", "successor", "cli")
+ROLES = (
+    *("http", "grpc", "model", "executor", "supervisor"),
+    *("exporter", "fetcher", "successor", "cli"),
+)
 _PROCESS = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 

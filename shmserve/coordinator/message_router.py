@@ -17,7 +17,7 @@ from shmserve.errors import ProtocolViolation
 from shmserve.protocol.control import link_messages as link
 from shmserve.protocol.control import settings_messages as settings
 from shmserve.protocol.control.messages import ToCoordinator
-from shmserve.protocol.control.model_messages import LoadModel, UnloadModel
+from shmserve.protocol.control.model_messages import LoadModel, ModelsFetched, UnloadModel
 from shmserve.protocol.control.region_messages import (
     DropRegions,
     SharedRegions,
@@ -82,6 +82,8 @@ class MessageRouter:
         if message.role == SUCCESSOR:
             self._successor = process
             self._regions.sharing.begin(lambda told, fds: self._send(process, told, fds), True)
+        if message.role == "fetcher":
+            self._control.remote.hello(process)
         self._runtime_settings.hello(process)
         self._perform(effects)
 
@@ -90,6 +92,7 @@ class MessageRouter:
             self._successor = ""
             self._regions.sharing.end()
         self._sync.gone(process)
+        self._control.remote.gone(process)
         self._perform(self._reconciler.gone(process, now))
         self._regions.gone(process)
         self._turns.gone(process)
@@ -105,13 +108,7 @@ class MessageRouter:
         Raises:
             ProtocolViolation: not a message for a process of this role in this state.
         """
-        if isinstance(message, StoredRegions) and role == "supervisor":
-            useless = self._regions.stored(message, fds, now)
-            if useless:
-                self._send(process, DropRegions(tuple(useless)))
-            return
-        if isinstance(message, SharedRegions) and role == SUCCESSOR:
-            self._regions.take(message, fds, now)
+        if self._handle_regions(process, role, message, fds, now):
             return
         supervisor = self._sync.supervisor
         if self._introspection.handle(process, role, message, fds, supervisor, now):
@@ -136,6 +133,8 @@ class MessageRouter:
                 effects = reconciler.load_failed(process, message.reason, now)
             case link.Stats(), _:
                 effects = self._stats(process, role, message, now)
+            case ModelsFetched(), "fetcher":
+                self._control.remote.answered(message)
             case link.LanesOpen(), "executor":
                 self._lanes.told(process, message)
             case ((link.Started() | link.Exited() | link.Drain()), "supervisor"):
@@ -145,6 +144,20 @@ class MessageRouter:
             case _:
                 raise _out_of_place(message, role)
         self._perform(effects)
+
+    def _handle_regions(
+        self, process: str, role: str, message: ToCoordinator, fds: list[int], now: float
+    ) -> bool:
+        """Whether it brings memory of clients' that others have kept."""
+        match message, role:
+            case StoredRegions(), "supervisor":
+                if useless := self._regions.stored(message, fds, now):
+                    self._send(process, DropRegions(tuple(useless)))
+            case SharedRegions(), "successor":
+                self._regions.take(message, fds, now)
+            case _:
+                return False
+        return True
 
     def tick(self, now: float) -> None:
         """What is due: timeouts, questions, the watchdog, a supervisor to be told."""

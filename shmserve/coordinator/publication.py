@@ -41,6 +41,7 @@ class Publication(Struct):
     _requires: tuple[str, ...] = ALL
     _told: dict[str, str] = {}
     latest: Snapshot | None = None
+    notices: dict[str, str] = {}  # model -> what clients are told although it serves
     _recorded: dict[str, str] = {}
 
     def restore(self, previous: Snapshot) -> None:
@@ -73,6 +74,7 @@ class Publication(Struct):
             flags=self._flags,
             tuning=self._runtime_settings.current,
             requires=self._requires,
+            notices=self.notices,
         )
         self._writer.publish(self.latest)
         self._record(self.latest)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from shmserve.config import Settings, base_dir, state_dir
+from shmserve.config import Settings, base_dir, repository_paths, state_dir
 from shmserve.coordinator import assembly, pool_sizing
 from shmserve.coordinator.agent_check import AgentCheck, AgentConnection
 from shmserve.coordinator.assembly import Launch, Outside, Parts
@@ -26,14 +26,14 @@ from shmserve.coordinator.client_socket import ClientConnection, ClientSocket
 from shmserve.coordinator.connections import ProcessConnection
 from shmserve.coordinator.links import Links
 from shmserve.coordinator.message_router import MessageRouter
-from shmserve.coordinator.models import desired_models
+from shmserve.coordinator.models import desired_models, remote_start
 from shmserve.coordinator.models.desired_models import DesiredModels, Library
+from shmserve.coordinator.models.remote_start import RemoteStart
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
 from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.predecessor import Predecessor
 from shmserve.coordinator.stats.history_file import HistoryFile
 from shmserve.core.control.silence import period_s
-from shmserve.errors import ConfigError
 from shmserve.observe import flight_recorder
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol.control import messages
@@ -112,8 +112,10 @@ class CoordinatorLoop:
                 _log.info("removed what earlier services left segments=%d", swept)
         file = CheckpointFile(run_dir, launch.epoch)
         checkpoint = file.read()
-        fingerprints = {} if checkpoint else _survey(settings, library)
-        desired = DesiredModels() if checkpoint else desired_models.choose(settings, library.scan)
+        waits = checkpoint is None and remote_start.waits(settings, library)
+        known = checkpoint is not None or waits
+        fingerprints = {} if known else remote_start.survey(settings, library)
+        desired = DesiredModels() if known else desired_models.choose(settings, library.scan)
         pool_bytes = _advised(*pool_sizing.host_pool(settings.pool_bytes))
         frontends = settings.http_workers + settings.grpc_processes
         processes = frontends + _instances(checkpoint, desired)
@@ -134,7 +136,7 @@ class CoordinatorLoop:
             self._selector.unregister,
             settings.client_shm_reap_dead_owners,
         )
-        jobs = RepositoryJobs(library, settings.model_repository, run_dir, self._background)
+        jobs = RepositoryJobs(library, repository_paths(settings), run_dir, self._background)
         jobs.tried.update(checkpoint.tried if checkpoint else fingerprints)
         send = self._links.send
         outside = Outside(writer, file, owners, jobs, self._gpus, send)
@@ -161,7 +163,10 @@ class CoordinatorLoop:
         else:
             if not again:
                 writer.publish(parts.reconciler.snapshot(launch.epoch))
-            assembly.begin(parts, desired, fingerprints)
+            if not waits:
+                assembly.begin(parts, desired, fingerprints)
+        start = RemoteStart(settings, library, self._background, parts, jobs.tried, waits)
+        parts.control.remote.on_round = start.fetched
         self._client_socket.serve(self._serves())
         self._gpus.start()
         self._selector.register(listener, selectors.EVENT_READ, None)
@@ -266,13 +271,6 @@ def _instances(checkpoint: Checkpoint | None, desired: DesiredModels) -> int:
         return sum(len(instances) for _, instances in desired.versions)
     serving = [model.serving for model in checkpoint.models if model.serving is not None]
     return sum(len(v.instances) for revision in serving for v in revision.versions)
-
-
-def _survey(settings: Settings, library: Library) -> dict[str, str]:
-    try:
-        return library.survey(settings.model_repository)
-    except ConfigError:  # scanning it will say so
-        return {}
 
 
 def _advised(size: int, advice: str) -> int:

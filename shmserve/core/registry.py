@@ -116,6 +116,7 @@ class Snapshot(Struct, frozen=True, dict=True):
     `flags`: what clients may change of extensions, by the names of their settings.
     `shortage`: why there is too little memory to be ready, whatever is loaded; empty: there is not.
     `requires`: the setting `ready_requires`: names of models, or what stands for them.
+    `notices`: model -> what is to be told of it although it may serve; "": of all of them.
     """
 
     epoch: str
@@ -131,6 +132,7 @@ class Snapshot(Struct, frozen=True, dict=True):
     flags: dict[str, bool] = {}
     shortage: str = ""
     requires: tuple[str, ...] = ALL
+    notices: dict[str, str] = {}
 
     @cached_property
     def ready_entries(self) -> dict[tuple[str, str], ModelEntry]:
@@ -213,7 +215,10 @@ class Snapshot(Struct, frozen=True, dict=True):
             return "it is about to stop"
         if self.shortage:
             return self.shortage
-        return "" if self.complete else "it has not read its repository yet"
+        if self.complete:
+            return ""
+        why = self.notices.get("", "")
+        return f"it has not read its repository yet{f' ({why})' if why else ''}"
 
     @cached_property
     def _missing(self) -> list[str]:

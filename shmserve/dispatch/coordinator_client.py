@@ -122,7 +122,7 @@ class CoordinatorClient:
 
     def model_folders(self) -> list[str]:
         """Names of the models in the repository, loaded or not."""
-        return waiting.beside(names, self._settings.model_repository)
+        return waiting.beside(names, config.repository_paths(self._settings))
 
     def load_model(self, name: str, model_config: str | None, files: Mapping[str, bytes]) -> None:
         """Load a model and wait until it serves; with files it is made of nothing else.

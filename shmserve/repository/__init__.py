@@ -6,7 +6,7 @@ read configuration, labels and the presence of model files; models are loaded by
 
 from shmserve.repository.fingerprint import fingerprint, survey
 from shmserve.repository.model_folder import ModelFolder, read_folder, read_labels
-from shmserve.repository.scan import ScanResult, find, locate, names, scan
+from shmserve.repository.scan import ScanResult, find, locate, names, pending, scan
 
 __all__ = [
     "ModelFolder",
@@ -15,6 +15,7 @@ __all__ = [
     "fingerprint",
     "locate",
     "names",
+    "pending",
     "read_folder",
     "read_labels",
     "scan",

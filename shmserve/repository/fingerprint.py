@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 
-from shmserve.repository.scan import candidates
+from shmserve.repository.scan import absent, candidates
 from shmserve.repository.text_files import IGNORED, printable
 
 _MOST = 10_000  # files of one model that are looked at
@@ -26,10 +26,11 @@ def fingerprint(directory: str) -> str:
 def survey(paths: Sequence[str]) -> dict[str, str]:
     """Every model of the repository by name, with its fingerprint (all of them, if several);
     raises as `scan.folders`."""
-    return {
+    marks = {
         printable(name): "+".join(fingerprint(directory) for directory in directories)
         for name, directories in candidates(paths).items()
     }
+    return absent(paths) | marks
 
 
 def _lines(directory: str, prefix: str, depth: int) -> Iterator[str]:

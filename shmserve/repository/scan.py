@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from shmserve import ids
 from shmserve.errors import ConfigError, NotFound
+from shmserve.repository import catalog
 from shmserve.repository.model_folder import ModelFolder, looks_like_model, read_folder
 from shmserve.repository.text_files import IGNORED, is_folder, printable
 
@@ -38,6 +39,7 @@ def scan(paths: Sequence[str]) -> ScanResult:
         more = f" and {len(other) - _TOLD} more" if len(other) > _TOLD else ""
         what = "skipped folders without a version and config.pbtxt: %s%s"
         _log.info(what, ", ".join(other[:_TOLD]), more)
+    failures.update(absent(paths))
     for name, directories in sorted(candidates.items()):
         try:
             models[name] = read_folder(_only(name, directories))
@@ -65,6 +67,8 @@ def locate(paths: Sequence[str], name: str) -> str:
     """
     directories = folders(paths).get(name) if ids.is_model_name(name) else None
     if not directories:
+        if why := absent(paths).get(name):
+            raise ConfigError(why)
         raise NotFound(f"model '{name}' is not in the repository")
     return _only(name, directories)
 
@@ -77,7 +81,24 @@ def _only(name: str, directories: list[str]) -> str:
 
 def names(paths: Sequence[str]) -> list[str]:
     """Names of the folders that can be models, sorted; raises as `folders`."""
-    return sorted(name for name in candidates(paths) if ids.is_model_name(name))
+    return sorted(filter(ids.is_model_name, {*candidates(paths), *absent(paths)}))
+
+
+def absent(paths: Sequence[str]) -> dict[str, str]:
+    """Models that remote repositories have and the cache has not, each with why."""
+    found: dict[str, str] = {}
+    for path in filter(catalog.is_catalog, paths):
+        found.update(catalog.absent(path))
+    return found
+
+
+def pending(paths: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether a remote repository was never listed, or one of the wanted models ("*": all) is
+    known of and was never fetched."""
+    if any(catalog.read(path) is None for path in paths if catalog.is_catalog(path)):
+        return True
+    missing = absent(paths)
+    return bool(missing) if "*" in wanted else any(name in missing for name in wanted)
 
 
 def candidates(paths: Sequence[str]) -> dict[str, list[str]]:
@@ -102,6 +123,10 @@ def folders(paths: Sequence[str]) -> dict[str, list[str]]:
     directories: dict[str, list[str]] = {}
     seen: set[str] = set()
     for path in paths:
+        if catalog.is_catalog(path):
+            for name, directory in catalog.folders(path).items():
+                directories.setdefault(name, []).append(directory)
+            continue
         real = os.path.realpath(path)
         if real in seen:  # the same folder named twice is no duplicate of its models
             continue

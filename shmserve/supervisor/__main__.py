@@ -53,6 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
         grpc=[sys.executable, "-m", "shmserve.frontends.grpc"],
         template=(sys.executable, "-m", "shmserve.executor.template"),
         exporter=[sys.executable, "-m", "shmserve.exporter"] if settings.exports else None,
+        fetcher=[sys.executable, "-m", "shmserve.fetcher"] if settings.fetches else None,
     )
     notifier = Notifier(arguments.notify_socket)
     report = None

@@ -25,7 +25,7 @@ from typing import NoReturn
 from shmserve import config, ids
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
-from shmserve.supervisor import activation, handover
+from shmserve.supervisor import activation, handover, single_models
 from shmserve.transport import listen_addresses, rundir
 from shmserve.transport.listen_addresses import ListenAddress
 from shmserve.transport.processes import FileLock, has_ended, pidfd_open, send_signal, spawn_role
@@ -128,8 +128,9 @@ def prepare(settings: Settings) -> None:
         ConfigError: a setting that cannot work, or another service in one of its directories.
     """
     _state.begun = time.monotonic()
-    for path in settings.model_repository:
-        if not os.path.isdir(path):
+    for entry in settings.model_repository:
+        _, path = config.single_of(entry) or ("", entry)
+        if not config.is_remote(path) and not os.path.isdir(path):
             raise ConfigError(f"model_repository: {path!r} is not a directory")
     run_dir = config.run_dir(settings)
     _state.grpc_fds = activation.take(os.environ, activation.GRPC)
@@ -160,6 +161,7 @@ def prepare(settings: Settings) -> None:
     rundir.clean(run_dir)
     if run_dir == config.base_dir(settings):
         rundir.serve(run_dir, "")
+    single_models.lay_out(settings)
     _state.supervisor = rundir.lock(run_dir, "supervisor")
     _state.supervisor.pin()
     rundir.write_epoch(run_dir, ids.new_epoch())

@@ -64,20 +64,21 @@ _log = logging.getLogger(__name__)
 _BEYOND_S = 2.0  # after the longest request: until an executor that should have ended is killed
 _TELL_S = 0.2  # between "draining" and SIGTERM
 _WITHOUT_MASTER_S = 3.0  # the drain's limit once the master is gone
-_EXPORTER_STOP_S = 3.5  # it takes 3 itself, whatever the drain has taken
+_HELPER_STOP_S = 3.5  # the exporter takes 3 itself, whatever the drain has taken
 _COORDINATOR_STOP_S = 2.0
 _TOUCH_S = 3600.0  # cleaners take what is some days old
 
 
 class Commands(Struct, frozen=True):
-    """How each kind of process is started; arguments are appended. `grpc`, `exporter` None: there
-    are none; `template` empty: executors are exec'ed."""
+    """How each kind of process is started; arguments are appended. `grpc`, `exporter`,
+    `fetcher` None: there are none; `template` empty: executors are exec'ed."""
 
     coordinator: list[str]
     executor: list[str]
     grpc: list[str] | None = None
     template: tuple[str, ...] = ()
     exporter: list[str] | None = None
+    fetcher: list[str] | None = None
 
 
 class Inherited(Struct, frozen=True):
@@ -137,10 +138,12 @@ class Supervisor:
         count = settings.grpc_processes if commands.grpc is not None else 0
         command = [*(commands.grpc or []), "--listen-fds", *map(str, inherited.grpc_fds)]
         self._frontends = Frontends(run_dir, "grpc", command, count, master_fd, inherited.grpc_fds)
-        exporters = int(commands.exporter is not None)
-        self._exporter = Frontends(
-            run_dir, "exporter", commands.exporter or [], exporters, master_fd
-        )
+        helpers = {"exporter": commands.exporter, "fetcher": commands.fetcher}
+        self._helpers = [
+            Frontends(run_dir, role, command, 1, master_fd)
+            for role, command in helpers.items()
+            if command is not None
+        ]
         finish_s = settings.request_timeout_s + _BEYOND_S
         self._template = ExecutorTemplate(list(commands.template), master_fd)
         self._executors = Executors(
@@ -238,7 +241,7 @@ class Supervisor:
         dues += (self._executors.next_due(), self._frontends.next_due(), self._template.next_due())
         if self._take_over.pending:
             dues.append(time.monotonic() + _TELL_S)
-        return min(*dues, self._exporter.next_due())
+        return min(*dues, *(helper.next_due() for helper in self._helpers))
 
     def _turn(self, limit_s: float = inf) -> None:
         wait = max(0.0, min(limit_s, self._due() - time.monotonic()))
@@ -259,8 +262,9 @@ class Supervisor:
         if template is not None:
             self._watch(template)
         self._executors.turn(now)
-        frontends = self._frontends.turn(now) if self._take_over.may_listen else ()
-        for child in (*frontends, *self._exporter.turn(now)):
+        frontends = self._frontends.turn(now) if self._take_over.may_listen else []
+        helpers = (child for helper in self._helpers for child in helper.turn(now))
+        for child in (*frontends, *helpers):
             self._watch(child)
         reap_orphans({key.data.pid for key in self._selector.get_map().values() if key.data})
         self._keep_coordinator(now)
@@ -282,8 +286,9 @@ class Supervisor:
             rundir.touch(self._run_dir)
         if self._coordinator is not None:
             self._life.look("coordinator", self._coordinator, now)
-        for role, child in (*self._frontends.running(), *self._exporter.running()):
-            self._life.look(role, child, now)
+        for group in (self._frontends, *self._helpers):
+            for role, child in group.running():
+                self._life.look(role, child, now)
         self._announcer.healthy = self._life.healthy(now)
 
     def _handle(self, message: FromCoordinator) -> None:
@@ -312,7 +317,7 @@ class Supervisor:
         now = time.monotonic()
         if self._frontends.ended(child, now) or self._template.ended(child, now):
             return
-        if self._exporter.ended(child, now):
+        if any(helper.ended(child, now) for helper in self._helpers):
             return
         if child is not self._coordinator:
             self._executors.ended(child, now)
@@ -363,13 +368,14 @@ class Supervisor:
         self._executors.halt()
         self._template.close()
         self._frontends.halt()
-        self._exporter.halt()
+        for helper in self._helpers:
+            helper.halt()
         if self._frontends.children:  # what they have accepted still needs the executors
             self._link.send(Drain(self._drain_reason, announce=True))
             self._end_all(lambda: self._frontends.children, started)
         self._link.send(Drain(self._drain_reason))
         self._end_all(lambda: list(self._executors.children.values()), started)
-        self._end_exporter()  # after all who have something for it
+        self._end_helpers()  # after all who have something for the exporter
         self._stop_coordinator()
         if not self._lock.intact():
             return  # what has these names now is another service's
@@ -395,11 +401,13 @@ class Supervisor:
                 _log.error("processes do not end pids=%s", pids)
                 return
 
-    def _end_exporter(self) -> None:
+    def _end_helpers(self) -> None:
         begun = time.monotonic()
-        for child in self._exporter.children:
-            child.stop(begun, _EXPORTER_STOP_S)
-        while self._exporter.children and time.monotonic() < begun + 2 * _EXPORTER_STOP_S:
+        while children := [child for helper in self._helpers for child in helper.children]:
+            for child in children:
+                child.stop(begun, _HELPER_STOP_S)
+            if time.monotonic() >= begun + 2 * _HELPER_STOP_S:
+                return
             self._turn(_TELL_S)  # kills it when its time is over
 
     def _stop_coordinator(self) -> None:

@@ -13,6 +13,7 @@
     history           the metrics page's, where there is no other state_dir
     totals.msgpack    what ended processes counted: shmserve.coordinator.stats.counter_totals
     registry.models   see shmserve.coordinator.checkpoint
+    single/           models that are no repository's, laid out: shmserve.supervisor.single_models
     overrides/        a folder for each load request that brings a configuration or files
     g<number>/        the same of a generation that a reload has started
     serving           link to the one that serves; absent: the first does, which is this directory
@@ -169,6 +170,7 @@ def clean(run_dir: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(run_dir, name))
     shutil.rmtree(overrides(run_dir), ignore_errors=True)
+    shutil.rmtree(os.path.join(run_dir, "single"), ignore_errors=True)
 
 
 def keep_from_cleaners(run_dir: str) -> int:

@@ -147,3 +147,46 @@ def test_every_default_can_be_given_as_it_is_shown() -> None:
         if one.text(one.default)
     }
     assert config.load(environ) == config.load({})
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["s3://bucket", "s3://bucket/a/b", "gs://b/m", "az://c/m", "hf://owner/name@main/models",
+     "https://models.example:8443/prod/", "relative/folder", "/srv/models", "/srv/a@b?c"],
+)  # fmt: skip
+def test_repositories_may_be_addresses(address: str) -> None:
+    assert config.load({"SHMSERVE_MODEL_REPOSITORY": address}).model_repository == (address,)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["https://user:s3cret@models.example/prod", "https://models.example/prod?sig=s3cret",
+     "ftp://models.example/prod", "s3://", "https://models.example/#s3cret"],
+)  # fmt: skip
+def test_addresses_have_no_secrets_and_none_is_shown(address: str) -> None:
+    (line,) = problems({"SHMSERVE_MODEL_REPOSITORY": f"/srv/models,{address}"})
+    assert line.startswith("bad setting model_repository[1] = ")
+    assert "user" not in line
+    assert "sig=s3cret" not in line
+
+
+def test_a_remote_repository_is_a_catalog_of_the_cache() -> None:
+    environ = {
+        "SHMSERVE_MODEL_REPOSITORY": "/srv/models,s3://bucket/a,s3://bucket/a/",
+        "SHMSERVE_REPOSITORY_CACHE_DIR": "/var/cache/x",
+    }
+    local, one, other = config.repository_paths(config.load(environ))
+    assert local == "/srv/models"
+    assert one == other
+    assert one.startswith("/var/cache/x/repositories/")
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"CACHE_DIRECTORY": "/var/cache/shmserve"}, "/var/cache/shmserve"),
+        ({"XDG_CACHE_HOME": "/home/u/.c"}, "/home/u/.c/shmserve"),
+    ],
+)
+def test_where_the_cache_is(environ: dict[str, str], folder: str) -> None:
+    assert config.cache_dir(config.Settings(), environ) == folder

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from shmserve.config import Settings
+from shmserve.config import Settings, repository_paths
 from shmserve.errors import ConfigError
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
@@ -45,6 +45,7 @@ class Library(Protocol):
 
     def scan(self, paths: Sequence[str]) -> Scan: ...
     def survey(self, paths: Sequence[str]) -> dict[str, str]: ...
+    def pending(self, paths: Sequence[str], wanted: Sequence[str]) -> bool: ...
     def locate(self, paths: Sequence[str], name: str) -> str: ...
     def fingerprint(self, directory: str) -> str: ...
     def read_folder(self, directory: str, override: str | None = None) -> Folder: ...
@@ -64,7 +65,7 @@ class DesiredModels(Struct, frozen=True):
 def choose(settings: Settings, scan: Scanner) -> DesiredModels:
     """Look at the repository and pick what should run."""
     try:
-        repository = scan(settings.model_repository)
+        repository = scan(repository_paths(settings))
     except ConfigError as ex:
         return DesiredModels(failures={"model_repository": ex.message})
     names = set(repository.models)

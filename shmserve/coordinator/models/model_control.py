@@ -20,6 +20,7 @@ from msgspec import Struct
 from shmserve import ids
 from shmserve.config import Settings
 from shmserve.coordinator.models.model_reader import ModelReader
+from shmserve.coordinator.models.remote_models import RemoteModels
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
 from shmserve.coordinator.models.supervisor_sync import SupervisorSync
 from shmserve.core.control import compositions
@@ -30,7 +31,12 @@ from shmserve.core.control.rollout import in_words
 from shmserve.core.registry import ModelState
 from shmserve.errors import Code
 from shmserve.protocol.control.messages import FromCoordinator
-from shmserve.protocol.control.model_messages import LoadModel, ModelAnswer, UnloadModel
+from shmserve.protocol.control.model_messages import (
+    LoadModel,
+    ModelAnswer,
+    ModelsFetched,
+    UnloadModel,
+)
 from shmserve.protocol.oip.load_request import NOT_EXPLICIT
 from shmserve.transport import rundir
 
@@ -47,6 +53,7 @@ Perform = Callable[[list[Effect]], None]
 
 class _Stage(Enum):
     QUEUED = auto()
+    FETCHING = auto()  # what its repository, which is elsewhere, has of it
     READING = auto()
     STEPS = auto()  # an ensemble: the models of its steps are being loaded
     LOADING = auto()
@@ -93,6 +100,7 @@ class ModelControl:
         self._reconciler = reconciler
         self._jobs = jobs
         self._sync = sync
+        self.remote = RemoteModels(settings, sync, send)
         self._send = send
         self._perform = perform
         self._queues: dict[str, deque[_ControlRequest]] = {}
@@ -115,6 +123,7 @@ class ModelControl:
             self._queues.setdefault(request.name, deque()).append(request)
 
     def turn(self, now: float) -> None:
+        self.remote.tick(now)
         for name in list(self._queues):
             self._advance(name, now)
         if self._settings.model_control == "poll" and now >= self._poll_at:
@@ -144,7 +153,8 @@ class ModelControl:
         while waiting:
             request = waiting[0]
             model = self._reconciler.models.by_name.get(name)
-            if request.stage is _Stage.READING or (model is not None and model.changing):
+            reading = request.stage in (_Stage.FETCHING, _Stage.READING)
+            if reading or (model is not None and model.changing):
                 return
             if request.stage is _Stage.STEPS:
                 if self._loading_steps(request):
@@ -154,11 +164,11 @@ class ModelControl:
                 if model is not None:
                     model.implied = request.implied
                 self._finish(request, *self._failure(name, self._error(name)))
+            elif request.load and request.ticket and self.remote.there:
+                request.stage = _Stage.FETCHING
+                self.remote.fetch((name,), now, functools.partial(self._fetched, request))
             elif request.load:
-                request.stage = _Stage.READING
-                done = functools.partial(self._read, request)
-                if not self._jobs.read(name, request.overrides, done):
-                    self._finish(request, Code.UNAVAILABLE, _TOO_MANY)
+                self._begin_reading(request)
             else:
                 steps = model.steps() if model is not None and request.dependents else set()
                 effects = self._reconciler.models.unload(name, now, removed=request.removed)
@@ -167,6 +177,22 @@ class ModelControl:
                 self._unload_steps(steps, now)
                 self._finish(request)
         del self._queues[name]
+
+    def _fetched(self, request: _ControlRequest, message: ModelsFetched) -> None:
+        """The cache has what is to be loaded, or not. From a store that cannot be reached it need
+        not be the newest."""
+        problem = message.problems.get(request.name, "")
+        if problem and not message.unlisted:
+            reason = f"failed to load '{request.name}': "
+            self._finish(request, *self._failure(request.name, problem, reason))
+        else:
+            self._begin_reading(request)
+
+    def _begin_reading(self, request: _ControlRequest) -> None:
+        request.stage = _Stage.READING
+        done = functools.partial(self._read, request)
+        if not self._jobs.read(request.name, request.overrides, done):
+            self._finish(request, Code.UNAVAILABLE, _TOO_MANY)
 
     def _read(self, request: _ControlRequest, read: ModelReader | Exception) -> None:
         """What the background has found of the model."""
@@ -298,6 +324,16 @@ class ModelControl:
             self._jobs.remove(request.overrides)
 
     # ---------------------------------------------------------------------- the disk
+
+    def renew(self) -> None:
+        """Load anew what has changed since it was loaded, by what the cache has now."""
+        if self._settings.model_control != "explicit":
+            self._polling = self._polling or self._jobs.survey(self._surveyed)
+            return
+        for name, model in self._reconciler.models.by_name.items():
+            serving = model.serving
+            if serving is not None and not serving.overrides and name not in self._queues:
+                self._queues[name] = deque([_ControlRequest(name, True, implied=model.implied)])
 
     def _surveyed(self, fingerprints: dict[str, str] | Exception) -> None:
         """The repository as it is now: load what is new or different, unload what is gone."""

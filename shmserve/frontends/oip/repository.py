@@ -36,7 +36,9 @@ class Repository:
         """Every version of every model, by name."""
         snapshot = self._dispatcher.snapshot()
         rows = [
-            IndexRow(name, version, entry.state.value, entry.reason)
+            IndexRow(
+                name, version, entry.state.value, entry.reason or snapshot.notices.get(name, "")
+            )
             for name, versions in snapshot.models.items()
             for version, entry in versions.items()
         ]

@@ -38,7 +38,7 @@ ToCoordinator = (
     | settings.SetFlag | settings.ChangeLog | settings.ChangeTrace | settings.TakeTraces
     | stats.CounterPage | stats.StoredPages | stats.AskReport | history.AskHistory
     | stats.RequestFailed
-    | model.LoadModel | model.UnloadModel
+    | model.LoadModel | model.UnloadModel | model.ModelsFetched
 )  # fmt: skip
 FromCoordinator = (
     link.Welcome | link.Granted | link.Trim | link.AskStats | link.Desired | link.Shown
@@ -48,7 +48,7 @@ FromCoordinator = (
     | region.DropRegions | region.ProbeRegion | region.SharedRegions | region.RegionsTaken
     | settings.FlagSet | settings.SettingsAnswer | settings.LogChanged
     | stats.StorePages | stats.DropPages | stats.ReportGiven | history.HistoryGiven
-    | model.ModelAnswer
+    | model.ModelAnswer | model.FetchModels
 )  # fmt: skip
 
 # Void for a new coordinator: what the hello tells it, or what it asks or is asked again.
@@ -60,6 +60,7 @@ VOID = (
     *(region.SharedRegions, region.RegionsTaken),
     *(settings.SetFlag, settings.ChangeLog, settings.ChangeTrace, settings.TakeTraces),
     *(stats.StoredPages, stats.AskReport, history.AskHistory, model.LoadModel, model.UnloadModel),
+    model.ModelsFetched,
 )
 
 # Replies to `transport.link.Link.ask`: each has a `ticket`, and brings its request to an end.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from shmserve.protocol.control.message import Message
 
 
@@ -33,3 +35,21 @@ class ModelAnswer(Message, frozen=True):
     ticket: int
     error_code: str = ""
     error: str = ""
+
+
+class FetchModels(Message, frozen=True):
+    """Coordinator -> fetcher: have these models ("*": all) of the remote repositories in the cache,
+    as they are there now. `keep`: snapshots that must stay, because executors run from them."""
+
+    ticket: int
+    names: tuple[str, ...]
+    keep: tuple[str, ...] = ()
+
+
+class ModelsFetched(Message, frozen=True):
+    """Reply, when that is done or has failed. `problems`: model -> why the cache has not what its
+    repository has now; `unlisted`: why repositories could not be looked at."""
+
+    ticket: int
+    problems: dict[str, str] = msgspec.field(default_factory=dict)
+    unlisted: tuple[str, ...] = ()

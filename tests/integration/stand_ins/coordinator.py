@@ -50,6 +50,9 @@ class Library:
         found = self.scan(paths).models
         return {name: repr(folder) for name, folder in found.items()}
 
+    def pending(self, paths: Sequence[str], wanted: Sequence[str]) -> bool:
+        return False
+
     def locate(self, paths: Sequence[str], name: str) -> str:
         if name not in self.scan(paths).models:
             raise NotFound(f"model '{name}' is not in the repository")

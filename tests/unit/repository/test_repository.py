@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -257,3 +258,49 @@ def test_find_with_a_configuration_of_its_own(tmp_path: Path) -> None:
     assert repository.find([str(tmp_path)], "a").config.max_batch_size == 0
     override = '{"backend": "python", "max_batch_size": 4}'
     assert repository.find([str(tmp_path)], "a", override).config.max_batch_size == 4
+
+
+def in_catalog(root: Path, **models: dict[str, str]) -> str:
+    """The path of a catalog with these entries in a cache."""
+    (root / "repositories").mkdir(parents=True)
+    path = root / "repositories" / "x.catalog"
+    path.write_text(json.dumps({"url": "s3://b/m", "models": models}))
+    return str(path)
+
+
+def test_a_catalog_is_a_repository(tmp_path: Path) -> None:
+    make(tmp_path / "cache/snapshots/d1", "a")
+    path = in_catalog(
+        tmp_path / "cache",
+        a={"snapshot": "d1", "problem": "the newest is bad"},
+        b={"problem": "file 'x' is too long"},
+        c={},
+        evicted={"snapshot": "d2"},
+    )
+    make(tmp_path / "local", "l")
+    paths = [path, str(tmp_path / "local")]
+    found = repository.scan(paths)
+    assert set(found.models) == {"a", "l"}
+    not_fetched = "it has not been fetched"
+    assert found.failures == {
+        "b": "file 'x' is too long",
+        "c": not_fetched,
+        "evicted": not_fetched,
+    }
+    assert found.models["a"].directory == str(tmp_path / "cache/snapshots/d1/a")
+    assert repository.names(paths) == ["a", "b", "c", "evicted", "l"]
+    assert repository.survey(paths).keys() == {"a", "b", "c", "evicted", "l"}
+    with pytest.raises(ConfigError, match="too long"):
+        repository.find(paths, "b")
+    assert repository.pending(paths, ["*"])
+    assert repository.pending(paths, ["c"])
+    assert not repository.pending(paths, ["a", "l", "unknown"])
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{"])
+def test_without_a_catalog_everything_is_to_come(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "x.catalog"
+    if content is not None:
+        path.write_text(content)
+    assert repository.pending([str(path)], [])
+    assert repository.scan([str(path)]).models == {}

@@ -1,0 +1,60 @@
+"""``shmserve index FOLDER``: the list of a repository that a web server is to offer."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from shmserve.errors import ConfigError
+from shmserve.repository.remote_index import INDEX, VERSION, Index, IndexFile
+from shmserve.repository.text_files import IGNORED
+
+_CHUNK = 1 << 20
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Write `index.json` into the folder, in one piece, and say what is in it.
+
+    Raises:
+        ConfigError: a file that cannot be read or written.
+    """
+    root = Path(arguments.folder)
+    try:
+        models = {
+            folder.name: _files(folder)
+            for folder in sorted(root.iterdir())
+            if folder.is_dir() and not folder.name.startswith(".") and folder.name not in IGNORED
+        }
+        data = msgspec.json.format(msgspec.json.encode(Index(VERSION, models)))
+        new = root / f".{INDEX}.new"
+        new.write_bytes(data + b"\n")
+        new.replace(root / INDEX)
+    except OSError as ex:
+        raise ConfigError(f"{ex.filename}: {ex.strerror}") from None
+    print(f"{root / INDEX}: {len(models)} models, {sum(map(len, models.values()))} files")
+    return 0
+
+
+def _files(model: Path) -> dict[str, IndexFile]:
+    found = {}
+    for folder, subfolders, names in os.walk(model):
+        subfolders[:] = sorted(s for s in subfolders if s not in IGNORED)
+        path = Path(folder)
+        for name in sorted(names):
+            found[str((path / name).relative_to(model))] = _described(path / name)
+        if not names and not subfolders and path != model:
+            found[f"{path.relative_to(model)}/"] = IndexFile(0, "")
+    return found
+
+
+def _described(path: Path) -> IndexFile:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return IndexFile(size, digest.hexdigest())

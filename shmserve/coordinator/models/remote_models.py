@@ -1,0 +1,110 @@
+"""Models of remote repositories, as far as the coordinator cares: it asks the fetcher, and waits.
+
+A question has a deadline, and is asked again of a fetcher's successor. The first, for all that is
+wanted, is asked until the stores have been reached once; then only who polls asks again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+from shmserve.config import Settings, cache_dir
+from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
+from shmserve.protocol.control.model_messages import FetchModels, ModelsFetched
+from shmserve.repository import catalog
+
+_log = logging.getLogger(__name__)
+
+_BEYOND_S = 10.0  # until the fetcher that keeps its own deadlines is not waited for any more
+_MOST_KEPT = 1024
+
+Fetched = Callable[[ModelsFetched], None]
+
+
+class _Question(Struct):
+    message: FetchModels
+    done: Fetched
+    due: float
+
+
+class RemoteModels:
+    """All questions. Without remote repositories there is nothing to do. `notices`: model -> why
+    what is served of it is not what its repository has now, for clients."""
+
+    def __init__(self, settings: Settings, sync: SupervisorSync, send: Send) -> None:
+        self.there = settings.fetches
+        self._cache = cache_dir(settings)
+        self._sync = sync
+        self._send = send
+        self._limit_s = settings.repository_timeout_s + _BEYOND_S
+        self._interval_s = settings.poll_interval_s
+        self._polls = settings.model_control == "poll"
+        self._explicit = settings.model_control == "explicit"
+        self._wanted = settings.load_models if self._explicit else ("*",)
+        self._fetcher = ""
+        self._tickets = itertools.count(1)
+        self._questions: dict[int, _Question] = {}
+        self._next_round = 0.0
+        self._in_round = False
+        self._settled = not self.there  # whether a round has gone well
+        self.notices: dict[str, str] = {}
+        self.on_round: Fetched = lambda message: None
+
+    def fetch(self, names: Iterable[str], now: float, done: Fetched) -> None:
+        """Have these models fetched; then, or when it takes too long, `done` is called."""
+        message = FetchModels(next(self._tickets), tuple(names), self._kept())
+        self._questions[message.ticket] = _Question(message, done, now + self._limit_s)
+        if self._fetcher:
+            self._send(self._fetcher, message)
+
+    def hello(self, process: str) -> None:
+        """A fetcher has a link: it knows nothing yet."""
+        self._fetcher = process
+        self._send(process, FetchModels(0, (), self._kept()))
+        for question in self._questions.values():
+            self._send(process, question.message)
+
+    def gone(self, process: str) -> None:
+        if process == self._fetcher:
+            self._fetcher = ""
+
+    def answered(self, message: ModelsFetched) -> None:
+        """The fetcher has done it, or cannot."""
+        question = self._questions.pop(message.ticket, None)
+        if question is None:
+            return
+        asked = question.message.names
+        kept = {n: w for n, w in self.notices.items() if "*" not in asked and n not in asked}
+        self.notices = kept | message.problems
+        question.done(message)
+
+    def tick(self, now: float) -> None:
+        """What is due: a round, the end of a question."""
+        for ticket, question in list(self._questions.items()):
+            if now >= question.due:
+                _log.error(
+                    "the fetcher does not answer models=%s", ",".join(question.message.names)
+                )
+                del self._questions[ticket]
+                question.done(ModelsFetched(ticket, {}, ("the fetcher does not answer",)))
+        due = self._polls or not self._settled
+        if self.there and due and not self._in_round and now >= self._next_round:
+            self._in_round = True
+            self._next_round = now + self._interval_s
+            self.fetch(self._wanted, now, self._round_done)
+
+    def _round_done(self, message: ModelsFetched) -> None:
+        self._in_round = False
+        self._settled = self._settled or not message.unlisted
+        self.on_round(message)
+
+    def _kept(self) -> tuple[str, ...]:
+        found = {
+            catalog.snapshot_of(instance.directory, self._cache)
+            for instance in self._sync.instances.values()
+        }
+        return tuple(sorted(found - {""}))[:_MOST_KEPT]

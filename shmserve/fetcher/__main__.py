@@ -1,0 +1,117 @@
+"""``python -m shmserve.fetcher``: started by the supervisor, never by hand.
+
+The coordinator asks, this process fetches. Each question is answered by a thread of its own; the
+main thread only shows that the process lives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from setproctitle import setproctitle
+
+from shmserve import config, ids
+from shmserve.config import Settings
+from shmserve.core.control.silence import period_s
+from shmserve.errors import ShmserveError
+from shmserve.fetcher import stores
+from shmserve.fetcher.cache import Cache
+from shmserve.fetcher.rounds import Rounds
+from shmserve.observe import flight_recorder, logs
+from shmserve.protocol.control.messages import FromCoordinator
+from shmserve.protocol.control.model_messages import FetchModels, ModelsFetched
+from shmserve.transport import rundir
+from shmserve.transport.link import Link, LinkHandlers
+from shmserve.transport.processes import FileLock, follow
+
+_log = logging.getLogger(__name__)
+
+_SIDE_BY_SIDE = 4  # questions; others wait, and the coordinator sees to it that they are few
+_TOLD, _TEXT = 200, 400  # problems in one answer; characters of each
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="shmserve.fetcher")
+    parser.add_argument("--number", type=int, required=True)
+    parser.add_argument("--master-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    settings = config.load()
+    setproctitle("shmserve: fetcher")
+    logs.setup("fetcher", settings.log_level, settings.log_format)
+    stores.quiet()
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the master
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    follow(arguments.master_fd, stop.set)
+    lock = rundir.lock(config.run_dir(settings), f"fetcher-{arguments.number}")
+    if not lock.acquire():
+        _log.info("another process fetches")
+        return 0
+    try:
+        _serve(settings, lock, stop)
+    finally:
+        lock.release()
+    return 0
+
+
+def _serve(settings: Settings, lock: FileLock, stop: threading.Event) -> None:
+    run_dir = config.run_dir(settings)
+    process = ids.new_process_id("fetcher", os.getpid())
+    flight_recorder.start(run_dir, process, settings.max_events)
+    folder = config.cache_dir(settings)
+    desk = _Desk(settings, Cache(folder, settings.repository_cache_bytes, process))
+    desk.link = Link(run_dir, "fetcher", process, _handlers(desk))
+    desk.link.start()
+    while not stop.wait(period_s(settings.watchdog_s)):
+        if not lock.beat():
+            _log.error("run_dir: files have been removed, ending for a successor")
+            break
+    desk.link.close()
+
+
+class _Desk:
+    """Takes the coordinator's questions, from the link's thread, and answers them."""
+
+    link: Link
+
+    def __init__(self, settings: Settings, models: Cache) -> None:
+        self._rounds = Rounds(settings, models, lambda url: stores.Store(url, settings))
+        self._threads = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="round")
+
+    def take(self, message: FromCoordinator) -> None:
+        if isinstance(message, FetchModels):
+            self._threads.submit(self._answer, message)
+
+    def _answer(self, message: FetchModels) -> None:
+        try:
+            done = self._rounds.run(message.names, message.keep)
+            problems, unlisted = done.problems, done.unlisted
+        except Exception as ex:  # whatever it was: who asked must not wait in vain
+            why = ex.message if isinstance(ex, ShmserveError) else type(ex).__name__
+            _log.error("models not fetched reason=%s", why)
+            problems, unlisted = {}, (f"model_repository: {why}",)
+        told = {name: why[:_TEXT] for name, why in list(problems.items())[:_TOLD]}
+        self.link.send(ModelsFetched(message.ticket, told, tuple(w[:_TEXT] for w in unlisted)))
+
+
+def _handlers(desk: _Desk) -> LinkHandlers:
+    return LinkHandlers(
+        on_trim=lambda nbytes: None,
+        on_stats=lambda what: {},
+        held_bytes=lambda: 0,
+        on_message=desk.take,
+    )
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # A transfer that goes on must not keep a finished process from ending; what came is kept.
+    os._exit(status)

@@ -1,0 +1,77 @@
+"""What a store says of a file's content, and whether what has come is that.
+
+A *mark* is ``<kind>:<value>``. Kinds: ``sha256``, ``md5``, ``git`` (SHA-1 of a Git blob), in
+hexadecimal digits, and ``etag``, which is any text that changes with the content.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_CHUNK = 1 << 20
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHA1 = re.compile(r"[0-9a-f]{40}")
+
+
+def mark_of(scheme: str, info: Mapping[str, Any]) -> str:
+    """The mark of a file, as fsspec's file system for `scheme` describes it; "": none is told."""
+    if scheme == "s3":
+        return _etag(info.get("ETag"))
+    if scheme == "gs":
+        return _base64("md5", info.get("md5Hash")) or _etag(info.get("etag"))
+    if scheme == "az":
+        settings = info.get("content_settings") or {}
+        md5 = settings.get("content_md5")
+        return f"md5:{bytes(md5).hex()}" if md5 else _etag(info.get("etag"))
+    if scheme == "hf":
+        lfs = info.get("lfs")
+        sha256 = lfs.get("sha256") if isinstance(lfs, Mapping) else getattr(lfs, "sha256", None)
+        if isinstance(sha256, str) and _SHA256.fullmatch(sha256):
+            return f"sha256:{sha256}"
+        blob = info.get("blob_id")
+        return f"git:{blob}" if isinstance(blob, str) and _SHA1.fullmatch(blob) else ""
+    return ""
+
+
+def proves(mark: str) -> bool:
+    """Whether the mark is made of the content alone, so that a file can be held against it."""
+    return mark.partition(":")[0] in ("sha256", "md5", "git")
+
+
+def matches(mark: str, path: str) -> bool:
+    """Whether a file has the content that a mark which `proves` tells of."""
+    kind, _, value = mark.partition(":")
+    digest = {"sha256": hashlib.sha256, "md5": _md5, "git": hashlib.sha1}[kind]()
+    if kind == "git":
+        digest.update(f"blob {os.path.getsize(path)}\0".encode())
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return bool(digest.hexdigest() == value.lower())
+
+
+def _md5() -> Any:
+    return hashlib.md5(usedforsecurity=False)
+
+
+def _etag(value: Any) -> str:
+    """S3's entity tag is the content's MD5, unless it was uploaded in parts (then it has a "-"), or
+    encrypted with a key of its own, which only the object's head tells."""
+    text = str(value or "").strip('"')
+    if not text:
+        return ""
+    return f"md5:{text}" if _MD5.fullmatch(text) else f"etag:{text}"
+
+
+def _base64(kind: str, value: Any) -> str:
+    try:
+        return f"{kind}:{base64.b64decode(value, validate=True).hex()}" if value else ""
+    except (binascii.Error, TypeError, ValueError):
+        return ""

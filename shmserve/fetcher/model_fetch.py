@@ -1,0 +1,199 @@
+"""One model of a remote repository into the cache: as it is now, whole, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import msgspec
+from google.protobuf import text_format
+from msgspec import Struct
+
+from shmserve._generated import model_config_pb2 as pb
+from shmserve.errors import ConfigError, UnreadableMessage
+from shmserve.fetcher import cache as caches
+from shmserve.fetcher.cache import FILES, Cache
+from shmserve.fetcher.remote_files import RemoteFile, RemoteModel
+from shmserve.protocol.decoding import json_decoder
+from shmserve.protocol.triton_config.config_parts import VersionPolicy
+from shmserve.repository.catalog import SNAPSHOTS
+from shmserve.repository.model_folder import CONFIG_FILE, MAX_CONFIG_BYTES
+
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+
+
+class Source(Protocol):
+    """Where files come from: a `stores.Store`."""
+
+    @property
+    def url(self) -> str: ...
+    def fetch(self, file: RemoteFile, path: str, until: float) -> None: ...
+
+
+class SnapshotFiles(Struct, frozen=True):
+    """The file `files.json` of a snapshot: what it is of. `steps`: models that it consists of."""
+
+    url: str
+    model: str
+    files: tuple[RemoteFile, ...]
+    steps: tuple[str, ...] = ()
+
+
+class FetchLimits(Struct, frozen=True):
+    """`transfers`: files at a time; `seconds`: for one model."""
+
+    transfers: int
+    seconds: float
+
+
+_decode = json_decoder(SnapshotFiles)
+
+
+def files_of(cache: Cache, digest: str) -> SnapshotFiles | None:
+    """What a snapshot is of; None: there is none."""
+    try:
+        with open(os.path.join(cache.snapshot(digest) or os.devnull, FILES), "rb") as file:
+            found: SnapshotFiles = _decode(file.read())
+    except (OSError, UnreadableMessage):
+        return None
+    return found
+
+
+def fetch(
+    store: Source, cache: Cache, model: RemoteModel, earlier: str, limits: FetchLimits
+) -> str:
+    """See that what `model` lists is in the cache; the snapshot's digest. `earlier`: one that may
+    have some of it.
+
+    Raises:
+        ShmserveError: it could not be fetched; says why. Nothing that was there is touched, and
+            files that have come are kept for the next time.
+    """
+    until = time.monotonic() + limits.seconds
+    if model.problem:
+        raise ConfigError(model.problem)
+    digest = model.digest(store.url)
+    if not cache.snapshot(digest):
+        with cache.incoming(digest, until) as folder:
+            if folder:
+                _fill(_Filling(store, cache, model, earlier, limits, folder, digest, until))
+    return digest
+
+
+class _Filling(Struct, frozen=True):
+    """One snapshot while it is fetched into `folder`."""
+
+    store: Source
+    cache: Cache
+    model: RemoteModel
+    earlier: str
+    limits: FetchLimits
+    folder: str
+    digest: str
+    until: float
+
+    def path(self, file: RemoteFile) -> str:
+        return os.path.join(self.folder, self.model.name, file.path)
+
+
+def _fill(filling: _Filling) -> None:
+    known = files_of(filling.cache, filling.earlier)
+    known_files = {file.path: file for file in known.files} if known is not None else {}
+    by_path = {file.path: file for file in filling.model.files}
+    config = by_path.get(CONFIG_FILE)
+    policy = VersionPolicy()
+    steps: tuple[str, ...] = ()
+    if config is not None:
+        if config.size > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{CONFIG_FILE} has more than {MAX_CONFIG_BYTES} bytes")
+        filling.cache.claim(filling.digest, config.size)
+        _get(filling, config, known_files)
+        with open(filling.path(config), "rb") as file:
+            policy, steps = _read_config(file.read())
+    chosen = tuple(_of_versions(filling.model.files, policy))
+    filling.cache.claim(filling.digest, sum(file.size for file in chosen))
+    os.makedirs(os.path.join(filling.folder, filling.model.name), exist_ok=True)
+    _get_all(filling, chosen, known_files)
+    shutil.rmtree(os.path.join(filling.folder, "parts"), ignore_errors=True)
+    made = SnapshotFiles(filling.store.url, filling.model.name, chosen, steps)
+    caches.write(os.path.join(filling.folder, FILES), msgspec.json.encode(made))
+    filling.cache.publish(filling.digest)
+
+
+def _get_all(filling: _Filling, files: Iterable[RemoteFile], known: dict[str, RemoteFile]) -> None:
+    """All of these; after the first that fails no further one is begun."""
+    pool = ThreadPoolExecutor(filling.limits.transfers, thread_name_prefix="transfer")
+    try:
+        running: list[Future[None]] = [pool.submit(_get, filling, file, known) for file in files]
+        for future in running:
+            future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _get(filling: _Filling, file: RemoteFile, known: dict[str, RemoteFile]) -> None:
+    """One file to its place in the folder: it is there already, or in the earlier snapshot, or it
+    is fetched beside, looked at, and put there."""
+    path = filling.path(file)
+    if file.is_folder:
+        os.makedirs(path, exist_ok=True)
+        return
+    if os.path.lexists(path):
+        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    same = known.get(file.path)
+    if file.mark and same is not None and (same.size, same.mark) == (file.size, file.mark):
+        earlier = filling.cache.file(SNAPSHOTS, filling.earlier, filling.model.name, file.path)
+        try:
+            os.link(earlier, path)
+            return
+        except OSError:
+            pass  # gone by now, or it has too many names
+    parts = os.path.join(filling.folder, "parts")
+    os.makedirs(parts, exist_ok=True)
+    part = os.path.join(parts, hashlib.sha256(file.path.encode()).hexdigest())
+    try:
+        filling.store.fetch(file, part, filling.until)
+        os.chmod(part, 0o444)  # snapshots may have it in common
+        caches.sync_file(part)
+        os.rename(part, path)
+    except BaseException:
+        if os.path.lexists(part):
+            os.unlink(part)
+        raise
+
+
+def _of_versions(files: Iterable[RemoteFile], policy: VersionPolicy) -> Iterable[RemoteFile]:
+    """Files of versions that are served, and those beside the versions."""
+    files = tuple(files)
+    present = {int(v) for file in files if _VERSION.fullmatch(v := file.path.split("/")[0])}
+    served = {str(version) for version in policy.select(present)}
+    for file in files:
+        first, slash, _ = file.path.partition("/")
+        if not slash or not _VERSION.fullmatch(first) or first in served:
+            yield file
+
+
+def _read_config(data: bytes) -> tuple[VersionPolicy, tuple[str, ...]]:
+    """Which versions are served, and the models of an ensemble's steps. What is wrong with a
+    configuration is found by who loads the model."""
+    try:
+        message = text_format.Parse(data, pb.ModelConfig())
+    except (text_format.ParseError, ValueError):
+        return VersionPolicy(), ()
+    steps = tuple(step.model_name for step in message.ensemble_scheduling.step)
+    policy = message.version_policy
+    match policy.WhichOneof("policy_choice"):
+        case "all":
+            return VersionPolicy("all"), steps
+        case "specific":
+            return VersionPolicy("specific", versions=tuple(policy.specific.versions)), steps
+        case "latest":
+            return VersionPolicy("latest", max(1, policy.latest.num_versions)), steps
+    return VersionPolicy(), steps

@@ -1,0 +1,190 @@
+"""One round: see what the remote repositories have, fetch what is wanted, write the catalogs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from shmserve import config
+from shmserve.config import Settings
+from shmserve.errors import ShmserveError
+from shmserve.fetcher import cache as caches
+from shmserve.fetcher import model_fetch, remote_files
+from shmserve.fetcher.cache import Cache
+from shmserve.fetcher.model_fetch import FetchLimits, Source
+from shmserve.fetcher.remote_files import RemoteModel
+from shmserve.repository import catalog
+from shmserve.repository.catalog import Catalog, CatalogEntry
+
+_log = logging.getLogger(__name__)
+
+
+class ListedSource(Source, Protocol):
+    """A store that can be listed, too: `models` raises ShmserveError if it cannot."""
+
+    def models(self) -> dict[str, RemoteModel]: ...
+
+
+class RoundOutcome(Struct, frozen=True):
+    """`problems`: model -> why the cache has not what its repository has now; `unlisted`: why
+    repositories could not be listed, each with its address."""
+
+    problems: dict[str, str]
+    unlisted: tuple[str, ...]
+
+
+class Rounds:
+    """For several threads: rounds may run side by side.
+
+    Args:
+        opened: makes the store of an address.
+    """
+
+    def __init__(
+        self, settings: Settings, cache: Cache, opened: Callable[[str], ListedSource]
+    ) -> None:
+        paths = config.repository_paths(settings)
+        self._remote = [
+            (url, path)
+            for url, path in zip(settings.model_repository, paths, strict=True)
+            if config.is_remote(url)
+        ]
+        self._limits = FetchLimits(settings.repository_transfers, settings.repository_timeout_s)
+        self._cache = cache
+        self._opened = opened
+        self._stores: dict[str, ListedSource] = {}
+        self._lock = threading.Lock()  # guards those below
+        self._used: set[str] = set()  # what was wanted, or in use, the round before
+        self._using: set[str] = set()  # and in this one
+        self._told: dict[str, str] = {}
+
+    def run(self, names: Iterable[str], keep: Iterable[str]) -> RoundOutcome:
+        """Fetch these models ("*": all) as they are now, and what they consist of.
+
+        `keep`: snapshots that the service's executors were started with.
+        """
+        wanted = set(names)
+        self._use(set(keep), wanted)
+        problems: dict[str, str] = {}
+        unlisted: dict[str, str] = {}
+        for url, path in self._remote if wanted else []:
+            done = self._repository(url, path, wanted)
+            if done.problem:
+                unlisted[url] = done.problem
+            problems |= {
+                name: why
+                for name, entry in done.models.items()
+                if (why := done.problem or entry.problem) and wanted & {name, "*"}
+            }
+        self._tell(problems, unlisted, wanted)
+        return RoundOutcome(problems, tuple(unlisted.values()))
+
+    # ----------------------------------------------------------- one repository
+
+    def _repository(self, url: str, path: str, wanted: set[str]) -> Catalog:
+        """The catalog as it is now. It is written after each model, for those who wait for one."""
+        try:
+            found = self._store(url).models()
+        except ShmserveError as ex:
+            return self._write(path, Catalog(url), problem=ex.message)
+        known = catalog.read(path) or Catalog(url)
+        entries = {name: known.models.get(name, CatalogEntry()) for name in found}
+        current = self._write(path, Catalog(url, entries))
+        coming = {model.name: model for model in remote_files.by_name(found, wanted)}
+        done: set[str] = set()
+        while coming:
+            name, model = coming.popitem()
+            done.add(name)
+            entry = self._model(url, model, entries[name])
+            current = self._write(path, current, {name: entry})
+            made = model_fetch.files_of(self._cache, entry.snapshot)
+            steps = made.steps if made is not None else ()
+            wanted |= set(steps)
+            coming.update({s: found[s] for s in steps if s in found and s not in done})
+        return current
+
+    def _model(self, url: str, model: RemoteModel, entry: CatalogEntry) -> CatalogEntry:
+        try:
+            digest = model.digest(url)
+            self._use_also(digest)
+            model_fetch.fetch(self._store(url), self._cache, model, entry.snapshot, self._limits)
+        except (ShmserveError, OSError) as ex:
+            why = ex.message if isinstance(ex, ShmserveError) else _of_disk(ex)
+            there = self._cache.snapshot(entry.snapshot)
+            return CatalogEntry(entry.snapshot if there else "", why)
+        if digest != entry.snapshot:
+            _log.info("fetched model=%s bytes=%d from=%s", model.name, model.nbytes, url)
+        return CatalogEntry(digest)
+
+    def _write(
+        self, path: str, made: Catalog, changed: dict[str, CatalogEntry] | None = None,
+        problem: str = "",
+    ) -> Catalog:  # fmt: skip
+        """Replace a catalog, and what it says of some models. What other services write meanwhile
+        stays, and what has left the cache is forgotten."""
+        with self._cache.locked():
+            known = catalog.read(path)
+            if problem and known is None:
+                return Catalog(made.url, {}, problem)
+            there = known.models if known is not None else {}
+            names = there if problem else made.models
+            entries = {name: there.get(name, CatalogEntry()) for name in names} | (changed or {})
+            entries = {name: self._checked(entry) for name, entry in entries.items()}
+            written = Catalog(made.url, entries, problem)
+            if written != known:
+                caches.write(path, msgspec.json.encode(written))
+            return written
+
+    def _checked(self, entry: CatalogEntry) -> CatalogEntry:
+        there = not entry.snapshot or self._cache.snapshot(entry.snapshot)
+        return entry if there else CatalogEntry("", entry.problem)
+
+    def _store(self, url: str) -> ListedSource:
+        with self._lock:
+            if url not in self._stores:
+                self._stores[url] = self._opened(url)
+            return self._stores[url]
+
+    # ------------------------------------------------------------------- leases
+
+    def _use(self, keep: set[str], wanted: set[str]) -> None:
+        """What is wanted, was so a moment ago, or runs is not to be evicted: somebody may have read
+        the catalog just now."""
+        with self._lock, self._cache.locked():
+            self._used = self._using
+            self._using = keep | {
+                entry.snapshot
+                for _, path in self._remote
+                for name, entry in (catalog.read(path) or Catalog("")).models.items()
+                if entry.snapshot and wanted & {name, "*"}
+            }
+            self._cache.use(self._used | self._using)
+
+    def _use_also(self, digest: str) -> None:
+        with self._lock, self._cache.locked():
+            self._using.add(digest)
+            self._cache.use(self._used | self._using)
+
+    # ---------------------------------------------------------------------- log
+
+    def _tell(self, problems: dict[str, str], unlisted: dict[str, str], wanted: set[str]) -> None:
+        """Operators read what is wrong once, and when it is not any more."""
+        now = unlisted or {f"model {name}": why for name, why in problems.items()}
+        with self._lock:
+            for what, why in now.items():
+                if self._told.get(what) != why:
+                    _log.error("not fetched: %s reason=%s", what, why)
+            over = {w for w in self._told.keys() - now.keys() if wanted & {"*", w[6:]}}
+            for what in over:
+                _log.info("fetched again: %s", what)
+                del self._told[what]
+            self._told |= now
+
+
+def _of_disk(ex: OSError) -> str:
+    return f"the cache cannot be written ({ex.strerror})"

@@ -1,0 +1,252 @@
+"""Remote repositories by their addresses: what they have, and one file of it, through fsspec.
+
+Errors are ours: what libraries say may hold signed addresses and keys, so of theirs only the kind
+is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import fsspec
+from fsspec import asyn
+from fsspec.callbacks import Callback
+
+from shmserve.config import Settings
+from shmserve.errors import ConfigError, DeadlineExceeded, ShmserveError, Unavailable
+from shmserve.fetcher import checksums, remote_files
+from shmserve.fetcher.remote_files import RemoteFile, RemoteModel
+from shmserve.repository.remote_index import INDEX
+
+_LIBRARIES = (
+    *("fsspec", "s3fs", "gcsfs", "adlfs", "azure", "botocore", "aiobotocore", "aiohttp", "asyncio"),
+    *("huggingface_hub", "httpx", "httpcore", "urllib3", "google"),
+)
+_LOOK_S = 0.2  # how often a transfer is looked at
+
+
+def quiet() -> None:
+    """Libraries log requests, which have keys in them: nothing of theirs is for our log."""
+    for name in _LIBRARIES:
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [logging.NullHandler()], False
+
+
+class Store:
+    """One remote repository. Methods may be called by several threads at a time.
+
+    Args:
+        url: its address, without secrets; those are in the environment, as each store's own
+            tools read them.
+    """
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        self.url = url.rstrip("/")
+        self._scheme = self.url.partition("://")[0]
+        self._silence_s = settings.repository_silence_s
+        # read when the library is imported; it takes whole seconds
+        os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", str(max(1, round(self._silence_s))))
+        os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(max(1, round(self._silence_s))))
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(self.url, **self._options(settings))
+        except Exception as ex:
+            raise _told(ex, self.url) from None
+        self._root = self._root.rstrip("/")
+
+    def models(self) -> dict[str, RemoteModel]:
+        """What it has now, by name.
+
+        Raises:
+            ShmserveError: it cannot be listed; says which repository, and why.
+        """
+        try:
+            return remote_files.models(self._listed())
+        except ConfigError as ex:
+            raise ConfigError(f"{self.url}: {ex.message}") from None
+        except Exception as ex:
+            raise _told(ex, self.url) from None
+
+    def fetch(self, file: RemoteFile, path: str, until: float) -> None:
+        """Write a file to `path`: all of it, as it was listed. `until`: a time of
+        `time.monotonic`.
+
+        Raises:
+            ShmserveError: it did not come, or something else than was listed did; what there is
+                of it stays at `path`.
+        """
+        try:
+            self._transfer(file.key, path, _Progress(file.size, until, self._silence_s))
+        except Exception as ex:
+            raise _told(ex, f"file '{file.path}'") from None
+        if os.path.getsize(path) != file.size:
+            size = os.path.getsize(path)
+            raise Unavailable(f"file '{file.path}' came with {size} bytes of {file.size}")
+        if checksums.proves(file.mark) and not checksums.matches(file.mark, path):
+            if not self._is_encrypted(file):
+                raise Unavailable(f"file '{file.path}' came with another checksum than was told")
+        elif checksums.proves(file.mark):
+            return
+        if self._mark_now(file) != file.mark:
+            raise Unavailable(f"file '{file.path}' has changed while it was fetched")
+
+    # ------------------------------------------------------------------ listing
+
+    def _listed(self) -> Iterator[tuple[str, RemoteFile]]:
+        if self._scheme in ("http", "https"):
+            return iter(remote_files.from_index(self._index()))
+        self._fs.invalidate_cache()
+        found = self._call("_find", "find", self._root, withdirs=True, detail=True)
+        if f"{self._root}/{INDEX}" in found:
+            return iter(remote_files.from_index(self._index()))
+        return self._files(found)
+
+    def _files(self, found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, RemoteFile]]:
+        for key, info in found.items():
+            path = key.removeprefix(self._root).removeprefix("/")
+            is_folder = info.get("type") == "directory"
+            if is_folder or (path.endswith("/") and not info.get("size")):
+                yield f"{path.rstrip('/')}/", RemoteFile("", 0, "", key)
+            else:
+                size = info.get("size")
+                size = size if isinstance(size, int) else -1
+                yield path, RemoteFile("", size, checksums.mark_of(self._scheme, info), key)
+
+    def _index(self) -> bytes:
+        """The file that lists what is there."""
+        most = remote_files.MOST_INDEX_BYTES
+        data: bytes = self._call("_cat_file", "cat_file", f"{self._root}/{INDEX}")
+        if len(data) > most:
+            raise ConfigError(f"{INDEX} has more than {most} bytes")
+        return data
+
+    # ----------------------------------------------------------------- transfer
+
+    def _transfer(self, key: str, path: str, progress: _Progress) -> None:
+        key = key if key.startswith(self._root) else f"{self._root}/{key}"
+        if self._fs.async_impl:
+            asyn.sync(self._fs.loop, _guarded, self._fs, key, path, progress)
+        else:  # hf, whose own silence is as long
+            self._fs.get_file(key, path, callback=progress)
+
+    def _is_encrypted(self, file: RemoteFile) -> bool:
+        """Whether the entity tag is none of the content's, because of how S3 has encrypted it."""
+        if self._scheme != "s3" or not file.mark.startswith("md5:"):
+            return False
+        bucket, key, _ = self._fs.split_path(file.key)
+        try:
+            head = asyn.sync(
+                *(self._fs.loop, self._fs._call_s3, "head_object"),
+                Bucket=bucket,
+                Key=key,
+                timeout=self._silence_s,
+            )
+        except Exception as ex:
+            raise _told(ex, f"file '{file.path}'") from None
+        encryption = str(head.get("ServerSideEncryption", ""))
+        return encryption.startswith("aws:kms") or "SSECustomerAlgorithm" in head
+
+    def _mark_now(self, file: RemoteFile) -> str:
+        if not file.mark:
+            return ""
+        try:
+            self._fs.invalidate_cache()
+            info = self._call("_info", "info", file.key)
+        except Exception as ex:
+            raise _told(ex, f"file '{file.path}'") from None
+        return checksums.mark_of(self._scheme, info)
+
+    def _call(self, method: str, plain: str, *args: Any, **options: Any) -> Any:
+        if self._fs.async_impl:
+            function = getattr(self._fs, method)
+            return asyn.sync(self._fs.loop, function, *args, timeout=self._silence_s, **options)
+        return getattr(self._fs, plain)(*args, **options)
+
+    def _options(self, settings: Settings) -> dict[str, Any]:
+        if self._scheme == "s3":
+            times = {"connect_timeout": self._silence_s, "read_timeout": self._silence_s}
+            retries = {"total_max_attempts": 3, "mode": "standard"}
+            return {"config_kwargs": {**times, "retries": retries}}
+        if self._scheme in ("http", "https") and settings.repository_http_headers:
+            pairs = (text.partition("=") for text in settings.repository_http_headers)
+            return {"headers": {name.strip(): value.strip() for name, _, value in pairs}}
+        return {}
+
+
+class _Progress(Callback):  # type: ignore[misc]  # fsspec has no types
+    """Ends a transfer of more bytes than there can be, or beyond its time."""
+
+    def __init__(self, size: int, until: float, silence_s: float) -> None:
+        super().__init__(size=size)
+        self._most, self._until, self._silence_s = size, until, silence_s
+        self._at = time.monotonic()
+
+    def relative_update(self, inc: int = 1) -> None:
+        self.value += inc
+        self._at = time.monotonic()
+        self.check()
+
+    def check(self) -> None:
+        """Raises ShmserveError: the transfer is to end."""
+        now = time.monotonic()
+        if self.value > self._most:
+            raise Unavailable(f"it is longer than the {self._most} bytes that were told")
+        if now > self._until:
+            raise DeadlineExceeded("repository_timeout_s is over")
+        if now - self._at > self._silence_s:
+            raise DeadlineExceeded(f"nothing came for {self._silence_s:g} s")
+
+
+async def _guarded(fs: Any, key: str, path: str, progress: _Progress) -> None:
+    """The transfer, and somebody who looks at it."""
+    transfer = asyncio.ensure_future(fs._get_file(key, path, callback=progress))
+    try:
+        while not transfer.done():
+            await asyncio.wait({transfer}, timeout=_LOOK_S)
+            if not transfer.done():
+                progress.check()
+    except ShmserveError:
+        transfer.cancel()
+        await asyncio.wait({transfer}, timeout=_LOOK_S)
+        raise
+    await transfer
+
+
+def _told(ex: Exception, what: str) -> ShmserveError:
+    """A library's error in words of ours."""
+    if isinstance(ex, ShmserveError):
+        return type(ex)(f"{what}: {ex.message}")
+    return Unavailable(f"{what}: {_reason(ex)}")
+
+
+def _reason(ex: BaseException) -> str:
+    names = {kind.__name__ for kind in type(ex).__mro__}
+    if isinstance(ex, FileNotFoundError):
+        return "it is not there"
+    if isinstance(ex, PermissionError) or names & {"NoCredentialsError", "GatedRepoError"}:
+        return "the store refuses access, or has been shown no credentials"
+    if isinstance(ex, TimeoutError) or names & {"FSTimeoutError", "ReadTimeoutError"}:
+        return "the store does not answer in time"
+    if isinstance(ex, ConnectionError) or names & _UNREACHABLE:
+        return "the store cannot be reached"
+    if isinstance(ex, ImportError):
+        return "a package of the extra 'remote' is missing"
+    if isinstance(ex, OSError) and ex.errno in _DISK:
+        return f"the cache cannot be written ({os.strerror(ex.errno)})"
+    status = getattr(ex, "status", None)
+    if isinstance(status, int):
+        return f"the store answers with status {status}"
+    return f"the store cannot be used ({type(ex).__name__})"
+
+
+_UNREACHABLE = {
+    "ClientConnectionError",
+    "EndpointConnectionError",
+    "HTTPClientError",
+    "ConnectError",
+}
+_DISK = {1, 5, 13, 28, 30, 122}  # EPERM, EIO, EACCES, ENOSPC, EROFS, EDQUOT

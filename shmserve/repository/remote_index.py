@@ -1,0 +1,40 @@
+"""The file `index.json` of a repository that cannot be listed, such as one of a web server."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from shmserve.errors import ConfigError, UnreadableMessage
+from shmserve.protocol.decoding import json_decoder
+
+INDEX = "index.json"
+VERSION = 1
+
+
+class IndexFile(Struct, frozen=True):
+    """A file: its size in bytes, and SHA-256 in hexadecimal digits."""
+
+    size: int
+    sha256: str
+
+
+class Index(Struct, frozen=True):
+    """What a repository has. `models`: model -> path below its folder -> file; a path that ends
+    with "/" is an empty folder."""
+
+    version: int
+    models: dict[str, dict[str, IndexFile]]
+
+
+_decode = json_decoder(Index)
+
+
+def read(data: bytes) -> Index:
+    """Raises ConfigError: it is none, or of another version."""
+    try:
+        index: Index = _decode(data)
+    except UnreadableMessage:
+        raise ConfigError(f"{INDEX} is none that 'shmserve index' has made") from None
+    if index.version != VERSION:
+        raise ConfigError(f"{INDEX} has version {index.version}, not {VERSION}")
+    return index

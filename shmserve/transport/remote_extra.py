@@ -1,0 +1,55 @@
+"""Whether what reaching the repositories takes is installed, and the cache can be had."""
+
+from __future__ import annotations
+
+import os
+import stat
+from importlib import metadata
+
+from shmserve import config
+from shmserve.config import Settings
+from shmserve.errors import ConfigError
+
+PACKAGES = {
+    "s3": "s3fs",
+    "gs": "gcsfs",
+    "az": "adlfs",
+    "hf": "huggingface_hub",
+    "http": "aiohttp",
+    "https": "aiohttp",
+}
+
+
+def require(settings: Settings) -> None:
+    """See that the packages of the extra are there, if a repository needs them, and the cache.
+
+    Raises:
+        ConfigError: they are not; says which address, and what to install.
+    """
+    for address in filter(config.is_remote, settings.model_repository):
+        for package in ("fsspec", PACKAGES[address.partition("://")[0]]):
+            try:
+                metadata.version(package)
+            except metadata.PackageNotFoundError:
+                raise ConfigError(
+                    f"model_repository: {address} needs {package}: pip install 'shmserve[remote]'"
+                ) from None
+    if settings.fetches:
+        prepare_cache(config.cache_dir(settings))
+
+
+def prepare_cache(path: str) -> None:
+    """Make the cache, or see that the one there is this user's alone: executors run what is in it.
+
+    Raises:
+        ConfigError: it cannot be made, or others can write in it.
+    """
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+        info = os.stat(path)
+    except OSError as ex:
+        raise ConfigError(f"repository_cache_dir: {path} cannot be made: {ex.strerror}") from None
+    if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o022:
+        raise ConfigError(
+            f"repository_cache_dir: {path} can be written by others than the server's user"
+        )

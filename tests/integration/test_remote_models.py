@@ -1,0 +1,162 @@
+"""A service whose models are in an S3 store: its start, changes, and the store's absence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmserve.testing.running_server import RunningServer, wait_until
+from tests.faulty_store import KEYS, SECRET, Faulty, Moto
+
+pytestmark = pytest.mark.needs("remote")
+
+CONFIG = """
+backend: "python"
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+MODEL = """
+class Model:
+    def __init__(self, context):
+        self.added = %s
+    def infer(self, request):
+        return {"OUT": request.input("IN") + self.added}
+"""
+ONE = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [1]}]}
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Moto]:
+    made = Moto()
+    made.make_bucket("models")
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def store(moto: Moto) -> Iterator[Faulty]:
+    proxy = Faulty(moto.port)
+    yield proxy
+    proxy.stop()
+
+
+def put(moto: Moto, model: str, version: int, added: str) -> None:
+    moto.put(f"models/prod/{model}/config.pbtxt", CONFIG.encode())
+    moto.put(f"models/prod/{model}/{version}/model.py", (MODEL % added).encode())
+
+
+def result(server: RunningServer, model: str) -> Any:
+    status, document = server.infer(model, ONE)
+    return document["outputs"][0]["data"][0] if status == 200 else (status, document)
+
+
+def index(server: RunningServer) -> dict[str, dict[str, str]]:
+    status, _, body = server.request("POST", "/v2/repository/index", b"{}")
+    assert status == 200
+    return {row["name"]: row for row in json.loads(body) if row.get("state") != "UNAVAILABLE"}
+
+
+def service(store: Faulty, folder: Path, **settings: object) -> RunningServer:
+    environ = {**KEYS, "AWS_ENDPOINT_URL": store.url}
+    return RunningServer(
+        "s3://models/prod",
+        environ,
+        repository_cache_dir=folder / "cache",
+        repository_silence_s=3,
+        poll_interval_s=0.3,
+        http_workers=1,
+        grpc_processes=0,
+        **settings,
+    )
+
+
+def test_models_of_a_store(moto: Moto, store: Faulty, tmp_path: Path) -> None:
+    put(moto, "add", 1, "10")
+    put(moto, "broken", 1, "20")
+    server = service(store, tmp_path, model_control="poll")
+    with server:
+        assert result(server, "add") == 11
+        changes_are_served(moto, store, server)
+        store.stop()
+        wait_until(lambda: "reason" in index(server)["add"], "it is told")
+        assert index(server)["add"]["state"] == "READY"
+        assert "s3://models/prod: the store " in index(server)["add"]["reason"]
+        (pid,) = server.pids("executor add")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: result(server, "add") == 101, "it runs from the cache")
+        (pid,) = server.pids("fetcher")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: server.pids("fetcher") not in ([], [pid]), "another fetcher")
+    assert server.leaks() == []
+    without_the_store(moto, store, tmp_path)
+
+
+def changes_are_served(moto: Moto, store: Faulty, server: RunningServer) -> None:
+    """A new version takes over once it is there; what is bad does not."""
+    put(moto, "add", 2, "100")
+    wait_until(lambda: result(server, "add") == 101, "the new version")
+    store.faults = {"broken/2/model.py": "corrupt"}
+    put(moto, "broken", 2, "30")
+    wait_until(lambda: "reason" in index(server)["broken"], "it is told")
+    assert "another checksum" in index(server)["broken"]["reason"]
+    put(moto, "add", 3, "nothing_of_this_name")  # whole, and cannot be used
+    put(moto, "late", 1, "7")
+    wait_until(lambda: server.infer("late", ONE)[0] == 200, "a new model")
+    assert result(server, "broken") == 21
+    moto.delete("models/prod/add/3/model.py")
+    store.faults = {}
+    wait_until(lambda: result(server, "broken") == 31, "it is whole by now")
+
+
+def without_the_store(moto: Moto, store: Faulty, folder: Path) -> None:
+    """A service that starts then serves what the cache has, and looks for the store."""
+    put(moto, "new", 1, "1000")
+    server = service(store, folder, model_control="explicit", load_models="add,late")
+    with server:
+        assert result(server, "add") == 101
+        wait_until(lambda: "reason" in index(server)["add"], "it is told")
+        assert "not fetched: s3://models/prod" in server.log()
+        store.start()
+        wait_until(lambda: "reason" not in index(server)["add"], "it was reached")
+        status, _, body = server.request("POST", "/v2/repository/models/new/load", b"{}")
+        assert (status, body) == (200, b"")
+        assert result(server, "new") == 1001
+        assert set(index(server)) >= {"add", "late", "new", "broken"}
+        store.faults = {"new/2/model.py": "truncate"}
+        put(moto, "new", 2, "1")
+        status, _, body = server.request("POST", "/v2/repository/models/new/load", b"{}")
+        assert status == 400
+        assert b"2/model.py" in body
+        assert result(server, "new") == 1001
+    assert server.leaks() == []
+    assert SECRET not in server.log()
+
+
+def test_a_store_that_is_not_there(store: Faulty, tmp_path: Path) -> None:
+    store.reset()
+    store.stop()
+    server = service(store, tmp_path)
+    try:
+        server.start(wait_ready=False)
+        wait_until(server.lives, "it lives")
+        wait_until(lambda: b"the store" in not_ready(server), "it says why")
+        assert b"it has not read its repository yet (s3://models/prod: " in not_ready(server)
+        store.start()
+        server.wait_ready()
+        assert result(server, "add") == 101
+    finally:
+        server.stop()
+        server.kill_all()
+    assert server.leaks() == []
+
+
+def not_ready(server: RunningServer) -> bytes:
+    status, _, body = server.request("GET", "/v2/health/ready")
+    assert status == 503
+    return body

@@ -1,0 +1,145 @@
+"""The cache: what is in it is whole, bounded, and not taken from those who use it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from shmserve.errors import DeadlineExceeded, ResourceExhausted
+from shmserve.fetcher.cache import FILES, Cache
+
+
+def digest(name: str) -> str:
+    return name * 64
+
+
+def put(cache: Cache, name: str, nbytes: int, age_s: float = 0.0) -> str:
+    """A snapshot of one file of so many bytes, last used so long ago."""
+    with cache.incoming(digest(name), time.monotonic()) as folder:
+        cache.claim(digest(name), nbytes)
+        Path(folder, "m").mkdir()
+        Path(folder, "m", "file").write_bytes(b"x" * nbytes)
+        Path(folder, FILES).write_bytes(b"")
+        cache.publish(digest(name))
+    path = Path(cache.snapshot(digest(name)), FILES)
+    os.utime(path, times=(time.time() - age_s,) * 2)
+    return digest(name)
+
+
+def snapshots(cache: Cache) -> set[str]:
+    return {name[0] for name in os.listdir(cache.file("snapshots"))}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "cache")
+
+
+def test_what_was_used_longest_ago_goes_first(folder: str) -> None:
+    cache = Cache(folder, 100, "a")
+    put(cache, "1", 40, age_s=10)
+    put(cache, "2", 40, age_s=20)
+    put(cache, "3", 40)
+    assert snapshots(cache) == {"1", "3"}
+    put(cache, "4", 100)
+    assert snapshots(cache) == {"4"}
+    cache.close()
+
+
+def test_what_a_service_uses_stays_and_the_new_one_is_refused(folder: str) -> None:
+    ours, theirs = Cache(folder, 100, "a"), Cache(folder, 100, "b")
+    first = put(ours, "1", 60, age_s=100)
+    with ours.locked():
+        ours.use({first})
+    with (
+        theirs.incoming(digest("2"), time.monotonic()),
+        pytest.raises(ResourceExhausted, match="50 bytes do not fit beside 60 bytes"),
+    ):
+        theirs.claim(digest("2"), 50)
+    assert snapshots(theirs) == {"1"}
+    put(theirs, "3", 40)
+    assert snapshots(theirs) == {"1", "3"}
+    ours.close()
+    theirs.close()
+
+
+def test_a_lease_outlives_its_fetcher_for_a_while(folder: str) -> None:
+    ours, theirs = Cache(folder, 100, "a"), Cache(folder, 100, "b")
+    first = put(ours, "1", 60)
+    with ours.locked():
+        ours.use({first})
+    ours.close()
+    with theirs.locked():
+        assert theirs.leased() == {first}
+    os.utime(theirs.file("leases", "a"), times=(time.time() - 1000,) * 2)
+    with theirs.locked():
+        assert theirs.leased() == set()
+    assert os.listdir(theirs.file("leases")) == ["b"]
+    theirs.close()
+
+
+def test_an_old_lease_counts_while_its_fetcher_lives(folder: str) -> None:
+    ours, theirs = Cache(folder, 100, "a"), Cache(folder, 100, "b")
+    first = put(ours, "1", 60)
+    with ours.locked():
+        ours.use({first})
+    os.utime(ours.file("leases", "a"), times=(time.time() - 1000,) * 2)
+    with theirs.locked():
+        assert theirs.leased() == {first}
+    ours.close()
+    theirs.close()
+
+
+def test_what_is_being_fetched_counts_as_a_whole_and_is_nobody_elses(folder: str) -> None:
+    ours, theirs = Cache(folder, 100, "a"), Cache(folder, 100, "b")
+    with ours.incoming(digest("1"), time.monotonic()):
+        ours.claim(digest("1"), 70)
+        with pytest.raises(DeadlineExceeded), theirs.incoming(digest("1"), time.monotonic()):
+            pass
+        with (
+            theirs.incoming(digest("2"), time.monotonic()),
+            pytest.raises(ResourceExhausted, match="beside 70 bytes"),
+        ):
+            theirs.claim(digest("2"), 40)
+    ours.close()
+    theirs.close()
+
+
+def test_leftovers_are_gone_on_with_or_give_way(folder: str) -> None:
+    cache = Cache(folder, 100, "a")
+    with cache.incoming(digest("1"), time.monotonic()) as incoming:
+        cache.claim(digest("1"), 90)
+        Path(incoming, "part").write_bytes(b"x" * 30)
+    with cache.incoming(digest("1"), time.monotonic()) as incoming:
+        assert os.listdir(incoming) == ["part"]
+    with cache.locked():
+        assert cache.usage() == 30
+    put(cache, "2", 80)
+    assert snapshots(cache) == {"2"}
+    assert os.listdir(cache.file("incoming")) == []
+    cache.close()
+
+
+def test_who_waited_for_a_snapshot_finds_it_complete(folder: str) -> None:
+    cache = Cache(folder, 100, "a")
+    put(cache, "1", 10)
+    with cache.incoming(digest("1"), time.monotonic()) as incoming:
+        assert incoming == ""
+    assert os.listdir(cache.file("incoming")) == []
+    cache.close()
+
+
+def test_files_in_common_count_once(folder: str) -> None:
+    cache = Cache(folder, 100, "a")
+    first = put(cache, "1", 60)
+    with cache.incoming(digest("2"), time.monotonic()) as incoming:
+        Path(incoming, "m").mkdir()
+        os.link(cache.file("snapshots", first, "m", "file"), f"{incoming}/m/file")
+        Path(incoming, FILES).write_bytes(b"")
+        cache.publish(digest("2"))
+    with cache.locked():
+        assert cache.usage() == 60
+    cache.close()

@@ -1,0 +1,53 @@
+"""What stores say of a file's content, as their file systems of fsspec describe it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmserve.fetcher import checksums
+
+CONTENT = b"weights"
+MD5 = hashlib.md5(CONTENT).hexdigest()
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+GIT = hashlib.sha1(b"blob 7\0" + CONTENT).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "info", "mark"),
+    [
+        ("s3", {"ETag": f'"{MD5}"'}, f"md5:{MD5}"),
+        ("s3", {"ETag": f'"{MD5}-3"'}, f"etag:{MD5}-3"),
+        ("s3", {}, ""),
+        ("gs", {"md5Hash": base64.b64encode(bytes.fromhex(MD5)).decode()}, f"md5:{MD5}"),
+        ("gs", {"etag": "CKih16GjycICEAE="}, "etag:CKih16GjycICEAE="),
+        ("gs", {"md5Hash": "?", "etag": "e"}, "etag:e"),
+        ("az", {"content_settings": {"content_md5": bytearray.fromhex(MD5)}}, f"md5:{MD5}"),
+        ("az", {"content_settings": {"content_md5": None}, "etag": "0x8D"}, "etag:0x8D"),
+        ("hf", {"lfs": {"sha256": SHA256, "size": 7}, "blob_id": GIT}, f"sha256:{SHA256}"),
+        ("hf", {"lfs": None, "blob_id": GIT}, f"git:{GIT}"),
+        ("hf", {"blob_id": 5}, ""),
+        ("https", {"ETag": "x"}, ""),
+    ],
+)
+def test_marks(scheme: str, info: dict[str, Any], mark: str) -> None:
+    assert checksums.mark_of(scheme, info) == mark
+
+
+@pytest.mark.parametrize("mark", [f"md5:{MD5}", f"sha256:{SHA256.upper()}", f"git:{GIT}"])
+def test_a_file_is_held_against_its_mark(mark: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    assert checksums.proves(mark)
+    assert checksums.matches(mark, str(path))
+    path.write_bytes(b"Weights")
+    assert not checksums.matches(mark, str(path))
+
+
+def test_an_entity_tag_proves_nothing() -> None:
+    assert not checksums.proves("etag:x")
+    assert not checksums.proves("")

@@ -1,0 +1,78 @@
+"""One model's folder in place of a repository, as orchestrators mount it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shmserve import config, repository
+from shmserve.config import Settings
+from shmserve.errors import ConfigError
+from shmserve.supervisor import single_models
+
+CONFIG = """
+backend: "python"
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "B" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "labels.txt" } ]
+"""
+
+
+def make(folder: Path, *versions: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(CONFIG)
+    (folder / "labels.txt").write_text("no\nyes\n")
+    for version in versions:
+        (folder / version).mkdir()
+    for place in versions or (".",):
+        (folder / place / "model.py").write_text("")
+    return folder
+
+
+def scanned(tmp_path: Path, *entries: str) -> repository.ScanResult:
+    (tmp_path / "run").mkdir(exist_ok=True)
+    settings = Settings(model_repository=entries, run_dir=str(tmp_path / "run"))
+    single_models.lay_out(settings)
+    return repository.scan(config.repository_paths(settings))
+
+
+@pytest.mark.parametrize(("versions", "served"), [((), "1"), (("2", "7"), "7")])
+def test_with_and_without_versions(versions: tuple[str, ...], served: str, tmp_path: Path) -> None:
+    path = make(tmp_path / "mnt/models", *versions)
+    found = scanned(tmp_path, f"digits={path}")
+    assert found.failures == {}
+    (spec,) = found.models["digits"].specs
+    assert spec.version == served
+    assert spec.outputs[0].labels == ("no", "yes")
+
+
+def test_beside_others(tmp_path: Path) -> None:
+    make(tmp_path / "repository/other", "1")
+    one, two = make(tmp_path / "one"), make(tmp_path / "two", "1")
+    found = scanned(tmp_path, f"a={one}", str(tmp_path / "repository"), f"b={two}")
+    assert set(found.models) == {"a", "b", "other"}
+    assert set(scanned(tmp_path, f"b={one}").models) == {"b"}
+
+
+def test_what_cannot_be(tmp_path: Path) -> None:
+    path = make(tmp_path / "one")
+    with pytest.raises(ConfigError, match="'a=' is there twice"):
+        scanned(tmp_path, f"a={path}", f"a={path}")
+    with pytest.raises(ConfigError, match=r"is not a readable folder \(No such file"):
+        scanned(tmp_path, "a=/no/such")
+
+
+def test_a_path_with_the_sign_is_a_path() -> None:
+    assert config.single_of("/srv/a=b") is None
+    assert config.single_of("a/b=c") is None
+    assert config.single_of("a=/srv/b=c") == ("a", "/srv/b=c")
+
+
+def test_to_look_it_over_nothing_of_a_service_is_touched(tmp_path: Path) -> None:
+    path = make(tmp_path / "one")
+    settings = Settings(model_repository=(f"a={path}",), run_dir=str(tmp_path / "run"))
+    with single_models.laid_out_elsewhere(settings) as apart:
+        (place,) = config.repository_paths(apart)
+        assert set(repository.scan([place]).models) == {"a"}
+    assert not Path(place).exists()
+    assert not (tmp_path / "run").exists()
