@@ -33,6 +33,7 @@ PUBLIC int cudaStreamCreate(struct stream **stream)
 PUBLIC int cudaStreamDestroy(void *number)
 {
     BEGIN_CONTEXT;
+    if (stream_retired(number)) return finish(OK);
     FIND_STREAM(number);
     return finish((uintptr_t)number <= 2 ? INVALID_HANDLE : stream_drop(stream));
 }
@@ -135,6 +136,7 @@ PUBLIC int cudaEventCreate(struct event **event) { return cudaEventCreateWithFla
 PUBLIC int cudaEventDestroy(void *number)
 {
     BEGIN;
+    if (event_retired(number)) return finish(OK);
     FIND_EVENT(number);
     return finish(event_drop(event));
 }

@@ -97,6 +97,7 @@ int memory_open(uint64_t *address, const unsigned char *handle, unsigned flags)
 int memory_close(uint64_t address)
 {
     struct allocation *found = find(address);
+    if (is_retired(address)) return OK;
     if (found && found->fd < 0 && !found->alive)
         finding("double close", "of a handle of %zu bytes", found->bytes);
     if (!found || !found->alive || found->fd >= 0 || found->base != address) return INVALID_VALUE;

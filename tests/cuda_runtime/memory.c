@@ -15,7 +15,7 @@ static const size_t RANGE = (size_t)1 << 38;
 
 static struct allocation *table; /* sorted: addresses only grow */
 static size_t count, room;
-static uint64_t start, next;
+static uint64_t start, next, retired; /* below `retired`: of before the last reset */
 
 struct host_memory *host_memory;
 
@@ -92,6 +92,8 @@ void drop(struct allocation *found)
     found->alive = false;
 }
 
+bool is_retired(uint64_t address) { return start && start <= address && address < retired; }
+
 int memory_new(uint64_t *address, size_t bytes)
 {
     *address = 0;
@@ -119,6 +121,7 @@ int memory_free(uint64_t address)
 {
     if (!address) return OK;
     struct allocation *found = find(address);
+    if (is_retired(address)) return OK;
     if (!found || found->base != address) {
         finding("invalid free", "of what no allocation begins with");
         return INVALID_VALUE;
@@ -255,15 +258,17 @@ void memory_leaks(void)
                 one->registered ? "registered" : "allocated");
 }
 
+/* Allocated host memory stays: who has it gives it back. */
 void memory_reset(void)
 {
     for (size_t k = 0; k < count; k++)
         if (table[k].alive) drop(&table[k]);
-    while (host_memory) {
-        if (!host_memory->registered)
-            munmap((void *)(uintptr_t)host_memory->base, pages(host_memory->bytes));
-        forget(&host_memory);
-    }
+    retired = next;
+    for (struct host_memory **place = &host_memory; *place;)
+        if ((*place)->registered)
+            forget(place);
+        else
+            place = &(*place)->next;
 }
 
 /* Bytes this process has allocated on a device. */

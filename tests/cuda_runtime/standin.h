@@ -127,6 +127,7 @@ struct allocation *find_opened(const unsigned char *handle);
 struct host_memory *find_host(uint64_t address);
 struct allocation *map_device(size_t bytes, int device, int fd);
 void drop(struct allocation *found);
+bool is_retired(uint64_t address);                    /* of before the last reset */
 size_t used(int device);
 int memory_new(uint64_t *address, size_t bytes);
 int memory_free(uint64_t address);
@@ -171,7 +172,7 @@ struct stream {
     struct stream *next;
     int device, slot, priority;
     unsigned flags;        /* 1: non-blocking */
-    bool destroyed, busy;
+    bool destroyed, busy, retired; /* of before the last reset */
     struct op *first, *last;
     size_t count;
     clock_vector clock;
@@ -179,6 +180,7 @@ struct stream {
 
 struct event {
     struct event *next;
+    bool retired;
     unsigned flags;
     int device;
     struct stream *stream; /* recorded on */
@@ -198,6 +200,7 @@ struct shared_event {
 
 struct stream *stream_new(unsigned flags, int priority);
 int stream_drop(struct stream *stream);
+bool stream_retired(void *number);
 struct stream *stream_of(void *number);               /* NULL: there is none */
 struct op *op_new(const char *what, int (*run)(struct op *op));
 /* Queues it; `spans` are what it touches. */
@@ -215,6 +218,7 @@ void streams_reset(void);
 
 struct event *event_new(unsigned flags);
 struct event *event_of(void *number);
+bool event_retired(void *number);
 int event_drop(struct event *event);
 int event_record(struct event *event, struct stream *stream);
 int event_wait(struct event *event, struct stream *stream);

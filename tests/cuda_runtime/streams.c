@@ -42,16 +42,22 @@ struct stream *stream_of(void *number)
     return NULL;
 }
 
+static void forget_ops(struct stream *stream)
+{
+    for (struct op *op; (op = stream->first);) {
+        stream->first = op->next;
+        free(op->data);
+        free(op);
+    }
+    stream->count = 0;
+}
+
 static void discard(struct stream *gone)
 {
     struct stream **place = &streams;
     while (*place != gone) place = &(*place)->next;
     *place = gone->next;
-    for (struct op *op; (op = gone->first);) {
-        gone->first = op->next;
-        free(op->data);
-        free(op);
-    }
+    forget_ops(gone);
     free(gone);
 }
 
@@ -169,7 +175,7 @@ int wait_device(int device)
         if (one->device != device) continue;
         status = wait_stream(one, FOREVER);
         next = one->next;
-        if (one->destroyed && !one->first) discard(one);
+        if (one->destroyed && !one->retired && !one->first) discard(one);
     }
     return status ? status : waited();
 }
@@ -197,8 +203,19 @@ void streams_leaks(void)
             finding("leak", "a stream of device %d", one->device);
 }
 
+bool stream_retired(void *number)
+{
+    for (struct stream *one = streams; one; one = one->next)
+        if (one == number) return one->retired;
+    return false;
+}
+
+/* Who has a stream destroys it yet. */
 void streams_reset(void)
 {
-    while (streams) discard(streams);
+    for (struct stream *one = streams; one; one = one->next) {
+        forget_ops(one);
+        one->destroyed = one->retired = true;
+    }
     memset(defaults, 0, sizeof defaults);
 }
