@@ -214,6 +214,9 @@ bool under_way(uint64_t address, size_t bytes);
 void streams_leaks(void);
 void streams_reset(void);
 
+int standin_queue(const char *what, void (*function)(void *), void *argument,
+                  const struct span *spans, int count, void *number);
+
 /* ---------------------------------------------------------------------------------- events.c */
 
 struct event *event_new(unsigned flags);

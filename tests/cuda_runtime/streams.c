@@ -219,3 +219,24 @@ void streams_reset(void)
     }
     memset(defaults, 0, sizeof defaults);
 }
+
+static int run_queued(struct op *op)
+{
+    if (survives(op->function, op->data, NULL)) return OK;
+    finding("use after free", "%s ran when its memory was gone", op->what);
+    return lose(ILLEGAL_ADDRESS);
+}
+
+/* For libraries beside this one: computes on a stream of the current device. `argument` is freed. */
+PUBLIC int standin_queue(const char *what, void (*function)(void *), void *argument,
+                         const struct span *spans, int count, void *number)
+{
+    BEGIN_CONTEXT;
+    struct stream *stream = stream_of(number);
+    if (!stream) return finish(INVALID_HANDLE);
+    struct op *op = op_new(what, run_queued);
+    op->function = function;
+    op->data = argument;
+    enqueue(stream, op, spans, count);
+    return finish(OK);
+}
