@@ -103,8 +103,9 @@ int event_wait(struct event *event, struct stream *stream)
 
 int event_synchronize(struct event *event)
 {
+    clock_vector seen = event->clock;
     int status = event->order ? wait_stream(event->stream, event->order) : waited();
-    if (!status) race_host_saw(&event->clock);
+    if (!status) race_host_saw(&seen);
     return status;
 }
 

@@ -13,7 +13,7 @@
 enum { UNIT = 512, PAGE = 4096, POISON = 0xA5, POISONED = 1 << 16 };
 static const size_t RANGE = (size_t)1 << 38;
 
-static struct allocation *table; /* sorted: addresses only grow */
+static struct allocation **table; /* sorted: addresses only grow */
 static size_t count, room;
 static uint64_t start, next, retired; /* below `retired`: of before the last reset */
 
@@ -28,13 +28,13 @@ struct allocation *find(uint64_t address)
     size_t low = 0, high = count;
     while (low < high) {
         size_t middle = (low + high) / 2;
-        if (table[middle].base <= address)
+        if (table[middle]->base <= address)
             low = middle + 1;
         else
             high = middle;
     }
     if (!low) return NULL;
-    struct allocation *found = &table[low - 1];
+    struct allocation *found = table[low - 1];
     return address < found->base + found->bytes ? found : NULL;
 }
 
@@ -48,8 +48,8 @@ struct allocation *find_alive(uint64_t address, size_t bytes)
 struct allocation *find_opened(const unsigned char *handle)
 {
     for (size_t k = 0; k < count; k++)
-        if (table[k].alive && table[k].fd < 0 && !memcmp(table[k].handle, handle, 64))
-            return &table[k];
+        if (table[k]->alive && table[k]->fd < 0 && !memcmp(table[k]->handle, handle, 64))
+            return table[k];
     return NULL;
 }
 
@@ -57,8 +57,8 @@ size_t used(int device)
 {
     size_t bytes = 0;
     for (size_t k = 0; k < count; k++)
-        if (table[k].alive && table[k].fd >= 0 && table[k].device == device)
-            bytes += table[k].bytes;
+        if (table[k]->alive && table[k]->fd >= 0 && table[k]->device == device)
+            bytes += table[k]->bytes;
     return bytes;
 }
 
@@ -73,12 +73,13 @@ struct allocation *map_device(size_t bytes, int device, int fd)
     if (pages(bytes) + PAGE > start + RANGE - next) return NULL;
     if (count == room) {
         room = room ? 2 * room : 64;
-        table = realloc(table, room * sizeof *table);
+        table = realloc(table, room * sizeof(void *));
         if (!table) abort();
     }
     void *at = mmap((void *)(uintptr_t)next, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
     if (at == MAP_FAILED) return NULL;
-    struct allocation *made = &table[count++];
+    struct allocation *made = table[count++] = malloc(sizeof *made);
+    if (!made) abort();
     *made = (struct allocation){.base = next, .bytes = bytes, .device = device, .fd = -1, .alive = true};
     next += pages(bytes) + PAGE;
     return made;
@@ -133,6 +134,7 @@ int memory_free(uint64_t address)
     if (found->fd < 0) return INVALID_VALUE;
     int status = wait_device(found->device);
     if (status) return status;
+    if (!found->alive) return INVALID_VALUE; /* another thread has freed it meanwhile */
     drop(found);
     return OK;
 }
@@ -191,6 +193,8 @@ int host_free(uint64_t address)
         int status = wait_device(device);
         if (status) return status;
     }
+    place = place_of(address, false);
+    if (!*place) return INVALID_VALUE; /* another thread has freed it meanwhile */
     munmap((void *)(uintptr_t)address, pages((*place)->bytes));
     forget(place);
     return OK;
@@ -250,9 +254,9 @@ int host_unpin(uint64_t address)
 void memory_leaks(void)
 {
     for (size_t k = 0; k < count; k++)
-        if (table[k].alive)
-            finding("leak", "%zu bytes of device %d, %s", table[k].bytes, table[k].device,
-                    table[k].fd < 0 ? "an opened handle" : "allocated");
+        if (table[k]->alive)
+            finding("leak", "%zu bytes of device %d, %s", table[k]->bytes, table[k]->device,
+                    table[k]->fd < 0 ? "an opened handle" : "allocated");
     for (struct host_memory *one = host_memory; one; one = one->next)
         finding("leak", "%zu bytes of the host, %s", one->bytes,
                 one->registered ? "registered" : "allocated");
@@ -262,7 +266,7 @@ void memory_leaks(void)
 void memory_reset(void)
 {
     for (size_t k = 0; k < count; k++)
-        if (table[k].alive) drop(&table[k]);
+        if (table[k]->alive) drop(table[k]);
     retired = next;
     for (struct host_memory **place = &host_memory; *place;)
         if ((*place)->registered)
@@ -290,10 +294,10 @@ PUBLIC uint64_t standin_pinned(int k, size_t *bytes, unsigned *flags)
 PUBLIC uint64_t standin_allocation(int k, size_t *bytes, int *device)
 {
     for (size_t at = 0; at < count; at++)
-        if (table[at].alive && !k--) {
-            *bytes = table[at].bytes;
-            *device = table[at].device;
-            return table[at].base;
+        if (table[at]->alive && !k--) {
+            *bytes = table[at]->bytes;
+            *device = table[at]->device;
+            return table[at]->base;
         }
     return 0;
 }

@@ -68,5 +68,5 @@ void race_reset(void)
 {
     memset(times, 0, sizeof times);
     memset(&host, 0, sizeof host);
-    known = slots = 0;
+    known = 0;
 }

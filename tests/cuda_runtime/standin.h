@@ -168,11 +168,16 @@ struct op {
     void *argument;
 };
 
+/* Streams are not freed but used again: whoever waits for one may look at it after others have
+ * destroyed it. RETIRED: of before the last reset. */
+enum stream_state { UNUSED, LIVE, DESTROYED, RETIRED };
+
 struct stream {
     struct stream *next;
+    enum stream_state state;
     int device, slot, priority;
     unsigned flags;        /* 1: non-blocking */
-    bool destroyed, busy, retired; /* of before the last reset */
+    bool busy;
     struct op *first, *last;
     size_t count;
     clock_vector clock;

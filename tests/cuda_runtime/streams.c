@@ -14,14 +14,21 @@ static uint64_t orders;
 
 static struct stream *enlist(int device, unsigned flags, int priority)
 {
-    struct stream *made = calloc(1, sizeof *made);
-    if (!made) abort();
+    struct stream *made = streams;
+    while (made && made->state != UNUSED) made = made->next;
+    if (!made) {
+        made = calloc(1, sizeof *made);
+        if (!made) abort();
+        made->slot = race_slot();
+        made->next = streams;
+        streams = made;
+    }
+    memset(&made->clock, 0, sizeof made->clock);
+    made->state = LIVE;
     made->device = device;
     made->flags = flags;
     made->priority = priority;
-    made->slot = race_slot();
-    made->next = streams;
-    return streams = made;
+    return made;
 }
 
 struct stream *stream_new(unsigned flags, int priority)
@@ -38,7 +45,7 @@ struct stream *stream_of(void *number)
         return *place;
     }
     for (struct stream *one = streams; one; one = one->next)
-        if (one == number && !one->destroyed) return one;
+        if (one == number && one->state == LIVE) return one;
     return NULL;
 }
 
@@ -52,20 +59,10 @@ static void forget_ops(struct stream *stream)
     stream->count = 0;
 }
 
-static void discard(struct stream *gone)
-{
-    struct stream **place = &streams;
-    while (*place != gone) place = &(*place)->next;
-    *place = gone->next;
-    forget_ops(gone);
-    free(gone);
-}
-
 /* What was queued still runs, when the device is waited for. */
 int stream_drop(struct stream *stream)
 {
-    stream->destroyed = true;
-    if (!stream->first) discard(stream);
+    stream->state = stream->first ? DESTROYED : UNUSED;
     return OK;
 }
 
@@ -122,6 +119,7 @@ int run(struct stream *stream, uint64_t until)
         stream->count--;
         free(op->data);
         free(op);
+        if (!stream->first && stream->state == DESTROYED) stream->state = UNUSED;
     }
     return status;
 }
@@ -170,13 +168,8 @@ int wait_stream(struct stream *stream, uint64_t until)
 int wait_device(int device)
 {
     int status = OK;
-    for (struct stream *one = streams, *next; one && !status; one = next) {
-        next = one->next;
-        if (one->device != device) continue;
-        status = wait_stream(one, FOREVER);
-        next = one->next;
-        if (one->destroyed && !one->retired && !one->first) discard(one);
-    }
+    for (struct stream *one = streams; one && !status; one = one->next)
+        if (one->device == device && one->state != UNUSED) status = wait_stream(one, FOREVER);
     return status ? status : waited();
 }
 
@@ -199,14 +192,14 @@ bool under_way(uint64_t address, size_t bytes)
 void streams_leaks(void)
 {
     for (struct stream *one = streams; one; one = one->next)
-        if (!one->destroyed && one != defaults[one->device])
+        if (one->state == LIVE && one != defaults[one->device])
             finding("leak", "a stream of device %d", one->device);
 }
 
 bool stream_retired(void *number)
 {
     for (struct stream *one = streams; one; one = one->next)
-        if (one == number) return one->retired;
+        if (one == number) return one->state == RETIRED;
     return false;
 }
 
@@ -215,7 +208,8 @@ void streams_reset(void)
 {
     for (struct stream *one = streams; one; one = one->next) {
         forget_ops(one);
-        one->destroyed = one->retired = true;
+        memset(&one->clock, 0, sizeof one->clock);
+        if (one->state == LIVE) one->state = one == defaults[one->device] ? UNUSED : RETIRED;
     }
     memset(defaults, 0, sizeof defaults);
 }
