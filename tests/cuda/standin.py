@@ -95,6 +95,19 @@ class Books:
         return found
 
     @property
+    def devices(self) -> list[SimpleNamespace]:
+        """Those that are visible, by the host's numbers."""
+        found, index, part = list[SimpleNamespace](), ctypes.c_int(), ctypes.c_int()
+        while self._library.standin_device(len(found), ctypes.byref(index), ctypes.byref(part)):
+            found.append(SimpleNamespace(index=index.value, part=part.value))
+        return found
+
+    @property
+    def _queues(self) -> dict[int, SimpleNamespace]:
+        """What has not been done, of all streams together."""
+        return {0: SimpleNamespace(operations=int(self._library.standin_waiting()))}
+
+    @property
     def contexts(self) -> set[int]:
         mask = self._library.standin_contexts()
         return {device for device in range(16) if mask >> device & 1}
