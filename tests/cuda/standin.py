@@ -2,8 +2,8 @@
 
     python -m tests.cuda.standin --cupy .cupy12 PROGRAM ARGUMENTS
 
-runs a program, and all that it starts, over it; `pytest tests/cuda`, for example. What it compiles is kept
-in the folder that CuPy is installed in.
+runs a program, and all that it starts, over it; `pytest tests/cuda`, for example. What it compiles
+is kept in the folder that CuPy is installed in.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ _ACTIVE = "FAKE_CUDA_STANDIN"  # the folder of the libraries
 def build(folder: Path, sanitize: str = "") -> Path:
     """The stand-in's libraries in `folder`, compiled if they are not there; "address" or "thread"
     for a sanitizer's."""
-    command = ("make", "-s", "-j2", "-C", RUNTIME, f"OUT={folder.resolve()}", f"SANITIZE={sanitize}")
+    options = (f"OUT={folder.resolve()}", f"SANITIZE={sanitize}")
+    command = ("make", "-s", "-j2", "-C", RUNTIME, *options)
     subprocess.run(command, check=True, timeout=300)
     return folder.resolve()
 
 
 def environment(libraries: Path, cupy: Path | None = None, **faults: object) -> dict[str, str]:
     """Variables for a process over the stand-in; `cupy`: a folder it was installed into (pip's
-    --target), if the interpreter does not have it. `faults` as README.md says, without their prefix,
-    in lower case."""
+    --target), if the interpreter does not have it. `faults` as README.md says, without their
+    prefix, in lower case."""
     cuda = 12
     paths = [RUNTIME / "site"]
     if cupy is not None:
@@ -67,7 +68,7 @@ def active() -> bool:
 
 
 class Books:
-    """What the stand-in knows of this process, under the names of the fake's module `cupy._fake`."""
+    """What the stand-in knows of this process, by the names of the fake's `cupy._fake`."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL("libcuda.so.1")
