@@ -3,7 +3,8 @@
     python -m tests.cuda.standin --cupy .cupy12 PROGRAM ARGUMENTS
 
 runs a program, and all that it starts, over it; `pytest tests/cuda`, for example. What it compiles
-is kept in the folder that CuPy is installed in.
+is kept in the folder that CuPy is installed in. Prints the mistakes that were found, which are a
+failure.
 """
 
 from __future__ import annotations
@@ -150,8 +151,14 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     libraries = build(options.cupy / f"standin{options.sanitize}", options.sanitize)
-    os.environ |= environment(libraries, options.cupy)
-    os.execvp(options.command[0], options.command)
+    findings = libraries / "findings"
+    findings.write_text("")
+    variables = environment(libraries, options.cupy, findings=findings)
+    status = subprocess.run(options.command, env=os.environ | variables, check=False).returncode
+    told = Counter(line.partition(" ")[2] for line in findings.read_text().splitlines())
+    for line, count in told.most_common():
+        print(f"the stand-in has found {count} times: {line}")
+    return status or bool(told)
 
 
 if __name__ == "__main__":
