@@ -1,4 +1,5 @@
-"""CUDA for the tests: the fake, or with ``--real-cuda`` what the machine has."""
+"""CUDA for the tests: the fake; the stand-in below the real CuPy, if the session runs over it
+(tests/cuda/standin.py); or with ``--real-cuda`` what the machine has."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import pytest
 from shmserve.client import Client, api
 from shmserve.observe import gpus, nvml
 from shmserve.testing.running_server import RunningServer
-from tests.cuda import fake
+from tests.cuda import fake, standin
 from tests.cuda.stub_server import StubServer, connected
 
 MODELS = Path(__file__).parents[1] / "repositories" / "cuda"
@@ -25,10 +26,14 @@ FAKED = pytest.StashKey[int]()  # how many tests real devices are not asked for
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On real devices nothing may load the fake: its libcuda.so.1 would be found first."""
-    if not config.getoption("--real-cuda"):
+    """On real devices nothing may load the fake: its libcuda.so.1 would be found first. Nor does it
+    run over the stand-in what reaches into the fake."""
+    if standin.active():
+        faked = [item for item in items if item.get_closest_marker("fake_only") is not None]
+    elif config.getoption("--real-cuda"):
+        faked = [item for item in items if _needs_fake(item)]
+    else:
         return
-    faked = [item for item in items if _needs_fake(item)]
     config.stash[FAKED] = len(faked)
     config.hook.pytest_deselected(items=faked)
     items[:] = [item for item in items if item not in faked]
@@ -44,8 +49,8 @@ def _needs_fake(item: pytest.Item) -> bool:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    if config.getoption("--real-cuda"):
-        why = "need the fake of CUDA (faults, a second device): `make test` runs them"
+    if FAKED in config.stash:
+        why = "need the fake of CUDA (faults, its inside): `make test` runs them"
         terminalreporter.write_line(f"{config.stash.get(FAKED, 0)} tests were left out: they {why}")
 
 
@@ -75,6 +80,11 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
 
     Set FAKE_CUDA_* and CUDA_VISIBLE_DEVICES before asking for it (``getfixturevalue``).
     """
+    if standin.active():
+        monkeypatch.setattr(nvml, "_library", nvml._Library())
+        monkeypatch.setattr(gpus, "_cache", gpus._Cache())
+        yield from _over_the_standin(monkeypatch)
+        return
     ctypes.CDLL(str(fake.libcuda(compiled)))  # found again by its name, "libcuda.so.1"
     monkeypatch.syspath_prepend(fake.FOLDER)
     monkeypatch.setattr(nvml, "_library", nvml._Library())
@@ -84,6 +94,23 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
     yield cupy
     cupy._fake.shut_down()
     _forget()
+
+
+def _over_the_standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The real CuPy, one for all tests of the process; its driver is new for each."""
+    books = standin.Books()
+    books.reset()
+    cupy = standin.imported()
+    for name in ("_fake", "_queues"):
+        monkeypatch.setattr(cupy, name, books, raising=False)
+    yield cupy
+    monkeypatch.undo()  # faults must not meet what is given back
+    books.reset()
+    gc.collect()
+    for device in range(cupy.cuda.runtime.getDeviceCount()):
+        with cupy.cuda.Device(device):
+            cupy.get_default_memory_pool().free_all_blocks()
+    cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 
 @pytest.fixture
