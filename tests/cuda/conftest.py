@@ -1,4 +1,5 @@
-"""CUDA for the tests: the fake, or with ``--real-cuda`` what the machine has."""
+"""CUDA for the tests: the fake; the stand-in below the real CuPy, if the session runs over it
+(tests/cuda/standin.py); or with ``--real-cuda`` what the machine has."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import pytest
 from shmserve.client import Client, api
 from shmserve.observe import gpus, nvml
 from shmserve.testing.running_server import RunningServer
-from tests.cuda import fake
+from tests.cuda import fake, standin
 from tests.cuda.stub_server import StubServer, connected
 
 MODELS = Path(__file__).parents[1] / "repositories" / "cuda"
@@ -75,6 +76,11 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
 
     Set FAKE_CUDA_* and CUDA_VISIBLE_DEVICES before asking for it (``getfixturevalue``).
     """
+    if standin.active():
+        monkeypatch.setattr(nvml, "_library", nvml._Library())
+        monkeypatch.setattr(gpus, "_cache", gpus._Cache())
+        yield from _over_the_standin(monkeypatch)
+        return
     ctypes.CDLL(str(fake.libcuda(compiled)))  # found again by its name, "libcuda.so.1"
     monkeypatch.syspath_prepend(fake.FOLDER)
     monkeypatch.setattr(nvml, "_library", nvml._Library())
@@ -84,6 +90,20 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, compiled: Path) -> Iterator[Any]:
     yield cupy
     cupy._fake.shut_down()
     _forget()
+
+
+def _over_the_standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The real CuPy, one for all tests of the process; its driver is new for each."""
+    books = standin.Books()
+    books.reset()
+    cupy = standin.imported()
+    monkeypatch.setattr(cupy, "_fake", books, raising=False)
+    yield cupy
+    monkeypatch.undo()  # faults must not meet what is given back
+    books.reset()
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 
 @pytest.fixture

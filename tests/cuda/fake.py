@@ -1,10 +1,12 @@
-"""What a process needs in its environment to see the fake of CUDA instead of the real one."""
+"""What a process needs in its environment to see the fake of CUDA (or the stand-in) instead of the real one."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from pathlib import Path
+
+from tests.cuda import standin
 
 FOLDER = Path(__file__).parents[1] / "fake_cuda"
 
@@ -26,6 +28,8 @@ def environment(folder: Path, **faults: object) -> dict[str, str]:
     ``mig="0"``, ``memory=1 << 20``, ``peers=0``, ``pin="no"``, ``broken=path``,
     ``lacks="GetPowerUsage"``; fake_devices.py, cupy/_fake.py and pynvml.py say what they mean.
     """
+    if standin.active():  # the rest is this process's own
+        return standin.settings(**faults)
     before = {"PYTHONPATH": FOLDER, "LD_LIBRARY_PATH": libcuda(folder).parent}
     told = {
         name: os.pathsep.join([str(path), *filter(None, [os.environ.get(name)])])

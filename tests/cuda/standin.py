@@ -1,0 +1,144 @@
+"""The real CuPy over the stand-in for CUDA's runtime (tests/cuda_runtime/README.md).
+
+    python -m tests.cuda.standin --cupy .cupy12 PROGRAM ARGUMENTS
+
+runs a program, and all that it starts, over it; `pytest tests/cuda`, for example. What it compiles is kept
+in the folder that CuPy is installed in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+RUNTIME = Path(__file__).parents[1] / "cuda_runtime"
+_ACTIVE = "FAKE_CUDA_STANDIN"  # the folder of the libraries
+
+
+def build(folder: Path, sanitize: str = "") -> Path:
+    """The stand-in's libraries in `folder`, compiled if they are not there; "address" or "thread"
+    for a sanitizer's."""
+    command = ("make", "-s", "-j2", "-C", RUNTIME, f"OUT={folder.resolve()}", f"SANITIZE={sanitize}")
+    subprocess.run(command, check=True, timeout=300)
+    return folder.resolve()
+
+
+def environment(libraries: Path, cupy: Path | None = None, **faults: object) -> dict[str, str]:
+    """Variables for a process over the stand-in; `cupy`: a folder it was installed into (pip's
+    --target), if the interpreter does not have it. `faults` as README.md says, without their prefix,
+    in lower case."""
+    cuda = 12
+    paths = [RUNTIME / "site"]
+    if cupy is not None:
+        paths.append(cupy.resolve())
+        cuda = 13 if list(cupy.glob("cupy_cuda13x-*")) else 12
+    kernels = (cupy or libraries) / "kernels"
+    told = {
+        "LD_LIBRARY_PATH": _before("LD_LIBRARY_PATH", libraries),
+        "PYTHONPATH": _before("PYTHONPATH", *paths),
+        "CUDA_PATH": str(RUNTIME),
+        "CUPY_CACHE_DIR": str(kernels.resolve()),
+        "CUPY_ACCELERATORS": "",
+        "FAKE_CUDA_VERSION": str(cuda),
+        _ACTIVE: str(libraries),
+    }
+    return told | settings(**faults)
+
+
+def settings(**faults: object) -> dict[str, str]:
+    return {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in faults.items()}
+
+
+def _before(name: str, *paths: Path) -> str:
+    return os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get(name)])])
+
+
+def active() -> bool:
+    """Whether this process, and what it starts, runs over the stand-in."""
+    return _ACTIVE in os.environ
+
+
+class Books:
+    """What the stand-in knows of this process, under the names of the fake's module `cupy._fake`."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL("libcuda.so.1")
+        library.standin_used.restype = library.standin_copied.restype = ctypes.c_size_t
+        library.standin_pinned.restype = library.standin_allocation.restype = ctypes.c_uint64
+        self._library = library
+
+    def used(self, device: int) -> int:
+        return int(self._library.standin_used(device))
+
+    @property
+    def pinned(self) -> dict[int, tuple[int, int]]:
+        return {a: (n, flags) for a, n, flags in self._listed(self._library.standin_pinned)}
+
+    @property
+    def allocations(self) -> dict[int, SimpleNamespace]:
+        listed = self._listed(self._library.standin_allocation)
+        return {a: SimpleNamespace(base=a, nbytes=n, device=device) for a, n, device in listed}
+
+    @staticmethod
+    def _listed(call: Any) -> list[tuple[int, int, int]]:
+        nbytes, more, found = ctypes.c_size_t(), ctypes.c_int(), list[tuple[int, int, int]]()
+        while address := call(len(found), ctypes.byref(nbytes), ctypes.byref(more)):
+            found.append((address, nbytes.value, more.value))
+        return found
+
+    @property
+    def contexts(self) -> set[int]:
+        mask = self._library.standin_contexts()
+        return {device for device in range(16) if mask >> device & 1}
+
+    @property
+    def copied(self) -> Counter[int]:
+        """Bytes, by cudaMemcpyKind."""
+        return Counter({kind: int(self._library.standin_copied(kind)) for kind in range(4)})
+
+    def findings(self) -> tuple[int, str]:
+        """How many there were, and the last one."""
+        text = ctypes.create_string_buffer(512)
+        return int(self._library.standin_findings(text, len(text))), text.value.decode()
+
+    def leaks(self) -> int:
+        """How much was not given back; each is a finding."""
+        return int(self._library.standin_leaks())
+
+    def reset(self) -> None:
+        """The process is new to CUDA; what it had is gone."""
+        self._library.standin_reset()
+
+
+@functools.cache
+def imported() -> Any:
+    """CuPy, which has seen two devices: how many there are it asks once."""
+    import cupy
+
+    for device in range(cupy.cuda.runtime.getDeviceCount()):
+        with cupy.cuda.Device(device):
+            cupy.empty(1)
+    return cupy
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cuda.standin", description=__doc__)
+    parser.add_argument("--cupy", type=Path, required=True, help="the folder CuPy is installed in")
+    parser.add_argument("--sanitize", choices=("address", "thread"), default="")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    libraries = build(options.cupy / f"standin{options.sanitize}", options.sanitize)
+    os.environ |= environment(libraries, options.cupy)
+    os.execvp(options.command[0], options.command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+/* The runtime's calls for streams and events. */
+#include "standin.h"
+
+#include <stdlib.h>
+
+#define FIND_STREAM(number)                          \
+    struct stream *stream = stream_of(number);       \
+    if (!stream) return finish(INVALID_HANDLE)
+#define FIND_EVENT(number)                           \
+    struct event *event = event_of(number);          \
+    if (!event) return finish(INVALID_HANDLE)
+
+/* ------------------------------------------------------------------------------------- streams */
+
+PUBLIC int cudaStreamCreateWithPriority(struct stream **stream, unsigned flags, int priority)
+{
+    BEGIN_CONTEXT;
+    if (flags > 1) return finish(INVALID_VALUE);
+    *stream = stream_new(flags, priority);
+    return finish(OK);
+}
+
+PUBLIC int cudaStreamCreateWithFlags(struct stream **stream, unsigned flags)
+{
+    return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+PUBLIC int cudaStreamCreate(struct stream **stream)
+{
+    return cudaStreamCreateWithPriority(stream, 0, 0);
+}
+
+PUBLIC int cudaStreamDestroy(void *number)
+{
+    BEGIN_CONTEXT;
+    if (stream_retired(number)) return finish(OK);
+    FIND_STREAM(number);
+    return finish((uintptr_t)number <= 2 ? INVALID_HANDLE : stream_drop(stream));
+}
+
+PUBLIC int cudaStreamSynchronize(void *number)
+{
+    BEGIN_CONTEXT;
+    FIND_STREAM(number);
+    return finish(wait_stream(stream, FOREVER));
+}
+
+/* "Not ready" once when there is work left, which is done meanwhile. */
+PUBLIC int cudaStreamQuery(void *number)
+{
+    BEGIN_CONTEXT;
+    FIND_STREAM(number);
+    bool ready = !stream->first;
+    int status = wait_stream(stream, FOREVER);
+    return finish(status ? status : ready ? OK : NOT_READY);
+}
+
+PUBLIC int cudaStreamGetFlags(void *number, unsigned *flags)
+{
+    BEGIN_CONTEXT;
+    FIND_STREAM(number);
+    *flags = stream->flags;
+    return finish(OK);
+}
+
+PUBLIC int cudaStreamGetPriority(void *number, int *priority)
+{
+    BEGIN_CONTEXT;
+    FIND_STREAM(number);
+    *priority = stream->priority;
+    return finish(OK);
+}
+
+PUBLIC int cudaStreamIsCapturing(void *number, int *status)
+{
+    BEGIN_CONTEXT;
+    FIND_STREAM(number);
+    *status = 0;
+    return finish(OK);
+}
+
+static int run_function(struct op *op)
+{
+    unlocked(op->function, op->argument);
+    return OK;
+}
+
+PUBLIC int cudaLaunchHostFunc(void *number, void (*function)(void *), void *argument)
+{
+    BEGIN_CONTEXT;
+    FIND_STREAM(number);
+    struct op *op = op_new("a host function", run_function);
+    op->function = function;
+    op->argument = argument;
+    enqueue(stream, op, NULL, 0);
+    return finish(OK);
+}
+
+struct callback {
+    void (*function)(void *stream, int status, void *argument);
+    void *stream, *argument;
+};
+
+static void call_back(void *argument)
+{
+    const struct callback *told = argument;
+    told->function(told->stream, OK, told->argument);
+}
+
+PUBLIC int cudaStreamAddCallback(void *number, void (*function)(void *, int, void *), void *argument,
+                                 unsigned flags)
+{
+    BEGIN_CONTEXT;
+    FIND_STREAM(number);
+    if (flags) return finish(INVALID_VALUE);
+    struct op *op = op_new("a callback", run_function);
+    struct callback *told = op->data = malloc(sizeof *told);
+    *told = (struct callback){function, number, argument};
+    op->function = call_back;
+    op->argument = told;
+    enqueue(stream, op, NULL, 0);
+    return finish(OK);
+}
+
+/* -------------------------------------------------------------------------------------- events */
+
+PUBLIC int cudaEventCreateWithFlags(struct event **event, unsigned flags)
+{
+    BEGIN_CONTEXT;
+    *event = event_new(flags);
+    return finish(*event ? OK : INVALID_VALUE);
+}
+
+PUBLIC int cudaEventCreate(struct event **event) { return cudaEventCreateWithFlags(event, 0); }
+
+PUBLIC int cudaEventDestroy(void *number)
+{
+    BEGIN;
+    if (event_retired(number)) return finish(OK);
+    FIND_EVENT(number);
+    return finish(event_drop(event));
+}
+
+PUBLIC int cudaEventRecord(void *number, void *stream_number)
+{
+    BEGIN_CONTEXT;
+    FIND_EVENT(number);
+    FIND_STREAM(stream_number);
+    return finish(event_record(event, stream));
+}
+
+PUBLIC int cudaStreamWaitEvent(void *stream_number, void *number, unsigned flags)
+{
+    BEGIN_CONTEXT;
+    FIND_EVENT(number);
+    FIND_STREAM(stream_number);
+    return finish(flags > 1 ? INVALID_VALUE : event_wait(event, stream));
+}
+
+PUBLIC int cudaEventQuery(void *number)
+{
+    BEGIN_CONTEXT;
+    FIND_EVENT(number);
+    return finish(event_query(event));
+}
+
+PUBLIC int cudaEventSynchronize(void *number)
+{
+    BEGIN_CONTEXT;
+    FIND_EVENT(number);
+    return finish(event_synchronize(event));
+}
+
+PUBLIC int cudaEventElapsedTime(float *ms, void *start_number, void *number)
+{
+    BEGIN_CONTEXT;
+    struct event *start = event_of(start_number);
+    FIND_EVENT(number);
+    return finish(start ? event_elapsed(ms, start, event) : INVALID_HANDLE);
+}
+
+PUBLIC int cudaEventElapsedTime_v2(float *ms, void *start, void *end)
+{
+    return cudaEventElapsedTime(ms, start, end);
+}
