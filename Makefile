@@ -49,6 +49,8 @@ else
 GPU_DEPS := $(VENV)/.gpu
 GPU_PYTHON := $(BIN)/python
 endif
+# Where there is no GPU, gpu-day need not have several GB installed to say so.
+GPU_DAY_DEPS := $(if $(wildcard wheels/*.whl /dev/nvidiactl),$(GPU_DEPS),$(DEV_DEPS))
 GPU_TESTS ?= tests/cuda tests/torch
 
 # The real CuPy over the stand-in for CUDA (tests/cuda_runtime): CUDA's versions it is built for, each in
@@ -58,6 +60,7 @@ CUPY_VERSION ?= 14.2.0
 PYTEST_GPU ?=
 PYTEST_CUPY ?=
 BENCH_GPU ?=
+GPU_DAY ?=
 
 # What of tests/needs.py `make test` may count on: a test that wants more is not run where it is
 # missing, one that wants some of this fails.
@@ -85,7 +88,7 @@ APP ?= /opt/shmserve
 UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
-.PHONY: install wheel serve test coverage test-pythons test-ends test-torch test-kserve test-node test-gpu test-cupy lint proto proto-check docs site bench bench-gpu wheels gpu-site fuzz \
+.PHONY: install wheel serve test coverage test-pythons test-ends test-torch test-kserve test-node test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day cuda-calls wheels gpu-site fuzz \
 	chaos reload-drill restart-drill balance-drill soak rounds clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
@@ -157,6 +160,13 @@ bench: $(BENCH_DEPS)  ## measure, into bench/results
 
 bench-gpu: $(GPU_DEPS)  ## measure the machine's GPU; BENCH_GPU="--quick --output FILE", for example
 	$(GPU_PYTHON) -m bench.gpu $(BENCH_GPU)
+
+gpu-day: $(GPU_DAY_DEPS)  ## all that waits for a GPU, in ten minutes, and one report; status 3: some was not run
+	$(GPU_PYTHON) -m bench.gpu_day $(GPU_DAY)
+
+cuda-calls: $(DEV_DEPS)  ## measure which of the product's uses of CUDA the tests run, and write the table of them
+	$(BIN)/python -m tests.cuda_calls run fake -q tests/cuda
+	$(BIN)/python -m tests.cuda_calls table
 
 wheels:  ## fetch what a GPU host without network lacks, for its PYTHON_VERSION (and MACHINE)
 	rm -rf wheels

@@ -8,6 +8,8 @@
              beside one caller
     deaths   a client that is killed -9 while its memory is registered: when it is back, and
              whether others notice
+    executors  an executor that is killed -9 while it has the GPU's memory: when that is back, and
+             when another one answers
     rounds   register, infer, unregister, 10,000 times over HTTP and over gRPC, or as often as that
              goes in a limited time: the device's free memory before and after
 

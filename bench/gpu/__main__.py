@@ -9,14 +9,14 @@ from pathlib import Path
 import cupy
 
 import bench.gpu
-from bench.gpu import copies, deaths, overlap, regions, rounds
+from bench.gpu import copies, deaths, executors, overlap, regions, rounds
 from bench.gpu.timing import FAKE, GIB, KIB, MIB, NO_TIMING
 from bench.run import commit, machine
 from shmserve.testing.running_server import RunningServer
 
 HERE = Path(__file__).parent
-PARTS = "copies", "regions", "overlap", "deaths", "rounds"
-ROUNDS_S = 200  # for each protocol
+PARTS = "copies", "regions", "overlap", "deaths", "executors", "rounds"
+ROUNDS_S = 200  # for each protocol; a tenth of it with --quick
 
 
 def parse():
@@ -71,7 +71,10 @@ def parts(options):
         ),
         "overlap": overlapping,
         "deaths": lambda server, _: deaths.measure(server, *dying),
-        "rounds": lambda server, _: rounds.measure(server, cycles, ROUNDS_S),
+        "executors": lambda server, _: executors.measure(server, 1 if tiny else 3 if quick else 10),
+        "rounds": lambda server, _: rounds.measure(
+            server, cycles, ROUNDS_S / 10 if quick else ROUNDS_S
+        ),
     }
 
 

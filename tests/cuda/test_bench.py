@@ -13,6 +13,7 @@ import pytest
 from tests.cuda import fake
 
 ROOT = Path(__file__).parents[2]
+PARTS = "copies", "regions", "overlap", "deaths", "executors", "rounds"
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 
 pytestmark = pytest.mark.fake_cuda  # on a GPU it is to be run by itself
@@ -36,7 +37,7 @@ def test_everything_runs_and_the_fake_is_not_timed(
     done = run(cuda_environment, "--output", output)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     told = json.loads(output.read_text())
-    assert told["parts"].keys() == {"copies", "regions", "overlap", "deaths", "rounds"}
+    assert told["parts"].keys() == set(PARTS)
     assert told["method"].startswith("What a GPU adds")
     assert told["parts"]["rounds"]["grpc"]["rounds"] == 20
     assert done.stdout.endswith("problems: none\n")

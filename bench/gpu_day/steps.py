@@ -1,0 +1,241 @@
+"""The steps of a GPU day: commands in processes of their own, each with a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.gpu_day.evidence import Evidence
+
+ROOT = Path(__file__).resolve().parents[2]
+_MARK = "GPU_DAY_STEP"  # in the environment of everything that a step starts
+_PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # those of the host are not what is tested
+_TO_END_S = 20.0  # for a step that was told to
+_TAIL = 4000  # characters
+
+
+@dataclass(frozen=True)
+class Step:
+    """`command`: Python's arguments. `reads`: takes what it has left into the evidence; raises
+    what it likes if that is nothing. `on`: the kinds of CUDA it can run on. `statuses`: those
+    of a command that has done its work, whatever it found."""
+
+    name: str
+    what: str
+    limit_s: float
+    command: Callable[[Evidence, Path], list[str]]
+    reads: Callable[[Evidence, Path], None]
+    on: tuple[str, ...] = ("real", "stand-in", "fake")
+    why_not: str = ""
+
+
+@dataclass
+class Outcome:
+    """`status`: "done", "failed", "stopped" at its limit, "not run"."""
+
+    name: str
+    what: str
+    status: str = "not run"
+    reason: str = ""
+    took_s: float = 0.0
+    limit_s: float = 0.0
+    exit_status: int | None = None
+    output: str = field(default="", repr=False)
+
+
+def take(step: Step, evidence: Evidence, folder: Path, limit_s: float) -> Outcome:
+    """Run it if that can be done here, and read what it leaves."""
+    outcome = Outcome(step.name, step.what, limit_s=round(min(step.limit_s, limit_s), 1))
+    if step.on and evidence.kind not in step.on:
+        why = {"none": _no_device(evidence)}.get(evidence.kind, step.why_not)
+        outcome.reason = why or f"not on {evidence.kind} CUDA"
+    elif outcome.limit_s < 5:
+        outcome.reason = "no time was left"
+    else:
+        _run(step, evidence, folder, outcome)
+        try:
+            step.reads(evidence, folder)
+        except Exception as ex:
+            found = f"{type(ex).__name__}: {ex}"
+            outcome.reason = outcome.reason or f"it left nothing that can be read ({found})"
+            outcome.status = "stopped" if outcome.status == "stopped" else "failed"
+    if outcome.reason:
+        name = "" if evidence.kind == "none" else f"step {step.name}: "
+        evidence.missing.setdefault(step.name, f"{name}{outcome.reason}")
+    return outcome
+
+
+def _no_device(evidence: Evidence) -> str:
+    return evidence.missing.get("devices", "no CUDA device")
+
+
+def _run(step: Step, evidence: Evidence, folder: Path, outcome: Outcome) -> None:
+    mark, begin = uuid.uuid4().hex, time.monotonic()
+    log = folder / f"{step.name}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, *step.command(evidence, folder)],
+            cwd=ROOT, env={**os.environ, _MARK: mark}, stdin=subprocess.DEVNULL,
+            stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            outcome.exit_status = process.wait(outcome.limit_s)
+            outcome.status = "failed" if outcome.exit_status else "done"
+        except subprocess.TimeoutExpired:
+            outcome.status, outcome.reason = "stopped", f"not done after {outcome.limit_s:g} s"
+            process.send_signal(signal.SIGINT)  # Python ends what it has started
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_TO_END_S)
+        finally:
+            for pid in _marked(mark):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+    outcome.took_s = round(time.monotonic() - begin, 1)
+    outcome.output = log.read_text(errors="replace")[-_TAIL:]
+
+
+def _marked(mark: str) -> Iterator[int]:
+    """Processes that a step has left."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if f"{_MARK}={mark}".encode() in (entry / "environ").read_bytes():
+                    yield int(entry.name)
+
+
+# --------------------------------------------------------------------------- what they leave
+
+
+def _json_line(evidence: Evidence, folder: Path, name: str) -> Any:
+    """The last line of a step's output that is a JSON value."""
+    for line in reversed((folder / f"{name}.log").read_text().splitlines()):
+        if line.startswith(("{", "[")):
+            evidence.documents[name] = msgspec.json.decode(line.encode())
+            return evidence.documents[name]
+    raise ValueError("no JSON in its output")
+
+
+def _read_devices(evidence: Evidence, folder: Path) -> None:
+    facts = _json_line(evidence, folder, "devices")
+    why = facts["error"] or ("" if facts["devices"] else "CUDA shows no device")
+    if why:
+        del evidence.documents["devices"]
+        evidence.missing["devices"] = f"no CUDA device: {why}"
+    else:
+        evidence.kind = kind_of(facts, os.environ)
+
+
+def kind_of(facts: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Of the CUDA that is here."""
+    if facts["cupy"] == "0-fake":
+        return "fake"
+    return "stand-in" if environ.get("FAKE_CUDA_VERSION") else "real"
+
+
+def _read_bench(name: str) -> Callable[[Evidence, Path], None]:
+    def read(evidence: Evidence, folder: Path) -> None:
+        document = msgspec.json.decode((folder / f"{name}.json").read_bytes())
+        if not document["parts"]:
+            raise ValueError("no part of it was done")
+        evidence.documents[name] = document
+
+    return read
+
+
+def _read_tests(name: str) -> Callable[[Evidence, Path], None]:
+    def read(evidence: Evidence, folder: Path) -> None:
+        cases = ElementTree.parse(folder / f"{name}.xml").iter("testcase")
+        for case in cases:
+            function = re.sub(r"\[.*", "", case.get("name", ""), flags=re.DOTALL)
+            file = case.get("classname", "").replace(".", "/") + ".py"
+            evidence.tests.setdefault(f"{file}::{function}", []).append(_outcome(case))
+
+    return read
+
+
+def _outcome(case: ElementTree.Element) -> str:
+    for child in case:
+        if child.tag in ("failure", "error"):
+            return "failed"
+        if child.tag == "skipped":
+            return f"skipped: {child.get('message', '')}"
+    return "passed"
+
+
+def _read_torch(evidence: Evidence, folder: Path) -> None:
+    before = {name: len(outcomes) for name, outcomes in evidence.tests.items()}
+    _read_tests("torch")(evidence, folder)
+    found = [o for n, outcomes in evidence.tests.items() for o in outcomes[before.get(n, 0) :]]
+    if "passed" not in found and "failed" not in found:
+        raise ValueError(next(iter(found), "no test of it can run here"))
+    number = f"{found.count('passed')} of {len(found)} tests"
+    failed = ["tests failed"] if "failed" in found else []
+    evidence.documents["torch"] = {"number": number, "problems": failed}
+
+
+def _read_onnxruntime(evidence: Evidence, folder: Path) -> None:
+    told = _json_line(evidence, folder, "onnxruntime")
+    if told.get("not_run"):
+        del evidence.documents["onnxruntime"]
+        raise ValueError(told["not_run"])
+
+
+# ------------------------------------------------------------------------------ the commands
+
+
+def _bench(name: str, *parts: str) -> Callable[[Evidence, Path], list[str]]:
+    def command(_: Evidence, folder: Path) -> list[str]:
+        output = ["--output", str(folder / f"{name}.json")]
+        return ["-m", "bench.gpu", "--quick", "--only", ",".join(parts), *output]
+
+    return command
+
+
+def _pytest(
+    name: str, marks: str, path: str, limit_s: float
+) -> Callable[[Evidence, Path], list[str]]:
+    def command(evidence: Evidence, folder: Path) -> list[str]:
+        plain = ["-m", "pytest", "-p", "pytest_timeout", "-q", "-W", "default", "-m", marks]
+        real = ["--real-cuda"] if evidence.kind == "real" else []
+        report = [f"--junitxml={folder / name}.xml", f"--session-timeout={limit_s:g}"]
+        return [*plain, *real, *report, "-o", "faulthandler_timeout=60", path]
+
+    return command
+
+
+PRECOMPILED = "its kernels are precompiled CUDA code, which no stand-in can run"
+STEPS = (
+    Step("devices", "devices, and trials of each", 60,
+         lambda *_: ["-m", "shmserve.cuda.doctor", "devices"], _read_devices, on=()),
+    Step("doctor", "`shmserve doctor --gpu`", 60,
+         lambda *_: ["-m", "shmserve.cli", "doctor", "--gpu", "--json"],
+         lambda evidence, folder: _json_line(evidence, folder, "doctor")),
+    Step("bench", "copies, regions, overlap", 130,
+         _bench("bench", "copies", "regions", "overlap"), _read_bench("bench")),
+    Step("deaths", "clients and executors killed -9 with the GPU's memory", 90,
+         _bench("deaths", "deaths", "executors"), _read_bench("deaths")),
+    Step("rounds", "register, infer, unregister", 90, _bench("rounds", "rounds"),
+         _read_bench("rounds")),
+    Step("onnxruntime", "ONNX Runtime's CUDA provider behind a server", 60,
+         lambda *_: ["-m", "bench.gpu_day.onnx_model"], _read_onnxruntime,
+         on=("real",), why_not=PRECOMPILED),
+    Step("torch", "the pytorch backend's tests", 60,
+         _pytest("torch", "torch and gpu", "tests/torch", 50), _read_torch,
+         on=("real",), why_not=PRECOMPILED),
+    Step("tests", "the tests of CUDA", 300,
+         _pytest("tests", "not torch", "tests/cuda", 280), _read_tests("tests")),
+)  # fmt: skip

@@ -1,0 +1,334 @@
+"""What the product uses of CUDA: every name of CuPy, CUDA's driver, NVML, torch and ONNX Runtime.
+
+Found by reading the source. A value is followed from where a library is imported through local
+names, attributes (of whatever object: `self._runtime` in one file is that of another) and arguments
+of the package's own functions, and told as a dotted path, `cupy.cuda.runtime.malloc`.
+Arrays and events that come in as `Any` cannot be followed: `ARRAYS` and `EVENTS` name them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "shmserve"
+NOT_SERVED = ("shmserve/_generated", "shmserve/testing")
+
+LIBRARIES = ("cupy", "libcuda", "pynvml", "torch", "onnxruntime")
+# Calls whose result is a library, whoever's name they are called by
+SOURCES = {
+    "runtime.cupy": "cupy",
+    "device_arrays.cupy": "cupy",
+    "nvml.bindings": "pynvml",
+    "import_torch": "torch",
+}
+CALLS_LATER = {"partial": 0, "weakref.finalize": 1}  # which argument is the function
+ARRAY, STREAM, EVENT, DEVICE = (
+    "cupy.ndarray",
+    "cupy.cuda.Stream",
+    "cupy.cuda.Event",
+    "cupy.cuda.Device",
+)
+RESULTS = {
+    "cupy.empty()": ARRAY,
+    "cupy.asarray()": ARRAY,
+    "cupy.arange()": ARRAY,
+    "cupy.from_dlpack()": ARRAY,
+    "cupy.ascontiguousarray()": ARRAY,
+    f"{ARRAY}()": ARRAY,
+    f"{ARRAY}.copy()": ARRAY,
+    f"{ARRAY}.reshape()": ARRAY,
+    f"{ARRAY}.device": DEVICE,
+    f"{ARRAY}.data": "cupy.cuda.MemoryPointer",
+    f"{STREAM}()": STREAM,
+    f"{STREAM}.null": STREAM,
+    f"{STREAM}.record()": EVENT,
+    "cupy.cuda.get_current_stream()": STREAM,
+    f"{EVENT}()": EVENT,
+    f"{DEVICE}()": DEVICE,
+    "cupy.cuda.UnownedMemory()": "cupy.cuda.UnownedMemory",
+    "cupy.cuda.MemoryPointer()": "cupy.cuda.MemoryPointer",
+    "cupy.get_default_memory_pool()": "cupy.cuda.MemoryPool",
+}
+WITH_DEVICE_ARRAYS = (
+    "shmserve/cuda/device.py",
+    "shmserve/client/device_arrays.py",
+    "shmserve/client/memory/device_blocks.py",
+    "shmserve/executor/tensors/cuda_region.py",
+    "shmserve/executor/backends/dlpack.py",
+    "shmserve/executor/backends/onnx/tensor_places.py",
+    "shmserve/executor/sequences/sequence_backend.py",
+)
+OF_NUMPY = {("cupy.ndarray.copy", "shmserve/executor/sequences/sequence_backend.py")}
+OWN_ARRAYS = {("shmserve/executor/call_tensors.py", "_array")}  # attributes
+ARRAYS, EVENTS = {"array", "source", "target"}, {"event"}
+# What numpy's arrays have just so: nothing of CUDA happens
+OF_ANY_ARRAY = (
+    "shape",
+    "dtype",
+    "nbytes",
+    "itemsize",
+    "strides",
+    "flags",
+    "ndim",
+    "size",
+    "__array",
+)
+ONLY_WAYS = {*LIBRARIES, "cupy.cuda", "cupy.cuda.runtime", "cupy.cuda.driver", "torch.cuda"}
+WORTH_KNOWING = {*ONLY_WAYS, STREAM, "cupy.empty"}  # attributes of objects
+ANYWHERE = ""  # whichever file's object has that attribute
+OF_ORT = ("get_available_providers", "preload_dlls", "InferenceSession")
+OF_TORCH = ("torch.cuda", "torch.from_dlpack", "torch.backends.cudnn")
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """Where a name is used."""
+
+    name: str
+    file: str
+    line: int
+
+
+@dataclass
+class Known:
+    """What has been learned so far: attributes of objects, and parameters of functions."""
+
+    attributes: dict[tuple[str, str], str] = field(default_factory=dict)
+    results: dict[tuple[str, str], str] = field(default_factory=dict)
+    parameters: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    functions: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+
+    def size(self) -> int:
+        return len(self.attributes) + len(self.results) + len(self.parameters)
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` as it is written; empty: it is something else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (base := dotted(node.value)):
+        return f"{base}.{node.attr}"
+    return ""
+
+
+class Reader(ast.NodeVisitor):
+    """Reads one file; `sites` are what it uses, in the light of what is `known`."""
+
+    def __init__(self, file: str, known: Known) -> None:
+        self.file = file
+        self.known = known
+        self.sites: set[Site] = set()
+        self._class = self._function = ""
+        self._line = 0
+        self._scopes: list[dict[str, str]] = [{}]
+
+    def visit(self, node: ast.AST) -> None:
+        """A use is told by the first line of its statement, as coverage does."""
+        before = self._line
+        if isinstance(node, (ast.stmt, ast.excepthandler)):
+            self._line = node.lineno
+        super().visit(node)
+        self._line = before
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        scope = {}
+        for arg in (*node.args.args, *node.args.kwonlyargs):
+            name = self._class if node.name == "__init__" else node.name
+            learned = self.known.parameters.get((self.file, name, arg.arg))
+            if path := learned or self._declared(arg):
+                scope[arg.arg] = path
+        before, self._function = self._function, node.name
+        self._scopes.append(scope)
+        self.generic_visit(node)
+        self._scopes.pop()
+        self._function = before
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        before, self._class = self._class, node.name
+        self.generic_visit(node)
+        self._class = before
+
+    def visit_Return(self, node: ast.Return) -> None:
+        self.generic_visit(node)
+        path = self.path(node.value) if node.value is not None else ""
+        if path in (ARRAY, STREAM):
+            self.known.results.setdefault((self.file, self._function), path)
+        if path in LIBRARIES and self._class:  # a property
+            self.known.attributes.setdefault((ANYWHERE, self._function), path)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.name in LIBRARIES:
+                self._scopes[-1][alias.asname or alias.name] = alias.name
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        for target in node.targets:
+            self._bind(target, node.value)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self.generic_visit(node)
+        self._bind(node.target, node.value)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.generic_visit(node)
+        if node.value is not None:
+            self._bind(node.target, node.value)
+
+    def visit_With(self, node: ast.With) -> None:
+        for item in node.items:
+            path = self.path(item.context_expr)
+            if path in (DEVICE, STREAM):  # also where it is no call: it is entered
+                self._found(f"{path}.__enter__")
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self._pass_on(node.func, node.args, node.keywords)
+        if (first := CALLS_LATER.get(dotted(node.func))) is not None:
+            self._pass_on(node.args[first], node.args[first + 1 :], node.keywords)
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """The whole of `cupy.cuda.Stream.null.record` counts, and no part of it."""
+        path = self.path(node, raw=True)
+        if path.rpartition(".")[2] == node.attr:
+            self._found(path)
+        value = node.value
+        while isinstance(value, ast.Attribute):
+            value = value.value
+        self.visit(value)
+
+    # ------------------------------------------------------------------- paths
+
+    def path(self, node: ast.expr, raw: bool = False) -> str:
+        """Of a library's value; empty: it is none. `raw`: as it is written, not what it is."""
+        told = self._told(node)
+        return told if raw else RESULTS.get(told, told)
+
+    def _told(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Name):
+            return next((s[node.id] for s in reversed(self._scopes) if node.id in s), "")
+        if isinstance(node, ast.BoolOp):
+            return next(filter(None, map(self.path, node.values)), "")
+        if isinstance(node, ast.IfExp):
+            return self.path(node.body) or self.path(node.orelse)
+        if isinstance(node, ast.Call):
+            return self._result(node)
+        if isinstance(node, ast.Attribute):
+            base, a = self.path(node.value), self.known.attributes
+            if base:
+                return f"{base}.{node.attr}"
+            homes = (self.file, ANYWHERE)
+            return next((a[h, node.attr] for h in homes if (h, node.attr) in a), "")
+        return ""
+
+    def _result(self, node: ast.Call) -> str:
+        written = dotted(node.func)
+        if written in SOURCES:
+            return SOURCES[written]
+        if (self.file, written) in self.known.results:
+            return self.known.results[self.file, written]
+        if written == "cupy" and not self.path(node.func):
+            return "cupy"
+        first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else ""
+        if written in ("sys.modules.get", "import_extra") and first in LIBRARIES:
+            return str(first)
+        if written == "ctypes.CDLL" and first == "libcuda.so.1":
+            return "libcuda"
+        base = self.path(node.func)
+        return f"{base}()" if base else ""
+
+    def _declared(self, arg: ast.arg) -> str:
+        if (
+            self.file not in WITH_DEVICE_ARRAYS
+            or dotted(arg.annotation or ast.Constant(0)) != "Any"
+        ):
+            return ""
+        return ARRAY if arg.arg in ARRAYS else EVENT if arg.arg in EVENTS else ""
+
+    # ---------------------------------------------------------------- learning
+
+    def _bind(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for part, given in zip(target.elts, value.elts, strict=True):
+                self._bind(part, given)
+            return
+        path = self.path(value)
+        if isinstance(target, ast.Name):
+            if path:
+                self._scopes[-1][target.id] = path
+            else:
+                self._scopes[-1].pop(target.id, None)
+        elif path in WORTH_KNOWING and isinstance(target, ast.Attribute):
+            home = ANYWHERE if path in ONLY_WAYS else self.file
+            self.known.attributes.setdefault((home, target.attr), path)
+
+    def _pass_on(
+        self, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]
+    ) -> None:
+        name = dotted(function).rpartition(".")[2]
+        own = (self.file, name)
+        homes = [own] if own in self.known.functions else self._elsewhere(name)
+        for home in homes:
+            names = self.known.functions[home]
+            given = [*zip(names, args, strict=False), *((k.arg or "", k.value) for k in keywords)]
+            for parameter, value in given:
+                if (path := self.path(value)) in (*ONLY_WAYS, STREAM):
+                    self.known.parameters.setdefault((*home, parameter), path)
+
+    def _elsewhere(self, name: str) -> list[tuple[str, str]]:
+        return [home for home in self.known.functions if home[1] == name]
+
+    def _found(self, path: str) -> None:
+        name = path.replace("()", "")
+        library, last = name.partition(".")[0], name.rpartition(".")[2]
+        if name in ONLY_WAYS or library not in LIBRARIES:
+            return
+        if library == "onnxruntime" and last not in OF_ORT:
+            return
+        if library == "torch" and not name.startswith(OF_TORCH):
+            return
+        plain = name.removeprefix(f"{ARRAY}.").startswith(OF_ANY_ARRAY)
+        if plain or (name, self.file) in OF_NUMPY:
+            return
+        self.sites.add(Site(name, self.file, self._line))
+
+
+def files() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        if not name.startswith(NOT_SERVED):
+            yield name, ast.parse(path.read_text())
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
+    """Functions and, by their names, classes: with their parameters but `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            names = [arg.arg for arg in node.args.args]
+            yield node.name, [name for name in names if name not in ("self", "cls")]
+        if isinstance(node, ast.ClassDef):
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                    yield node.name, [arg.arg for arg in part.args.args[1:]]
+
+
+def sites() -> list[Site]:
+    """All of the product's."""
+    trees = dict(files())
+    known = Known(dict.fromkeys(OWN_ARRAYS, ARRAY))
+    for file, tree in trees.items():
+        known.functions |= {(file, name): names for name, names in functions(tree)}
+    size = -1
+    while size != known.size():
+        size = known.size()
+        found: set[Site] = set()
+        for name, tree in trees.items():
+            reader = Reader(name, known)
+            reader.visit(tree)
+            found |= reader.sites
+    return sorted(found)
