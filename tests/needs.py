@@ -16,6 +16,7 @@ from collections.abc import Callable
 from ctypes.util import find_library
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -102,6 +103,7 @@ NEEDS = {
     ),
     "curl": Need(_program("curl"), "apt-get install -y curl"),
     "grpc-js": Need((ROOT / ".node/.grpc-js").exists, "make test-node, with Node.js and npm"),
+    "haproxy": Need(_program("haproxy"), "apt-get install -y haproxy"),
     "h2load": Need(_program("h2load"), "apt-get install -y nghttp2-client"),
     "hugepages": Need(_hugepages, "a kernel with CONFIG_HUGETLBFS"),
     "ipv6": Need(_ipv6, "sysctl net.ipv6.conf.lo.disable_ipv6=0"),
@@ -115,5 +117,6 @@ NEEDS = {
         lambda: _program("systemd-analyze")() and find_library("seccomp") is not None,
         "apt-get install -y systemd libseccomp2",
     ),
+    "ray": Need(lambda: find_spec("ray") is not None, "make .venv/.ray, for 250 MB of disk"),
     "root": Need(lambda: os.geteuid() == 0, "sudo make test"),
 }

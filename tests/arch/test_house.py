@@ -115,6 +115,8 @@ BREACHES = {
     "C11": ("shmserve/grps/repository", "falcon"),
     "C12": ("shmserve/grps/frontend/http", "grpc"),
     "C13": ("shmserve/executor/loop", "shmserve.executor.model_calls"),
+    "C14": ("shmserve/cluster/policies", "socket"),
+    "C15": ("shmserve/coordinator", "ray"),
 }
 
 
