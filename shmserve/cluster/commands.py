@@ -73,6 +73,7 @@ def up(file: ClusterFile, wait: bool = True) -> Status:
             namespace=ray_nodes.NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
+            scheduling_strategy=ray_nodes.near_the_head(),
         ).remote(file)
         if not ray.get(actor.configure.remote(file), timeout=_ANSWER_S):
             raise ConfigError(

@@ -23,6 +23,7 @@ from shmserve.observe import gpu_use, nvml
 NAMESPACE = "shmserve"
 CONTROLLER = "controller"
 ROOM_RESOURCE = "model_memory_mib"  # of `ray start --resources`: what models may take of a node
+_HEAD = "node:__internal_head__"  # the resource that Ray gives it
 _MIB = 1 << 20
 _STOP_MORE_S = 20.0
 
@@ -129,6 +130,12 @@ class RayNodes:
             num_gpus=resources.get("GPU", 0),
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(self._settings, room)
+
+
+def near_the_head() -> NodeAffinitySchedulingStrategy:
+    """Where the controller runs: without the head's node there is no Ray at all."""
+    [head] = [n["NodeID"] for n in ray.nodes() if n["Alive"] and _HEAD in n["Resources"]]
+    return NodeAffinitySchedulingStrategy(head, soft=True)
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=3)
