@@ -13,7 +13,6 @@ _HEAD = """\
 # Made by `shmserve cluster haproxy`. Servers are put into the slots while it runs.
 global
     stats socket {socket} mode 600 level admin
-    maxconn 20000
 
 defaults
     mode http

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from hypothesis import given
@@ -57,8 +58,8 @@ def test_noise_makes_it_go_up_and_down_once_at_most(demand, seed):
         history.append(
             scaler.observe(float(now), scaler.wanted, queue_s(load, scaler.wanted), load)
         )
-    changes = [b - a for a, b in zip(history, history[1:], strict=False) if a != b]
-    turns = sum(1 for a, b in zip(changes, changes[1:], strict=False) if a * b < 0)
+    changes = [b - a for a, b in itertools.pairwise(history) if a != b]
+    turns = sum(1 for a, b in itertools.pairwise(changes) if a * b < 0)
     assert turns <= 2
 
 
