@@ -29,7 +29,7 @@ class Assumptions:
 
     hosts: int = 1000
     models: int = 200
-    seconds: float = 600.0
+    seconds: float = 900.0
     seed: int = 1
     host_memory: float = 80.0
     model_memory: tuple[float, float] = (1.0, 40.0)  # log-uniform
@@ -42,12 +42,8 @@ class Assumptions:
     queue_s: float = 0.2  # the target of every model
     tick_s: float = 2.0
     check_s: float = 2.0  # from a host's end until the balancer sends it nothing more
-    surge: tuple[float, float, float] = (
-        200.0,
-        400.0,
-        2.0,
-    )  # from, to: one model in ten has so much more
-    deaths: tuple[float, float] = (450.0, 0.04)  # when, and which share of hosts, at once
+    surge: tuple[float, float, float] = (400.0, 600.0, 2.0)  # from, to, factor: a tenth of models
+    deaths: tuple[float, float] = (750.0, 0.04)  # when, and which share of hosts, at once
     balance: str = "weights"  # "weights": by speed, least connections; "even": the same for all
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-GROWTH = 1.5  # at most so many times as many at once
+GROWTH = 2.0  # at most so many times as many at once
 QUIET = 0.25  # of the longest wait: below it a replica may be one too many
 SPARE = 0.7  # of what a replica can do: no more is to be left to each after one has gone
 LEARNT_S = 3600.0  # so long it counts what a replica could do
