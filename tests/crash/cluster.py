@@ -17,10 +17,11 @@ import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from shmserve.testing.running_server import wait_until
-from tests.crash.cluster_rig import ClusterRig, seconds_since
+from tests.crash.cluster_rig import ClusterRig, kill, seconds_since
 
 ANSWER_S = 60.0
 _AGAIN_S = 0.05
@@ -112,13 +113,15 @@ class ClusterLoad:
 
 
 MODELS = {"one": (40, 1, 1), "two": (40, 1, 1), "both": (20, 2, 2)}
-ROOM = 100  # all of them fit on one node
+GROWS = {"grows": (10, 1, 2)}
+ROOM = 120  # all of them fit on one node
+BOTH_NODES = {"one": 1, "two": 1, "both": 2, "grows": 1}
 
 
 def drill(seconds: float, run_s: float = 0.002, clients: int = 4) -> dict[str, Any]:
     """The figures. One node first, then a second one; then nodes are killed and others come."""
     report: dict[str, Any] = {"events": []}
-    with ClusterRig(MODELS, ROOM, run_s) as rig:
+    with ClusterRig({**MODELS, **GROWS}, ROOM, run_s) as rig:
         begun = time.monotonic()
         rig.add_node()
         rig.up()
@@ -126,6 +129,8 @@ def drill(seconds: float, run_s: float = 0.002, clients: int = 4) -> dict[str, A
         wait_until(lambda: _routed(rig), "the balancer routes nothing")
         with ClusterLoad(rig.http_port, list(MODELS), clients) as load:
             report["second_node"] = _second_node(rig)
+            report["scaled"] = _scale(rig)
+            report["restart"] = _restart(rig)
             end = time.monotonic() + seconds
             while True:
                 report["events"].append(_kill_one(rig))
@@ -179,8 +184,36 @@ def _second_node(rig: ClusterRig) -> dict[str, float]:
 
     wait_until(answered, "the second node answers nothing")
     times["first_answer_s"] = seconds_since(begun)
-    rig.wait_ready({"one": 1, "two": 1, "both": 2})
+    rig.wait_ready(BOTH_NODES)
     return times
+
+
+def _scale(rig: ClusterRig) -> dict[str, float]:
+    """Send one model more than one replica can do, until it has two."""
+    begun = time.monotonic()
+    with ClusterLoad(rig.http_port, list(GROWS), 8) as load:
+        rig.wait_ready({"grows": 2})
+    return {"replicas": rig.ready()["grows"], "s": seconds_since(begun), **load.counts}
+
+
+def _restart(rig: ClusterRig) -> dict[str, Any]:
+    """Kill a service on a node that lives, and the controller: both come again, nothing moves."""
+    before = {node: report.look.ready for node, report in rig.status().nodes.items()}
+    victim = sorted(before)[0]
+    launches = rig.status().nodes[victim].launches
+    begun = time.monotonic()
+    kill(rig.service_pids(victim))
+    rig.kill_controller()
+
+    def back() -> bool:
+        report = rig.status().nodes.get(victim)
+        return report is not None and report.launches > launches and bool(report.look.ready)
+
+    wait_until(back, "the service does not come again")
+    rig.wait_ready(BOTH_NODES)
+    after = {node: report.look.ready for node, report in rig.status().nodes.items()}
+    moved = [node for node in before if before[node] != after.get(node)]
+    return {"killed_with": sorted(before[victim]), "moved": moved, "s": seconds_since(begun)}
 
 
 def _kill_one(rig: ClusterRig) -> dict[str, Any]:
@@ -189,10 +222,10 @@ def _kill_one(rig: ClusterRig) -> dict[str, Any]:
     held = sorted(rig.status().nodes[victim].look.ready)
     begun = time.monotonic()
     rig.kill_node(victim)
-    rig.wait_ready({"one": 1, "two": 1, "both": 1})
+    rig.wait_ready(dict.fromkeys(BOTH_NODES, 1))
     moved_s = seconds_since(begun)
     rig.add_node()
-    rig.wait_ready({"one": 1, "two": 1, "both": 2})
+    rig.wait_ready(BOTH_NODES)
     return {"killed_with": held, "all_served_again_s": moved_s, "whole_s": seconds_since(begun)}
 
 
@@ -201,9 +234,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--run-ms", type=float, default=2.0, help="how long the models run")
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--output", type=Path, help="a file for the report, as JSON")
     arguments = parser.parse_args()
     report = drill(arguments.seconds, arguments.run_ms / 1000, arguments.clients)
-    print(json.dumps(report, indent=1))
+    text = json.dumps(report, indent=1)
+    if arguments.output:
+        arguments.output.write_text(text)
+    print(text)
     lost = report["counts"].get("lost", 0)
     return 1 if lost or report["wrong"] or report["left"] else 0
 

@@ -101,7 +101,7 @@ class ClusterRig:
             (version / "model.py").write_text(CODE % self._run_s)
         tables = "".join(
             f'[models.{name}]\nmemory_bytes = "{memory}MiB"\nreplicas = {least}\n'
-            f"max_replicas = {most}\ndown_s = 600\n"
+            f'max_replicas = {most}\nqueue_s = "5ms"\nup_s = 1\ndown_s = 600\n'
             for name, (memory, least, most) in self._models.items()
         )
         self.file_path.write_text(
@@ -195,11 +195,19 @@ class ClusterRig:
         return commands.ready(self.status())
 
     def wait_ready(self, replicas: dict[str, int], timeout_s: float = 90.0) -> None:
-        """Until each model is ready on so many nodes."""
+        """Until each of these models is ready on so many nodes, or more."""
         try:
-            wait_until(lambda: self.ready() == replicas, f"{replicas}", timeout_s)
+            wait_until(lambda: self._has(replicas), f"{replicas}", timeout_s)
         except TimeoutError as ex:
             raise TimeoutError(f"{ex}: {self.status()}\n{self.logs()}") from None
+
+    def _has(self, replicas: dict[str, int]) -> bool:
+        ready = self.ready()
+        return all(ready.get(name, 0) >= number for name, number in replicas.items())
+
+    def kill_controller(self) -> None:
+        """Its process; Ray starts another."""
+        self._ray.kill(self._ray.get_actor("controller", "shmserve"), no_restart=False)
 
     def answered_by(self, port: int) -> int:
         """Answers with status 2xx of the service with this HTTP port, as the balancer counted."""
