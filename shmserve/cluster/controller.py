@@ -32,8 +32,8 @@ class Nodes(Protocol):
     def update(
         self, orders: Mapping[str, frozenset[str]], timeout_s: float
     ) -> dict[str, NodeReport | None]:
-        """Order what each node should hold; what they reported. None: a node that has not
-        answered. Those that are not there any more are not in it."""
+        """Order what nodes should hold, those without orders nothing new; what they reported. None:
+        a node that has not answered. Those that are not there any more are not in it."""
 
     def stop(self) -> None:
         """End all services, their requests first."""
@@ -83,7 +83,9 @@ class Controller:
         self._end.set()
         self._thread.join()
         with self._lock:
-            empty = {name: dict.fromkeys((), 0) for name in self._backends(self._decision)}
+            empty: dict[str, dict[Address, int]] = {
+                name: {} for name in self._backends(self._decision)
+            }
             self._tell(self._balancers, empty)
         time.sleep(self._settings.drain_s)
         self._nodes.stop()

@@ -56,7 +56,7 @@ class NodeReport:
 class _State:
     """What the threads share, under one lock."""
 
-    orders: frozenset[str] = frozenset()
+    orders: frozenset[str] | None = None
     ready: frozenset[str] = frozenset()
     changing: str = ""
     changes: int = 0
@@ -89,10 +89,12 @@ class NodeService:
         for thread in self._threads:
             thread.start()
 
-    def update(self, orders: frozenset[str]) -> NodeReport:
-        """Take what should be loaded from now on, and tell how things are. Returns at once."""
+    def update(self, orders: frozenset[str] | None) -> NodeReport:
+        """Take what should be loaded from now on (None: what was ordered before), and tell how
+        things are. Returns at once."""
         with self._lock:
-            self._state.orders = orders
+            if orders is not None:
+                self._state.orders = orders
             return self._report()
 
     def stop(self) -> None:
@@ -190,6 +192,8 @@ class NodeService:
                     self._state.up, self._state.ready = False, frozenset()
                 continue
             with self._lock:
+                if not self._state.up and not self._state.failed:
+                    self._state.problem = ""
                 if changes == self._state.changes:  # else it may be older than the last change
                     self._state.up, self._state.ready, self._state.counts = True, ready, counts
         transport.close()
@@ -209,7 +213,7 @@ class NodeService:
             state.failed = {
                 name: (why, at) for name, (why, at) in state.failed.items() if now - at < AGAIN_S
             }
-            if not state.up:
+            if not state.up or state.orders is None:
                 return None
             for name in sorted(state.ready - state.orders):
                 return "unload", name

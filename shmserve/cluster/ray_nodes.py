@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ ROOM_RESOURCE = "model_memory_mib"  # of `ray start --resources`: what models ma
 _HEAD = "node:__internal_head__"  # the resource that Ray gives it
 _MIB = 1 << 20
 _STOP_MORE_S = 20.0
+_AGAIN_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class NodeActor:
             os.path.join(base, f"shmserve-{node[:12]}"),
         )
 
-    def update(self, orders: frozenset[str]) -> NodeReport:
+    def update(self, orders: frozenset[str] | None) -> NodeReport:
         return self._service.update(orders)
 
     def stop(self) -> None:
@@ -69,6 +71,7 @@ class RayNodes:
         self._settings = settings
         self._actors: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}  # one question at a time for each node
+        self._again_at: dict[str, float] = {}  # until then no other actor for one that has died
 
     def update(
         self, orders: Mapping[str, frozenset[str]], timeout_s: float
@@ -77,7 +80,7 @@ class RayNodes:
         self._follow_ray()
         for node, actor in self._actors.items():
             if node not in self._asked:
-                self._asked[node] = actor.update.remote(orders.get(node, frozenset()))
+                self._asked[node] = actor.update.remote(orders.get(node))
         refs = list(self._asked.values())
         done = set(ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[0]) if refs else set()
         reports: dict[str, NodeReport | None] = dict.fromkeys(self._actors)
@@ -86,7 +89,11 @@ class RayNodes:
                 del self._asked[node]
                 try:
                     reports[node] = ray.get(ref)
-                except ray.exceptions.RayError as ex:  # it dies, or is being started again
+                except ray.exceptions.ActorDiedError as ex:
+                    _log.warning("node %s: its actor cannot run: %s", node[:12], ex)
+                    self._again_at[node] = time.monotonic() + _AGAIN_S
+                    del self._actors[node]
+                except ray.exceptions.RayError as ex:  # it is being started again
                     _log.debug("node %s: %s", node[:12], ex)
         return reports
 
@@ -107,10 +114,11 @@ class RayNodes:
             if row["Alive"] and self._counts(row["Resources"])
         }
         for node, resources in alive.items():
-            if node not in self._actors:
+            if node not in self._actors and time.monotonic() >= self._again_at.get(node, 0.0):
                 self._actors[node] = self._actor(node, resources)
         for node in self._actors.keys() - alive.keys():
             self._asked.pop(node, None)
+            self._again_at.pop(node, None)
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(self._actors.pop(node))
 

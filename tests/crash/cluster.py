@@ -20,7 +20,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from shmserve._generated import grpc_service_pb2 as pb
 from shmserve.testing.running_server import wait_until
+from tests import grpc_client
 from tests.crash.cluster_rig import ClusterRig, kill, seconds_since
 
 ANSWER_S = 60.0
@@ -129,6 +133,7 @@ def drill(seconds: float, run_s: float = 0.002, clients: int = 4) -> dict[str, A
         wait_until(lambda: _routed(rig), "the balancer routes nothing")
         with ClusterLoad(rig.http_port, list(MODELS), clients) as load:
             report["second_node"] = _second_node(rig)
+            report["over_grpc"] = _over_grpc(rig)
             report["scaled"] = _scale(rig)
             report["restart"] = _restart(rig)
             end = time.monotonic() + seconds
@@ -186,6 +191,23 @@ def _second_node(rig: ClusterRig) -> dict[str, float]:
     times["first_answer_s"] = seconds_since(begun)
     rig.wait_ready(BOTH_NODES)
     return times
+
+
+def _over_grpc(rig: ClusterRig) -> dict[str, list[float]]:
+    """What each model answers over gRPC, when clients name it for the balancer."""
+    client = grpc_client.Client(f"127.0.0.1:{rig.grpc_port}")
+    found = {}
+    for name in MODELS:
+        array = np.array([1.0, 2.0], np.float32)
+        message = pb.ModelInferRequest(
+            model_name=name,
+            inputs=[grpc_client.tensor(array, "IN")],
+            raw_input_contents=[array.tobytes()],
+        )
+        answer = client.call("ModelInfer", message, metadata=(("x-model", name),))
+        found[name] = np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
+    client.channel.close()
+    return found
 
 
 def _scale(rig: ClusterRig) -> dict[str, float]:

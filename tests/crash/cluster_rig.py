@@ -19,6 +19,8 @@ from typing import Any
 # Before Ray is imported: no reports to anybody, and no address but that of loopback
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+# A process that sets its title may write it over its environment, by which it is found
+os.environ["SPT_NOENV"] = "1"
 
 from shmserve.cluster import cluster_file, commands
 from shmserve.cluster.controller import Status
