@@ -30,7 +30,7 @@ def test_no_request_is_lost_while_nodes_are_killed_and_come(tmp_path: Path) -> N
     assert counts["sent"] == counts["answered at once"] + counts.get("answered after a retry", 0)
     assert report["wrong"] == []
     assert report["left"] == []
-    assert report["over_grpc"] == dict.fromkeys(("one", "two", "both"), [2.0, 3.0])
+    assert report["over_grpc"] == {name: [2.0, 3.0] for name in ("one", "two", "both")}
     assert report["scaled"]["replicas"] == 2
     assert report["restart"]["moved"] == []
     assert report["second_node"]["first_answer_s"] > 0
