@@ -35,11 +35,11 @@ class Assumptions:
     model_memory: tuple[float, float] = (1.0, 40.0)  # log-uniform
     use: float = 0.5  # of all hosts' executors, on average, if every host had one replica
     popularity: float = 0.9  # exponent of Zipf's law
-    run_s: float = 0.2  # mean of a run on a host of speed 1, exponentially distributed
+    run_s: float = 0.5  # mean of a run on a host of speed 1, exponentially distributed
     fast_share: float = 0.3  # of hosts, that are twice as fast
     load_gib_per_s: float = 2.0
     load_least_s: float = 5.0
-    queue_s: float = 0.2  # the target of every model
+    queue_s: float = 0.5  # the target of every model
     tick_s: float = 2.0
     check_s: float = 2.0  # from a host's end until the balancer sends it nothing more
     surge: tuple[float, float, float] = (400.0, 600.0, 2.0)  # from, to, factor: a tenth of models

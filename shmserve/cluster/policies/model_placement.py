@@ -105,16 +105,17 @@ def place(
 
 def _kept(layout: Layout, current: Mapping[str, AbstractSet[str]], barred: Barred) -> Layout:
     """What stays: wanted, on nodes that are there, not more than wanted, not more than fits."""
+    homes: dict[str, list[str]] = {name: [] for name in layout.models}
     for node in sorted(layout.room):
         held = (name for name in current.get(node, ()) if name in layout.models)
         for name in sorted(held, key=lambda name: (-layout.models[name].memory, name)):
             if layout.models[name].replicas and layout.takes(node, name, barred):
                 layout.add(node, name)
-    for name, model in sorted(layout.models.items()):
-        homes = sorted(node for node in layout.on if name in layout.on[node])
-        while len(homes) > model.replicas:
-            busiest = max(homes, key=lambda node: (layout.load[node], node))
-            homes.remove(busiest)
+                homes[name].append(node)
+    for name, nodes in sorted(homes.items()):
+        while len(nodes) > layout.models[name].replicas:
+            busiest = max(nodes, key=lambda node: (layout.load[node], node))
+            nodes.remove(busiest)
             layout.remove(busiest, name)
     return layout
 

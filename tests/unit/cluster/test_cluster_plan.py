@@ -22,6 +22,7 @@ SHORT = Assumptions(
     models=4,
     seconds=300.0,
     use=0.3,
+    run_s=0.2,
     model_memory=(1.0, 20.0),
     surge=(100.0, 150.0, 2.0),
     deaths=(200.0, 0.13),
