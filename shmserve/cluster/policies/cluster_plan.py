@@ -94,12 +94,18 @@ class ClusterPlan:
             {node: look.held for node, look in looks.items()},
             {node: look.ready for node, look in looks.items()},
             {node: look.room for node, look in looks.items()},
-            {name: rule.memory for name, rule in self._rules.items()},
+            self._memory(looks),
         )
         drained = {r for r, since in self._leaving.items() if now - since >= self._drain_s}
         steps = next_steps(self._target, held, drained)
         self._leaving = {replica: self._leaving.get(replica, now) for replica in steps.leaving}
         return Decision(steps.orders, self._routes(looks), replicas, missing, moves)
+
+    def _memory(self, looks: Mapping[str, NodeLook]) -> dict[str, int]:
+        """Bytes of each model. One without a rule may have all of its node: it goes first."""
+        most = max((look.room for look in looks.values()), default=0)
+        held = {name: most for look in looks.values() for name in look.held}
+        return held | {name: rule.memory for name, rule in self._rules.items()}
 
     def _measure(self, now: float, looks: Mapping[str, NodeLook]) -> dict[str, int]:
         """How many replicas each model should have, from what was counted since the last look."""
