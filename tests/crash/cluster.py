@@ -219,23 +219,30 @@ def _scale(rig: ClusterRig) -> dict[str, float]:
 
 
 def _restart(rig: ClusterRig) -> dict[str, Any]:
-    """Kill a service on a node that lives, and the controller: both come again, nothing moves."""
+    """Kill the controller, then a service on a node that lives: they come again, nothing moves."""
     before = {node: report.look.ready for node, report in rig.status().nodes.items()}
     victim = sorted(before)[0]
     launches = rig.status().nodes[victim].launches
     begun = time.monotonic()
-    kill(rig.service_pids(victim))
     rig.kill_controller()
+    wait_until(lambda: bool(rig.status().decision.orders), "no other controller decides")
+    controller_s = seconds_since(begun)
+    kill(rig.service_pids(victim))
 
     def back() -> bool:
         report = rig.status().nodes.get(victim)
         return report is not None and report.launches > launches and bool(report.look.ready)
 
     wait_until(back, "the service does not come again")
-    rig.wait_ready(BOTH_NODES)
+    rig.wait_ready({name: sum(name in models for models in before.values()) for name in BOTH_NODES})
     after = {node: report.look.ready for node, report in rig.status().nodes.items()}
     moved = [node for node in before if before[node] != after.get(node)]
-    return {"killed_with": sorted(before[victim]), "moved": moved, "s": seconds_since(begun)}
+    return {
+        "killed_with": sorted(before[victim]),
+        "moved": moved,
+        "controller_s": controller_s,
+        "s": seconds_since(begun),
+    }
 
 
 def _kill_one(rig: ClusterRig) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -76,7 +76,7 @@ class ClusterPlan:
     def __init__(self, rules: Mapping[str, ModelRule], drain_s: float = 2.0) -> None:
         self._rules = rules
         self._drain_s = drain_s
-        self._scalers = {name: ReplicaScaler(rule.scaling) for name, rule in rules.items()}
+        self._scalers: dict[str, ReplicaScaler] = {}
         self._target: dict[str, set[str]] = {}
         self._counts: dict[Replica, ReplicaCounts] = {}
         self._demand: dict[str, float] = dict.fromkeys(rules, 0.0)
@@ -88,16 +88,21 @@ class ClusterPlan:
 
     def step(self, now: float, looks: Mapping[str, NodeLook]) -> Decision:
         """`looks`: of the nodes that count; one that is not among them is gone."""
+        if not self._scalers:  # replicas that are there were wanted by somebody
+            held = Counter(name for look in looks.values() for name in look.held)
+            self._scalers = {
+                name: ReplicaScaler(rule.scaling, held[name]) for name, rule in self._rules.items()
+            }
         replicas = self._measure(now, looks)
         moves, missing = self._place(now, looks, replicas)
-        held = Held(
+        there = Held(
             {node: look.held for node, look in looks.items()},
             {node: look.ready for node, look in looks.items()},
             {node: look.room for node, look in looks.items()},
             self._memory(looks),
         )
         drained = {r for r, since in self._leaving.items() if now - since >= self._drain_s}
-        steps = next_steps(self._target, held, drained)
+        steps = next_steps(self._target, there, drained)
         self._leaving = {replica: self._leaving.get(replica, now) for replica in steps.leaving}
         return Decision(steps.orders, self._routes(looks), replicas, missing, moves)
 

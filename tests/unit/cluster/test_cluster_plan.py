@@ -54,13 +54,12 @@ def test_what_cannot_be_loaded_on_one_node_is_tried_on_another() -> None:
 
 def test_a_plan_that_begins_anew_leaves_models_where_they_are() -> None:
     rules = {name: ModelRule(10, ScalingRule(1, 3)) for name in ("one", "two")}
-    looks = {
-        "a": NodeLook(20, frozenset({"one", "two"}), frozenset({"one", "two"})),
-        "b": NodeLook(20),
-    }
+    both, one = frozenset({"one", "two"}), frozenset({"one"})
+    looks = {"a": NodeLook(20, both, both), "b": NodeLook(20, one, one), "c": NodeLook(20)}
     decision = ClusterPlan(rules).step(0.0, looks)
-    assert decision.orders == {"a": {"one", "two"}, "b": frozenset()}
-    assert decision.routes == {"one": {"a": 128}, "two": {"a": 128}}
+    assert decision.orders == {"a": both, "b": one, "c": frozenset()}
+    assert decision.replicas == {"one": 2, "two": 1}, "as many as there are"
+    assert decision.routes == {"one": {"a": 128, "b": 128}, "two": {"a": 128}}
 
 
 def test_a_model_that_is_not_wanted_any_more_gets_no_requests_and_goes() -> None:
