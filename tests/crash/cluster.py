@@ -251,11 +251,18 @@ def _kill_one(rig: ClusterRig) -> dict[str, Any]:
     held = sorted(rig.status().nodes[victim].look.ready)
     begun = time.monotonic()
     rig.kill_node(victim)
+    wait_until(lambda: victim not in rig.status().nodes, "a dead node counts still")
+    noticed_s = seconds_since(begun)
     rig.wait_ready(dict.fromkeys(BOTH_NODES, 1))
     moved_s = seconds_since(begun)
     rig.add_node()
     rig.wait_ready(BOTH_NODES)
-    return {"killed_with": held, "all_served_again_s": moved_s, "whole_s": seconds_since(begun)}
+    return {
+        "killed_with": held,
+        "noticed_s": noticed_s,
+        "all_served_again_s": moved_s,
+        "whole_s": seconds_since(begun),
+    }
 
 
 def main() -> int:
