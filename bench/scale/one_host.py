@@ -26,7 +26,7 @@ from shmserve.cluster.policies.cluster_plan import NodeLook, ReplicaCounts
 from shmserve.testing.running_server import ROOT, RunningServer, free_port, wait_until
 
 MODELS = (1, 8)
-BALANCERS = ((10, 16), (100, 32), (200, 64))  # models, slots of each
+BALANCERS = ((10, 16), (50, 32), (140, 64))  # models, slots of each
 _LOOKS = 50
 
 

@@ -68,7 +68,7 @@ def up(file: ClusterFile, wait: bool = True) -> Status:
     """
     with _connected(file.settings) as ray_nodes:
         ray = ray_nodes.ray
-        actor = ray_nodes.ControllerActor.options(
+        actor = ray_nodes.CONTROLLING.options(
             name=ray_nodes.CONTROLLER,
             namespace=ray_nodes.NAMESPACE,
             lifetime="detached",

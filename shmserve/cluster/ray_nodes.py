@@ -32,7 +32,6 @@ _AGAIN_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
 class NodeActor:
     """The service of the node it is on. Ray starts it again if its process dies."""
 
@@ -52,6 +51,9 @@ class NodeActor:
 
     def stop(self) -> None:
         self._service.stop()
+
+
+_NODE: Any = ray.remote(num_cpus=0, max_restarts=-1)(NodeActor)
 
 
 def _gpu_room() -> int:
@@ -130,7 +132,7 @@ class RayNodes:
         room = self._settings.nodes_room_bytes or int(resources.get(ROOM_RESOURCE, 0)) * _MIB
         if not room and not resources.get("GPU"):
             room = int(resources.get("memory", 0))
-        return NodeActor.options(
+        return _NODE.options(
             name=f"node-{node}",
             namespace=NAMESPACE,
             lifetime="detached",
@@ -146,7 +148,6 @@ def near_the_head() -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(head, soft=True)
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=3)
 class ControllerActor:
     """The controller. Where its process dies, Ray starts another, which finds the nodes' actors."""
 
@@ -169,6 +170,9 @@ class ControllerActor:
 
     def stop(self) -> None:
         self._controller.stop()
+
+
+CONTROLLING: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=3)(ControllerActor)
 
 
 def _of_nodes(settings: ClusterSettings) -> list[Any]:
