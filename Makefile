@@ -9,6 +9,7 @@ DEV_DEPS := $(VENV)/.dev
 BENCH_DEPS := $(VENV)/.bench
 FUZZ_DEPS := $(VENV)/.fuzz
 SITE_DEPS := $(VENV)/.site
+RAY_DEPS := $(VENV)/.ray
 # Who is told to keep no bytecode (PYTHONDONTWRITEBYTECODE) would compile all of it in each process.
 BYTECODE := $(VENV)/.bytecode
 
@@ -80,6 +81,7 @@ FUZZ_INPUTS ?= 10000000
 FUZZ_SECONDS ?= inf
 CHAOS_SECONDS ?= 3600
 SOAK_SECONDS ?= 3600
+CLUSTER_SECONDS ?= 600
 
 # Where `make install` puts the systemd units, and what they run: an environment of APP with shmserve in it.
 PREFIX ?= /usr/local
@@ -89,7 +91,7 @@ UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
 .PHONY: install wheel serve test coverage test-pythons test-ends test-torch test-kserve test-node test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day cuda-calls wheels gpu-site fuzz \
-	chaos reload-drill restart-drill balance-drill soak rounds clean
+	chaos reload-drill restart-drill balance-drill cluster-drill soak rounds scale clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
 	$(BIN)/gunicorn -c gunicorn.conf.py shmserve.app
@@ -193,6 +195,12 @@ balance-drill: $(DEV_DEPS)  ## HAProxy before three services while things befall
 soak: $(DEV_DEPS)  ## SOAK_SECONDS of load, looking for growth; writes and draws it: soak.csv, soak.svg
 	$(BIN)/python -m tests.crash.soak --seconds $(SOAK_SECONDS)
 
+cluster-drill: $(RAY_DEPS)  ## CLUSTER_SECONDS of load on a cluster of Ray, whose nodes are killed and come again
+	$(BIN)/python -m tests.crash.cluster --seconds $(CLUSTER_SECONDS)
+
+scale: $(BENCH_DEPS)  ## what docs/scale.md says of many hosts: simulated, and drawn into docs/scale
+	$(BIN)/python -m bench.scale --plots docs/scale
+
 rounds: $(DEV_DEPS)  ## 50,000 rounds of registering, using and removing memory, over HTTP and gRPC
 	$(BIN)/python -m tests.crash.rounds
 
@@ -244,6 +252,10 @@ $(BENCH_DEPS): $(DEV_DEPS)
 
 $(SITE_DEPS): $(SERVE_DEPS)
 	$(INSTALL_TREE) '.[docs]'
+	@touch $@
+
+$(RAY_DEPS): $(DEV_DEPS)
+	$(INSTALL_TREE) '.[ray]'
 	@touch $@
 
 $(KSERVE)/.kserve:

@@ -122,5 +122,6 @@ NEEDS = {
         lambda: all(find_spec(package) for package in ("s3fs", "moto", "flask_cors")),
         "pip install '.[dev]'",
     ),
+    "ray": Need(lambda: find_spec("ray") is not None, "make .venv/.ray, for 250 MB of disk"),
     "root": Need(lambda: os.geteuid() == 0, "sudo make test"),
 }

@@ -93,6 +93,7 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("--wait", type=float, default=0.0, metavar="S", help="for so long")
     _add_measure(command("measure", "measure", "send a model generated requests and time them"))
     _add_key(command("key", "key", "make keys for those who call"))
+    _add_cluster(command("cluster", "cluster", "serve on the nodes of a Ray cluster"))
     complete = command("completion", "completion", "print a completion script for a shell")
     complete.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     return whole
@@ -145,6 +146,20 @@ def _add_key(key: argparse.ArgumentParser) -> None:
     new.add_argument("--scopes", default="use", help="of use,register,change,send-models")
     new.add_argument("--days", type=int, help="until it expires; default: never")
     new.add_argument("--file", help="default: the setting keys_file")
+
+
+def _add_cluster(cluster: argparse.ArgumentParser) -> None:
+    what = cluster.add_subparsers(dest="what", required=True)
+    for name, text in (
+        ("up", "start a service on each node, or change which models they serve"),
+        ("status", "say what is where (status 1: a model has no replica that is ready)"),
+        ("down", "end all services, their requests first"),
+        ("haproxy", "print the configuration of a HAProxy before the cluster"),
+    ):
+        one = what.add_parser(name, help=text, description=text)
+        one.add_argument("file", metavar="FILE", help="cluster.toml")
+        if name in ("up", "status"):
+            one.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

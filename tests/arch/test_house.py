@@ -114,8 +114,10 @@ BREACHES = {
     "C10": ("shmserve/grps/frontend", "cupy"),
     "C11": ("shmserve/grps/repository", "falcon"),
     "C12": ("shmserve/grps/frontend/http", "grpc"),
-    "C14": ("shmserve/repository", "fsspec"),
     "C13": ("shmserve/executor/loop", "shmserve.executor.model_calls"),
+    "C14": ("shmserve/repository", "fsspec"),
+    "C15": ("shmserve/cluster/policies", "socket"),
+    "C16": ("shmserve/coordinator", "ray"),
 }
 
 

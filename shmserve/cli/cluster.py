@@ -1,0 +1,85 @@
+"""``shmserve cluster up | status | down | haproxy``: many hosts, through Ray."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from shmserve.cluster import cluster_file, commands, haproxy_config
+from shmserve.cluster.controller import Status
+
+_UNIT = 1 << 20
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Do it and say so; returns the exit status."""
+    file = cluster_file.read(arguments.file)
+    if arguments.what == "haproxy":
+        sys.stdout.write(haproxy_config.text(file))
+        return 0
+    if arguments.what == "down":
+        commands.down(file)
+        print("the cluster is down")
+        return 0
+    status = commands.up(file) if arguments.what == "up" else commands.status(file)
+    if getattr(arguments, "json", False):
+        sys.stdout.buffer.write(msgspec.json.encode(document(status)) + b"\n")
+    else:
+        _print(status)
+    return 0 if all(row["ready"] for row in document(status)["models"]) else 1
+
+
+def document(status: Status) -> dict[str, list[dict[str, object]]]:
+    """Rows of nodes and of models, as the tables have them."""
+    ready = commands.ready(status)
+    decision = status.decision
+    nodes: list[dict[str, object]] = [
+        {
+            "node": name,
+            "address": f"{report.http.host}:{report.http.port}" if report.http else "",
+            "room_bytes": report.look.room,
+            "ready": sorted(report.look.ready),
+            "coming": sorted(decision.orders.get(name, frozenset()) - report.look.ready),
+            "launches": report.launches,
+            "problem": report.problem,
+        }
+        for name, report in sorted(status.nodes.items())
+    ]
+    models: list[dict[str, object]] = [
+        {
+            "model": name,
+            "replicas": replicas,
+            "ready": ready.get(name, 0),
+            "without_room": decision.missing.get(name, 0),
+            "weights": dict(sorted(decision.routes.get(name, {}).items())),
+        }
+        for name, replicas in sorted(decision.replicas.items())
+    ]
+    problems: list[dict[str, object]] = [{"problem": problem} for problem in status.problems]
+    return {"nodes": nodes, "models": models, "problems": problems}
+
+
+def _print(status: Status) -> None:
+    rows = document(status)
+    print(f"{'node':<14}{'address':<23}{'room':>9}  models")
+    for node in rows["nodes"]:
+        models = [*map(str, _list(node["ready"]))]
+        models += [f"({name})" for name in _list(node["coming"])]
+        room = f"{int(str(node['room_bytes'])) // _UNIT} MiB"
+        address = node["address"] or "(not up)"
+        print(f"{str(node['node'])[:12]:<14}{address:<23}{room:>9}  {' '.join(models)}")
+        if node["problem"]:
+            print(f"{'':<14}{node['problem']}")
+    print(f"\n{'model':<30}{'wanted':>8}{'ready':>8}{'no room':>9}")
+    for model in rows["models"]:
+        numbers = f"{model['replicas']:>8}{model['ready']:>8}{model['without_room']:>9}"
+        print(f"{model['model']!s:<30}{numbers}")
+    for problem in rows["problems"]:
+        print(problem["problem"])
+
+
+def _list(value: object) -> list[str]:
+    assert isinstance(value, list)
+    return value

@@ -1,0 +1,168 @@
+"""cluster.toml: what is served on the nodes of a Ray cluster, and which balancers are told.
+
+Tables are prefixes of names, as in the server's own file: ``[models.digits] memory_bytes`` is
+``models_digits_memory_bytes`` in an error. Sizes and times may have units.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shmserve.cluster.policies.cluster_plan import ModelRule
+from shmserve.cluster.policies.replica_scaling import ScalingRule
+from shmserve.errors import ConfigError
+from shmserve.setting_sources import Declared, Sources
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+Bind = Annotated[str, Meta(pattern=r"^[^ ]*:[1-9][0-9]{0,4}$")]
+ModelName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")]
+
+
+class ClusterSettings(Struct, frozen=True):
+    """What stands in the file beside its models. Sizes are bytes, times are seconds."""
+
+    ray_address: str = "auto"
+    interval_s: Seconds = 1.0  # between two looks at all nodes
+    node_timeout_s: Seconds = 10.0  # a node that has not been heard for so long is gone
+    drain_s: Seconds = 2.0  # between a replica's last request and its unloading
+    start_timeout_s: Seconds = 300.0  # `up` waits for one replica of each model for so long
+    # The service of each node
+    service_model_repository: tuple[str, ...] = ()
+    service_config: str = ""  # a settings file on each node
+    service_run_dir: str = ""  # below it each service has its run directory
+    service_http_port: Port = 8000  # 0: any that is free
+    service_grpc_port: Port = 8001
+    service_http_workers: Positive = 2
+    service_load_timeout_s: Seconds = 300.0  # of one model
+    service_stop_timeout_s: Seconds = 60.0  # then it is killed
+    # The nodes that have one
+    nodes_resource: str = ""  # only those with this Ray resource
+    nodes_room_bytes: Annotated[int, Meta(ge=0)] = 0  # for models; 0: what the node says
+    # The balancers
+    haproxy_sockets: tuple[str, ...] = ()  # paths, or HOST:PORT
+    haproxy_http_bind: Bind = ":8080"
+    haproxy_grpc_bind: Bind = ":8081"
+    haproxy_slots: Annotated[int, Meta(ge=1, le=4096)] = 32  # servers of one model at most
+    haproxy_check_s: Seconds = 1.0  # between two checks of one server
+
+
+class ModelTable(Struct, frozen=True):
+    """What stands in the table of one model."""
+
+    memory_bytes: Positive  # of each GPU of a node, or of a node without any, that it takes
+    replicas: Positive = 1  # at least
+    max_replicas: Positive = 1
+    queue_s: Seconds = 0.05  # requests should not wait longer for an executor, on average
+    up_s: Seconds = 3.0  # more replicas after they have for so long
+    down_s: Seconds = 60.0  # one less after they have hardly waited for so long
+
+    def rule(self) -> ModelRule:
+        scaling = ScalingRule(
+            self.replicas,
+            max(self.replicas, self.max_replicas),
+            self.queue_s,
+            self.up_s,
+            self.down_s,
+        )
+        return ModelRule(self.memory_bytes, scaling)
+
+
+class ClusterFile(Struct, frozen=True):
+    """All of it; `models` by name."""
+
+    settings: ClusterSettings
+    models: dict[str, ModelTable]
+
+    def rules(self) -> dict[str, ModelRule]:
+        return {name: table.rule() for name, table in self.models.items()}
+
+
+def read(path: str) -> ClusterFile:
+    """Read the file.
+
+    Raises:
+        ConfigError: it cannot be read or is wrong: all that is wrong, one to a line.
+    """
+    names = _model_names(path)
+    known = _declared("", ClusterSettings)
+    for name in names:
+        known |= _declared(f"models_{name}_", ModelTable)
+    source = Sources(known, {})
+    source.take_file(path, "the command")
+    values = source.converted()
+    problems = source.problems + _wrong_names(names)
+    for name in names:
+        if f"models_{name}_memory_bytes" not in source.given:
+            wants = known[f"models_{name}_memory_bytes"].wants
+            problems.append(f"models_{name}_memory_bytes is missing in {path}: wants {wants}")
+    if not problems:
+        made = ClusterFile(
+            ClusterSettings(**_under("", ClusterSettings, values)),
+            {name: ModelTable(**_under(f"models_{name}_", ModelTable, values)) for name in names},
+        )
+        problems = _contradictions(made, path)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return made
+
+
+def _model_names(path: str) -> list[str]:
+    """Names of the tables below `models`; none, where the file cannot be read: told elsewhere."""
+    try:
+        models = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("models")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return []
+    if not isinstance(models, dict):
+        return []
+    return [name for name, table in models.items() if isinstance(table, dict)]
+
+
+def _declared(prefix: str, kind: type[Struct]) -> dict[str, Declared]:
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        default = "" if field.default is msgspec.NODEFAULT else field.default
+        found[prefix + field.name] = Declared(prefix + field.name, field.type, default)
+    return found
+
+
+def _under(prefix: str, kind: type[Struct], values: dict[str, Any]) -> dict[str, Any]:
+    fields = kind.__struct_fields__
+    return {field: values[prefix + field] for field in fields if prefix + field in values}
+
+
+def _wrong_names(names: list[str]) -> list[str]:
+    wrong = []
+    for name in names:
+        try:
+            msgspec.convert(name, ModelName)
+        except msgspec.ValidationError:
+            wrong.append(f"models: {name!r} is no name: letters, digits, '_', '.' and '-'")
+    return wrong
+
+
+def _contradictions(file: ClusterFile, path: str) -> list[str]:
+    wrong = []
+    if not file.models:
+        wrong.append(f"models: there are none in {path}: wants a table [models.NAME] for each")
+    if not file.settings.service_model_repository:
+        wrong.append(f"service_model_repository is missing in {path}: wants a list of one or more")
+    for name, table in file.models.items():
+        most = table.rule().scaling.most
+        if 1 < table.max_replicas < table.replicas:
+            wrong.append(
+                f"models_{name}_max_replicas = {table.max_replicas}: "
+                f"is less than models_{name}_replicas, {table.replicas}"
+            )
+        if file.settings.haproxy_sockets and most > file.settings.haproxy_slots:
+            wrong.append(
+                f"haproxy_slots = {file.settings.haproxy_slots}: "
+                f"is less than the {most} replicas that {name} may have"
+            )
+    return wrong

@@ -1,0 +1,130 @@
+"""What `shmserve cluster` does, from outside of the actors: up, status, down."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings
+from shmserve.cluster.controller import Status
+from shmserve.errors import ConfigError, Unavailable
+
+_ANSWER_S = 30.0
+_DOWN_MORE_S = 60.0
+_POLL_S = 0.2
+
+
+@contextlib.contextmanager
+def _connected(settings: ClusterSettings) -> Iterator[Any]:
+    """The module `ray_nodes`, while this process is a client of the cluster's Ray.
+
+    Raises:
+        ConfigError: the extra is missing.
+        Unavailable: there is no Ray at that address.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+
+        from shmserve.cluster import ray_nodes
+    except ImportError as ex:
+        raise ConfigError("Ray is missing here: pip install 'shmserve[ray]'") from ex
+    if ray.is_initialized():  # by the program that calls this
+        yield ray_nodes
+        return
+    try:
+        ray.init(
+            address=settings.ray_address,
+            namespace=ray_nodes.NAMESPACE,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    except (ConnectionError, ValueError) as ex:
+        reason = str(ex).splitlines()[0]
+        raise Unavailable(f"no Ray at ray_address = {settings.ray_address}: {reason}") from ex
+    try:
+        yield ray_nodes
+    finally:
+        ray.shutdown()
+
+
+def _controller(ray_nodes: Any) -> Any:
+    """Its handle. Raises Unavailable: none runs."""
+    try:
+        return ray_nodes.ray.get_actor(ray_nodes.CONTROLLER, ray_nodes.NAMESPACE)
+    except ValueError as ex:
+        raise Unavailable("no cluster of shmserve is up in this Ray") from ex
+
+
+def up(file: ClusterFile, wait: bool = True) -> Status:
+    """Start the cluster, or give the one that runs other models and rules.
+
+    Raises:
+        ConfigError: what it says of nodes and their services differs from what runs.
+        Unavailable: no Ray, or not every model had a replica in time.
+    """
+    with _connected(file.settings) as ray_nodes:
+        ray = ray_nodes.ray
+        actor = ray_nodes.CONTROLLING.options(
+            name=ray_nodes.CONTROLLER,
+            namespace=ray_nodes.NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy=ray_nodes.near_the_head(),
+        ).remote(file)
+        if not ray.get(actor.configure.remote(file), timeout=_ANSWER_S):
+            raise ConfigError(
+                "[service] or [nodes] differs from what runs: `shmserve cluster down` first"
+            )
+        deadline = time.monotonic() + file.settings.start_timeout_s
+        while True:
+            status: Status = ray.get(actor.status.remote(), timeout=_ANSWER_S)
+            lacking = [name for name in file.models if not ready(status).get(name)]
+            if not lacking or not wait:
+                return status
+            if time.monotonic() > deadline:
+                raise Unavailable(_why(status, lacking))
+            time.sleep(_POLL_S)
+
+
+def ready(status: Status) -> dict[str, int]:
+    """How many nodes have each model ready."""
+    found: dict[str, int] = {}
+    for report in status.nodes.values():
+        for name in report.look.ready:
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def _why(status: Status, lacking: list[str]) -> str:
+    reasons = [f"without a replica in start_timeout_s: {', '.join(lacking)}"]
+    reasons += [
+        f"node {node[:12]}: {report.problem}"
+        for node, report in status.nodes.items()
+        if report.problem
+    ]
+    return "\n".join(reasons)
+
+
+def status(file: ClusterFile) -> Status:
+    """How things are. Raises Unavailable: no Ray, or nothing is up."""
+    with _connected(file.settings) as ray_nodes:
+        found: Status = ray_nodes.ray.get(_controller(ray_nodes).status.remote(), timeout=_ANSWER_S)
+        return found
+
+
+def down(file: ClusterFile) -> None:
+    """End all services, their requests first. Raises Unavailable: no Ray, or nothing is up."""
+    with _connected(file.settings) as ray_nodes:
+        ray = ray_nodes.ray
+        actor = _controller(ray_nodes)
+        limit_s = file.settings.service_stop_timeout_s + file.settings.drain_s + _DOWN_MORE_S
+        try:
+            ray.get(actor.stop.remote(), timeout=limit_s)
+        except ray.exceptions.GetTimeoutError as ex:
+            raise Unavailable(f"the cluster has not ended within {limit_s:g} s") from ex
+        finally:
+            ray.kill(actor)

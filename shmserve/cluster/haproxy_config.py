@@ -1,0 +1,108 @@
+"""The configuration of a HAProxy before a cluster: a backend for each model, with empty slots.
+
+Requests over HTTP name their model in the path; over gRPC clients name it in the metadatum
+`x-model` as well, as the message itself is nothing that a balancer reads.
+"""
+
+from __future__ import annotations
+
+from shmserve.cluster.cluster_file import ClusterFile
+from shmserve.cluster.haproxy_slots import NODES, backend
+
+_HEAD = """\
+# Made by `shmserve cluster haproxy`. Servers are put into the slots while it runs.
+# What is decided here, and why: docs/load_balancing.md.
+global
+    stats socket {socket} mode 600 level admin
+    log /dev/log local0
+    # What a request may have to be sent again after a 503
+    tune.bufsize 65536
+
+defaults
+    mode http
+    timeout connect 1s
+    timeout check 1s
+    timeout client 75s
+    timeout server 75s
+    timeout queue 5s
+    timeout http-request 30s
+    retries 3
+    option redispatch 1
+    balance leastconn
+"""
+
+# Twice through HAProxy, as in deploy/haproxy: a host that breaks off is told with 502
+_DOOR = """
+frontend {door}
+    bind {bind}{proto}
+    {client}
+    default_backend {door}_alone
+
+backend {door}_alone
+    http-reuse never
+    {alone}
+    server alone abns@shmserve-{door}-{port}{proto} send-proxy-v2
+
+frontend {door}_alone
+    bind abns@shmserve-{door}-{port} accept-proxy{proto}
+    {within}
+    use_backend {door}_model_%[{model}] if {{ {named} }}
+    default_backend {nodes}
+"""
+
+_DOWN = "on-marked-down shutdown-sessions disabled"
+_BACKEND = """
+backend {name}
+    {retry}
+    option httpchk
+    http-check send meth GET uri {path} ver HTTP/1.1 hdr Host localhost
+    http-check expect status 200
+    server-template s 1-{slots} 127.0.0.1:1 check{check} inter {ms}ms fall 2 rise 1{proto} {down}
+"""
+
+# 503 of a service: nothing of the request has run. Without any answer, something may have
+_HTTP = {
+    "door": "http",
+    "proto": "",
+    "check": "",
+    "client": "option forwardfor",
+    "within": "log global",
+    "alone": "option http-server-close",
+    "model": "path,field(4,/)",
+    "named": "path_beg /v2/models/",
+    "retry": "option http-buffer-request\n    retry-on conn-failure 503",
+}
+# gRPC's statuses come in trailers; its streams may be silent for long
+_GRPC = {
+    "door": "grpc",
+    "proto": " proto h2",
+    "check": " check-proto h1",
+    "client": "timeout client 1h",
+    "within": "timeout client 1h",
+    "alone": "timeout server 1h",
+    "model": "req.hdr(x-model)",
+    "named": "req.hdr(x-model) -m found",
+    "retry": "timeout server 1h\n    retry-on conn-failure",
+}
+
+
+def text(file: ClusterFile) -> str:
+    """For the first of its `haproxy_sockets`."""
+    settings = file.settings
+    place = (settings.haproxy_sockets or ("/run/haproxy/admin.sock",))[0]
+    parts = [_HEAD.format(socket=place if "/" in place else f"ipv4@{place}")]
+    for words, bind in ((_HTTP, settings.haproxy_http_bind), (_GRPC, settings.haproxy_grpc_bind)):
+        door, port = words["door"], bind.rpartition(":")[2]
+        parts.append(_DOOR.format(**words, bind=bind, port=port, nodes=backend(door, NODES)))
+        parts += [
+            _BACKEND.format(
+                **words,
+                down=_DOWN,
+                name=backend(door, name),
+                path="/v2/health/live" if name == NODES else f"/v2/models/{name}/ready",
+                slots=settings.haproxy_slots,
+                ms=round(settings.haproxy_check_s * 1000),
+            )
+            for name in (NODES, *file.models)
+        ]
+    return "".join(parts)

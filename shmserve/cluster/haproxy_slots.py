@@ -1,0 +1,109 @@
+"""HAProxy's servers as slots that addresses are put into: what to say on its stats socket.
+
+Each model has a backend of its own, made by `haproxy_config`, whose servers are a template: they
+are there from the start, in maintenance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from shmserve.errors import Unavailable
+
+NODES = "nodes"  # the backend of what asks for no model
+_MAINTENANCE = 0x01 | 0x20  # forced, and after it: admin states of `show servers state`
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a service listens, and its port of HTTP, where its health is asked."""
+
+    host: str
+    port: int
+    check_port: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One server of a backend. `taken`: it gets requests, if it is healthy."""
+
+    backend: str
+    server: str
+    host: str
+    port: int
+    weight: int
+    taken: bool
+
+
+def backend(door: str, model: str) -> str:
+    """The name of a backend. `door`: http or grpc; `model`: or NODES, for all nodes."""
+    return f"{door}_nodes" if model == NODES else f"{door}_model_{model}"
+
+
+def slots(text: str) -> list[Slot]:
+    """Read the answer to ``show servers state``.
+
+    Raises:
+        Unavailable: it is none.
+    """
+    lines = text.strip().splitlines()
+    if len(lines) < 2 or lines[0].strip() != "1" or not lines[1].startswith("# "):
+        raise Unavailable("the balancer's answer to 'show servers state' cannot be read")
+    names = lines[1][2:].split()
+    rows = (dict(zip(names, line.split(), strict=False)) for line in lines[2:])
+    return [_slot(row) for row in rows if row]
+
+
+def _slot(row: Mapping[str, str]) -> Slot:
+    try:
+        return Slot(
+            row["be_name"],
+            row["srv_name"],
+            row["srv_addr"],
+            int(row["srv_port"]),
+            int(row["srv_uweight"]),
+            not int(row["srv_admin_state"]) & _MAINTENANCE,
+        )
+    except (KeyError, ValueError) as ex:
+        raise Unavailable("the balancer's list of servers cannot be read") from ex
+
+
+def changes(
+    found: list[Slot], wanted: Mapping[str, Mapping[Address, int]]
+) -> tuple[list[str], list[str]]:
+    """Commands that make the slots what is wanted: weights of addresses, by backend. And what
+    cannot be: problems in words. Backends that are not in `wanted` are left alone."""
+    commands: list[str] = []
+    problems: list[str] = []
+    for name, addresses in sorted(wanted.items()):
+        own = [slot for slot in found if slot.backend == name]
+        commands += _of_backend(own, dict(addresses), problems, name)
+    return commands, problems
+
+
+def _of_backend(
+    own: list[Slot], wanted: dict[Address, int], problems: list[str], name: str
+) -> Iterator[str]:
+    by_place = {(address.host, address.port): address for address in wanted}
+    free = []
+    for slot in own:
+        address = by_place.pop((slot.host, slot.port), None) if slot.taken else None
+        if address is None:
+            free.append(slot)
+            if slot.taken:
+                yield f"set server {name}/{slot.server} state maint"
+        elif slot.weight != wanted[address]:
+            yield f"set server {name}/{slot.server} weight {wanted[address]}"
+    free.sort(key=lambda slot: slot.taken)  # one whose last requests still run comes last
+    for address, slot in zip(by_place.values(), free, strict=False):
+        yield from _fill(f"{name}/{slot.server}", address, wanted[address])
+    if len(by_place) > len(free):
+        problems.append(f"backend {name}: {len(by_place) - len(free)} nodes more than it has slots")
+
+
+def _fill(server: str, address: Address, weight: int) -> Iterator[str]:
+    yield (f"set server {server} addr {address.host} port {address.port}")
+    yield f"set server {server} check-port {address.check_port}"
+    yield f"set server {server} weight {weight}"
+    yield f"set server {server} state ready"

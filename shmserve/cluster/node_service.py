@@ -1,0 +1,277 @@
+"""The service of one node: started, watched, started again; models loaded and unloaded as ordered.
+
+It is asked on its Unix socket, like by any local client. Nothing here knows who gives the orders.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from shmserve.client.errors import InferenceError
+from shmserve.client.http_transport import Transport
+from shmserve.cluster.cluster_file import ClusterSettings
+from shmserve.cluster.haproxy_slots import Address
+from shmserve.cluster.policies.cluster_plan import AGAIN_S, NodeLook, ReplicaCounts
+from shmserve.errors import UnreadableMessage
+from shmserve.protocol.decoding import json_decoder
+
+_LOOK_S = 0.25
+_ASK_S = 5.0
+_LAUNCH_AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # after the first end of the service, the second, …
+_LIVED_S = 60.0  # after which an end is a first one again
+_NOT_NOW = (0, 503)  # statuses that say nothing of the model: no answer, or a service that ends
+_GONE_S = 10.0  # for what is left of a killed service
+
+_decode = json_decoder()
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """`look`: for the plan. `http`, `grpc`: where it listens (None: it is not up); `launches`: how
+    often the service was started; `problem`: what was wrong last, in words."""
+
+    look: NodeLook
+    http: Address | None = None
+    grpc: Address | None = None
+    pid: int = 0
+    launches: int = 0
+    problem: str = ""
+
+
+@dataclass
+class _State:
+    """What the threads share, under one lock."""
+
+    orders: frozenset[str] | None = None
+    ready: frozenset[str] = frozenset()
+    changing: str = ""
+    changes: int = 0
+    failed: dict[str, tuple[str, float]] = field(default_factory=dict)
+    counts: dict[str, ReplicaCounts] = field(default_factory=dict)
+    up: bool = False
+    launches: int = 0
+    problem: str = ""
+
+
+class NodeService:
+    """Its owner calls `stop`. `host`: the node's address; `room`: bytes for models on it."""
+
+    def __init__(self, settings: ClusterSettings, host: str, room: int, run_dir: str) -> None:
+        os.makedirs(run_dir, 0o700, exist_ok=True)
+        self._settings = settings
+        self._host = host
+        self._room = room
+        self._run_dir = run_dir
+        self._socket = os.path.join(run_dir, "http.sock")
+        self._ports = (0, 0)
+        self._state = _State()
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._threads = [
+            threading.Thread(target=work, name=work.__name__, daemon=True)
+            for work in (self._keep_alive, self._look_on, self._follow_orders)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def update(self, orders: frozenset[str] | None) -> NodeReport:
+        """Take what should be loaded from now on (None: what was ordered before), and tell how
+        things are. Returns at once."""
+        with self._lock:
+            if orders is not None:
+                self._state.orders = orders
+            return self._report()
+
+    def stop(self) -> None:
+        """End the service, its requests first; returns when it is gone."""
+        self._end.set()
+        for thread in self._threads:
+            thread.join(self._settings.service_stop_timeout_s + _GONE_S)
+
+    def _report(self) -> NodeReport:
+        state, process = self._state, self._process
+        changing = {state.changing} if state.changing else set()
+        failed = {name: why for name, (why, _) in state.failed.items()}
+        look = NodeLook(self._room, state.ready | changing, state.ready, failed, dict(state.counts))
+        if not state.up:
+            return NodeReport(look, launches=state.launches, problem=state.problem)
+        http, grpc = (Address(self._host, port, self._ports[0]) for port in self._ports)
+        pid = process.pid if process is not None else 0
+        return NodeReport(look, http, grpc, pid, state.launches, state.problem)
+
+    # ------------------------------------------------------------- the process
+
+    def _keep_alive(self) -> None:
+        """Its own thread, as the service ends with the thread that has started it."""
+        ends = 0
+        while not self._end.is_set():
+            begun = time.monotonic()
+            try:
+                self._process = self._launch()
+                self._wait_for_end(self._process)
+            except OSError as ex:
+                self._note(f"the service could not be started: {ex.strerror}")
+            ends = 0 if time.monotonic() - begun > _LIVED_S else ends + 1
+            self._end.wait(_LAUNCH_AGAIN_S[min(ends, len(_LAUNCH_AGAIN_S) - 1)])
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        wanted = (self._settings.service_http_port, self._settings.service_grpc_port)
+        self._ports = tuple(port or _free_port(self._host) for port in wanted)  # type: ignore[assignment]
+        with self._lock:
+            self._state.launches += 1
+        return subprocess.Popen(
+            [sys.executable, "-m", "shmserve.cluster.service_child", str(os.getpid())],
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        own = self._settings
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("SHMSERVE_")}
+        if own.service_config:
+            environ["SHMSERVE_CONFIG"] = own.service_config
+        values: Mapping[str, object] = {
+            "run_dir": self._run_dir,
+            "model_repository": ",".join(own.service_model_repository),
+            "model_control": "explicit",
+            "ready_requires": "any",
+            "http_bind": f"{self._host}:{self._ports[0]},unix:{self._socket}",
+            "grpc_bind": f"{self._host}:{self._ports[1]}",
+            "http_workers": own.service_http_workers,
+            "load_timeout_s": own.service_load_timeout_s,
+        }
+        environ.update({f"SHMSERVE_{name.upper()}": str(value) for name, value in values.items()})
+        return environ
+
+    def _wait_for_end(self, process: subprocess.Popen[bytes]) -> None:
+        while process.poll() is None and not self._end.wait(_LOOK_S):
+            pass
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(self._settings.service_stop_timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(_GONE_S)
+        else:
+            self._note(f"the service ended with status {process.returncode}")
+        with self._lock:
+            self._state.up, self._state.ready, self._state.counts = False, frozenset(), {}
+
+    def _note(self, problem: str) -> None:
+        _log.warning("%s", problem)
+        with self._lock:
+            self._state.problem = problem
+
+    # -------------------------------------------------------------- the models
+
+    def _look_on(self) -> None:
+        transport = Transport(f"unix:{self._socket}", _ASK_S)
+        while not self._end.wait(_LOOK_S):
+            changes = self._state.changes
+            try:
+                ready = _ready(_ask(transport, "POST", "/v2/repository/index", {"ready": True}))
+                counts = _counts(_ask(transport, "GET", "/v2/models/stats")) if ready else {}
+            except (InferenceError, UnreadableMessage, KeyError, TypeError):
+                with self._lock:
+                    self._state.up, self._state.ready = False, frozenset()
+                continue
+            with self._lock:
+                if not self._state.up and not self._state.failed:
+                    self._state.problem = ""
+                if changes == self._state.changes:  # else it may be older than the last change
+                    self._state.up, self._state.ready, self._state.counts = True, ready, counts
+        transport.close()
+
+    def _follow_orders(self) -> None:
+        wait_s = self._settings.service_load_timeout_s + _ASK_S
+        transport = Transport(f"unix:{self._socket}", wait_s)
+        while not self._end.wait(_LOOK_S):
+            while (change := self._next_change()) and not self._end.is_set():
+                self._change(transport, *change)
+        transport.close()
+
+    def _next_change(self) -> tuple[str, str] | None:
+        """What to do next, unloading first; None: all is as ordered."""
+        with self._lock:
+            state, now = self._state, time.monotonic()
+            state.failed = {
+                name: (why, at) for name, (why, at) in state.failed.items() if now - at < AGAIN_S
+            }
+            if not state.up or state.orders is None:
+                return None
+            for name in sorted(state.ready - state.orders):
+                return "unload", name
+            for name in sorted(state.orders - state.ready - state.failed.keys()):
+                state.changing = name
+                return "load", name
+            return None
+
+    def _change(self, transport: Transport, what: str, name: str) -> None:
+        path = f"/v2/repository/models/{urllib.parse.quote(name, safe='')}/{what}"
+        problem, status = "", 0
+        try:
+            _ask(transport, "POST", path, {})
+        except InferenceError as ex:
+            problem, status = f"{what} {name}: {ex}", ex.status
+            _log.warning("%s", problem)
+        with self._lock:
+            state = self._state
+            state.changing = ""
+            state.changes += 1
+            if problem:
+                state.problem = problem
+                if what == "load" and status not in _NOT_NOW:
+                    state.failed[name] = (problem, time.monotonic())
+            elif what == "load":
+                state.ready |= {name}
+            else:
+                state.ready -= {name}
+
+
+def _ask(transport: Transport, method: str, path: str, body: object = None) -> Any:
+    """The document that a service answers with. Raises InferenceError, UnreadableMessage."""
+    pieces = [msgspec.json.encode(body)] if body is not None else ()
+    reply = transport.request(method, path, {"Content-Type": "application/json"}, pieces)
+    if reply.status != 200:
+        raise InferenceError(reply.status, reply.error)
+    return _decode(reply.body.data) if method == "GET" or reply.body.size else None
+
+
+def _ready(index: Any) -> frozenset[str]:
+    return frozenset(row["name"] for row in index if row.get("state") == "READY")
+
+
+def _counts(document: Any) -> dict[str, ReplicaCounts]:
+    """Sums over the versions of each model."""
+    found: dict[str, ReplicaCounts] = {}
+    for row in document["model_stats"]:
+        stats, before = row["inference_stats"], found.get(row["name"], ReplicaCounts())
+        busy = sum(stats[s]["ns"] for s in ("compute_input", "compute_infer", "compute_output"))
+        found[row["name"]] = ReplicaCounts(
+            before.requests + stats["queue"]["count"],
+            before.waited_s + stats["queue"]["ns"] / 1e9,
+            before.busy_s + busy / 1e9,
+        )
+    return found
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+        sock.bind((host, 0))
+        return int(sock.getsockname()[1])

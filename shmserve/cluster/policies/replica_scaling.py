@@ -1,0 +1,72 @@
+"""How many replicas a model should have: from how long its requests wait, with hysteresis.
+
+More when they wait too long for a while; one less when they have not waited for a long while and
+the others can take its work. What one replica can do is learnt where requests began to wait.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+GROWTH = 2.0  # at most so many times as many at once
+QUIET = 0.25  # of the longest wait: below it a replica may be one too many
+SPARE = 0.7  # of what a replica can do: no more is to be left to each after one has gone
+LEARNT_S = 3600.0  # so long it counts what a replica could do
+
+
+@dataclass(frozen=True)
+class ScalingRule:
+    """Replicas at least and at most; `queue_s`: what a request should wait at most, on average;
+    `up_s`, `down_s`: for so long it must be more, or far less, before anything is done."""
+
+    least: int = 1
+    most: int = 1
+    queue_s: float = 0.05
+    up_s: float = 3.0
+    down_s: float = 60.0
+
+
+class ReplicaScaler:
+    """Of one model."""
+
+    def __init__(self, rule: ScalingRule, replicas: int = 0) -> None:
+        self.rule = rule
+        self.wanted = min(max(replicas, rule.least), rule.most)
+        self._long_since: float | None = None
+        self._quiet_since: float | None = None
+        self._limit = math.inf  # executors that one replica kept busy when requests had to wait
+        self._learnt_at = 0.0
+
+    def observe(self, now: float, ready: int, queue_s: float, demand: float) -> int:
+        """Take what was seen since the last time, and say how many replicas there should be.
+
+        `ready`: replicas that serve; `queue_s`: mean wait of their requests; `demand`: executors
+        kept busy by all of them. None is added until those wanted before are there.
+        """
+        if now - self._learnt_at > LEARNT_S:
+            self._limit = math.inf
+        if queue_s > self.rule.queue_s and ready >= self.wanted:
+            self._quiet_since = None
+            self._long_since = now if self._long_since is None else self._long_since
+            if now - self._long_since >= self.rule.up_s:
+                self._grow(now, queue_s, demand)
+        elif queue_s < QUIET * self.rule.queue_s and self._others_can(demand):
+            self._long_since = None
+            self._quiet_since = now if self._quiet_since is None else self._quiet_since
+            if now - self._quiet_since >= self.rule.down_s:
+                self.wanted = max(self.rule.least, self.wanted - 1)
+                self._quiet_since = None
+        else:
+            self._long_since = self._quiet_since = None
+        return self.wanted
+
+    def _grow(self, now: float, queue_s: float, demand: float) -> None:
+        self._limit, self._learnt_at = min(self._limit, demand / self.wanted), now
+        times = min(GROWTH, queue_s / self.rule.queue_s)
+        self.wanted = min(self.rule.most, max(self.wanted + 1, math.floor(self.wanted * times)))
+        self._long_since = None
+
+    def _others_can(self, demand: float) -> bool:
+        others = self.wanted - 1
+        return others >= max(1, self.rule.least) and demand <= SPARE * self._limit * others

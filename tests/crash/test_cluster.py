@@ -1,0 +1,39 @@
+"""The cluster drill in short: `python -m tests.crash.cluster` is the long form."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.needs("haproxy", "ray")
+@pytest.mark.timeout(400)
+def test_no_request_is_lost_while_nodes_are_killed_and_come(tmp_path: Path) -> None:
+    """In a process of its own: Ray leaves threads and descriptors behind."""
+    output = tmp_path / "report.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.crash.cluster", "--seconds", "0", "--output", str(output)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=390,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(output.read_text())
+    counts = report["counts"]
+    assert counts["sent"] == counts["answered at once"] + counts.get("answered after a retry", 0)
+    assert report["wrong"] == []
+    assert report["left"] == []
+    assert report["over_grpc"] == {name: [2.0, 3.0] for name in ("one", "two", "both")}
+    assert report["scaled"]["replicas"] == 2
+    assert report["restart"]["moved"] == []
+    assert report["second_node"]["first_answer_s"] > 0
+    assert [event["killed_with"] for event in report["events"] if event["killed_with"]]
+    assert "both" in report["status"]
+    assert report["down"] == "the cluster is down"

@@ -1,0 +1,73 @@
+"""Slots of a balancer: who gets which, and that nothing is said twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmserve.cluster.haproxy_slots import Address, Slot, changes, slots
+from shmserve.errors import Unavailable
+
+STATE = """1
+# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_port
+3 b 1 s1 10.0.0.1 2 0 128 8000
+3 b 2 s2 127.0.0.1 0 5 1 1
+3 b 3 s3 10.0.0.3 0 32 7 8000
+"""
+A, B, C, D = (Address(f"10.0.0.{i}", 8000, 8000) for i in range(1, 5))
+
+
+def obeyed(found: list[Slot], commands: list[str]) -> list[Slot]:
+    """What the slots are after the commands."""
+    state = {f"{s.backend}/{s.server}": s for s in found}
+    for command in commands:
+        _, _, name, what, value, *more = command.split()
+        slot = state[name]
+        host, port, weight, taken = slot.host, slot.port, slot.weight, slot.taken
+        match what:
+            case "addr":
+                host, port = value, int(more[1])
+            case "weight":
+                weight = int(value)
+            case "state":
+                taken = value == "ready"
+        state[name] = Slot(slot.backend, slot.server, host, port, weight, taken)
+    return list(state.values())
+
+
+def serving(found: list[Slot]) -> dict[str, int]:
+    return {slot.host: slot.weight for slot in found if slot.taken}
+
+
+def test_the_list_of_servers_is_read() -> None:
+    assert [slot.taken for slot in slots(STATE)] == [True, False, False]
+    for wrong in ("", "2\n# a\n", "1\n# be_name\nx", "Unknown command"):
+        with pytest.raises(Unavailable):
+            slots(wrong)
+
+
+@pytest.mark.parametrize(
+    "wanted", [{}, {A: 1}, {A: 128, B: 3}, {B: 5, C: 6}, {A: 1, B: 2, C: 3}, {D: 256}]
+)
+def test_slots_become_what_is_wanted_and_then_nothing_more_is_said(
+    wanted: dict[Address, int],
+) -> None:
+    commands, problems = changes(slots(STATE), {"b": wanted})
+    after = obeyed(slots(STATE), commands)
+    assert serving(after) == {address.host: weight for address, weight in wanted.items()}
+    assert changes(after, {"b": wanted}) == ([], [])
+    assert problems == []
+
+
+def test_who_stays_keeps_its_slot() -> None:
+    commands, _ = changes(slots(STATE), {"b": {A: 128, B: 3}})
+    assert not [command for command in commands if "b/s1" in command]
+
+
+def test_more_than_there_are_slots_for_is_told() -> None:
+    commands, problems = changes(slots(STATE), {"b": {A: 1, B: 1, C: 1, D: 1}})
+    assert len(serving(obeyed(slots(STATE), commands))) == 3
+    assert problems == ["backend b: 1 nodes more than it has slots"]
+
+
+def test_other_backends_are_left_alone() -> None:
+    assert changes(slots(STATE), {"other": {}}) == ([], [])
