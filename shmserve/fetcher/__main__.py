@@ -33,7 +33,7 @@ from shmserve.transport.processes import FileLock, follow
 _log = logging.getLogger(__name__)
 
 _SIDE_BY_SIDE = 4  # questions; others wait, and the coordinator sees to it that they are few
-_TOLD, _TEXT = 200, 400  # problems in one answer; characters of each
+_TOLD, _TEXT = 150, 400  # problems in one answer; characters of each
 
 
 def main() -> int:

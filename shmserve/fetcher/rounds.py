@@ -64,7 +64,8 @@ class Rounds:
         self._told: dict[str, str] = {}
 
     def run(self, names: Iterable[str], keep: Iterable[str]) -> RoundOutcome:
-        """Fetch these models ("*": all) as they are now, and what they consist of.
+        """List what there is, and fetch these models ("*": all) as they are now, with what they
+        consist of.
 
         `keep`: snapshots that the service's executors were started with.
         """
@@ -72,7 +73,7 @@ class Rounds:
         self._use(set(keep), wanted)
         problems: dict[str, str] = {}
         unlisted: dict[str, str] = {}
-        for url, path in self._remote if wanted else []:
+        for url, path in self._remote:
             done = self._repository(url, path, wanted)
             if done.problem:
                 unlisted[url] = done.problem

@@ -89,7 +89,9 @@ def settings_of(container: Any, **other: str) -> config.Settings:
     return config.load({name: other.get(name, value) for name, value in environ.items()})
 
 
-@pytest.mark.parametrize(("name", "container", "spec"), list(pods()), ids=[name for name, _, _ in pods()])
+@pytest.mark.parametrize(
+    ("name", "container", "spec"), list(pods()), ids=[name for name, _, _ in pods()]
+)
 def test_the_parts_fit_each_other(name: str, container: Any, spec: Any) -> None:
     settings = settings_of(container)
     port = int(settings.http_bind[0].rpartition(":")[2])

@@ -43,8 +43,8 @@ class RemoteModels:
         self._limit_s = settings.repository_timeout_s + _BEYOND_S
         self._interval_s = settings.poll_interval_s
         self._polls = settings.model_control == "poll"
-        self._explicit = settings.model_control == "explicit"
-        self._wanted = settings.load_models if self._explicit else ("*",)
+        explicit = settings.model_control == "explicit"
+        self._wanted = settings.load_models if explicit else ("*",)
         self._fetcher = ""
         self._tickets = itertools.count(1)
         self._questions: dict[int, _Question] = {}
@@ -64,7 +64,8 @@ class RemoteModels:
     def hello(self, process: str) -> None:
         """A fetcher has a link: it knows nothing yet."""
         self._fetcher = process
-        self._send(process, FetchModels(0, (), self._kept()))
+        if kept := self._kept():
+            self._send(process, FetchModels(0, (), kept))
         for question in self._questions.values():
             self._send(process, question.message)
 
