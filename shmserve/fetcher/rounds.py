@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from shmserve import config
+from shmserve import model_places
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
 from shmserve.fetcher import cache as caches
@@ -48,11 +48,11 @@ class Rounds:
     def __init__(
         self, settings: Settings, cache: Cache, opened: Callable[[str], ListedSource]
     ) -> None:
-        paths = config.repository_paths(settings)
+        paths = model_places.repository_paths(settings)
         self._remote = [
             (url, path)
             for url, path in zip(settings.model_repository, paths, strict=True)
-            if config.is_remote(url)
+            if model_places.is_remote(url)
         ]
         self._limits = FetchLimits(settings.repository_transfers, settings.repository_timeout_s)
         self._cache = cache

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shmserve import config, repository
+from shmserve import config, model_places, repository
 from shmserve.supervisor import single_models
 from tests import kserve_facts
 from tests.needs import KSERVE_PYTHON
@@ -155,7 +155,7 @@ def test_what_is_mounted_is_served_under_the_service_s_name(tmp_path: Path) -> N
         SHMSERVE_RUN_DIR=str(tmp_path / "run"),
     )
     single_models.lay_out(settings)
-    found = repository.scan(config.repository_paths(settings))
+    found = repository.scan(model_places.repository_paths(settings))
     assert found.failures == {}
     assert list(found.models) == ["digits"]
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from shmserve.config import Settings, cache_dir
+from shmserve import model_places
+from shmserve.config import Settings
 from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
 from shmserve.protocol.control.model_messages import FetchModels, ModelsFetched
 from shmserve.repository import catalog
@@ -36,8 +37,8 @@ class RemoteModels:
     what is served of it is not what its repository has now, for clients."""
 
     def __init__(self, settings: Settings, sync: SupervisorSync, send: Send) -> None:
-        self.there = settings.fetches
-        self._cache = cache_dir(settings)
+        self.there = model_places.fetches(settings)
+        self._cache = model_places.cache_dir(settings)
         self._sync = sync
         self._send = send
         self._limit_s = settings.repository_timeout_s + _BEYOND_S
