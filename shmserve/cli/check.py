@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from shmserve import config
+from shmserve import config, model_places
 from shmserve.cli import model_code, try_load
 from shmserve.config import Settings
 from shmserve.coordinator import pool_sizing
@@ -47,8 +47,8 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
         print(f"FAIL  {ex.message}")
         problems += 1
     for entry in settings.model_repository:
-        _, path = config.single_of(entry) or ("", entry)
-        if not config.is_remote(path) and not os.path.isdir(path):
+        _, path = model_places.single_of(entry) or ("", entry)
+        if not model_places.is_remote(path) and not os.path.isdir(path):
             print(f"FAIL  model_repository: {path!r} is not a directory")
             problems += 1
     if problems:
@@ -101,7 +101,7 @@ def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) 
 def _where(settings: Settings, name: str) -> str:
     """The folder of a model, or of a version of it: for operators, clients never see it."""
     for entry in settings.model_repository:
-        single = config.single_of(entry)
+        single = model_places.single_of(entry)
         if single and name.split("/")[0] == single[0]:
             return f" [{single[1]}]"
         path = entry

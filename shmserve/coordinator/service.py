@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from shmserve.config import Settings, base_dir, repository_paths, state_dir
+from shmserve import model_places
+from shmserve.config import Settings, base_dir, state_dir
 from shmserve.coordinator import assembly, pool_sizing
 from shmserve.coordinator.agent_check import AgentCheck, AgentConnection
 from shmserve.coordinator.assembly import Launch, Outside, Parts
@@ -136,7 +137,9 @@ class CoordinatorLoop:
             self._selector.unregister,
             settings.client_shm_reap_dead_owners,
         )
-        jobs = RepositoryJobs(library, repository_paths(settings), run_dir, self._background)
+        jobs = RepositoryJobs(
+            library, model_places.repository_paths(settings), run_dir, self._background
+        )
         jobs.tried.update(checkpoint.tried if checkpoint else fingerprints)
         send = self._links.send
         outside = Outside(writer, file, owners, jobs, self._gpus, send)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from shmserve import config, waiting
+from shmserve import config, model_places, waiting
 from shmserve.config import Settings
 from shmserve.core.control.runtime_settings import LogChange, TraceChange
 from shmserve.core.control.trace_files import GrantedTraces
@@ -122,7 +122,7 @@ class CoordinatorClient:
 
     def model_folders(self) -> list[str]:
         """Names of the models in the repository, loaded or not."""
-        return waiting.beside(names, config.repository_paths(self._settings))
+        return waiting.beside(names, model_places.repository_paths(self._settings))
 
     def load_model(self, name: str, model_config: str | None, files: Mapping[str, bytes]) -> None:
         """Load a model and wait until it serves; with files it is made of nothing else.

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from setproctitle import setproctitle
 
-from shmserve import config, ids
+from shmserve import config, ids, model_places
 from shmserve.config import Settings
 from shmserve.core.control.silence import period_s
 from shmserve.errors import ShmserveError
@@ -33,7 +33,7 @@ from shmserve.transport.processes import FileLock, follow
 _log = logging.getLogger(__name__)
 
 _SIDE_BY_SIDE = 4  # questions; others wait, and the coordinator sees to it that they are few
-_TOLD, _TEXT = 200, 400  # problems in one answer; characters of each
+_TOLD, _TEXT = 150, 400  # problems in one answer; characters of each
 
 
 def main() -> int:
@@ -64,7 +64,7 @@ def _serve(settings: Settings, lock: FileLock, stop: threading.Event) -> None:
     run_dir = config.run_dir(settings)
     process = ids.new_process_id("fetcher", os.getpid())
     flight_recorder.start(run_dir, process, settings.max_events)
-    folder = config.cache_dir(settings)
+    folder = model_places.cache_dir(settings)
     desk = _Desk(settings, Cache(folder, settings.repository_cache_bytes, process))
     desk.link = Link(run_dir, "fetcher", process, _handlers(desk))
     desk.link.start()

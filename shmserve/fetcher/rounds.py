@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from shmserve import config
+from shmserve import model_places
 from shmserve.config import Settings
 from shmserve.errors import ShmserveError
 from shmserve.fetcher import cache as caches
@@ -48,11 +48,11 @@ class Rounds:
     def __init__(
         self, settings: Settings, cache: Cache, opened: Callable[[str], ListedSource]
     ) -> None:
-        paths = config.repository_paths(settings)
+        paths = model_places.repository_paths(settings)
         self._remote = [
             (url, path)
             for url, path in zip(settings.model_repository, paths, strict=True)
-            if config.is_remote(url)
+            if model_places.is_remote(url)
         ]
         self._limits = FetchLimits(settings.repository_transfers, settings.repository_timeout_s)
         self._cache = cache
@@ -64,7 +64,8 @@ class Rounds:
         self._told: dict[str, str] = {}
 
     def run(self, names: Iterable[str], keep: Iterable[str]) -> RoundOutcome:
-        """Fetch these models ("*": all) as they are now, and what they consist of.
+        """List what there is, and fetch these models ("*": all) as they are now, with what they
+        consist of.
 
         `keep`: snapshots that the service's executors were started with.
         """
@@ -72,7 +73,7 @@ class Rounds:
         self._use(set(keep), wanted)
         problems: dict[str, str] = {}
         unlisted: dict[str, str] = {}
-        for url, path in self._remote if wanted else []:
+        for url, path in self._remote:
             done = self._repository(url, path, wanted)
             if done.problem:
                 unlisted[url] = done.problem

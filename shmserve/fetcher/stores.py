@@ -10,8 +10,11 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
+from urllib.parse import quote
 
 import fsspec
 from fsspec import asyn
@@ -20,7 +23,7 @@ from fsspec.callbacks import Callback
 from shmserve.config import Settings
 from shmserve.errors import ConfigError, DeadlineExceeded, ShmserveError, Unavailable
 from shmserve.fetcher import checksums, remote_files
-from shmserve.fetcher.remote_files import RemoteFile, RemoteModel
+from shmserve.fetcher.remote_files import MOST_INDEX_BYTES, RemoteFile, RemoteModel
 from shmserve.repository.remote_index import INDEX
 
 _LIBRARIES = (
@@ -98,12 +101,24 @@ class Store:
 
     def _listed(self) -> Iterator[tuple[str, RemoteFile]]:
         if self._scheme in ("http", "https"):
-            return iter(remote_files.from_index(self._index()))
+            return self._indexed(quote)
         self._fs.invalidate_cache()
         found = self._call("_find", "find", self._root, withdirs=True, detail=True)
         if f"{self._root}/{INDEX}" in found:
-            return iter(remote_files.from_index(self._index()))
+            return self._indexed(str)
+        if not found:  # rather a wrong address than a repository from which everything has gone
+            raise Unavailable("there is nothing")
         return self._files(found)
+
+    def _indexed(self, escaped: Callable[[str], str]) -> Iterator[tuple[str, RemoteFile]]:
+        """What the file that lists the repository has."""
+        limits = _Progress(MOST_INDEX_BYTES, time.monotonic() + self._silence_s, self._silence_s)
+        with NamedTemporaryFile(prefix="shmserve-") as file:
+            self._transfer(f"{self._root}/{INDEX}", file.name, limits)
+            data = Path(file.name).read_bytes()
+        for path, found in remote_files.from_index(data):
+            key = f"{self._root}/{escaped(found.key)}"
+            yield path, RemoteFile(found.path, found.size, found.mark, key)
 
     def _files(self, found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, RemoteFile]]:
         for key, info in found.items():
@@ -116,18 +131,9 @@ class Store:
                 size = size if isinstance(size, int) else -1
                 yield path, RemoteFile("", size, checksums.mark_of(self._scheme, info), key)
 
-    def _index(self) -> bytes:
-        """The file that lists what is there."""
-        most = remote_files.MOST_INDEX_BYTES
-        data: bytes = self._call("_cat_file", "cat_file", f"{self._root}/{INDEX}")
-        if len(data) > most:
-            raise ConfigError(f"{INDEX} has more than {most} bytes")
-        return data
-
     # ----------------------------------------------------------------- transfer
 
     def _transfer(self, key: str, path: str, progress: _Progress) -> None:
-        key = key if key.startswith(self._root) else f"{self._root}/{key}"
         if self._fs.async_impl:
             asyn.sync(self._fs.loop, _guarded, self._fs, key, path, progress)
         else:  # hf, whose own silence is as long

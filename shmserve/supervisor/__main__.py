@@ -34,7 +34,7 @@ def main() -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from setproctitle import setproctitle  # after the fork: the half that exits is quick
 
-    from shmserve import config
+    from shmserve import config, model_places
     from shmserve.observe import logs
     from shmserve.shm.registry_page import RegistryReader
     from shmserve.supervisor import launch
@@ -47,13 +47,14 @@ def _run(arguments: argparse.Namespace) -> int:
     setproctitle(f"shmserve: supervisor ({config.run_dir(settings)})")
     logs.setup("supervisor", settings.log_level, settings.log_format)
     run_dir = config.run_dir(settings)
+    fetcher = [sys.executable, "-m", "shmserve.fetcher"]
     commands = Commands(
         coordinator=[sys.executable, "-m", "shmserve.coordinator"],
         executor=[sys.executable, "-m", "shmserve.executor"],
         grpc=[sys.executable, "-m", "shmserve.frontends.grpc"],
         template=(sys.executable, "-m", "shmserve.executor.template"),
         exporter=[sys.executable, "-m", "shmserve.exporter"] if settings.exports else None,
-        fetcher=[sys.executable, "-m", "shmserve.fetcher"] if settings.fetches else None,
+        fetcher=fetcher if model_places.fetches(settings) else None,
     )
     notifier = Notifier(arguments.notify_socket)
     report = None

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn
 
-from shmserve import config, ids
+from shmserve import config, ids, model_places
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 from shmserve.supervisor import activation, handover, single_models
@@ -129,8 +129,8 @@ def prepare(settings: Settings) -> None:
     """
     _state.begun = time.monotonic()
     for entry in settings.model_repository:
-        _, path = config.single_of(entry) or ("", entry)
-        if not config.is_remote(path) and not os.path.isdir(path):
+        _, path = model_places.single_of(entry) or ("", entry)
+        if not model_places.is_remote(path) and not os.path.isdir(path):
             raise ConfigError(f"model_repository: {path!r} is not a directory")
     run_dir = config.run_dir(settings)
     _state.grpc_fds = activation.take(os.environ, activation.GRPC)

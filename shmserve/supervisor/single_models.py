@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from shmserve import config
+from shmserve import model_places
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 
@@ -24,7 +24,7 @@ _MOST = 16 << 20
 
 
 def lay_out(settings: Settings) -> None:
-    """Make the folder that `config.repository_paths` names for such entries.
+    """Make the folder that `model_places.repository_paths` names for such entries.
 
     A model without version folders is its own version 1; its texts are copied, everything else is
     where it was.
@@ -32,8 +32,10 @@ def lay_out(settings: Settings) -> None:
     Raises:
         ConfigError: a path is no readable folder, or two entries have one name.
     """
-    entries = [single for one in settings.model_repository if (single := config.single_of(one))]
-    root = config.single_dir(settings)
+    entries = [
+        single for one in settings.model_repository if (single := model_places.single_of(one))
+    ]
+    root = model_places.single_dir(settings)
     shutil.rmtree(root, ignore_errors=True)
     for name, path in entries:
         place = os.path.join(root, name)
@@ -50,7 +52,7 @@ def lay_out(settings: Settings) -> None:
 @contextmanager
 def laid_out_elsewhere(settings: Settings) -> Iterator[Settings]:
     """The same settings, where nothing of a service that may run is touched."""
-    if not any(map(config.single_of, settings.model_repository)):
+    if not any(map(model_places.single_of, settings.model_repository)):
         yield settings
         return
     with TemporaryDirectory(prefix="shmserve-") as folder:

@@ -6,7 +6,7 @@ import os
 import stat
 from importlib import metadata
 
-from shmserve import config
+from shmserve import model_places
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 
@@ -26,7 +26,7 @@ def require(settings: Settings) -> None:
     Raises:
         ConfigError: they are not; says which address, and what to install.
     """
-    for address in filter(config.is_remote, settings.model_repository):
+    for address in filter(model_places.is_remote, settings.model_repository):
         for package in ("fsspec", PACKAGES[address.partition("://")[0]]):
             try:
                 metadata.version(package)
@@ -34,8 +34,8 @@ def require(settings: Settings) -> None:
                 raise ConfigError(
                     f"model_repository: {address} needs {package}: pip install 'shmserve[remote]'"
                 ) from None
-    if settings.fetches:
-        prepare_cache(config.cache_dir(settings))
+    if model_places.fetches(settings):
+        prepare_cache(model_places.cache_dir(settings))
 
 
 def prepare_cache(path: str) -> None:

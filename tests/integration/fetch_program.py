@@ -10,7 +10,7 @@ import threading
 from functools import cache
 from typing import Any
 
-from shmserve import config
+from shmserve import config, model_places
 from shmserve.config import Settings
 from shmserve.fetcher import stores
 from shmserve.fetcher.cache import Cache
@@ -25,7 +25,7 @@ def rounds_of(environ: str) -> Rounds:
     """Those of a service with such settings."""
     settings: Settings = config.load(json.loads(environ))
     owner = f"fetcher-{os.getpid()}-{rounds_of.cache_info().misses}"
-    folder = Cache(config.cache_dir(settings), settings.repository_cache_bytes, owner)
+    folder = Cache(model_places.cache_dir(settings), settings.repository_cache_bytes, owner)
     return Rounds(settings, folder, lambda url: stores.Store(url, settings))
 
 

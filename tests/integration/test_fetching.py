@@ -221,6 +221,18 @@ def test_services_of_a_host_fetch_once(
     assert started[0].catalog().models["other"].snapshot == ""
 
 
+def test_a_store_with_nothing_is_rather_a_wrong_address(
+    store: Faulty, program: Program, tmp_path: Path
+) -> None:
+    for url, why in (
+        ("s3://models/nowhere", "there is nothing"),
+        ("s3://no-such-bucket/x", "it is not there"),
+    ):
+        fetcher = Fetcher(program, url, tmp_path / "cache")
+        fetcher.ask()
+        assert fetcher.answer() == ({}, [f"{url}: {why}"])
+
+
 def test_versions_that_are_served_are_fetched_and_steps_with_their_ensemble(
     moto: Moto, store: Faulty, program: Program, tmp_path: Path
 ) -> None:

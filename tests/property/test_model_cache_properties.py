@@ -13,11 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shmserve.config import Settings, repository_paths
+from shmserve.config import Settings
 from shmserve.errors import Unavailable
 from shmserve.fetcher.cache import FILES, Cache
 from shmserve.fetcher.remote_files import RemoteFile, RemoteModel
 from shmserve.fetcher.rounds import Rounds
+from shmserve.model_places import repository_paths
 from shmserve.repository import catalog
 
 MOST = 400

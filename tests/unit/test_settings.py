@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve import config, setting_types
+from shmserve import config, model_places, setting_types
 from shmserve.errors import ConfigError
 
 
@@ -175,7 +175,7 @@ def test_a_remote_repository_is_a_catalog_of_the_cache() -> None:
         "SHMSERVE_MODEL_REPOSITORY": "/srv/models,s3://bucket/a,s3://bucket/a/",
         "SHMSERVE_REPOSITORY_CACHE_DIR": "/var/cache/x",
     }
-    local, one, other = config.repository_paths(config.load(environ))
+    local, one, other = model_places.repository_paths(config.load(environ))
     assert local == "/srv/models"
     assert one == other
     assert one.startswith("/var/cache/x/repositories/")
@@ -189,4 +189,4 @@ def test_a_remote_repository_is_a_catalog_of_the_cache() -> None:
     ],
 )
 def test_where_the_cache_is(environ: dict[str, str], folder: str) -> None:
-    assert config.cache_dir(config.Settings(), environ) == folder
+    assert model_places.cache_dir(config.Settings(), environ) == folder

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from shmserve.config import Settings, repository_paths
+from shmserve import model_places
+from shmserve.config import Settings
 from shmserve.errors import ConfigError
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
@@ -65,7 +66,7 @@ class DesiredModels(Struct, frozen=True):
 def choose(settings: Settings, scan: Scanner) -> DesiredModels:
     """Look at the repository and pick what should run."""
     try:
-        repository = scan(repository_paths(settings))
+        repository = scan(model_places.repository_paths(settings))
     except ConfigError as ex:
         return DesiredModels(failures={"model_repository": ex.message})
     names = set(repository.models)

@@ -13,12 +13,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from enum import Enum, auto
-
-from msgspec import Struct
 
 from shmserve import ids
 from shmserve.config import Settings
+from shmserve.coordinator.models.control_request import ControlRequest, Stage
 from shmserve.coordinator.models.model_reader import ModelReader
 from shmserve.coordinator.models.remote_models import RemoteModels
 from shmserve.coordinator.models.repository_jobs import RepositoryJobs
@@ -51,39 +49,6 @@ Refusal = tuple[str, str]  # code and text
 Perform = Callable[[list[Effect]], None]
 
 
-class _Stage(Enum):
-    QUEUED = auto()
-    FETCHING = auto()  # what its repository, which is elsewhere, has of it
-    READING = auto()
-    STEPS = auto()  # an ensemble: the models of its steps are being loaded
-    LOADING = auto()
-
-
-class _ControlRequest(Struct, eq=False):
-    """One request; `ticket` 0: the repository has changed or an ensemble needs it, nobody asked.
-
-    `implied`: load it for an ensemble. `dependents`: of a request to unload an ensemble: its
-    steps, too. `found`: what the request is to load, where it is an ensemble.
-    """
-
-    name: str
-    load: bool
-    asker: str = ""
-    ticket: int = 0
-    overrides: str = ""
-    removed: bool = False  # unload: the model's folder is gone
-    kept: bool = False  # a revision is made of the overrides
-    stage: _Stage = _Stage.QUEUED
-    implied: bool = False
-    dependents: bool = False
-    found: ModelReader | None = None
-
-    def steps(self) -> set[str]:
-        """The models of the ensemble that is to be loaded."""
-        specs = [spec for spec, _ in self.found.versions] if self.found is not None else []
-        return {step.model for spec in specs for step in spec.steps}
-
-
 class ModelControl:
     """All requests. `perform` publishes and writes down before it returns."""
 
@@ -103,7 +68,7 @@ class ModelControl:
         self.remote = RemoteModels(settings, sync, send)
         self._send = send
         self._perform = perform
-        self._queues: dict[str, deque[_ControlRequest]] = {}
+        self._queues: dict[str, deque[ControlRequest]] = {}
         self._poll_at = time.monotonic() + settings.poll_interval_s
         self._polling = False
         self._sweep_at = 0.0
@@ -114,7 +79,7 @@ class ModelControl:
         """A frontend wants a model loaded or unloaded."""
         load = isinstance(message, LoadModel)
         overrides = message.overrides if isinstance(message, LoadModel) else ""
-        request = _ControlRequest(message.name, load, asker, message.ticket, overrides)
+        request = ControlRequest(message.name, load, asker, message.ticket, overrides)
         request.dependents = isinstance(message, UnloadModel) and message.dependents
         refusal = self._refusal(request)
         if refusal:
@@ -134,7 +99,7 @@ class ModelControl:
             self._sweep_at = now + _SWEEP_S
             self._sweep()
 
-    def _refusal(self, request: _ControlRequest) -> Refusal | None:
+    def _refusal(self, request: ControlRequest) -> Refusal | None:
         if self._settings.model_control != "explicit":
             return Code.UNAVAILABLE, NOT_EXPLICIT
         if self._reconciler.draining:
@@ -153,19 +118,19 @@ class ModelControl:
         while waiting:
             request = waiting[0]
             model = self._reconciler.models.by_name.get(name)
-            reading = request.stage in (_Stage.FETCHING, _Stage.READING)
+            reading = request.stage in (Stage.FETCHING, Stage.READING)
             if reading or (model is not None and model.changing):
                 return
-            if request.stage is _Stage.STEPS:
+            if request.stage is Stage.STEPS:
                 if self._loading_steps(request):
                     return
                 self._load_ensemble(request, now)
-            elif request.stage is _Stage.LOADING:
+            elif request.stage is Stage.LOADING:
                 if model is not None:
                     model.implied = request.implied
                 self._finish(request, *self._failure(name, self._error(name)))
             elif request.load and request.ticket and self.remote.there:
-                request.stage = _Stage.FETCHING
+                request.stage = Stage.FETCHING
                 self.remote.fetch((name,), now, functools.partial(self._fetched, request))
             elif request.load:
                 self._begin_reading(request)
@@ -178,7 +143,7 @@ class ModelControl:
                 self._finish(request)
         del self._queues[name]
 
-    def _fetched(self, request: _ControlRequest, message: ModelsFetched) -> None:
+    def _fetched(self, request: ControlRequest, message: ModelsFetched) -> None:
         """The cache has what is to be loaded, or not. From a store that cannot be reached it need
         not be the newest."""
         problem = message.problems.get(request.name, "")
@@ -188,13 +153,13 @@ class ModelControl:
         else:
             self._begin_reading(request)
 
-    def _begin_reading(self, request: _ControlRequest) -> None:
-        request.stage = _Stage.READING
+    def _begin_reading(self, request: ControlRequest) -> None:
+        request.stage = Stage.READING
         done = functools.partial(self._read, request)
         if not self._jobs.read(request.name, request.overrides, done):
             self._finish(request, Code.UNAVAILABLE, _TOO_MANY)
 
-    def _read(self, request: _ControlRequest, read: ModelReader | Exception) -> None:
+    def _read(self, request: ControlRequest, read: ModelReader | Exception) -> None:
         """What the background has found of the model."""
         now, name = time.monotonic(), request.name
         if isinstance(read, Exception):
@@ -216,7 +181,7 @@ class ModelControl:
             begin = f"failed to load '{name}': " if read.error_code else ""
             self._finish(request, *self._failure(name, in_words(problems), begin))
         elif any(spec.steps for spec, _ in read.versions):
-            request.found, request.stage = read, _Stage.STEPS
+            request.found, request.stage = read, Stage.STEPS
             self._load_steps(request)
         elif serving and serving.fingerprint == read.fingerprint and not serving.problems():
             assert model is not None
@@ -225,9 +190,9 @@ class ModelControl:
         else:
             self._load(request, read, now)
 
-    def _load(self, request: _ControlRequest, read: ModelReader, now: float) -> None:
+    def _load(self, request: ControlRequest, read: ModelReader, now: float) -> None:
         name = request.name
-        request.kept, request.stage = read.kept, _Stage.LOADING
+        request.kept, request.stage = read.kept, Stage.LOADING
         revision = self._revision(read, request.overrides if read.kept else "")
         _log.info("loading model=%s revision=%d", name, revision.number)
         effects = self._reconciler.models.load(name, revision, now)
@@ -235,15 +200,15 @@ class ModelControl:
 
     # --------------------------------------------------------------------- ensembles
 
-    def _load_steps(self, request: _ControlRequest) -> None:
+    def _load_steps(self, request: ControlRequest) -> None:
         """Ask for what an ensemble consists of, as far as it does not serve."""
         for name in sorted(request.steps()):
             model = self._reconciler.models.by_name.get(name)
             needed = model is None or not model.working
             if needed and name not in self._queues and len(self._queues) < _MODELS:
-                self._queues[name] = deque([_ControlRequest(name, True, implied=True)])
+                self._queues[name] = deque([ControlRequest(name, True, implied=True)])
 
-    def _loading_steps(self, request: _ControlRequest) -> bool:
+    def _loading_steps(self, request: ControlRequest) -> bool:
         """Whether anything that an ensemble consists of is still on its way."""
         by_name = self._reconciler.models.by_name
         return any(
@@ -265,7 +230,7 @@ class ModelControl:
                 coming += self._queues[name][0].steps()
         return False
 
-    def _load_ensemble(self, request: _ControlRequest, now: float) -> None:
+    def _load_ensemble(self, request: ControlRequest, now: float) -> None:
         """Its models are loaded, or will not be. What can be used is only replaced by such."""
         read, models = request.found, self._reconciler.models
         assert read is not None
@@ -286,7 +251,7 @@ class ModelControl:
         needed |= {step for request in coming for step in request.steps()}
         for name in sorted(names - needed):
             if name in by_name and by_name[name].implied and name not in self._queues:
-                self._queues[name] = deque([_ControlRequest(name, False, dependents=True)])
+                self._queues[name] = deque([ControlRequest(name, False, dependents=True)])
                 self._advance(name, now)
 
     def _error(self, name: str) -> str:
@@ -310,14 +275,14 @@ class ModelControl:
         _log.error("model not loaded model=%s reason=%s", name, reason)
         return Code.INVALID_ARGUMENT, f"{begin}load failed for model '{name}': {reason}"
 
-    def _finish(self, request: _ControlRequest, code: str = "", error: str = "") -> None:
+    def _finish(self, request: ControlRequest, code: str = "", error: str = "") -> None:
         """The first request of its model has been done."""
         waiting = self._queues.get(request.name)
         if waiting and waiting[0] is request:
             waiting.popleft()
         self._answer(request, code, error)
 
-    def _answer(self, request: _ControlRequest, code: str, error: str) -> None:
+    def _answer(self, request: ControlRequest, code: str, error: str) -> None:
         if request.ticket:
             self._send(request.asker, ModelAnswer(request.ticket, str(code), error))
         if request.overrides and not request.kept:
@@ -333,7 +298,7 @@ class ModelControl:
         for name, model in self._reconciler.models.by_name.items():
             serving = model.serving
             if serving is not None and not serving.overrides and name not in self._queues:
-                self._queues[name] = deque([_ControlRequest(name, True, implied=model.implied)])
+                self._queues[name] = deque([ControlRequest(name, True, implied=model.implied)])
 
     def _surveyed(self, fingerprints: dict[str, str] | Exception) -> None:
         """The repository as it is now: load what is new or different, unload what is gone."""
@@ -346,13 +311,13 @@ class ModelControl:
             if name in self._queues:
                 continue
             self._jobs.tried.pop(name, None)
-            request = _ControlRequest(name, False, removed=True)
+            request = ControlRequest(name, False, removed=True)
             self._queues.setdefault(name, deque()).append(request)
         for name, mark in fingerprints.items():
             changed = self._jobs.tried.get(name) != mark and ids.is_model_name(name)
             if changed and name not in self._queues:
                 self._jobs.tried[name] = mark
-                self._queues.setdefault(name, deque()).append(_ControlRequest(name, True))
+                self._queues.setdefault(name, deque()).append(ControlRequest(name, True))
 
     def _sweep(self) -> None:
         """Remove overrides that nobody will ask about any more."""

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from shmserve.config import Settings, cache_dir
+from shmserve import model_places
+from shmserve.config import Settings
 from shmserve.coordinator.models.supervisor_sync import Send, SupervisorSync
 from shmserve.protocol.control.model_messages import FetchModels, ModelsFetched
 from shmserve.repository import catalog
@@ -36,15 +37,15 @@ class RemoteModels:
     what is served of it is not what its repository has now, for clients."""
 
     def __init__(self, settings: Settings, sync: SupervisorSync, send: Send) -> None:
-        self.there = settings.fetches
-        self._cache = cache_dir(settings)
+        self.there = model_places.fetches(settings)
+        self._cache = model_places.cache_dir(settings)
         self._sync = sync
         self._send = send
         self._limit_s = settings.repository_timeout_s + _BEYOND_S
         self._interval_s = settings.poll_interval_s
         self._polls = settings.model_control == "poll"
-        self._explicit = settings.model_control == "explicit"
-        self._wanted = settings.load_models if self._explicit else ("*",)
+        explicit = settings.model_control == "explicit"
+        self._wanted = settings.load_models if explicit else ("*",)
         self._fetcher = ""
         self._tickets = itertools.count(1)
         self._questions: dict[int, _Question] = {}
@@ -64,7 +65,8 @@ class RemoteModels:
     def hello(self, process: str) -> None:
         """A fetcher has a link: it knows nothing yet."""
         self._fetcher = process
-        self._send(process, FetchModels(0, (), self._kept()))
+        if kept := self._kept():
+            self._send(process, FetchModels(0, (), kept))
         for question in self._questions.values():
             self._send(process, question.message)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 
-from shmserve.config import Settings, repository_paths
+from shmserve import model_places
+from shmserve.config import Settings
 from shmserve.coordinator import assembly
 from shmserve.coordinator.assembly import Parts
 from shmserve.coordinator.background import Background
@@ -20,13 +21,15 @@ _log = logging.getLogger(__name__)
 def waits(settings: Settings, library: Library) -> bool:
     """Whether something that is to be served has never been fetched."""
     wanted = settings.load_models if settings.model_control == "explicit" else ("*",)
-    return settings.fetches and library.pending(repository_paths(settings), wanted)
+    return model_places.fetches(settings) and library.pending(
+        model_places.repository_paths(settings), wanted
+    )
 
 
 def survey(settings: Settings, library: Library) -> dict[str, str]:
     """Fingerprints of all models."""
     try:
-        return library.survey(repository_paths(settings))
+        return library.survey(model_places.repository_paths(settings))
     except ConfigError:  # scanning it will say so
         return {}
 
@@ -59,7 +62,7 @@ class RemoteStart:
             self._parts.publication.publish()
         if not self._waiting:
             self._parts.control.renew()
-        elif not self._library.pending(repository_paths(self._settings), ()):
+        elif not self._library.pending(model_places.repository_paths(self._settings), ()):
             self._waiting = not self._background.submit(self._look, self._begin)
         else:
             _log.error("not ready: %s", unlisted)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shmserve import config, repository
+from shmserve import model_places, repository
 from shmserve.config import Settings
 from shmserve.errors import ConfigError
 from shmserve.supervisor import single_models
@@ -33,7 +33,7 @@ def scanned(tmp_path: Path, *entries: str) -> repository.ScanResult:
     (tmp_path / "run").mkdir(exist_ok=True)
     settings = Settings(model_repository=entries, run_dir=str(tmp_path / "run"))
     single_models.lay_out(settings)
-    return repository.scan(config.repository_paths(settings))
+    return repository.scan(model_places.repository_paths(settings))
 
 
 @pytest.mark.parametrize(("versions", "served"), [((), "1"), (("2", "7"), "7")])
@@ -63,16 +63,16 @@ def test_what_cannot_be(tmp_path: Path) -> None:
 
 
 def test_a_path_with_the_sign_is_a_path() -> None:
-    assert config.single_of("/srv/a=b") is None
-    assert config.single_of("a/b=c") is None
-    assert config.single_of("a=/srv/b=c") == ("a", "/srv/b=c")
+    assert model_places.single_of("/srv/a=b") is None
+    assert model_places.single_of("a/b=c") is None
+    assert model_places.single_of("a=/srv/b=c") == ("a", "/srv/b=c")
 
 
 def test_to_look_it_over_nothing_of_a_service_is_touched(tmp_path: Path) -> None:
     path = make(tmp_path / "one")
     settings = Settings(model_repository=(f"a={path}",), run_dir=str(tmp_path / "run"))
     with single_models.laid_out_elsewhere(settings) as apart:
-        (place,) = config.repository_paths(apart)
+        (place,) = model_places.repository_paths(apart)
         assert set(repository.scan([place]).models) == {"a"}
     assert not Path(place).exists()
     assert not (tmp_path / "run").exists()
