@@ -135,8 +135,9 @@ class Supervisor:
         self._lasting = LastingRegions(announcer.notifier)
         self._pages = FdStore[PageOwner](StoredPages)
         count = settings.grpc_processes if commands.grpc is not None else 0
-        command = [*(commands.grpc or []), "--listen-fds", *map(str, inherited.grpc_fds)]
-        self._frontends = Frontends(run_dir, "grpc", command, count, master_fd, inherited.grpc_fds)
+        turn, keep = self._take_over.turn_fd, inherited.grpc_fds
+        command = [*(commands.grpc or []), "--turn-fd", str(turn), "--listen-fds", *map(str, keep)]
+        self._frontends = Frontends(run_dir, "grpc", command, count, master_fd, (turn, *keep))
         exporters = int(commands.exporter is not None)
         self._exporter = Frontends(
             run_dir, "exporter", commands.exporter or [], exporters, master_fd
@@ -259,8 +260,7 @@ class Supervisor:
         if template is not None:
             self._watch(template)
         self._executors.turn(now)
-        frontends = self._frontends.turn(now) if self._take_over.may_listen else ()
-        for child in (*frontends, *self._exporter.turn(now)):
+        for child in (*self._frontends.turn(now), *self._exporter.turn(now)):
             self._watch(child)
         reap_orphans({key.data.pid for key in self._selector.get_map().values() if key.data})
         self._keep_coordinator(now)
@@ -282,7 +282,8 @@ class Supervisor:
             rundir.touch(self._run_dir)
         if self._coordinator is not None:
             self._life.look("coordinator", self._coordinator, now)
-        for role, child in (*self._frontends.running(), *self._exporter.running()):
+        frontends = self._frontends.running() if self._take_over.may_listen else []
+        for role, child in (*frontends, *self._exporter.running()):
             self._life.look(role, child, now)
         self._announcer.healthy = self._life.healthy(now)
 
