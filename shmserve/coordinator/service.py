@@ -35,12 +35,13 @@ from shmserve.coordinator.regions.owners import Owners
 from shmserve.coordinator.regions.predecessor import Predecessor
 from shmserve.coordinator.stats.history_file import HistoryFile
 from shmserve.core.control.silence import period_s
+from shmserve.errors import Unavailable, UnreadableMessage
 from shmserve.observe import flight_recorder
 from shmserve.observe.gpu_use import GpuUse
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Welcome
 from shmserve.shm import segment
-from shmserve.shm.registry_page import RegistryWriter
+from shmserve.shm.registry_page import RegistryReader, RegistryWriter
 from shmserve.transport import rundir
 from shmserve.transport.channel import listen
 from shmserve.transport.processes import FileLock, has_ended, raise_fd_limit
@@ -104,6 +105,7 @@ class CoordinatorLoop:
         settings, run_dir = launch.settings, launch.run_dir
         self._wake = wake
         self._master_fd = launch.master_fd
+        self._base_dir, self._run_dir = base_dir(settings), run_dir
         self._beat_s, self._beat_at = period_s(settings.watchdog_s), 0.0
         self._stop_at = math.inf
         again = writer.previous is not None
@@ -116,7 +118,7 @@ class CoordinatorLoop:
         waits = checkpoint is None and remote_start.waits(settings, library)
         known = checkpoint is not None or waits
         fingerprints = {} if known else remote_start.survey(settings, library)
-        desired = DesiredModels() if known else desired_models.choose(settings, library.scan)
+        desired = DesiredModels() if known else self._desired(settings, library)
         pool_bytes = _advised(*pool_sizing.host_pool(settings.pool_bytes))
         frontends = settings.http_workers + settings.grpc_processes
         processes = frontends + _instances(checkpoint, desired)
@@ -150,7 +152,6 @@ class CoordinatorLoop:
         self._regions, self._introspection = parts.regions, parts.introspection
         self._history = self._history_file(settings)
         self._router = MessageRouter(parts, send)
-        self._base_dir, self._run_dir = base_dir(settings), run_dir
         self._client_socket = ClientSocket(
             settings, self._base_dir, parts.regions, parts.lanes, self._selector
         )
@@ -230,6 +231,16 @@ class CoordinatorLoop:
         self._client_socket.settle(time.monotonic())
         self._agent.settle(time.monotonic(), self._known() and self._serves())
         self._links.bury(self._router)
+
+    def _desired(self, settings: Settings, library: Library) -> DesiredModels:
+        """What should run: also what runs in the generation that serves, if that is another."""
+        if not self._serves():
+            try:
+                before = RegistryReader(rundir.serving(self._base_dir)).current()
+                settings = desired_models.continued(settings, before)
+            except (Unavailable, UnreadableMessage) as ex:
+                _log.warning("the generation before does not say what it has loaded: %s", ex)
+        return desired_models.choose(settings, library.scan)
 
     def _connect_predecessor(self, launch: Launch, parts: Parts) -> Predecessor:
         before = rundir.serving(self._base_dir)

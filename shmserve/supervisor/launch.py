@@ -101,19 +101,28 @@ def supervisor_lock(settings: Settings) -> FileLock:
 
 
 def beat() -> None:
-    """The master's sign of life. Ends the service if its run directory is not its own any more."""
+    """The master's sign of life. Ends this generation if its run directory is not its own any more,
+    or another one serves in its place."""
     lock = _state.lock
-    if _state.report and _state.settings and serves(_state.settings):
-        os.close(_state.report[0])
-        _state.report = ()
+    if lock is None or not lock.held or _state.ending or _state.settings is None:
+        return
     for awaited in _state.also:
         if not awaited.held:
             awaited.acquire()
-    if lock is None or not lock.held or lock.beat() or _state.ending:
-        return
-    _state.ending = True
-    _log.critical("run_dir: its files have been removed, so another server could use it: ending")
-    os.kill(os.getpid(), signal.SIGTERM)
+    if serves(_state.settings):
+        for fd in _state.report:  # nobody waits there any more
+            os.close(fd)
+        _state.report = ()
+    elif not _state.report:
+        _state.ending = True
+        _log.info("another generation serves: ending")
+    if not lock.beat():
+        _state.ending = True
+        _log.critical(
+            "run_dir: its files have been removed, so another server could use it: ending"
+        )
+    if _state.ending:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def master_fd() -> int:

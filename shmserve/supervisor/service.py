@@ -136,8 +136,9 @@ class Supervisor:
         self._lasting = LastingRegions(announcer.notifier)
         self._pages = FdStore[PageOwner](StoredPages)
         count = settings.grpc_processes if commands.grpc is not None else 0
-        command = [*(commands.grpc or []), "--listen-fds", *map(str, inherited.grpc_fds)]
-        self._frontends = Frontends(run_dir, "grpc", command, count, master_fd, inherited.grpc_fds)
+        turn, keep = self._take_over.turn_fd, inherited.grpc_fds
+        command = [*(commands.grpc or []), "--turn-fd", str(turn), "--listen-fds", *map(str, keep)]
+        self._frontends = Frontends(run_dir, "grpc", command, count, master_fd, (turn, *keep))
         helpers = {"exporter": commands.exporter, "fetcher": commands.fetcher}
         self._helpers = [
             Frontends(run_dir, role, command, 1, master_fd)
@@ -262,10 +263,9 @@ class Supervisor:
         if template is not None:
             self._watch(template)
         self._executors.turn(now)
-        frontends = self._frontends.turn(now) if self._take_over.may_listen else []
-        helpers = (child for helper in self._helpers for child in helper.turn(now))
-        for child in (*frontends, *helpers):
-            self._watch(child)
+        for group in (self._frontends, *self._helpers):
+            for child in group.turn(now):
+                self._watch(child)
         reap_orphans({key.data.pid for key in self._selector.get_map().values() if key.data})
         self._keep_coordinator(now)
         if now >= self._looked_at + self._life.look_s:
@@ -286,9 +286,10 @@ class Supervisor:
             rundir.touch(self._run_dir)
         if self._coordinator is not None:
             self._life.look("coordinator", self._coordinator, now)
-        for group in (self._frontends, *self._helpers):
-            for role, child in group.running():
-                self._life.look(role, child, now)
+        frontends = self._frontends.running() if self._take_over.may_listen else []
+        helpers = (alive for helper in self._helpers for alive in helper.running())
+        for role, child in (*frontends, *helpers):
+            self._life.look(role, child, now)
         self._announcer.healthy = self._life.healthy(now)
 
     def _handle(self, message: FromCoordinator) -> None:

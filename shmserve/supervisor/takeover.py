@@ -45,13 +45,23 @@ class TakeOver:
     """Of one supervisor; `report` -1: there is no predecessor that waits, or it has gone already.
 
     Attributes:
-        may_listen: gRPC processes may begin to.
+        turn_fd: ends (as a pipe) when gRPC processes may begin to listen, or with this process.
     """
 
     def __init__(self, report: int, readiness: Readiness) -> None:
         self._report = report
         self._readiness = readiness
-        self.may_listen = False
+        self.turn_fd, self._holding = os.pipe()
+
+    @property
+    def may_listen(self) -> bool:
+        """Whether gRPC processes may begin to."""
+        return self._holding < 0
+
+    def _let_listen(self) -> None:
+        if self._holding >= 0:
+            os.close(self._holding)
+            self._holding = -1
 
     @property
     def pending(self) -> bool:
@@ -62,7 +72,8 @@ class TakeOver:
         """Tell what is to be told; why this generation is to end, if it is. `listening`: whether
         all gRPC processes do."""
         if self._report < 0:
-            self.may_listen = self.may_listen or self._readiness.settled()
+            if not self.may_listen and self._readiness.settled():
+                self._let_listen()
             return ""
         if _has_no_reader(self._report):
             return self._done("the reload has been given up")
@@ -72,7 +83,8 @@ class TakeOver:
         if wrong := obstacle(snapshot):
             os.write(self._report, wrong.encode())
             return self._done(wrong)
-        self.may_listen = self.may_listen or (snapshot.ready and not _loading(snapshot))
+        if snapshot.ready and not _loading(snapshot):
+            self._let_listen()
         if self.may_listen and listening():
             os.write(self._report, SERVES.encode())
             self._done("")

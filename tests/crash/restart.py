@@ -127,6 +127,7 @@ class Drill:
         self.models = models
         self.verdict = Verdict()
         self.wrong: list[str] = []
+        self.fds: list[int] = []  # of each generation's master, once it is alone
 
     def step(self, name: str, action: Callable[[], None]) -> None:
         """Do it under load, and tell what the clients saw."""
@@ -144,6 +145,8 @@ class Drill:
         status, said = self.manager.reload()
         self.expect(status == 0, f"a reload failed: {said}")
         self.manager.settle()
+        self.fds.append(open_fds(self.manager.main))
+        self.expect(self.fds[-1] <= self.fds[0], f"descriptors of masters: {self.fds}")
 
     def killed_while_loading(self) -> None:
         """kill -9 of the new master, as soon as there is one."""

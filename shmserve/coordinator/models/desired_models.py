@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shmserve import model_places
 from shmserve.config import Settings
+from shmserve.core.registry import ModelEntry, ModelState, Snapshot
 from shmserve.errors import ConfigError
 from shmserve.protocol.control import messages
 from shmserve.protocol.control.link_messages import Instance
@@ -86,6 +88,19 @@ def choose(settings: Settings, scan: Scanner) -> DesiredModels:
         versions += of_model
         failures.update({f"{name}/{version}": why for version, why in refused.items()})
     return DesiredModels(tuple(versions), failures, implied)
+
+
+def continued(settings: Settings, before: Snapshot) -> Settings:
+    """With what clients have loaded by name in another generation, which published `before`."""
+    if settings.model_control != "explicit" or "*" in settings.load_models:
+        return settings
+    ready = (name for name, found in before.models.items() if _is_ready(found))
+    names = dict.fromkeys([*settings.load_models, *ready])
+    return replace(settings, load_models=tuple(n for n in names if n not in settings.pipelines))
+
+
+def _is_ready(versions: Mapping[str, ModelEntry]) -> bool:
+    return any(entry.state is ModelState.READY for entry in versions.values())
 
 
 def _with_steps(names: Iterable[str], repository: Scan) -> frozenset[str]:

@@ -6,11 +6,14 @@ import argparse
 import gc
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 from setproctitle import setproctitle
 
@@ -29,12 +32,15 @@ from shmserve.transport.processes import follow, raise_fd_limit
 
 _log = logging.getLogger("shmserve.grpc")
 
+_TURN_S = 0.1  # until it is looked again whether it is to stop
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="shmserve.frontends.grpc")
     parser.add_argument("--number", type=int, required=True)
     parser.add_argument("--master-fd", type=int, required=True)
     parser.add_argument("--listen-fds", type=int, nargs="*", default=[])
+    parser.add_argument("--turn-fd", type=int, default=-1, help="ends when it may listen")
     arguments = parser.parse_args()
     settings = config.load()
     setproctitle(f"shmserve: grpc {arguments.number}")
@@ -45,17 +51,23 @@ def main() -> int:
     follow(arguments.master_fd, stop.set)
     raise_fd_limit()
     sockets = [socket.socket(fileno=fd) for fd in arguments.listen_fds]
-    return _serve(settings, arguments.number, sockets, stop)
+    await_turn = partial(_await_turn, arguments.turn_fd, stop)
+    return _serve(settings, arguments.number, sockets, stop, await_turn)
 
 
 def _serve(
-    settings: config.Settings, number: int, sockets: list[socket.socket], stop: threading.Event
+    settings: config.Settings,
+    number: int,
+    sockets: list[socket.socket],
+    stop: threading.Event,
+    await_turn: Callable[[], None],
 ) -> int:
     dispatcher = Dispatcher(settings, "grpc")
     try:
         run_dir = config.run_dir(settings)
         listening = Listening(settings, run_dir, number, () if sockets else None)
         server = GrpcServer(dispatcher, settings, _callers(settings, listening))
+        await_turn()
         bound = listening.bind(server.server)
         bound += server.adopt(sockets, listening.credentials)
     except AlreadyRuns:
@@ -79,6 +91,17 @@ def _serve(
         listening.close()
         dispatcher.close()
     return 0
+
+
+def _await_turn(fd: int, stop: threading.Event) -> None:
+    """Until this process may listen, which is when what the descriptor is of ends."""
+    if fd < 0:
+        return
+    poll = select.poll()
+    poll.register(fd, 0)
+    while not stop.is_set() and not poll.poll(_TURN_S * 1000):
+        continue
+    os.close(fd)
 
 
 def _beat(server: GrpcServer, listening: Listening, stop: threading.Event, every_s: float) -> None:
