@@ -22,7 +22,7 @@ from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings, ModelTab
 from shmserve.cluster.haproxy_slots import Address, backend
 from shmserve.cluster.haproxy_socket import Balancer
 from shmserve.cluster.node_service import NodeReport
-from shmserve.cluster.policies.cluster_plan import NodeLook, ReplicaCounts
+from shmserve.cluster.policies.measured_load import NodeLook, ReplicaCounts
 from shmserve.testing.running_server import ROOT, RunningServer, free_port, wait_until
 
 MODELS = (1, 8)
