@@ -25,7 +25,7 @@ def figures(series: Series, given: Assumptions) -> dict[str, Any]:
     total = {what: 0 for what in ("sent", "answered", "refused", "retried", "broken off")}
     for (what, _), number in series.counts.items():
         total[what] += number
-    settled = int(0.3 * given.seconds / BUCKET_S)
+    settled = int(given.ramp_s / BUCKET_S)
     surge_begin, surge_end, _ = given.surge
     quiet = _waits(series, settled, int(surge_begin / BUCKET_S))
     surge = _waits(series, int(surge_begin / BUCKET_S), int(surge_end / BUCKET_S))
@@ -98,6 +98,7 @@ def main() -> None:
         models=arguments.models or max(2, arguments.hosts // 5),
         seconds=arguments.seconds,
         seed=arguments.seed,
+        ramp_s=Assumptions.ramp_s * scale,
         surge=(400.0 * scale, 600.0 * scale, 2.0),
         deaths=(750.0 * scale, 0.04),
     )

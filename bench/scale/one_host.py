@@ -13,16 +13,18 @@ import shutil
 import subprocess
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.scale import ray_calls
 from shmserve.cluster import haproxy_config
 from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings, ModelTable
 from shmserve.cluster.haproxy_slots import Address, backend
 from shmserve.cluster.haproxy_socket import Balancer
 from shmserve.cluster.node_service import NodeReport
-from shmserve.cluster.policies.cluster_plan import NodeLook, ReplicaCounts
+from shmserve.cluster.policies.measured_load import NodeLook, ReplicaCounts
 from shmserve.testing.running_server import ROOT, RunningServer, free_port, wait_until
 
 MODELS = (1, 8)
@@ -35,6 +37,8 @@ def measure() -> dict[str, Any]:
     found["service"] = {f"{models} models": _service(models) for models in MODELS}
     if shutil.which("haproxy"):
         found["haproxy"] = {f"{m} models x {s} slots": _balancer(m, s) for m, s in BALANCERS}
+    if find_spec("ray"):
+        found["ray"] = ray_calls.measure()
     return found
 
 

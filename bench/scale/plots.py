@@ -50,6 +50,7 @@ def _words(given: Assumptions) -> str:
             f"  at least {given.load_least_s:g} s, one at a time",
             f"queue target: {given.queue_s * 1000:g} ms",
             f"decisions: every {given.tick_s:g} s",
+            f"ramp: full rate after {given.ramp_s:g} s",
             f"surge: {begin:g}-{end:g} s, one model",
             f"  in ten has {factor:g} times as much",
             f"deaths: {share:.0%} of hosts at {at:g} s,",

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from shmserve.cluster.policies.cluster_plan import ClusterPlan, ModelRule, NodeLook, ReplicaCounts
+from shmserve.cluster.policies.cluster_plan import ClusterPlan, ModelRule
+from shmserve.cluster.policies.measured_load import NodeLook, ReplicaCounts
 from shmserve.cluster.policies.replica_scaling import ScalingRule
 from shmserve.cluster.policies.traffic_weights import UNKNOWN
 
@@ -41,6 +42,8 @@ class Assumptions:
     load_least_s: float = 5.0
     queue_s: float = 0.5  # the target of every model
     tick_s: float = 2.0
+    ramp_s: float = 300.0  # from the first request to the full rate
+    max_queue: int = 64  # requests that wait at a replica; others are refused, and come again
     check_s: float = 2.0  # from a host's end until the balancer sends it nothing more
     surge: tuple[float, float, float] = (400.0, 600.0, 2.0)  # from, to, factor: a tenth of models
     deaths: tuple[float, float] = (750.0, 0.04)  # when, and which share of hosts, at once
@@ -141,7 +144,8 @@ class Simulation:
         while True:
             more = factor if surges and begin <= self._env.now < end else 1.0
             yield self._env.timeout(self._dice.expovariate(self._rate[model] * more))
-            self._send(model, self._env.now)
+            if self._dice.random() * self.given.ramp_s < self._env.now:
+                self._send(model, self._env.now)
 
     def _send(self, model: str, came: float) -> None:
         bucket = int(self._env.now / BUCKET_S)
@@ -154,6 +158,10 @@ class Simulation:
         if not replica.host.alive:  # the balancer does not know yet: no connection
             self.series.counts["retried", bucket] += 1
             self._again(model, came, 0.05)
+            return
+        if replica.waiting >= self.given.max_queue:
+            self.series.counts["refused", bucket] += 1
+            self._again(model, came, 1.0)
             return
         now = self._env.now
         run_s = self._dice.expovariate(replica.host.speed / self.given.run_s)

@@ -24,7 +24,8 @@ from shmserve.client.errors import InferenceError
 from shmserve.client.http_transport import Transport
 from shmserve.cluster.cluster_file import ClusterSettings
 from shmserve.cluster.haproxy_slots import Address
-from shmserve.cluster.policies.cluster_plan import AGAIN_S, NodeLook, ReplicaCounts
+from shmserve.cluster.policies.cluster_plan import AGAIN_S
+from shmserve.cluster.policies.measured_load import NodeLook, ReplicaCounts
 from shmserve.errors import UnreadableMessage
 from shmserve.protocol.decoding import json_decoder
 

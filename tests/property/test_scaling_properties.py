@@ -14,6 +14,11 @@ from shmserve.cluster.policies.traffic_weights import MOST, weights
 RULE = ScalingRule(least=1, most=20, queue_s=0.05, up_s=3, down_s=30)
 
 
+def seen(demand: float, replicas: int) -> tuple[float, float]:
+    """What they are seen to wait, and executors that are busy: one of each replica at most."""
+    return queue_s(demand, replicas), min(demand, replicas)
+
+
 def queue_s(demand: float, replicas: int) -> float:
     """What requests of 10 ms wait for `replicas` executors that have `demand` to do."""
     use = demand / replicas
@@ -36,7 +41,7 @@ def test_it_stays_within_its_bounds(seen):
 def test_it_comes_to_rest_under_a_steady_load(demand):
     scaler = ReplicaScaler(RULE)
     history = [
-        scaler.observe(float(now), scaler.wanted, queue_s(demand, scaler.wanted), demand)
+        scaler.observe(float(now), scaler.wanted, *seen(demand, scaler.wanted))
         for now in range(3000)
     ]
     last = history[-1000:]
@@ -55,9 +60,7 @@ def test_noise_makes_it_go_up_and_down_once_at_most(demand, seed):
     history = []
     for now in range(2000):
         load = demand * dice.uniform(0.9, 1.1)
-        history.append(
-            scaler.observe(float(now), scaler.wanted, queue_s(load, scaler.wanted), load)
-        )
+        history.append(scaler.observe(float(now), scaler.wanted, *seen(load, scaler.wanted)))
     changes = [b - a for a, b in itertools.pairwise(history) if a != b]
     turns = sum(1 for a, b in itertools.pairwise(changes) if a * b < 0)
     assert turns <= 2
@@ -66,11 +69,11 @@ def test_noise_makes_it_go_up_and_down_once_at_most(demand, seed):
 def test_a_replica_goes_after_the_load_has():
     scaler = ReplicaScaler(RULE)
     for now in range(100):
-        scaler.observe(float(now), scaler.wanted, queue_s(6.0, scaler.wanted), 6.0)
+        scaler.observe(float(now), scaler.wanted, *seen(6.0, scaler.wanted))
     high = scaler.wanted
     assert high >= 7
     for now in range(100, 1000):
-        scaler.observe(float(now), scaler.wanted, queue_s(1.0, scaler.wanted), 1.0)
+        scaler.observe(float(now), scaler.wanted, *seen(1.0, scaler.wanted))
     assert 2 <= scaler.wanted < high
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shmserve.cluster.policies import traffic_weights
+from shmserve.cluster.policies.measured_load import MeasuredLoad, NodeLook
 from shmserve.cluster.policies.model_placement import WantedModel, place
 from shmserve.cluster.policies.placement_steps import Held, Replica, next_steps
 from shmserve.cluster.policies.replica_scaling import ReplicaScaler, ScalingRule
 
-SMOOTH_S = 10.0  # over which demand and speed are averaged
 AGAIN_S = 60.0  # until a model may come to a node again on which it could not be loaded
 
 
@@ -22,38 +21,6 @@ class ModelRule:
 
     memory: int
     scaling: ScalingRule = field(default_factory=ScalingRule)
-
-
-@dataclass(frozen=True)
-class ReplicaCounts:
-    """Of one model on one node, since its service began: requests executed, and seconds that they
-    waited for an executor and kept one busy."""
-
-    requests: int = 0
-    waited_s: float = 0.0
-    busy_s: float = 0.0
-
-    def since(self, before: ReplicaCounts) -> ReplicaCounts:
-        """What came since then; all of it, if the service has begun anew."""
-        if self.requests < before.requests:
-            return self
-        return ReplicaCounts(
-            self.requests - before.requests,
-            max(0.0, self.waited_s - before.waited_s),
-            max(0.0, self.busy_s - before.busy_s),
-        )
-
-
-@dataclass(frozen=True)
-class NodeLook:
-    """What a node says of itself. `room`: bytes for models; `held`: models that take memory there;
-    `ready`: those that serve; `failed`: those that could not be loaded, and why."""
-
-    room: int
-    held: frozenset[str] = frozenset()
-    ready: frozenset[str] = frozenset()
-    failed: Mapping[str, str] = field(default_factory=dict)
-    counts: Mapping[str, ReplicaCounts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,13 +45,10 @@ class ClusterPlan:
         self._drain_s = drain_s
         self._scalers: dict[str, ReplicaScaler] = {}
         self._target: dict[str, set[str]] = {}
-        self._counts: dict[Replica, ReplicaCounts] = {}
-        self._demand: dict[str, float] = dict.fromkeys(rules, 0.0)
-        self._speed: dict[Replica, float] = {}
+        self._load = MeasuredLoad()
         self._weights: dict[str, dict[str, int]] = {}
         self._leaving: dict[Replica, float] = {}
         self._barred: dict[Replica, float] = {}
-        self._at: float | None = None
 
     def step(self, now: float, looks: Mapping[str, NodeLook]) -> Decision:
         """`looks`: of the nodes that count; one that is not among them is gone."""
@@ -93,7 +57,7 @@ class ClusterPlan:
             self._scalers = {
                 name: ReplicaScaler(rule.scaling, held[name]) for name, rule in self._rules.items()
             }
-        replicas = self._measure(now, looks)
+        replicas = self._replicas(now, looks)
         moves, missing = self._place(now, looks, replicas)
         there = Held(
             {node: look.held for node, look in looks.items()},
@@ -112,42 +76,14 @@ class ClusterPlan:
         held = {name: most for look in looks.values() for name in look.held}
         return held | {name: rule.memory for name, rule in self._rules.items()}
 
-    def _measure(self, now: float, looks: Mapping[str, NodeLook]) -> dict[str, int]:
-        """How many replicas each model should have, from what was counted since the last look."""
-        passed = now - self._at if self._at is not None else 0.0
-        self._at = now
-        keep = math.exp(-passed / SMOOTH_S)
-        sums: dict[str, list[ReplicaCounts]] = defaultdict(list)
-        counts = {
-            (node, name): count
-            for node, look in looks.items()
-            for name, count in look.counts.items()
+    def _replicas(self, now: float, looks: Mapping[str, NodeLook]) -> dict[str, int]:
+        """How many each model should have."""
+        self._load.take(now, looks)
+        ready = Counter(name for look in looks.values() for name in look.ready)
+        return {
+            name: scaler.observe(now, ready[name], self._load.wait_s(name), self._load.demand(name))
+            for name, scaler in self._scalers.items()
         }
-        for replica, count in counts.items():
-            if (before := self._counts.get(replica)) is not None:
-                change = count.since(before)
-                sums[replica[1]].append(change)
-                if change.busy_s:
-                    speed = change.requests / change.busy_s
-                    self._speed[replica] = (
-                        keep * self._speed.get(replica, speed) + (1 - keep) * speed
-                    )
-        self._counts = counts
-        self._speed = {replica: s for replica, s in self._speed.items() if replica in counts}
-        ready: dict[str, int] = defaultdict(int)
-        for look in looks.values():
-            for name in look.ready:
-                ready[name] += 1
-        wanted = {}
-        for name, scaler in self._scalers.items():
-            requests = sum(change.requests for change in sums[name])
-            waited = sum(change.waited_s for change in sums[name])
-            busy = sum(change.busy_s for change in sums[name])
-            if passed:
-                self._demand[name] = keep * self._demand[name] + (1 - keep) * busy / passed
-            queue_s = waited / requests if requests else 0.0
-            wanted[name] = scaler.observe(now, ready[name], queue_s, self._demand[name])
-        return wanted
 
     def _place(
         self, now: float, looks: Mapping[str, NodeLook], replicas: Mapping[str, int]
@@ -159,7 +95,7 @@ class ClusterPlan:
         # A node seen for the first time may have run before this plan did
         current = {node: self._target.get(node, look.held) for node, look in looks.items()}
         wanted = [
-            WantedModel(name, rule.memory, replicas[name], self._demand[name])
+            WantedModel(name, rule.memory, replicas[name], self._load.demand(name))
             for name, rule in self._rules.items()
         ]
         room = {node: look.room for node, look in looks.items()}
@@ -173,7 +109,7 @@ class ClusterPlan:
         for node, look in looks.items():
             for name in look.ready & self._rules.keys():
                 if (node, name) not in self._leaving:
-                    homes[name][node] = self._speed.get((node, name))
+                    homes[name][node] = self._load.speed(node, name)
         self._weights = {
             name: traffic_weights.weights(speeds, self._weights.get(name, {}))
             for name, speeds in homes.items()

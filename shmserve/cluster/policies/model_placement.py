@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-MARGIN = 0.25  # of the mean load: what a move for balance must at least win
+MARGIN = 0.25  # of the busiest load: what a move for balance must at least win
 
 Barred = AbstractSet[tuple[str, str]]  # (node, model): failed there a moment ago
 
@@ -163,14 +163,13 @@ def _keep_more(layout: Layout, current: Mapping[str, AbstractSet[str]], barred: 
 
 
 def _balance(layout: Layout, barred: Barred) -> None:
-    """Move one replica from the busiest node, if that wins MARGIN of the mean load.
+    """Move a replica from the busiest node, if both nodes then have MARGIN less to do than it had.
 
     The way back would have to win as much again, so nothing moves to and fro while loads
-    differ by less than that.
+    change by less than that.
     """
     if not layout.load:
         return
-    margin = MARGIN * sum(layout.load.values()) / len(layout.load)
     busiest = max(layout.load, key=lambda node: (layout.load[node], node))
     best: tuple[float, str, str] | None = None
     for name in sorted(layout.on[busiest]):
@@ -183,6 +182,6 @@ def _balance(layout: Layout, barred: Barred) -> None:
         )
         if best is None or higher < best[0]:
             best = (higher, name, home)
-    if best is not None and margin and best[0] <= layout.load[busiest] - margin:
+    if best is not None and best[0] <= (1 - MARGIN) * layout.load[busiest]:
         layout.remove(busiest, best[1])
         layout.add(best[2], best[1])

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 GROWTH = 2.0  # at most so many times as many at once
+BUSY = 0.3  # of what a replica has done at most: with less, more replicas would not help
 QUIET = 0.25  # of the longest wait: below it a replica may be one too many
 SPARE = 0.7  # of what a replica can do: no more is to be left to each after one has gone
 LEARNT_S = 3600.0  # so long it counts what a replica could do
@@ -36,17 +37,20 @@ class ReplicaScaler:
         self._long_since: float | None = None
         self._quiet_since: float | None = None
         self._limit = math.inf  # executors that one replica kept busy when requests had to wait
+        self._most = 0.0  # executors that one replica has kept busy
         self._learnt_at = 0.0
 
     def observe(self, now: float, ready: int, queue_s: float, demand: float) -> int:
         """Take what was seen since the last time, and say how many replicas there should be.
 
-        `ready`: replicas that serve; `queue_s`: mean wait of their requests; `demand`: executors
+        `ready`: replicas that serve; `queue_s`: how long new requests wait; `demand`: executors
         kept busy by all of them. None is added until those wanted before are there.
         """
         if now - self._learnt_at > LEARNT_S:
-            self._limit = math.inf
-        if queue_s > self.rule.queue_s and ready >= self.wanted:
+            self._limit, self._most, self._learnt_at = math.inf, 0.0, now
+        each = demand / max(1, ready)
+        self._most = max(self._most, each)
+        if queue_s > self.rule.queue_s and ready >= self.wanted and each >= BUSY * self._most:
             self._quiet_since = None
             self._long_since = now if self._long_since is None else self._long_since
             if now - self._long_since >= self.rule.up_s:
@@ -62,7 +66,7 @@ class ReplicaScaler:
         return self.wanted
 
     def _grow(self, now: float, queue_s: float, demand: float) -> None:
-        self._limit, self._learnt_at = min(self._limit, demand / self.wanted), now
+        self._limit, self._learnt_at = demand / self.wanted, now
         times = min(GROWTH, queue_s / self.rule.queue_s)
         self.wanted = min(self.rule.most, max(self.wanted + 1, math.floor(self.wanted * times)))
         self._long_since = None

@@ -8,13 +8,8 @@ import pytest
 
 from bench.scale.__main__ import figures
 from bench.scale.simulation import Assumptions, Simulation
-from shmserve.cluster.policies.cluster_plan import (
-    AGAIN_S,
-    ClusterPlan,
-    ModelRule,
-    NodeLook,
-    ReplicaCounts,
-)
+from shmserve.cluster.policies.cluster_plan import AGAIN_S, ClusterPlan, ModelRule
+from shmserve.cluster.policies.measured_load import NodeLook, ReplicaCounts
 from shmserve.cluster.policies.replica_scaling import ScalingRule
 
 SHORT = Assumptions(
@@ -23,6 +18,7 @@ SHORT = Assumptions(
     seconds=300.0,
     use=0.3,
     run_s=0.2,
+    ramp_s=60.0,
     model_memory=(1.0, 20.0),
     surge=(100.0, 150.0, 2.0),
     deaths=(200.0, 0.13),

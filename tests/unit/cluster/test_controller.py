@@ -12,7 +12,7 @@ from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings, ModelTab
 from shmserve.cluster.controller import Controller, Status
 from shmserve.cluster.haproxy_slots import Address
 from shmserve.cluster.node_service import NodeReport
-from shmserve.cluster.policies.cluster_plan import NodeLook
+from shmserve.cluster.policies.measured_load import NodeLook
 
 ROOM = 100
 

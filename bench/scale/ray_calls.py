@@ -1,0 +1,100 @@
+"""What orders and reports cost on their way through Ray: actors here, asked as nodes are."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from shmserve.cluster.haproxy_slots import Address
+from shmserve.cluster.node_service import NodeReport
+from shmserve.cluster.policies.measured_load import NodeLook, ReplicaCounts
+
+ACTORS = 8
+_MODELS = 10
+_ROUNDS = 100
+_STORE = 80 << 20
+
+
+class _Node:
+    """A node with ten models, without a service."""
+
+    def __init__(self) -> None:
+        names = frozenset(f"model-{i:04}" for i in range(_MODELS))
+        counts = {name: ReplicaCounts(10**6, 1234.5, 6543.2) for name in names}
+        place = Address("192.168.100.100", 8000, 8000)
+        look = NodeLook(80 << 30, names, names, {}, counts)
+        self._report = NodeReport(look, place, place, 12345, 1)
+
+    def update(self, orders: frozenset[str]) -> NodeReport:
+        return self._report
+
+
+def measure() -> dict[str, Any]:
+    """Milliseconds of a call, alone and beside others, and memory of the processes."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # loopback alone
+    import ray
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["RAY_TMPDIR"] = folder
+        plasma = Path(folder, "plasma")
+        plasma.mkdir()
+        (Path(folder) / "ray").mkdir()
+        ray.init(
+            num_cpus=1,
+            include_dashboard=False,
+            object_store_memory=_STORE,
+            log_to_driver=False,
+            _plasma_directory=str(plasma),
+            _node_ip_address="127.0.0.1",
+        )
+        try:
+            return _calls(ray)
+        finally:
+            ray.shutdown()
+
+
+def _calls(ray: Any) -> dict[str, Any]:
+    kind = ray.remote(num_cpus=0)(_Node)
+    actors = [kind.remote() for _ in range(ACTORS)]
+    orders = frozenset(f"model-{i:04}" for i in range(_MODELS))
+    ray.get([actor.update.remote(orders) for actor in actors])
+    alone, together = [], []
+    for _ in range(_ROUNDS):
+        begun = time.perf_counter()
+        ray.get(actors[0].update.remote(orders))
+        alone.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        ray.get([actor.update.remote(orders) for actor in actors])
+        together.append((time.perf_counter() - begun) / ACTORS)
+    return {
+        "a call, ms": round(median(alone) * 1000, 2),
+        f"one of {ACTORS} at once, ms": round(median(together) * 1000, 2),
+        "resident MiB of Ray's processes of a node": _resident(
+            ("raylet", "ray::Dashboard", "ray::Runtime")
+        ),
+        "resident MiB of an actor": _resident(("ray::_Node",)) // ACTORS,
+    }
+
+
+def _resident(titles: tuple[str, ...]) -> int:
+    """MiB of this process's descendants with one of these in their command line."""
+    mark = f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}".encode()
+    total = 0
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = Path(f"/proc/{entry}/cmdline").read_bytes().decode(errors="replace")
+            if (
+                mark not in Path(f"/proc/{entry}/environ").read_bytes()
+                and int(entry) != os.getpid()
+            ):
+                continue
+            if any(title in command for title in titles):
+                total += int(Path(f"/proc/{entry}/statm").read_text().split()[1])
+        except OSError:
+            continue
+    return (total * os.sysconf("SC_PAGE_SIZE")) >> 20

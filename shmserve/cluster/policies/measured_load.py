@@ -1,0 +1,118 @@
+"""What nodes say of their replicas, and what follows: how long requests wait, how much is to do.
+
+Counts only grow, so two looks tell what came between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SMOOTH_S = 10.0  # over which demand is averaged
+FEWEST = 50  # requests after which the speed of a replica is known: times of runs differ
+MOST = 500  # requests that count for it
+
+Replica = tuple[str, str]  # node, model
+
+
+@dataclass(frozen=True)
+class ReplicaCounts:
+    """Of one model on one node, since its service began: requests executed, and seconds that they
+    waited for an executor and kept one busy."""
+
+    requests: int = 0
+    waited_s: float = 0.0
+    busy_s: float = 0.0
+
+    def since(self, before: ReplicaCounts) -> ReplicaCounts:
+        """What came since then; all of it, if the service has begun anew."""
+        if self.requests < before.requests:
+            return self
+        return ReplicaCounts(
+            self.requests - before.requests,
+            max(0.0, self.waited_s - before.waited_s),
+            max(0.0, self.busy_s - before.busy_s),
+        )
+
+
+@dataclass(frozen=True)
+class NodeLook:
+    """What a node says of itself. `room`: bytes for models; `held`: models that take memory there;
+    `ready`: those that serve; `failed`: those that could not be loaded, and why."""
+
+    room: int
+    held: frozenset[str] = frozenset()
+    ready: frozenset[str] = frozenset()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, ReplicaCounts] = field(default_factory=dict)
+
+
+class MeasuredLoad:
+    """From look to look."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._counts: dict[Replica, ReplicaCounts] = {}
+        self._recent: dict[Replica, ReplicaCounts] = {}  # of the last MOST requests or so
+        self._waits: dict[str, list[float]] = {}
+        self._demand: dict[str, float] = {}
+
+    def take(self, now: float, looks: Mapping[str, NodeLook]) -> None:
+        counts = {
+            (node, name): count
+            for node, look in looks.items()
+            for name, count in look.counts.items()
+        }
+        changes = {
+            replica: count.since(self._counts[replica])
+            for replica, count in counts.items()
+            if replica in self._counts
+        }
+        self._counts = counts
+        self._recent = {
+            replica: _recent(self._recent.get(replica, ReplicaCounts()), change)
+            for replica, change in changes.items()
+        }
+        self._sum_up(now, changes)
+
+    def _sum_up(self, now: float, changes: Mapping[Replica, ReplicaCounts]) -> None:
+        passed = now - self._at if self._at is not None else 0.0
+        self._at = now
+        waits: dict[str, list[float]] = defaultdict(list)
+        busy: dict[str, float] = defaultdict(float)
+        for (_, name), change in changes.items():
+            waits[name].append(change.waited_s / change.requests if change.requests else 0.0)
+            busy[name] += change.busy_s
+        self._waits = {name: sorted(found) for name, found in waits.items()}
+        if passed:
+            keep = math.exp(-passed / SMOOTH_S)
+            self._demand = {
+                name: keep * self._demand.get(name, 0.0) + (1 - keep) * busy[name] / passed
+                for name in self._demand.keys() | busy.keys()
+            }
+
+    def wait_s(self, model: str) -> float:
+        """Mean wait at the middle one of a model's replicas: what new requests meet. A mean of all
+        would go on telling of a queue that has formed before others came."""
+        waits = self._waits.get(model)
+        return waits[(len(waits) - 1) // 2] if waits else 0.0
+
+    def demand(self, model: str) -> float:
+        """Executors that all of a model's replicas keep busy."""
+        return self._demand.get(model, 0.0)
+
+    def speed(self, node: str, model: str) -> float | None:
+        """Requests per second of work; None: not known yet."""
+        recent = self._recent.get((node, model))
+        if recent is None or recent.requests < FEWEST or not recent.busy_s:
+            return None
+        return recent.requests / recent.busy_s
+
+
+def _recent(before: ReplicaCounts, change: ReplicaCounts) -> ReplicaCounts:
+    requests, busy_s = before.requests + change.requests, before.busy_s + change.busy_s
+    if requests <= MOST:
+        return ReplicaCounts(requests, 0.0, busy_s)
+    return ReplicaCounts(MOST, 0.0, busy_s * MOST / requests)
