@@ -48,7 +48,13 @@ endif
 # Where there is no GPU, gpu-day need not have several GB installed to say so.
 GPU_DAY_DEPS := $(if $(wildcard wheels/*.whl /dev/nvidiactl),$(GPU_DEPS),$(DEV_DEPS))
 GPU_TESTS ?= tests/cuda tests/torch
+
+# The real CuPy over the stand-in for CUDA (tests/cuda_runtime): CUDA's versions it is built for, each in
+# a folder of its own (.cupy12) with the kernels it has compiled. Needs g++.
+CUPY_BUILDS ?= 12 13
+CUPY_VERSION ?= 14.2.0
 PYTEST_GPU ?=
+PYTEST_CUPY ?=
 BENCH_GPU ?=
 GPU_DAY ?=
 
@@ -78,7 +84,7 @@ APP ?= /opt/shmserve
 UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
-.PHONY: install wheel serve test coverage test-pythons test-torch test-kserve test-node test-gpu lint proto proto-check docs site bench bench-gpu gpu-day cuda-calls wheels gpu-site fuzz \
+.PHONY: install wheel serve test coverage test-pythons test-torch test-kserve test-node test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day cuda-calls wheels gpu-site fuzz \
 	chaos reload-drill soak rounds clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
@@ -112,6 +118,12 @@ test-gpu: $(GPU_DEPS)  ## pass the tests of CUDA on the machine's GPU; PYTEST_GP
 	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(GPU_PYTHON) -u -m pytest -p pytest_timeout --real-cuda -v \
 		-W default -o faulthandler_timeout=120 --durations=10 -m 'gpu or not torch' \
 		$(PYTEST_GPU) $(GPU_TESTS)
+
+test-cupy: $(DEV_DEPS) $(CUPY_BUILDS:%=.cupy%/.installed)  ## pass the tests of CUDA with the real CuPy, without a GPU: CUPY_BUILDS="12 13"
+	set -e; for build in $(CUPY_BUILDS); do \
+		$(BIN)/python -m tests.cuda.standin --cupy .cupy$$build $(BIN)/python $(PYTEST) -W default \
+			--disable-warnings -m 'not torch' $(PYTEST_CUPY) tests/cuda; \
+	done
 
 lint: $(DEV_DEPS)  ## ruff, mypy strict (the tests' helpers, too), import layers
 	$(BIN)/ruff format --check .
@@ -202,6 +214,10 @@ $(TORCH_DEPS): $(DEV_DEPS)
 	$(INSTALL) $(TORCH)
 	@touch $@
 
+.cupy%/.installed:
+	$(INSTALL) --target .cupy$* --no-deps cupy-cuda$*x==$(CUPY_VERSION) 'cuda-pathfinder>=1.3.4,<2'
+	@touch $@
+
 $(FUZZ_DEPS): $(DEV_DEPS)
 	$(INSTALL_TREE) '.[fuzz]'
 	@touch $@
@@ -233,4 +249,4 @@ $(VENV)/.gpu: $(DEV_DEPS) $(TORCH_DEPS)
 	@touch $@
 
 clean:  ## remove what the targets above have made
-	rm -rf .venv .venv-* $(NODE) site .coverage .gpu-site wheels bench/build .fuzz soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* .cupy* $(NODE) site .coverage .gpu-site wheels bench/build .fuzz soak.csv soak.svg .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

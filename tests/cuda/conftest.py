@@ -26,10 +26,14 @@ FAKED = pytest.StashKey[int]()  # how many tests real devices are not asked for
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On real devices nothing may load the fake: its libcuda.so.1 would be found first."""
-    if not config.getoption("--real-cuda"):
+    """On real devices nothing may load the fake: its libcuda.so.1 would be found first. Nor does it
+    run over the stand-in what reaches into the fake."""
+    if standin.active():
+        faked = [item for item in items if item.get_closest_marker("fake_only") is not None]
+    elif config.getoption("--real-cuda"):
+        faked = [item for item in items if _needs_fake(item)]
+    else:
         return
-    faked = [item for item in items if _needs_fake(item)]
     config.stash[FAKED] = len(faked)
     config.hook.pytest_deselected(items=faked)
     items[:] = [item for item in items if item not in faked]
@@ -45,8 +49,8 @@ def _needs_fake(item: pytest.Item) -> bool:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    if config.getoption("--real-cuda"):
-        why = "need the fake of CUDA (faults, a second device): `make test` runs them"
+    if FAKED in config.stash:
+        why = "need the fake of CUDA (faults, its inside): `make test` runs them"
         terminalreporter.write_line(f"{config.stash.get(FAKED, 0)} tests were left out: they {why}")
 
 
@@ -97,12 +101,15 @@ def _over_the_standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     books = standin.Books()
     books.reset()
     cupy = standin.imported()
-    monkeypatch.setattr(cupy, "_fake", books, raising=False)
+    for name in ("_fake", "_queues"):
+        monkeypatch.setattr(cupy, name, books, raising=False)
     yield cupy
     monkeypatch.undo()  # faults must not meet what is given back
     books.reset()
     gc.collect()
-    cupy.get_default_memory_pool().free_all_blocks()
+    for device in range(cupy.cuda.runtime.getDeviceCount()):
+        with cupy.cuda.Device(device):
+            cupy.get_default_memory_pool().free_all_blocks()
     cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 

@@ -1,4 +1,4 @@
-"""What a process needs in its environment to see the fake of CUDA (or the stand-in) instead of the real one."""
+"""What a process needs in its environment to see the fake of CUDA, or the stand-in."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
     python -m tests.cuda.standin --cupy .cupy12 PROGRAM ARGUMENTS
 
-runs a program, and all that it starts, over it; `pytest tests/cuda`, for example. What it compiles is kept
-in the folder that CuPy is installed in.
+runs a program, and all that it starts, over it; `pytest tests/cuda`, for example. What it compiles
+is kept in the folder that CuPy is installed in. Prints the mistakes that were found, which are a
+failure.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ _ACTIVE = "FAKE_CUDA_STANDIN"  # the folder of the libraries
 def build(folder: Path, sanitize: str = "") -> Path:
     """The stand-in's libraries in `folder`, compiled if they are not there; "address" or "thread"
     for a sanitizer's."""
-    command = ("make", "-s", "-j2", "-C", RUNTIME, f"OUT={folder.resolve()}", f"SANITIZE={sanitize}")
+    options = (f"OUT={folder.resolve()}", f"SANITIZE={sanitize}")
+    command = ("make", "-s", "-j2", "-C", RUNTIME, *options)
     subprocess.run(command, check=True, timeout=300)
     return folder.resolve()
 
 
 def environment(libraries: Path, cupy: Path | None = None, **faults: object) -> dict[str, str]:
     """Variables for a process over the stand-in; `cupy`: a folder it was installed into (pip's
-    --target), if the interpreter does not have it. `faults` as README.md says, without their prefix,
-    in lower case."""
+    --target), if the interpreter does not have it. `faults` as README.md says, without their
+    prefix, in lower case."""
     cuda = 12
     paths = [RUNTIME / "site"]
     if cupy is not None:
@@ -67,7 +69,7 @@ def active() -> bool:
 
 
 class Books:
-    """What the stand-in knows of this process, under the names of the fake's module `cupy._fake`."""
+    """What the stand-in knows of this process, by the names of the fake's `cupy._fake`."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL("libcuda.so.1")
@@ -93,6 +95,19 @@ class Books:
         while address := call(len(found), ctypes.byref(nbytes), ctypes.byref(more)):
             found.append((address, nbytes.value, more.value))
         return found
+
+    @property
+    def devices(self) -> list[SimpleNamespace]:
+        """Those that are visible, by the host's numbers."""
+        found, index, part = list[SimpleNamespace](), ctypes.c_int(), ctypes.c_int()
+        while self._library.standin_device(len(found), ctypes.byref(index), ctypes.byref(part)):
+            found.append(SimpleNamespace(index=index.value, part=part.value))
+        return found
+
+    @property
+    def _queues(self) -> dict[int, SimpleNamespace]:
+        """What has not been done, of all streams together."""
+        return {0: SimpleNamespace(operations=int(self._library.standin_waiting()))}
 
     @property
     def contexts(self) -> set[int]:
@@ -136,8 +151,14 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     libraries = build(options.cupy / f"standin{options.sanitize}", options.sanitize)
-    os.environ |= environment(libraries, options.cupy)
-    os.execvp(options.command[0], options.command)
+    findings = libraries / "findings"
+    findings.write_text("")
+    variables = environment(libraries, options.cupy, findings=findings)
+    status = subprocess.run(options.command, env=os.environ | variables, check=False).returncode
+    told = Counter(line.partition(" ")[2] for line in findings.read_text().splitlines())
+    for line, count in told.most_common():
+        print(f"the stand-in has found {count} times: {line}")
+    return status or bool(told)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def test_a_server_that_takes_no_device_memory(
     assert not stub_client.device_memory()
     check_without(fake_cupy, stub_client)
     assert stub.registered == 1, "it is not asked again and again"
-    assert fake_cupy._fake.used(0) == fake_cupy.get_default_memory_pool().used_bytes()
+    assert fake_cupy._fake.used(0) == fake_cupy.get_default_memory_pool().total_bytes()
 
 
 def test_a_server_that_is_busy_is_asked_again(stub: StubServer, stub_client: Client) -> None:

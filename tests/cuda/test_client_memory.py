@@ -153,6 +153,7 @@ def test_memory_of_a_device_is_exported_from_it(
     assert seen[0] == 1  # then the server looks for it
 
 
+@pytest.mark.fake_only
 def test_a_child_does_not_undo_its_parents_doing(
     fake_cupy: Any, stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

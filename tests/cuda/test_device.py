@@ -313,6 +313,7 @@ def test_what_comes_of_a_kernel_is_one_of_our_errors(
     assert bool(device.lost) == lost
 
 
+@pytest.mark.fake_only
 @pytest.mark.fake_cuda
 def test_a_handle_of_a_lost_device_is_not_to_blame(
     device: Device, cuda_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from shmserve.cli import doctor, trials
 from shmserve.cli.trials import Trial, TrialFailed
 from shmserve.config import Settings
 from shmserve.cuda.doctor import CudaFacts
-from tests.cuda import fake
+from tests.cuda import fake, standin
 
 
 def ask(*arguments: str, **environment: str) -> tuple[int, str]:
@@ -29,6 +29,14 @@ def ask(*arguments: str, **environment: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+def cupy_version() -> str:
+    if not standin.active():
+        return "0-fake for CUDA 12.8"
+    cupy = standin.imported()
+    version = cupy.cuda.runtime.runtimeGetVersion()
+    return f"{cupy.__version__} for CUDA {version // 1000}.{version % 1000 // 10}"
+
+
 def test_a_host_whose_devices_work(compiled: Path) -> None:
     status, text = ask("--gpu", **fake.environment(compiled))
     assert status == 0
@@ -36,7 +44,7 @@ def test_a_host_whose_devices_work(compiled: Path) -> None:
         "ok    NVIDIA driver: 570.0-fake",
         "ok    GPU 1: Fake GPU, 4096 MiB",
         "ok    CUDA_VISIBLE_DEVICES: not set, devices that a server sees: 2",
-        "ok    CuPy: 0-fake for CUDA 12.8",
+        f"ok    CuPy: {cupy_version()}",
         "ok    device 1: Fake GPU, 4096 MiB, compute capability 9.0",
         "ok    device 1: can compile and run kernels",
         "ok    device 1: can multiply matrices",
@@ -67,6 +75,7 @@ def test_what_does_not_work_is_told_with_what_to_do(compiled: Path) -> None:
     assert "note  device 0: other devices whose memory it reaches: none\n" in text
 
 
+@pytest.mark.fake_only
 def test_sizes_of_other_processes_memory_must_be_told(compiled: Path) -> None:
     status, text = ask("--gpu", **fake.environment(compiled) | {"LD_LIBRARY_PATH": ""})
     assert status == 1
@@ -74,7 +83,7 @@ def test_sizes_of_other_processes_memory_must_be_told(compiled: Path) -> None:
 
 
 def test_each_mig_device_is_tried_by_itself(compiled: Path) -> None:
-    names = [f"MIG-fa4ec0da-0000-0000-0000-000000000{end}" for end in ("001", "102")]
+    names = [f"MIG-fa4ec0da-1111-1111-1111-111111110{end}" for end in ("102", "203")]
     environment = fake.environment(compiled, mig="0,1")
     status, text = ask("--gpu", **environment, CUDA_VISIBLE_DEVICES=",".join(names))
     assert status == 0
@@ -88,7 +97,7 @@ def test_a_host_without_devices(compiled: Path) -> None:
     status, text = ask(**none)
     assert status == 0
     assert "note  NVIDIA driver: none is loaded, models run on the CPU; for GPUs install" in text
-    assert "note  CuPy: 0-fake for CUDA 12.8: cudaErrorInsufficientDriver" in text
+    assert f"note  CuPy: {cupy_version()}: cudaErrorInsufficientDriver" in text
     status, text = ask("--gpu", "--json", **none)
     assert status == 1
     found = {finding["subject"]: finding for finding in json.loads(text)}

@@ -18,8 +18,8 @@ from shmserve.observe.gpu_use import GpuUse
 from shmserve.testing.running_server import wait_until
 from tests.cuda.fake import FOLDER
 
-UUID = "GPU-fa4ec0da-0000-0000-0000-000000000000"  # the fake's first GPU
-OTHER = "GPU-fa4ec0da-0000-0000-0000-000000000100"
+UUID = "GPU-fa4ec0da-1111-1111-1111-111111110101"  # the fake's first GPU
+OTHER = "GPU-fa4ec0da-1111-1111-1111-111111110201"
 
 
 @pytest.fixture(autouse=True)

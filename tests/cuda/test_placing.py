@@ -23,7 +23,7 @@ from tests.cuda import fake
 
 pytestmark = pytest.mark.fake_cuda
 
-MIG = ["MIG-fa4ec0da-0000-0000-0000-000000000001", "MIG-fa4ec0da-0000-0000-0000-000000000102"]
+MIG = ["MIG-fa4ec0da-1111-1111-1111-111111110102", "MIG-fa4ec0da-1111-1111-1111-111111110203"]
 CONFIG = """
 backend: "python"
 input [ { name: "A" data_type: TYPE_FP32 dims: [ 1 ] } ]
@@ -72,10 +72,10 @@ def check(folder: Path, groups: str, environment: dict[str, str]) -> list[str]:
 def test_check_loads_a_model_on_its_device(folder: Path, compiled: Path) -> None:
     environment = fake.environment(compiled)
     (line,) = check(folder, "kind: KIND_GPU gpus: [1]", environment)
-    assert line.endswith("device 1 of 2, 100")
+    assert line.endswith("device 1 of 2, 201")
     environment["CUDA_VISIBLE_DEVICES"] = "1"
     (line,) = check(folder, "kind: KIND_GPU", environment)
-    assert line.endswith("device 0 of 1, 100")
+    assert line.endswith("device 0 of 1, 201")
     assert check(folder, "kind: KIND_GPU gpus: [1]", environment) == [
         f"FAIL  model m: model 'm': instance_group.gpus has 1, but there is 1 device (0) [{folder}]"
     ]
@@ -88,11 +88,11 @@ def test_an_instance_on_a_mig_device_sees_it_alone(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(MIG))
     (line,) = check(folder, "kind: KIND_GPU", {})
-    assert line.endswith("device 0 of 1, 001")
+    assert line.endswith("device 0 of 1, 102")
     (folder / "config.pbtxt").write_text(CONFIG % "kind: KIND_CPU")
     (instance,) = repository.read_folder(str(folder)).instances()
     second = structs.replace(instance, device="cuda:1")
-    assert try_load.problem(second, 60.0).endswith("device 0 of 1, 102")
+    assert try_load.problem(second, 60.0).endswith("device 0 of 1, 203")
 
 
 def test_one_that_cannot_use_its_mig_device_copies_from_there(

@@ -434,6 +434,7 @@ def test_a_model_that_lacks_memory_has_the_device_for_itself(
     assert np.array_equal(one.result(one.run(third)), NUMBERS * 2)
 
 
+@pytest.mark.fake_only
 @pytest.mark.fake_cuda
 @pytest.mark.parametrize("inputs", [0, 1, 2])
 def test_what_cupy_has_no_use_for_is_there_for_others(

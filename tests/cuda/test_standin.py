@@ -19,8 +19,6 @@ pytestmark = pytest.mark.fake_cuda
 PRELUDE = """
 import ctypes, mmap, os, subprocess, sys
 cuda = ctypes.CDLL("libcudart.so.12")
-for name in "cudaMalloc cudaMemcpy cudaMemcpyAsync cudaFree".split():
-    getattr(cuda, name)
 NBYTES, TO_DEVICE, TO_HOST, BETWEEN = 1 << 16, 1, 2, 3
 host = mmap.mmap(-1, NBYTES)
 HOST = ctypes.addressof(ctypes.c_char.from_buffer(host))
@@ -54,7 +52,8 @@ def opened(raw):
     return address.value
 def close(address): return cuda.cudaIpcCloseMemHandle(word(address))
 def other_process():
-    code = sys.argv[1].rpartition("# ---")[0] + "print(exported().hex(), flush=True); sys.stdin.read()"
+    code = sys.argv[1].rpartition("# ---")[0]
+    code += "print(exported().hex(), flush=True); sys.stdin.read()"
     started = subprocess.Popen([sys.executable, "-c", code, sys.argv[1]], stdin=-1, stdout=-1)
     return bytes.fromhex(started.stdout.readline().decode()), started
 # ---
@@ -63,7 +62,11 @@ def other_process():
 # What is done, what the last call says, and the findings.
 MISTAKES = {
     "nothing": ("a = malloc(); copy(a, HOST, TO_DEVICE); last = free(a)", 0, []),
-    "use after free": ("a = malloc(); free(a); last = copy(a, HOST, TO_DEVICE)", 1, ["use after free"]),
+    "use after free": (
+        "a = malloc(); free(a); last = copy(a, HOST, TO_DEVICE)",
+        1,
+        ["use after free"],
+    ),
     "freed while under way on another device": (
         "a = malloc(); cuda.cudaSetDevice(1); s = stream(); copy(a, HOST, TO_DEVICE, s);"
         " free(a); last = cuda.cudaStreamSynchronize(word(s))",
@@ -80,7 +83,8 @@ MISTAKES = {
         ["overlap"],
     ),
     "wrong device": (
-        "a = malloc(); last = cuda.cudaMemcpyPeerAsync(word(a), 1, word(malloc()), 0, word(512), word(0))",
+        "a = word(malloc());"
+        " last = cuda.cudaMemcpyPeerAsync(a, 1, word(malloc()), 0, word(512), word(0))",
         1,
         ["wrong device"],
     ),
@@ -91,7 +95,8 @@ MISTAKES = {
         ["use after unregister"],
     ),
     "closed twice": (
-        "raw, other = other_process(); a = opened(raw); close(a); last = close(a); other.kill(); other.wait()",
+        "raw, other = other_process(); a = opened(raw); close(a); last = close(a);"
+        " other.kill(); other.wait()",
         1,
         ["double close"],
     ),
@@ -197,7 +202,9 @@ print(before, host[8:12])
         ("cudaFree=1", [0, 0, 0]),
     ],
 )
-def test_calls_fail_on_demand(fail: str, expected: list[int], libraries: Path, tmp_path: Path) -> None:
+def test_calls_fail_on_demand(
+    fail: str, expected: list[int], libraries: Path, tmp_path: Path
+) -> None:
     code = "print([cuda.cudaMalloc(ctypes.byref(word()), word(512)) for _ in range(3)])"
     assert run(libraries, code, tmp_path / "findings", fail=fail) == f"{expected}\n"
 

@@ -3,7 +3,8 @@
 
     compile.py FOLDER [--name EXPRESSION]... -- OPTIONS
 
-Reads FOLDER/program.cu, writes FOLDER/code and FOLDER/log. Of the options those that g++ knows count.
+Reads FOLDER/program.cu, writes FOLDER/code and FOLDER/log. Of the options those count that g++
+knows.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ INCLUDE = HERE / "include"
 MAGIC = b"standin\0"
 # No contraction: a device would give other bits, but the same everywhere.
 OPTIONS = (
-    "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-fpermissive", "-fno-strict-aliasing",
-    "-ffp-contract=off", "-include", "standin_device.h", f"-I{INCLUDE}",
+    "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-fpermissive",
+    "-fno-strict-aliasing", "-ffp-contract=off", "-include", "standin_device.h", f"-I{INCLUDE}",
 )  # fmt: skip
 KEPT = ("-I", "-D", "-U", "--include-path=", "--define-macro=")
-KERNEL = re.compile(r"__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+"
-                    r"(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(")
+KERNEL = re.compile(
+    r"__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+"
+    r"(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\("
+)
 DYNAMIC = re.compile(
     r"extern\s+__shared__\s+(?:__align__\s*\(\d+\)\s*)?([\w:<>, ]+?)\s+(\w+)\s*\[\s*\]\s*;"
 )
@@ -55,7 +58,9 @@ def entries(source: str, expressions: list[str]) -> str:
     lines, reads = [], {}
     for match in KERNEL.finditer(source):
         name = match[1]
-        told = ", ".join(str(int(one.startswith("const "))) for one in parameters(source, match.end()))
+        told = ", ".join(
+            str(int(one.startswith("const "))) for one in parameters(source, match.end())
+        )
         reads[name] = told
         if not is_template(source, match.start()):
             lines.append(f'STANDIN_KERNEL({name}, ({name}), "{name}", {{{told}}})')
@@ -93,7 +98,10 @@ def main() -> int:
         kept.append("-DSTANDIN_BARRIERS=true")
     try:
         done = subprocess.run(
-            ["g++", *OPTIONS, *kept, program, "-o", made], capture_output=True, text=True, check=False
+            ["g++", *OPTIONS, *kept, program, "-o", made],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         (folder / "log").write_text(done.stderr)
         if not done.returncode:

@@ -44,6 +44,16 @@ size_t device_bytes(void)
     return *told ? strtoull(told, NULL, 10) : model()->memory;
 }
 
+/* The k-th device that is visible; false: there are fewer. */
+PUBLIC bool standin_device(int k, int *index, int *part)
+{
+    if (!devices.count) read_devices();
+    if (!is_device(k)) return false;
+    *index = devices.at[k].index;
+    *part = devices.at[k].part;
+    return true;
+}
+
 bool pins_read_only(void) { return strcmp(setting("PIN", "readonly"), "writable") != 0; }
 
 bool can_access_peer(int device, int peer)
@@ -70,17 +80,18 @@ static bool is_divided(int index)
 static struct device physical(int index, int part)
 {
     struct device made = {.index = index, .part = part};
-    const unsigned char uuid[16] = {0xFA, 0x4E, 0xC0, 0xDA, [14] = (unsigned char)index,
-                                    (unsigned char)part};
-    memcpy(made.uuid, uuid, sizeof uuid);
+    memset(made.uuid, 0x11, sizeof made.uuid); /* no byte is 0: CuPy tells what is before one */
+    memcpy(made.uuid, "\xFA\x4E\xC0\xDA", 4);
+    made.uuid[14] = (unsigned char)(index + 1);
+    made.uuid[15] = (unsigned char)(part + 1);
     return made;
 }
 
 static void name_of(const struct device *device, char *name, size_t bytes)
 {
     const unsigned char *u = device->uuid;
-    snprintf(name, bytes, "%s-%02x%02x%02x%02x-0000-0000-0000-%012x", device->part ? "MIG" : "GPU",
-             u[0], u[1], u[2], u[3], u[14] << 8 | u[15]);
+    snprintf(name, bytes, "%s-%02x%02x%02x%02x-1111-1111-1111-11111111%02x%02x",
+             device->part ? "MIG" : "GPU", u[0], u[1], u[2], u[3], u[14], u[15]);
 }
 
 /* What a word of CUDA_VISIBLE_DEVICES names, of `count` devices; false: nothing. */

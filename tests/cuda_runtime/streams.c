@@ -189,6 +189,14 @@ bool under_way(uint64_t address, size_t bytes)
     return false;
 }
 
+/* How much was queued and has not been done. */
+PUBLIC size_t standin_waiting(void)
+{
+    size_t count = 0;
+    for (struct stream *one = streams; one; one = one->next) count += one->count;
+    return count;
+}
+
 void streams_leaks(void)
 {
     for (struct stream *one = streams; one; one = one->next)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 NAME = "Fake GPU"
+# No byte is 0: CuPy tells of a UUID what is before one.
+FIRST_UUID = 0xFA4EC0DA_1111_1111_1111_111111110101
 
 
 class Physical(NamedTuple):
@@ -21,7 +23,7 @@ class Physical(NamedTuple):
 
     @property
     def uuid(self) -> UUID:
-        return UUID(int=0xFA4EC0DA << 96 | self.index << 8 | self.part)
+        return UUID(int=FIRST_UUID + (self.index << 8 | self.part))
 
     @property
     def name(self) -> str:

@@ -9,13 +9,21 @@ from functools import wraps
 from typing import Any
 
 import cupy
-from cupy import _fake
 
 _runtime = cupy.cuda.runtime
 CUDA_IPC_HANDLE_SIZE = 64
 
-_NAMES = {f"cudaError{text.partition(':')[0]}": status for status, text in _fake.ERRORS.items()}
-cudaError_t = IntEnum("cudaError_t", {"cudaSuccess": 0, **_NAMES})  # type: ignore[misc]
+
+
+class cudaError_t(IntEnum):
+    cudaSuccess = 0
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        """Other statuses are known by their numbers."""
+        made = int.__new__(cls, value)
+        made._name_, made._value_ = f"cudaError{value}", value
+        return made
 
 
 class cudaDeviceAttr(IntEnum):
@@ -45,7 +53,7 @@ def _told(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     def call(*arguments: Any) -> tuple[Any, ...]:
         try:
             result = function(*arguments)
-        except _fake.CUDARuntimeError as ex:
+        except _runtime.CUDARuntimeError as ex:
             return (cudaError_t(ex.status),)
         return (cudaError_t.cudaSuccess,) if result is None else (cudaError_t.cudaSuccess, result)
 
