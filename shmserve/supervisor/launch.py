@@ -215,9 +215,9 @@ def bound() -> bool:
 def await_turn(settings: Settings, waits: Callable[[], bool]) -> None:
     """In an HTTP worker: accept nothing before this generation serves. On sockets of systemd's
     clients wait for the models, too, instead of being refused. Ends when `waits` says no."""
-    from shmserve.supervisor.takeover import Readiness
+    from shmserve.supervisor.takeover import LoadingWatch
 
-    models = Readiness(config.run_dir(settings), _state.begun + settings.load_timeout_s)
+    models = LoadingWatch(config.run_dir(settings), _state.begun + settings.load_timeout_s)
     while waits() and not (serves(settings) and (models.settled() or not _state.passed)):
         time.sleep(_TURN_S)
 

@@ -45,7 +45,7 @@ from shmserve.supervisor.fd_store import FdStore
 from shmserve.supervisor.frontends import Frontends
 from shmserve.supervisor.lasting_regions import LastingRegions, restored
 from shmserve.supervisor.life_watch import LifeWatch
-from shmserve.supervisor.takeover import Readiness, TakeOver
+from shmserve.supervisor.takeover import LoadingWatch, TakeOver
 from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.link import Link, LinkHandlers
@@ -117,7 +117,9 @@ class Supervisor:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inbox: queue.SimpleQueue[FromCoordinator] = queue.SimpleQueue()
         self._announcer = announcer
-        self._take_over = TakeOver(inherited.report_fd, Readiness(run_dir, inherited.patient_until))
+        self._take_over = TakeOver(
+            inherited.report_fd, LoadingWatch(run_dir, inherited.patient_until)
+        )
         self._link = Link(
             run_dir,
             "supervisor",

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _MOST_NAMED = 8  # models that failed
 
 
-class Readiness:
+class LoadingWatch:
     """Whether there is anything to wait for before clients are served: until `deadline` (monotonic)
     models that are being loaded, as long as the service is not ready without them."""
 
@@ -48,7 +48,7 @@ class TakeOver:
         turn_fd: ends (as a pipe) when gRPC processes may begin to listen, or with this process.
     """
 
-    def __init__(self, report: int, readiness: Readiness) -> None:
+    def __init__(self, report: int, readiness: LoadingWatch) -> None:
         self._report = report
         self._readiness = readiness
         self.turn_fd, self._holding = os.pipe()

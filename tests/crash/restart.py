@@ -205,7 +205,11 @@ def drill(
 ) -> list[str]:
     """All of it; what was wrong."""
     before, fds = names_in_shm(), open_fds(os.getpid())
-    settings = {"reload": "handover", "drain_idle_s": DRAIN_IDLE_S, "pool_bytes": 256 << 20}
+    settings: dict[str, Any] = {
+        "reload": "handover",
+        "drain_idle_s": DRAIN_IDLE_S,
+        "pool_bytes": 256 << 20,
+    }
     server = RunningServer(repository(folder / "models"), http_workers=2, **settings)
     manager = Manager(server)
     try:

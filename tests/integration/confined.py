@@ -34,7 +34,7 @@ NOT_APPLIED = {
         (
             *("Type", "NotifyAccess", "ExecStart", "ExecStartPre", "ExecReload", "KillMode"),
             *("Restart", "RestartSec", "TimeoutStartSec", "TimeoutStopSec", "WatchdogSec"),
-            *("OOMPolicy", "RemoveIPC"),
+            *("OOMPolicy", "RemoveIPC", "FileDescriptorStoreMax"),
         ),
         _MANAGER,
     ),

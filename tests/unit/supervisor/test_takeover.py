@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from shmserve.core.registry import LiveInstance, ModelEntry, ModelState, Snapshot
 from shmserve.shm.registry_page import RegistryWriter
-from shmserve.supervisor.takeover import Readiness, TakeOver
+from shmserve.supervisor.takeover import LoadingWatch, TakeOver
 from shmserve.tensor.spec import ModelSpec
 from shmserve.transport import rundir
 
@@ -34,7 +35,7 @@ class Generation:
         self.writer = RegistryWriter(run_dir, "e1")
         self.reading, writing = os.pipe()
         os.set_blocking(self.reading, False)
-        self.side = TakeOver(writing, Readiness(run_dir, until))
+        self.side = TakeOver(writing, LoadingWatch(run_dir, until))
         self.listening = False
 
     def turn(self, found: Snapshot | None = None) -> str:
@@ -50,12 +51,14 @@ class Generation:
 
 
 @pytest.fixture
-def generation(tmp_path: Path):  # type: ignore[no-untyped-def]
+def generation(tmp_path: Path) -> Iterator[Generation]:
     made = Generation(str(tmp_path))
     yield made
     made.writer.close()
     os.close(made.reading)
-    made.side._done("")
+    for fd in (made.side.turn_fd, made.side._report, made.side._holding):
+        if fd >= 0:
+            os.close(fd)
 
 
 def test_it_serves_when_all_models_are_ready_and_grpc_listens(generation: Generation) -> None:
@@ -101,7 +104,7 @@ def test_it_ends_with_whoever_waits_for_it(tmp_path: Path) -> None:
 
 def test_clients_wait_for_models_that_load_and_for_no_others(tmp_path: Path) -> None:
     writer = RegistryWriter(str(tmp_path), "e1")
-    waits = Readiness(str(tmp_path), inf)
+    waits = LoadingWatch(str(tmp_path), inf)
     assert not waits.settled()
     for found, settled in (
         (snapshot(complete=False), False),
@@ -112,12 +115,12 @@ def test_clients_wait_for_models_that_load_and_for_no_others(tmp_path: Path) -> 
         writer.publish(found)
         assert waits.settled() is settled
     writer.publish(snapshot(a=LOADING))
-    assert Readiness(str(tmp_path), 0.0).settled(), "not for ever"
+    assert LoadingWatch(str(tmp_path), 0.0).settled(), "not for ever"
     writer.close()
 
 
 def test_grpc_listens_at_once_where_nobody_waits(tmp_path: Path) -> None:
-    side = TakeOver(-1, Readiness(str(tmp_path), 0.0))
+    side = TakeOver(-1, LoadingWatch(str(tmp_path), 0.0))
     assert side.turn(lambda: True) == ""
     assert side.may_listen
     assert not side.pending
