@@ -100,7 +100,7 @@ def main() -> None:
         seed=arguments.seed,
         ramp_s=Assumptions.ramp_s * scale,
         surge=(400.0 * scale, 600.0 * scale, 2.0),
-        deaths=(750.0 * scale, 0.04),
+        deaths=(751.0 * scale, 0.04),
     )
     runs = {how: Simulation(replace(given, balance=how)).run() for how in ("weights", "even")}
     times = decision_times(given)

@@ -54,7 +54,8 @@ def _words(given: Assumptions) -> str:
             f"surge: {begin:g}-{end:g} s, one model",
             f"  in ten has {factor:g} times as much",
             f"deaths: {share:.0%} of hosts at {at:g} s,",
-            f"  seen after {given.check_s:g} s",
+            f"  seen by the balancer after {given.check_s:g} s,",
+            f"  by the cluster after {given.notice_s:g} s",
             f"seed: {given.seed}",
         )
     )

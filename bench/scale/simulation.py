@@ -45,8 +45,9 @@ class Assumptions:
     ramp_s: float = 300.0  # from the first request to the full rate
     max_queue: int = 64  # requests that wait at a replica; others are refused, and come again
     check_s: float = 2.0  # from a host's end until the balancer sends it nothing more
+    notice_s: float = 10.0  # and until the cluster counts it no more
     surge: tuple[float, float, float] = (400.0, 600.0, 2.0)  # from, to, factor: a tenth of models
-    deaths: tuple[float, float] = (750.0, 0.04)  # when, and which share of hosts, at once
+    deaths: tuple[float, float] = (751.0, 0.04)  # when, and which share of hosts, at once
     balance: str = "weights"  # "weights": by speed, least connections; "even": the same for all
 
 
@@ -67,9 +68,13 @@ class Replica:
 class Host:
     name: str
     speed: float
-    alive: bool = True
+    died_at: float = math.inf
     replicas: dict[str, Replica] = field(default_factory=dict)
     disk_free_at: float = 0.0
+
+    @property
+    def alive(self) -> bool:
+        return self.died_at == math.inf
 
 
 @dataclass
@@ -194,7 +199,9 @@ class Simulation:
 
     def _control(self):
         while True:
-            looks = {host.name: self._look(host) for host in self._hosts if host.alive}
+            now = self._env.now
+            there = [h for h in self._hosts if now - self.given.notice_s < h.died_at]
+            looks = {host.name: self._look(host) for host in there}
             begun = time.perf_counter()
             decision = self._plan.step(self._env.now, looks)
             self.series.step_s.append(time.perf_counter() - begun)
@@ -203,7 +210,7 @@ class Simulation:
             self._routes = decision.routes
             self._route()
             ready = sum(len(look.ready) for look in looks.values())
-            served = {name for look in looks.values() for name in look.ready}
+            served = {name for host in there if host.alive for name in looks[host.name].ready}
             self.series.replicas.append((self._env.now, sum(decision.replicas.values()), ready))
             self.series.unserved.append((self._env.now, len(self._memory) - len(served)))
             yield self._env.timeout(self.given.tick_s)
@@ -234,12 +241,14 @@ class Simulation:
         self.series.over_memory += used > self.given.host_memory + 1e-6
 
     def _route(self) -> None:
+        """What the balancer does with its orders: it knows itself who does not answer checks."""
+        seen = self._env.now - self.given.check_s
         even = self.given.balance == "even"
         self._routable = {
             model: [
                 (self._by_name[name].replicas[model], UNKNOWN if even else weight)
                 for name, weight in weights.items()
-                if model in self._by_name[name].replicas
+                if model in self._by_name[name].replicas and self._by_name[name].died_at > seen
             ]
             for model, weights in self._routes.items()
         }
@@ -248,9 +257,6 @@ class Simulation:
         at, share = self.given.deaths
         yield self._env.timeout(at)
         for host in self._dice.sample(self._hosts, round(share * len(self._hosts))):
-            host.alive = False
+            host.died_at = self._env.now
         yield self._env.timeout(self.given.check_s)
-        self._routable = {
-            model: [pair for pair in pairs if pair[0].host.alive]
-            for model, pairs in self._routable.items()
-        }
+        self._route()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,9 @@ from typing import Any
 # Before Ray is imported: no reports to anybody, and no address but that of loopback
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+# Who speaks to this Ray must know a token; without these words one would be kept in the home folder
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 # A process that sets its title may write it over its environment, by which it is found
 os.environ["SPT_NOENV"] = "1"
 

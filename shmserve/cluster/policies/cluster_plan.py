@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from shmserve.cluster.policies.model_placement import WantedModel, place
 from shmserve.cluster.policies.placement_steps import Held, Replica, next_steps
 from shmserve.cluster.policies.replica_scaling import ReplicaScaler, ScalingRule
 
+REST_S = 10.0  # after any move, until another one for balance alone
 AGAIN_S = 60.0  # until a model may come to a node again on which it could not be loaded
 
 
@@ -46,6 +48,7 @@ class ClusterPlan:
         self._scalers: dict[str, ReplicaScaler] = {}
         self._target: dict[str, set[str]] = {}
         self._load = MeasuredLoad()
+        self._moved_at = -math.inf
         self._weights: dict[str, dict[str, int]] = {}
         self._leaving: dict[Replica, float] = {}
         self._barred: dict[Replica, float] = {}
@@ -95,12 +98,15 @@ class ClusterPlan:
         # A node seen for the first time may have run before this plan did
         current = {node: self._target.get(node, look.held) for node, look in looks.items()}
         wanted = [
-            WantedModel(name, rule.memory, replicas[name], self._load.demand(name))
+            WantedModel(name, rule.memory, replicas[name], self._load.steady_demand(name))
             for name, rule in self._rules.items()
         ]
         room = {node: look.room for node, look in looks.items()}
-        layout = place(room, wanted, current, self._barred.keys())
+        rested = now - self._moved_at >= REST_S
+        layout = place(room, wanted, current, self._barred.keys(), balance=rested)
         moves = sum(len(layout.on[node] - current[node]) for node in layout.on)
+        if moves:
+            self._moved_at = now
         self._target = layout.on
         return moves, layout.missing()
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SMOOTH_S = 10.0  # over which demand is averaged
+STEADY_S = 60.0  # the same, for what is dear to follow
 FEWEST = 50  # requests after which the speed of a replica is known: times of runs differ
 MOST = 500  # requests that count for it
 
@@ -58,6 +59,7 @@ class MeasuredLoad:
         self._recent: dict[Replica, ReplicaCounts] = {}  # of the last MOST requests or so
         self._waits: dict[str, list[float]] = {}
         self._demand: dict[str, float] = {}
+        self._steady: dict[str, float] = {}
 
     def take(self, now: float, looks: Mapping[str, NodeLook]) -> None:
         counts = {
@@ -87,11 +89,9 @@ class MeasuredLoad:
             busy[name] += change.busy_s
         self._waits = {name: sorted(found) for name, found in waits.items()}
         if passed:
-            keep = math.exp(-passed / SMOOTH_S)
-            self._demand = {
-                name: keep * self._demand.get(name, 0.0) + (1 - keep) * busy[name] / passed
-                for name in self._demand.keys() | busy.keys()
-            }
+            now_busy = {name: seconds / passed for name, seconds in busy.items()}
+            self._demand = _averaged(self._demand, now_busy, math.exp(-passed / SMOOTH_S))
+            self._steady = _averaged(self._steady, now_busy, math.exp(-passed / STEADY_S))
 
     def wait_s(self, model: str) -> float:
         """Mean wait at the middle one of a model's replicas: what new requests meet. A mean of all
@@ -103,12 +103,25 @@ class MeasuredLoad:
         """Executors that all of a model's replicas keep busy."""
         return self._demand.get(model, 0.0)
 
+    def steady_demand(self, model: str) -> float:
+        """The same, over a longer time."""
+        return self._steady.get(model, 0.0)
+
     def speed(self, node: str, model: str) -> float | None:
         """Requests per second of work; None: not known yet."""
         recent = self._recent.get((node, model))
         if recent is None or recent.requests < FEWEST or not recent.busy_s:
             return None
         return recent.requests / recent.busy_s
+
+
+def _averaged(
+    before: Mapping[str, float], now: Mapping[str, float], keep: float
+) -> dict[str, float]:
+    return {
+        name: keep * before.get(name, 0.0) + (1 - keep) * now.get(name, 0.0)
+        for name in before.keys() | now.keys()
+    }
 
 
 def _recent(before: ReplicaCounts, change: ReplicaCounts) -> ReplicaCounts:

@@ -80,9 +80,11 @@ def place(
     wanted: Sequence[WantedModel],
     current: Mapping[str, AbstractSet[str]],
     barred: Barred = frozenset(),
+    balance: bool = True,
 ) -> Layout:
-    """The next layout, `current` being the one before. The same arguments give the same answer,
-    and one that is given back as `current` is changed by one move at most, until none is left.
+    """The next layout, `current` being the one before; without `balance` nothing moves for that
+    alone. The same arguments give the same answer, and one that is given back as `current` is
+    changed by one move at most, until none is left.
 
     Every model has a replica before any has a second one. If largest-first into the tightest room
     has a place for one of each, each has one.
@@ -91,7 +93,7 @@ def place(
     layout = _kept(Layout(room, models), current, barred)
     _fill(layout, _lacking(layout), barred)
     if all(layout.count[name] for name, model in models.items() if model.replicas):
-        if not layout.missing():
+        if balance and not layout.missing():
             _balance(layout, barred)
         return layout
     for sticky in (current, {}):  # first with as many as can be where they are
