@@ -61,7 +61,7 @@ class Rounds:
         self._lock = threading.Lock()  # guards those below
         self._used: set[str] = set()  # what was wanted, or in use, the round before
         self._using: set[str] = set()  # and in this one
-        self._told: dict[str, str] = {}
+        self._told: dict[str, dict[str, str]] = {}
 
     def run(self, names: Iterable[str], keep: Iterable[str]) -> RoundOutcome:
         """List what there is, and fetch these models ("*": all) as they are now, with what they
@@ -72,18 +72,18 @@ class Rounds:
         wanted = set(names)
         self._use(set(keep), wanted)
         problems: dict[str, str] = {}
-        unlisted: dict[str, str] = {}
+        unlisted: list[str] = []
         for url, path in self._remote:
             done = self._repository(url, path, wanted)
-            if done.problem:
-                unlisted[url] = done.problem
-            problems |= {
+            unlisted += [done.problem] if done.problem else []
+            of_models = {
                 name: why
                 for name, entry in done.models.items()
                 if (why := done.problem or entry.problem) and wanted & {name, "*"}
             }
-        self._tell(problems, unlisted, wanted)
-        return RoundOutcome(problems, tuple(unlisted.values()))
+            problems |= of_models
+            self._tell(url, {"": done.problem} if done.problem else of_models)
+        return RoundOutcome(problems, tuple(unlisted))
 
     # ----------------------------------------------------------- one repository
 
@@ -173,18 +173,17 @@ class Rounds:
 
     # ---------------------------------------------------------------------- log
 
-    def _tell(self, problems: dict[str, str], unlisted: dict[str, str], wanted: set[str]) -> None:
-        """Operators read what is wrong once, and when it is not any more."""
-        now = unlisted or {f"model {name}": why for name, why in problems.items()}
+    def _tell(self, url: str, problems: dict[str, str]) -> None:
+        """Operators read what is wrong once, and when it is not any more; "": with all of it."""
         with self._lock:
-            for what, why in now.items():
-                if self._told.get(what) != why:
-                    _log.error("not fetched: %s reason=%s", what, why)
-            over = {w for w in self._told.keys() - now.keys() if wanted & {"*", w[6:]}}
-            for what in over:
-                _log.info("fetched again: %s", what)
-                del self._told[what]
-            self._told |= now
+            before = self._told.get(url, {})
+            for name, why in problems.items():
+                if before.get(name) != why:
+                    of_model = f"{url} model={name}" if name else url
+                    _log.error("not fetched: %s reason=%s", of_model, why)
+            if before and not problems:
+                _log.info("fetched again: %s", url)
+            self._told[url] = problems
 
 
 def _of_disk(ex: OSError) -> str:

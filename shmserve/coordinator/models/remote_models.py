@@ -62,6 +62,10 @@ class RemoteModels:
         if self._fetcher:
             self._send(self._fetcher, message)
 
+    def again(self) -> None:
+        """What was fetched could not be used: look once more, even if nobody polls."""
+        self._settled = not self.there
+
     def hello(self, process: str) -> None:
         """A fetcher has a link: it knows nothing yet."""
         self._fetcher = process

@@ -63,7 +63,9 @@ class RemoteStart:
         if not self._waiting:
             self._parts.control.renew()
         elif not self._library.pending(model_places.repository_paths(self._settings), ()):
-            self._waiting = not self._background.submit(self._look, self._begin)
+            self._waiting = False
+            if not self._background.submit(self._look, self._begin):
+                self._wait()
         else:
             _log.error("not ready: %s", unlisted)
 
@@ -73,7 +75,11 @@ class RemoteStart:
 
     def _begin(self, found: tuple[dict[str, str], DesiredModels] | Exception) -> None:
         if isinstance(found, Exception):
-            self._waiting = True
+            self._wait()
             return
         self._tried.update(found[0])
         assembly.begin(self._parts, found[1], found[0])
+
+    def _wait(self) -> None:
+        self._waiting = True
+        self._parts.control.remote.again()
