@@ -63,7 +63,8 @@ def connect(
         InferenceError: no server answers at `url`; or, `strict`, it takes no shared memory.
         ValueError: `url` is neither.
     """
-    client = Client(url, control, max_bytes, max_device_bytes, timeout, lanes, strict)
+    transport = Transport(url, timeout)
+    client = Client(transport, control, max_bytes, max_device_bytes, lanes, strict)
     missing = client.missing_memory
     if missing and strict:
         client.close()
@@ -78,22 +79,20 @@ class Client(ServiceCalls):
 
     def __init__(
         self,
-        url: str,
+        transport: Transport,
         control: str | None,
         max_bytes: int,
         max_device_bytes: int,
-        timeout: float,
         lanes: bool,
         strict: bool,
     ) -> None:
         self._pid = os.getpid()
-        self._transport = Transport(url, timeout)
-        super().__init__(self._transport, timeout)
-        self._transport.request("GET", "/v2/health/live")
-        pools = SharedMemoryPools(self._transport, control, max_bytes, max_device_bytes)
+        super().__init__(transport)
+        transport.request("GET", "/v2/health/live")
+        pools = SharedMemoryPools(transport, control, max_bytes, max_device_bytes)
         self._pools = pools
         self._lanes = Lanes(lambda: pools.control) if lanes and pools.sought else None
-        self._requester = Requester(self._transport, pools, self._lanes, strict)
+        self._requester = Requester(transport, pools, self._lanes, strict)
         self._streams: WeakSet[ResultStream] = WeakSet()
         self._streams_lock = threading.Lock()
 
@@ -270,7 +269,7 @@ class Client(ServiceCalls):
     ) -> ClientCall:
         """What `infer` and `stream` were asked; raises what is wrong with it by itself."""
         self._check(device)
-        timeout_s = timeout or self._timeout_s
+        timeout_s = timeout or self._transport.timeout_s
         plain = any(type(value) in _PLAIN for value in inputs.values())
         until = time.monotonic() + timeout_s
         known = self._requester.input_types(model, version, until) if plain else {}

@@ -46,11 +46,15 @@ class Reply(Struct, frozen=True):
 
 
 class Transport:
-    """Requests to one server. Thread-safe: each request has a connection of its own."""
+    """Requests to one server. Thread-safe: each request has a connection of its own.
+
+    Attributes:
+        timeout_s: to wait for an answer, where a request says nothing else.
+    """
 
     def __init__(self, url: str, timeout_s: float) -> None:
         """Raises ValueError for an address of another kind."""
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self.unix_path = ""
         self._host, self._port, self._prefix = "localhost", 80, ""
         if url.startswith("unix:"):
@@ -79,7 +83,7 @@ class Transport:
             InferenceError: with status 0: no response came, nobody wants it any more, or the
                 transport is closed.
         """
-        connection = self._connection(timeout_s or self._timeout_s)
+        connection = self._connection(timeout_s or self.timeout_s)
         fields = {"Content-Length": str(sum(len(p) for p in body)), **(headers or {})}
         with failures(connection), _interruptible(connection):
             broken = self._send(connection, method, path, fields, body)

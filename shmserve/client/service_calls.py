@@ -20,14 +20,13 @@ class ServiceCalls:
     InferenceError where the server refuses or does not answer. Documents are the protocol's
     (docs/http_api.md)."""
 
-    def __init__(self, transport: Transport, timeout_s: float) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._timeout_s = timeout_s
 
     def ready(self, model: str = "", version: str = "", *, timeout: float | None = None) -> bool:
         """Whether the server, or a model, takes requests now."""
         path = f"{model_path(model, version)}/ready" if model else "/v2/health/ready"
-        reply = self._transport.request("GET", path, timeout_s=timeout or self._timeout_s)
+        reply = self._transport.request("GET", path, timeout_s=timeout or 0.0)
         return reply.status == 200
 
     def metadata(self, model: str = "", version: str = "", *, timeout: float | None = None) -> Any:
@@ -77,9 +76,7 @@ class ServiceCalls:
         return self._ask("POST", f"/v2/repository/{path}", body, timeout)
 
     def _ask(self, method: str, path: str, body: list[bytes], timeout: float | None) -> Any:
-        reply = self._transport.request(
-            method, path, None, body, timeout_s=timeout or self._timeout_s
-        )
+        reply = self._transport.request(method, path, None, body, timeout_s=timeout or 0.0)
         if reply.status != 200:
             raise InferenceError(reply.status, reply.error)
         return _decode(reply.body.data) if reply.body.size else None
