@@ -44,12 +44,14 @@ async def connect(
     max_device_bytes: int = 1 << 30,
     timeout: float = 300.0,
     lanes: bool = True,
+    require_shared_memory: bool = False,
     concurrency: int = 16,
 ) -> AsyncIterator[AsyncClient]:
     """Connect to a server, and close the client in the end.
 
     Args:
-        url, control, max_bytes, max_device_bytes, lanes: as of `shmserve.client.connect`.
+        url, control, max_bytes, max_device_bytes, lanes, require_shared_memory: as of
+            `shmserve.client.connect`.
         timeout: seconds until a call must have ended that says nothing else.
         concurrency: calls that run at a time; further ones wait for one of these to end.
 
@@ -66,6 +68,7 @@ async def connect(
             max_device_bytes=max_device_bytes,
             timeout=timeout,
             lanes=lanes,
+            require_shared_memory=require_shared_memory,
         )
         client = AsyncClient(await calls.run(make, timeout), calls, timeout)
     except BaseException:
@@ -89,6 +92,33 @@ class AsyncClient:
     def shared_memory(self) -> bool:
         """Whether tensors go through shared memory; else they travel over HTTP."""
         return self._client.shared_memory
+
+    async def metadata(
+        self, model: str = "", version: str = "", timeout: float | None = None
+    ) -> Any:
+        """As `Client.metadata`."""
+        timeout_s = timeout or self._timeout_s
+        call = functools.partial(self._client.metadata, model, version, timeout_s)
+        return await self._calls.run(call, timeout_s)
+
+    async def ready(self, model: str = "", version: str = "", timeout: float | None = None) -> bool:
+        """As `Client.ready`."""
+        timeout_s = timeout or self._timeout_s
+        call = functools.partial(self._client.ready, model, version, timeout_s)
+        try:
+            return await self._calls.run(call, timeout_s)
+        except InferenceError:  # too late
+            return False
+
+    async def load(self, model: str, timeout: float | None = None) -> None:
+        """As `Client.load`."""
+        timeout_s = timeout or self._timeout_s
+        await self._calls.run(functools.partial(self._client.load, model, timeout_s), timeout_s)
+
+    async def unload(self, model: str, timeout: float | None = None) -> None:
+        """As `Client.unload`."""
+        timeout_s = timeout or self._timeout_s
+        await self._calls.run(functools.partial(self._client.unload, model, timeout_s), timeout_s)
 
     async def device_memory(self, device: int = 0) -> bool:
         """Whether arrays of a GPU stay there; raises as `Client.device_memory`."""

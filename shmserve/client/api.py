@@ -7,6 +7,9 @@ import functools
 import math
 import os
 import threading
+import time
+import urllib.parse
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 from weakref import WeakSet
@@ -15,17 +18,19 @@ import numpy as np
 
 from shmserve.client import device_arrays
 from shmserve.client.client_call import ClientCall
+from shmserve.client.errors import InferenceError
 from shmserve.client.http_transport import Transport
 from shmserve.client.lanes import Lanes
 from shmserve.client.memory.shared_memory import SharedMemoryPools
-from shmserve.client.requester import Requester
+from shmserve.client.requester import Requester, path_of
 from shmserve.client.result import Result
 from shmserve.client.streams import ResultStream
-from shmserve.client.tensors import ClientTensor
+from shmserve.client.tensors import ClientTensor, has_datatype
 
 Array = np.ndarray[Any, Any]
 
 _LARGEST = 1 << 20
+_warned: set[str] = set()  # why there is no shared memory: each is told once
 
 
 def connect(
@@ -36,6 +41,7 @@ def connect(
     max_device_bytes: int = 1 << 30,
     timeout: float = 300.0,
     lanes: bool = True,
+    require_shared_memory: bool = False,
 ) -> Client:
     """Connect to a server.
 
@@ -47,13 +53,24 @@ def connect(
         max_device_bytes: the same of each GPU, for device arrays.
         timeout: seconds to wait for an answer, where a call says nothing else.
         lanes: talk to executors directly, where the server lets us; else all goes over HTTP.
+        require_shared_memory: do not connect without it. Else tensors travel over HTTP then, see
+            `Client.shared_memory`; of a server on this host a RuntimeWarning says so, once.
 
     Raises:
-        InferenceError: no server answers at `url`. (A client socket that does not answer is
-            no error: tensors then travel over HTTP, see `Client.shared_memory`.)
+        InferenceError: no server answers at `url`, or there is no shared memory with it and that
+            is required: it says why.
         ValueError: `url` is neither.
     """
-    return Client(url, control, max_bytes, max_device_bytes, timeout, lanes)
+    client = Client(url, control, max_bytes, max_device_bytes, timeout, lanes)
+    why = client.why_no_shared_memory
+    if why and require_shared_memory:
+        client.close()
+        raise InferenceError(0, f"no shared memory with the server at {url}: {why}")
+    if why and control != "" and client.is_local and why not in _warned:
+        _warned.add(why)
+        text = f"tensors travel over HTTP, and not through shared memory: {why}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return client
 
 
 class Client:
@@ -83,6 +100,55 @@ class Client:
     def shared_memory(self) -> bool:
         """Whether tensors go through shared memory; else they travel over HTTP."""
         return self._pools.host is not None
+
+    @property
+    def why_no_shared_memory(self) -> str:
+        """What keeps tensors from going through shared memory; empty: nothing."""
+        return "" if self.shared_memory else self._pools.why_not
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is certainly on this host."""
+        return self._transport.is_local
+
+    def metadata(self, model: str = "", version: str = "", timeout: float | None = None) -> Any:
+        """What the server says of a model (its inputs, outputs, versions), or of itself.
+
+        Raises:
+            InferenceError: there is no such model, it is not ready, or no server answers.
+        """
+        path = path_of(model, version) if model else "/v2"
+        return self._requester.get(path, time.monotonic() + (timeout or self._timeout_s))
+
+    def ready(self, model: str = "", version: str = "", timeout: float | None = None) -> bool:
+        """Whether a model, or the server with what it requires, takes requests; False as well
+        where no server answers."""
+        path = f"{path_of(model, version)}/ready" if model else "/v2/health/ready"
+        try:
+            reply = self._transport.request("GET", path, timeout_s=timeout or self._timeout_s)
+        except InferenceError:
+            return False
+        return reply.status == 200
+
+    def load(self, model: str, timeout: float | None = None) -> None:
+        """Have the server load a model, or load it anew; returns when it is ready.
+
+        Raises:
+            InferenceError: it cannot, or not for this caller; says why.
+        """
+        self._control(model, "load", timeout)
+
+    def unload(self, model: str, timeout: float | None = None) -> None:
+        """Have the server unload a model; raises as `load`."""
+        self._control(model, "unload", timeout)
+
+    def _control(self, model: str, what: str, timeout: float | None) -> None:
+        path = f"/v2/repository/models/{urllib.parse.quote(model, safe='')}/{what}"
+        headers = {"Content-Type": "application/json"}
+        timeout_s = timeout or self._timeout_s
+        reply = self._transport.request("POST", path, headers, [b"{}"], timeout_s)
+        if reply.status != 200:
+            raise InferenceError(reply.status, reply.error)
 
     def device_memory(self, device: int = 0) -> bool:
         """Whether arrays of a GPU stay there; else they are copied to the host and back.
@@ -154,6 +220,7 @@ class Client:
             model: its name.
             inputs: arrays by name, on the host or on GPUs (CuPy's, torch's, any with DLPack or
                 ``__cuda_array_interface__``); elements of BYTES tensors are bytes or strings.
+                Lists and numbers become what the model takes.
                 They must not change until this returns.
             outputs: names of those that are wanted; default: all.
             parameters: of the request.
@@ -245,9 +312,16 @@ class Client:
     ) -> ClientCall:
         """What `infer` and `stream` were asked; raises what is wrong with it by itself."""
         self._check(device)
-        tensors = [ClientTensor(name, value) for name, value in inputs.items()]
-        names = None if outputs is None else tuple(outputs)
         timeout_s = timeout or self._timeout_s
+        types: Mapping[str, str] = {}
+        if not all(map(has_datatype, inputs.values())):
+            until = time.monotonic() + timeout_s
+            types = self._requester.input_types(model, version, until)
+        tensors = [
+            ClientTensor(name, value, "" if has_datatype(value) else types.get(name, ""))
+            for name, value in inputs.items()
+        ]
+        names = None if outputs is None else tuple(outputs)
         asked = (parameters, request_id, timeout_s, receipt, device)
         return ClientCall(model, version, tensors, names, *asked)
 

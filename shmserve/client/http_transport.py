@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
+import re
 import select
 import socket
 import threading
@@ -26,6 +27,8 @@ _MAX_IDLE = 16
 _PIECE = 1 << 16  # bytes of a stream that are read at a time
 _EVENTS = "text/event-stream"
 _EVENT_END = b"\n\n"
+_LOOPBACK = re.compile(r"127(\.[0-9]{1,3}){3}|::1").fullmatch
+_NO_HTTP = "it does not speak HTTP/1.1; is it gRPC's port?"
 _decode = json_decoder()
 
 
@@ -64,6 +67,13 @@ class Transport:
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
         self._closed = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is certainly on this host."""
+        return (
+            bool(self.unix_path) or self._host == "localhost" or _LOOPBACK(self._host) is not None
+        )
 
     def request(
         self,
@@ -246,7 +256,9 @@ def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
         raise InferenceError(0, LATE) from ex
     except (OSError, http.client.HTTPException) as ex:
         connection.close()
-        raise InferenceError(0, f"no answer from the server at {_place(connection)}: {ex}") from ex
+        no_http = isinstance(ex, http.client.BadStatusLine) and not isinstance(ex, OSError)
+        why = _NO_HTTP if no_http else ex
+        raise InferenceError(0, f"no answer from the server at {_place(connection)}: {why}") from ex
     except BaseException:  # e.g. KeyboardInterrupt: what is left of the response is useless
         connection.close()
         raise

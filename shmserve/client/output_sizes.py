@@ -17,13 +17,18 @@ _UNKNOWN: tuple[str, tuple[int, ...]] = (tensors.BYTES, ())
 
 
 class ModelOutputs(Struct, frozen=True):
-    """A model as its metadata describes it: outputs with datatype and shape."""
+    """A model as its metadata describes it: outputs with datatype and shape, and the datatypes of
+    its inputs."""
 
     outputs: dict[str, tuple[str, tuple[int, ...]]]
+    inputs: dict[str, str] = {}
 
     @classmethod
     def from_metadata(cls, metadata: Any) -> ModelOutputs:
-        return cls({o["name"]: (o["datatype"], tuple(o["shape"])) for o in metadata["outputs"]})
+        return cls(
+            {o["name"]: (o["datatype"], tuple(o["shape"])) for o in metadata["outputs"]},
+            {i["name"]: i["datatype"] for i in metadata.get("inputs", ())},
+        )
 
 
 def stream_windows(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import time
 import urllib.parse
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from shmserve.client.attempt import PoolOf, RequestAttempt
@@ -54,7 +54,7 @@ class Requester:
 
     def run_until(self, call: ClientCall, until: float) -> Result:
         """As `run`, whatever its timeout is."""
-        described = self._model(call, until)
+        described = self._model(call.model, call.version, until)
         names = tuple(described.outputs) if call.outputs is None else call.outputs
         key = (call.model, call.version)
         shapes = tuple(sorted([tensor.signature for tensor in call.inputs]))
@@ -89,6 +89,10 @@ class Requester:
                 barred = self._barred_next(call.model, attempt, reply, repeat, barred)
         raise self._refused(call, reply)
 
+    def input_types(self, model: str, version: str, until: float) -> Mapping[str, str]:
+        """Datatypes of a model's inputs; raises as `run`."""
+        return self._model(model, version, until).inputs
+
     def begin(self, call: ClientCall, largest: int) -> AnswerSource:
         """Have a model answer any number of times.
 
@@ -101,12 +105,12 @@ class Requester:
         until = time.monotonic() + call.timeout_s
         if not self._is_decoupled(call, until):
             return OneAnswer(functools.partial(self.run_until, call, until))
-        described = self._model(call, until)
+        described = self._model(call.model, call.version, until)
         answers = self._begin_on_lane(call, described, largest, until)
         if answers is not None:
             return answers
         body = generate_request(call, described)
-        path = _path(call.model, call.version) + "/generate_stream"
+        path = path_of(call.model, call.version) + "/generate_stream"
         try:
             return HttpAnswers(self._transport.events(path, body, until), call, described)
         except InferenceError as ex:
@@ -209,7 +213,7 @@ class Requester:
         headers, body = attempt.request(call.parameters, call.request_id)
         if call.receipt:
             headers["shmserve-receipt"] = "1"
-        path = _path(call.model, call.version) + "/infer"
+        path = path_of(call.model, call.version) + "/infer"
         ended = False
         try:
             reply = self._transport.request("POST", path, headers, body, left_s(until))
@@ -229,11 +233,11 @@ class Requester:
             self._models.pop((call.model, call.version), None)
             self._decoupled.pop((call.model, call.version), None)
 
-    def _model(self, call: ClientCall, until: float) -> ModelOutputs:
-        key = (call.model, call.version)
+    def _model(self, model: str, version: str, until: float) -> ModelOutputs:
+        key = (model, version)
         described = self._models.get(key)
         if described is None:
-            described = ModelOutputs.from_metadata(self._get(_path(*key), until))
+            described = ModelOutputs.from_metadata(self.get(path_of(*key), until))
             self._models[key] = described
         return described
 
@@ -241,12 +245,13 @@ class Requester:
         key = (call.model, call.version)
         decoupled = self._decoupled.get(key)
         if decoupled is None:
-            config = self._get(_path(*key) + "/config", until)
+            config = self.get(path_of(*key) + "/config", until)
             policy = config.get("model_transaction_policy") or {}
             decoupled = self._decoupled[key] = bool(policy.get("decoupled"))
         return decoupled
 
-    def _get(self, path: str, until: float) -> Any:
+    def get(self, path: str, until: float) -> Any:
+        """What a GET gives; raises InferenceError for all but 200."""
         reply = self._transport.request("GET", path, timeout_s=left_s(until))
         if reply.status != 200:
             raise InferenceError(reply.status, reply.error)
@@ -277,6 +282,7 @@ def _is_too_large(reply: Reply | LaneAnswer) -> bool:
     return any(words in reply.error for words in _TOO_LARGE)
 
 
-def _path(model: str, version: str) -> str:
+def path_of(model: str, version: str) -> str:
+    """Where a model is asked for."""
     path = "/v2/models/" + urllib.parse.quote(model, safe="")
     return path + "/versions/" + urllib.parse.quote(version, safe="") if version else path

@@ -31,9 +31,14 @@ class ClientTensor:
 
     __slots__ = ("array", "datatype", "device", "name", "nbytes", "payload", "shape")
 
-    def __init__(self, name: str, value: Any) -> None:
-        """Raises ValueError for what is no tensor, ImportError for a GPU's without CuPy."""
+    def __init__(self, name: str, value: Any, datatype: str = "") -> None:
+        """`datatype`: what the model takes, for values that have none of their own.
+
+        Raises ValueError for what is no tensor, ImportError for a GPU's without CuPy.
+        """
         array, device = (value, None) if type(value) is np.ndarray else _array(name, value)
+        if datatype:
+            array = _as(name, array, datatype)
         self.name = name
         self.datatype = datatype_of(array.dtype, name)
         self.shape: tuple[int, ...] = array.shape
@@ -68,10 +73,31 @@ class ClientTensor:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
+def has_datatype(value: Any) -> bool:
+    """Whether a value says what its elements are; lists and numbers do not."""
+    return not isinstance(value, list | tuple | bool | int | float)
+
+
+def _as(name: str, array: Array, datatype: str) -> Array:
+    """What was a list, as the model takes it; raises ValueError where numbers do not fit. What
+    only the model can judge, such as floats for integers, stays as it is."""
+    target = dtype_of(datatype) if datatype in _BY_NAME or datatype == "BF16" else array.dtype
+    integers = target.kind in "iu" and array.dtype.kind in "iu"
+    if not integers and not (target.kind in "fV" and array.dtype.kind in "iuf"):
+        return array
+    made = array.astype(target)
+    if integers and not np.array_equal(made, array):
+        raise ValueError(f"input '{name}': a number does not fit {datatype}")
+    return made
+
+
 def _array(name: str, value: Any) -> tuple[Any, int | None]:
     """As an array, and the GPU it is on."""
     if not device_arrays.is_on_gpu(value):
-        return np.asarray(value), None
+        try:
+            return np.asarray(value), None
+        except ValueError as ex:  # rows of several lengths
+            raise ValueError(f"input '{name}': {ex}") from None
     try:
         array = device_arrays.as_cupy(value)
     except ValueError as ex:

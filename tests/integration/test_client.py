@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 import pytest
 
 import shmserve.client
-from shmserve.client import Client, InferenceError
+from shmserve.client import Client, InferenceError, api
+from shmserve.client.memory import shared_memory
 from shmserve.testing.running_server import RunningServer, wait_until
 
 MODELS = Path("tests/repositories/basic")
@@ -75,11 +77,13 @@ def test_results_live_as_long_as_they_are_referenced(server: RunningServer) -> N
 def test_without_shared_memory(server: RunningServer) -> None:
     x = np.arange(100_000, dtype=np.float32)
     for url, options in (
-        (server.base_url, {}),
+        (server.base_url, {"control": ""}),
         (f"unix:{server.unix_path}", {"control": ""}),
         (f"unix:{server.unix_path}", {"control": "/nonexistent/client.sock"}),
     ):
-        with shmserve.client.connect(url, **options) as client:
+        with warnings.catch_warnings(action="ignore"):
+            client = shmserve.client.connect(url, **options)
+        with client:
             assert not client.shared_memory
             place = client.empty(x.shape, x.dtype)
             place[:] = x
@@ -87,6 +91,74 @@ def test_without_shared_memory(server: RunningServer) -> None:
             assert np.array_equal(result["OUTPUT0"], x)
             assert result["OUTPUT0"].flags.writeable
             assert (result.id, result.model) == ("a", "identity")
+
+
+NO_SOCKET = "/nonexistent/client.sock"
+
+
+def test_that_there_is_no_shared_memory_is_told_once(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_warned", set())
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(shared_memory, "_SERVICES", "/nonexistent")
+    monkeypatch.setattr(os, "getuid", lambda: 0x7FFFFFFF)  # whose server has not been started
+    for place, named, why in (
+        (server.base_url, None, "no client socket is known for this address: connect to the unix:"),
+        (f"unix:{server.unix_path}", NO_SOCKET, f"no server at the client socket {NO_SOCKET}: "),
+    ):
+        with pytest.warns(RuntimeWarning, match=f"travel over HTTP, .*: {why}"):
+            shmserve.client.connect(place, named).close()
+        with shmserve.client.connect(place, named) as client:  # a second warning would be an error
+            assert client.why_no_shared_memory.startswith(why)
+        with pytest.raises(InferenceError, match=f"no shared memory with the server at {place}"):
+            shmserve.client.connect(place, named, require_shared_memory=True)
+
+
+def test_the_client_socket_of_a_server_started_alike_is_found(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHMSERVE_RUN_DIR", server.run_dir)
+    url = f"http://127.0.0.1:{server.http_port}"
+    with shmserve.client.connect(url, require_shared_memory=True) as client:
+        x = np.arange(5000, dtype=np.float32)
+        result = client.infer("identity", {"INPUT0": x}, receipt=True)
+        assert (result.receipt or {})["copied_bytes"] == NOTHING
+
+
+def test_lists_become_what_the_model_takes(server: RunningServer) -> None:
+    with connect(server) as client:
+        for value in ([1, 2.5], (1, 2.5)):
+            assert client.infer("identity", {"INPUT0": value})["OUTPUT0"].dtype == np.float32
+        rows = {"INPUT0": list(range(16)), "INPUT1": [1] * 16}
+        assert client.infer("add_sub", rows)["OUTPUT0"].tolist() == [n + 1 for n in range(16)]
+        with pytest.raises(ValueError, match="input 'INPUT1': a number does not fit INT32"):
+            client.infer("add_sub", {**rows, "INPUT1": [1 << 40] * 16})
+        with pytest.raises(InferenceError, match=r"'INPUT1' data-type is 'FP64'.*'INT32'"):
+            client.infer("add_sub", {**rows, "INPUT1": [0.5] * 16})
+
+
+def test_what_a_server_has(conformance_server: RunningServer, server: RunningServer) -> None:
+    with connect(conformance_server) as client:
+        assert client.ready()
+        assert client.ready("identity_fp16", "1")
+        assert not client.ready("nobody")
+        (given,) = client.metadata("identity_fp16")["inputs"]
+        assert given["datatype"] == "FP16"
+        assert client.metadata()["name"] == "shmserve"
+        client.load("identity_fp16")
+        with pytest.raises(InferenceError, match="nobody") as caught:
+            client.metadata("nobody")
+        assert caught.value.status == 404
+        with pytest.raises(InferenceError, match="nobody"):
+            client.load("nobody")
+    with connect(server) as client, pytest.raises(InferenceError, match="explicit"):
+        client.unload("identity")
+
+
+def test_the_port_of_grpc_is_recognized(server: RunningServer) -> None:
+    with pytest.raises(InferenceError, match=r"it does not speak HTTP/1.1; is it gRPC's port"):
+        shmserve.client.connect(f"http://{server.grpc_address}")
 
 
 def test_tcp_with_a_client_socket(server: RunningServer) -> None:
@@ -101,8 +173,11 @@ def test_a_client_socket_of_another_server(
     server: RunningServer, conformance_server: RunningServer
 ) -> None:
     control = os.path.join(conformance_server.run_dir, "client.sock")
-    with shmserve.client.connect(f"unix:{server.unix_path}", control) as client:
+    with warnings.catch_warnings(action="ignore"):
+        client = shmserve.client.connect(f"unix:{server.unix_path}", control)
+    with client:
         assert not client.shared_memory
+        assert "is another" in client.why_no_shared_memory
     assert regions_of(conformance_server) == []
 
 
@@ -327,7 +402,7 @@ def test_memory_that_the_service_has_lost(own_server: RunningServer) -> None:
 def test_refusals_of_large_bodies_are_heard() -> None:
     with (
         RunningServer(MODELS, **SMALL, max_tensor_bytes=1 << 20) as server,
-        shmserve.client.connect(server.base_url) as client,
+        shmserve.client.connect(server.base_url, "") as client,
     ):
         for _ in range(3):
             with pytest.raises(InferenceError) as caught:
@@ -362,7 +437,9 @@ def test_not_across_a_fork(server: RunningServer, monkeypatch: pytest.MonkeyPatc
 def test_switched_off() -> None:
     with RunningServer(MODELS, **SMALL, client_shm_mode="off") as server:
         assert not os.path.exists(os.path.join(server.run_dir, "client.sock"))
-        with shmserve.client.connect(f"unix:{server.unix_path}") as client:
+        with pytest.warns(RuntimeWarning, match="no server at the client socket"):
+            client = shmserve.client.connect(f"unix:{server.unix_path}")
+        with client:
             assert not client.shared_memory
             x = np.ones(5000, np.float32)
             assert np.array_equal(client.infer("echo", {"IN": x})["OUT"], x)

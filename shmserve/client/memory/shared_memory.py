@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 
 from shmserve.client.client_connection import ControlConnection
 from shmserve.client.errors import InferenceError
@@ -15,6 +16,11 @@ from shmserve.client.memory.host_blocks import HostBlocks
 from shmserve.errors import ShmserveError
 from shmserve.protocol.control.client_messages import SOCKET_NAME
 
+_SERVICES = "/run/shmserve"  # systemd's, where others may reach it; only root makes it
+_NOWHERE = (
+    "no client socket is known for this address: connect to the unix:/PATH of http_bind beside"
+    " which it is, or name it (control, or SHMSERVE_CLIENT_SOCKET)"
+)
 CONTROL_VARIABLE = "SHMSERVE_CLIENT_SOCKET"  # the server's setting of the same meaning
 
 
@@ -24,6 +30,7 @@ class SharedMemoryPools:
     Attributes:
         host: None: the server takes none.
         control: the client socket; None: there is none.
+        why_not: what is wrong where the server takes none of the host's.
     """
 
     def __init__(
@@ -36,8 +43,12 @@ class SharedMemoryPools:
         self._lock = threading.Lock()
         self._gpu_pools: dict[int, BlockPool | None] = {}
         self._off = control == ""
-        path = _control_path(transport.unix_path) if control is None else control
-        self.host = self._host_pool(path, max_bytes) if path else None
+        self.host: BlockPool | None = None
+        self.why_not = "control is empty" if self._off else _NOWHERE
+        for path in _control_paths(transport) if control is None else filter(None, [control]):
+            self.host = self._host_pool(path, max_bytes)
+            if self.host is not None:
+                break
 
     def on(self, device: int | None) -> BlockPool | None:
         """The memory of a GPU, None: of the host. None: the server takes none of it."""
@@ -74,8 +85,10 @@ class SharedMemoryPools:
         """If the server we talk to over HTTP sees what we register at the socket."""
         try:
             self.control = ControlConnection(path)
-        except ShmserveError:
+        except ShmserveError as ex:
+            self.why_not = f"no server at the client socket {path}: {ex.message}"
             return None
+        self.why_not = f"the server at the client socket {path} is another, or takes no memory"
         pool = BlockPool(HostBlocks(self.control), max_bytes)
         block = pool.acquire(1)
         if block is not None:
@@ -103,8 +116,30 @@ class SharedMemoryPools:
         return None
 
 
-def _control_path(unix_path: str) -> str:
+def _control_paths(transport: Transport) -> Iterator[str]:
+    """Where the client socket may be: it is seen whose it is, before it is used for tensors."""
     named = os.environ.get(CONTROL_VARIABLE, "")
-    if named or not unix_path:
-        return named
-    return os.path.join(os.path.dirname(unix_path), SOCKET_NAME)
+    if named:
+        yield named
+    elif transport.unix_path:
+        yield os.path.join(os.path.dirname(transport.unix_path), SOCKET_NAME)
+    elif transport.is_local:  # in the run directory of a server that was started like this program
+        runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+        folders = (
+            os.environ.get("SHMSERVE_RUN_DIR", ""),
+            os.path.join(runtime, "shmserve") if runtime else "",
+            f"/tmp/shmserve-{os.getuid()}",
+            _SERVICES,
+        )
+        for folder in filter(None, folders):
+            path = os.path.join(folder, SOCKET_NAME)
+            if _is_nobody_elses(folder) and os.path.exists(path):
+                yield path
+
+
+def _is_nobody_elses(folder: str) -> bool:
+    """Whether no other user can have put a socket there, to be given our tensors."""
+    try:
+        return folder == _SERVICES or os.lstat(folder).st_uid in (os.getuid(), 0)
+    except OSError:
+        return False
