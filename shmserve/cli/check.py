@@ -11,6 +11,7 @@ from shmserve.cli import model_code, try_load
 from shmserve.config import Settings
 from shmserve.coordinator import pool_sizing
 from shmserve.coordinator.models import desired_models
+from shmserve.core.registry import ALL
 from shmserve.errors import ConfigError
 from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.observe import otlp_extra
@@ -64,7 +65,14 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
     except ConfigError as ex:
         print(f"FAIL  {ex.message}")
         return 1
-    problems = len(desired.failures) + _short_of_memory(settings, desired)
+    short = _short_of_memory(settings, desired)
+    return 1 if not _models_would_do(settings, desired, load) or short else 0
+
+
+def _models_would_do(settings: Settings, desired: desired_models.DesiredModels, load: bool) -> bool:
+    """Print what is found of the models; returns whether the service would be ready with them."""
+    broken = {name.partition("/")[0] for name in desired.failures}
+    fine: set[str] = set()
     names = {spec.name for spec, _ in desired.versions}
     for spec, instances in desired.versions:
         reason = _missing_steps(spec, names)
@@ -73,17 +81,31 @@ def check(settings: Settings, scan: desired_models.Scanner, load: bool = False) 
         if load and instances and not reason:
             reason = try_load.problem(instances[0], settings.load_timeout_s)
         if reason:
-            problems += 1
-            print(f"FAIL  model {spec.name} version {spec.version}: {reason}")
+            broken.add(spec.name)
+            finding = _finding(settings, spec.name)
+            print(f"{finding}  model {spec.name} version {spec.version}: {reason}")
             continue
+        fine.add(spec.name)
         kind, number = ("step", len(spec.steps)) if spec.steps else ("instance", len(instances))
         count = f"{number} {kind}{'' if number == 1 else 's'}"
         print(f"ok    model {spec.name} version {spec.version}: {spec.backend}, {count}")
         for note in model_config.of_spec(spec, folder_reader.kinds()).notes:
             print(f"note  model {spec.name} version {spec.version}: {note}")
     for name, reason in sorted(desired.failures.items()):
-        print(f"FAIL  model {name}: {reason}{_where(settings, name)}")
-    return 1 if problems else 0
+        finding = _finding(settings, name.partition("/")[0])
+        print(f"{finding}  model {name}: {reason}{_where(settings, name)}")
+    none_left = bool(broken) and not fine
+    return not none_left and not any(_is_required(settings, name) for name in broken)
+
+
+def _is_required(settings: Settings, name: str) -> bool:
+    """Whether the service is not ready without this model."""
+    return settings.ready_requires == ALL or name in settings.ready_requires
+
+
+def _finding(settings: Settings, name: str) -> str:
+    """What is said of a broken model: others are served all the same."""
+    return "FAIL" if _is_required(settings, name) else "warn"
 
 
 def _short_of_memory(settings: Settings, desired: desired_models.DesiredModels) -> bool:

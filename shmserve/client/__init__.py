@@ -3,7 +3,7 @@
     import shmserve.client
 
     with shmserve.client.connect("unix:/run/shmserve/http.sock") as client:
-        image = client.empty((1, 64), np.float32)  # optional: a place to produce in
+        image = client.empty((8, 8), np.float32)  # optional: a place to produce in
         result = client.infer("digits", {"image": image})
         print(result["label"])
 

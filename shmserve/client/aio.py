@@ -44,13 +44,14 @@ async def connect(
     max_device_bytes: int = 1 << 30,
     timeout: float = 300.0,
     lanes: bool = True,
-    strict: bool = False,
+    require_shared_memory: bool = False,
     concurrency: int = 16,
 ) -> AsyncIterator[AsyncClient]:
     """Connect to a server, and close the client in the end.
 
     Args:
-        url, control, max_bytes, max_device_bytes, lanes, strict: as of `shmserve.client.connect`.
+        url, control, max_bytes, max_device_bytes, lanes, require_shared_memory: as of
+            `shmserve.client.connect`.
         timeout: seconds until a call must have ended that says nothing else.
         concurrency: calls that run at a time; further ones wait for one of these to end.
 
@@ -67,7 +68,7 @@ async def connect(
             max_device_bytes=max_device_bytes,
             timeout=timeout,
             lanes=lanes,
-            strict=strict,
+            require_shared_memory=require_shared_memory,
         )
         client = AsyncClient(await calls.run(make, timeout), calls, timeout)
     except BaseException:
@@ -170,7 +171,10 @@ class AsyncClient:
         self, model: str = "", version: str = "", *, timeout: float | None = None
     ) -> bool:
         """As `Client.ready`."""
-        return await self._ask(self._client.ready, model, version, timeout=timeout)
+        try:
+            return await self._ask(self._client.ready, model, version, timeout=timeout)
+        except InferenceError:  # too late
+            return False
 
     async def metadata(
         self, model: str = "", version: str = "", *, timeout: float | None = None

@@ -30,6 +30,7 @@ from shmserve.client.tensors import ClientTensor
 Array = np.ndarray[Any, Any]
 
 _LARGEST = 1 << 20
+_warned: set[str] = set()  # why there is no shared memory: each is told once
 _PLAIN = frozenset({list, tuple, int, float, bool})  # what has no dtype of its own
 
 
@@ -41,36 +42,40 @@ def connect(
     max_device_bytes: int = 1 << 30,
     timeout: float = 300.0,
     lanes: bool = True,
-    strict: bool = False,
+    require_shared_memory: bool = False,
 ) -> Client:
     """Connect to a server.
 
-    Without shared memory tensors travel over HTTP, and a UserWarning says once why there is none
-    (not with `control=""`). Where it is missing because the server is just starting, it is asked
-    for again from time to time.
+    Without shared memory tensors travel over HTTP: of a server on this host a RuntimeWarning says
+    so, once, and why (not with `control=""`). Where it is missing because the server is just
+    starting, it is asked for again from time to time.
 
     Args:
         url: ``unix:/PATH`` of its HTTP socket, or ``http://HOST:PORT``.
         control: path of its client socket; "": do without shared memory. Default: the
-            environment's SHMSERVE_CLIENT_SOCKET, else beside the HTTP socket.
+            environment's SHMSERVE_CLIENT_SOCKET, else beside the HTTP socket or, of a server on
+            this host, in the run directory that one started like this program has.
         max_bytes: shared memory that this client may have at most.
         max_device_bytes: the same of each GPU, for device arrays.
         timeout: seconds to wait for an answer, where a call says nothing else.
         lanes: talk to executors directly, where the server lets us; else all goes over HTTP.
-        strict: refuse to do without shared memory, now and in every call.
+        require_shared_memory: refuse to do without, now and in every call.
 
     Raises:
-        InferenceError: no server answers at `url`; or, `strict`, it takes no shared memory.
+        InferenceError: no server answers at `url`, or there is no shared memory with it and that is
+            required: it says why.
         ValueError: `url` is neither.
     """
     transport = Transport(url, timeout)
-    client = Client(transport, control, max_bytes, max_device_bytes, lanes, strict)
-    missing = client.missing_memory
-    if missing and strict:
+    client = Client(transport, control, max_bytes, max_device_bytes, lanes, require_shared_memory)
+    why = client.why_no_shared_memory
+    if why and require_shared_memory:
         client.close()
-        raise InferenceError(0, f"tensors would travel over HTTP (strict): {missing}")
-    if missing and control != "":
-        warnings.warn(f"tensors travel over HTTP: {missing}", stacklevel=2)
+        raise InferenceError(0, f"no shared memory with the server at {url}: {why}")
+    if why and control != "" and transport.is_local and why not in _warned:
+        _warned.add(why)
+        text = f"tensors travel over HTTP, and not through shared memory: {why}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     return client
 
 
@@ -84,7 +89,7 @@ class Client(ServiceCalls):
         max_bytes: int,
         max_device_bytes: int,
         lanes: bool,
-        strict: bool,
+        require_shared_memory: bool,
     ) -> None:
         self._pid = os.getpid()
         super().__init__(transport)
@@ -92,7 +97,7 @@ class Client(ServiceCalls):
         pools = SharedMemoryPools(transport, control, max_bytes, max_device_bytes)
         self._pools = pools
         self._lanes = Lanes(lambda: pools.control) if lanes and pools.sought else None
-        self._requester = Requester(transport, pools, self._lanes, strict)
+        self._requester = Requester(transport, pools, self._lanes, require_shared_memory)
         self._streams: WeakSet[ResultStream] = WeakSet()
         self._streams_lock = threading.Lock()
 
@@ -102,9 +107,9 @@ class Client(ServiceCalls):
         return self._pools.on(None) is not None
 
     @property
-    def missing_memory(self) -> str:
-        """Why tensors do not go through shared memory; "": they do."""
-        return "" if self.shared_memory else self._pools.missing
+    def why_no_shared_memory(self) -> str:
+        """What keeps tensors from going through shared memory; "": nothing."""
+        return "" if self.shared_memory else self._pools.why_not
 
     def device_memory(self, device: int = 0) -> bool:
         """Whether arrays of a GPU stay there; else they are copied to the host and back.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
+import re
 import select
 import socket
 import threading
@@ -26,6 +27,7 @@ _MAX_IDLE = 16
 _PIECE = 1 << 16  # bytes of a stream that are read at a time
 _EVENTS = "text/event-stream"
 _EVENT_END = b"\n\n"
+_LOOPBACK = re.compile(r"127(\.[0-9]{1,3}){3}|::1").fullmatch
 _decode = json_decoder()
 
 
@@ -68,6 +70,13 @@ class Transport:
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
         self._closed = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is certainly on this host."""
+        return (
+            bool(self.unix_path) or self._host == "localhost" or _LOOPBACK(self._host) is not None
+        )
 
     def request(
         self,
@@ -260,7 +269,7 @@ def failures(connection: http.client.HTTPConnection) -> Iterator[None]:
 
 def _why(ex: Exception) -> str:
     if type(ex) is http.client.BadStatusLine:
-        return "it does not speak HTTP/1.1; is that the address of gRPC (grpc_bind)?"
+        return "it does not speak HTTP/1.1; is it gRPC's port?"
     return str(ex)
 
 

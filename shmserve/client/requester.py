@@ -41,7 +41,7 @@ class Requester:
 
     Args:
         lanes: None: there are none.
-        strict: inputs that are worth it go through shared memory, or the call is an error.
+        shared: inputs that are worth it go through shared memory, or the call is an error.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Requester:
         transport: Transport,
         pools: SharedMemoryPools,
         lanes: Lanes | None,
-        strict: bool = False,
+        shared: bool = False,
     ) -> None:
         self._transport = transport
         self._pools = pools
         self._lanes = lanes
-        self._strict = strict
+        self._shared = shared
         self._models: dict[tuple[str, str], DescribedModel] = {}
         self._decoupled: dict[tuple[str, str], bool] = {}
         self._barred: dict[str, set[str]] = {}  # kinds of memory that a model does not take
@@ -79,7 +79,7 @@ class Requester:
             )
             reply: Reply | LaneAnswer
             try:
-                if self._strict:
+                if self._shared:
                     self._check_shared(attempt)
                 answer, result = self._over_lane(attempt, call, until, known)
                 if answer is None:
@@ -175,7 +175,7 @@ class Requester:
         name = attempt.outside()
         if name is None:
             return
-        reason = self._pools.missing or "there is no room (max_bytes), or the model takes none"
+        reason = self._pools.why_not or "there is no room (max_bytes), or the model takes none"
         raise InferenceError(0, f"input '{name}' has no place in shared memory: {reason}")
 
     def _pool_of(self, barred: Set[str]) -> PoolOf:

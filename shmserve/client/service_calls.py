@@ -24,9 +24,13 @@ class ServiceCalls:
         self._transport = transport
 
     def ready(self, model: str = "", version: str = "", *, timeout: float | None = None) -> bool:
-        """Whether the server, or a model, takes requests now."""
+        """Whether the server, with all that it requires, or a model takes requests now; False as
+        well where no server answers."""
         path = f"{model_path(model, version)}/ready" if model else "/v2/health/ready"
-        reply = self._transport.request("GET", path, timeout_s=timeout or 0.0)
+        try:
+            reply = self._transport.request("GET", path, timeout_s=timeout or 0.0)
+        except InferenceError:
+            return False
         return reply.status == 200
 
     def metadata(self, model: str = "", version: str = "", *, timeout: float | None = None) -> Any:

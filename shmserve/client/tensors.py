@@ -78,7 +78,10 @@ class ClientTensor:
 def _array(name: str, value: Any) -> tuple[Any, int | None]:
     """As an array, and the GPU it is on."""
     if not device_arrays.is_on_gpu(value):
-        return np.asarray(value), None
+        try:
+            return np.asarray(value), None
+        except ValueError as ex:  # rows of several lengths
+            raise ValueError(f"input '{name}': {ex}") from None
     try:
         array = device_arrays.as_cupy(value)
     except ValueError as ex:

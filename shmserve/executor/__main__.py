@@ -140,7 +140,8 @@ class Executor:
                 loaded = self._load()
                 limit = self._limit(loaded[1])
             except ShmserveError as ex:
-                log.error("model not loaded: %s", ex.message)
+                if sanitised(ex.message) != ex.message:  # else the coordinator's line has it all
+                    log.error("model not loaded: %s", ex.message)
                 self.link.send(LoadFailed(self.instance.name, sanitised(ex.message)))
                 return 1
             self._serve(*loaded, limit)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from datetime import UTC, datetime
 
 import msgspec
@@ -73,6 +72,12 @@ class _Line(logging.Formatter):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return self.line(record.created, record.levelname, record.name, record.getMessage(), fields)
+
+    def printed(self, text: str) -> str:
+        """What something has printed, like any other event; before `setup` as it is."""
+        if self.form == TEXT and not self._who:
+            return text
+        return self.format(logging.LogRecord("stdout", logging.INFO, "", 0, "%s", (text,), None))
 
     def line(
         self, moment: float, level: str, logger: str, message: str, more: dict[str, object]
@@ -148,8 +153,8 @@ def adopt() -> None:
 
 
 def printed(text: str) -> str:
-    """A line that something has printed, as the log has it."""
-    return _line.line(time.time(), "INFO", "stdout", text, {}) if _line.form == JSON else text
+    """A line that something has printed, as the log has it: a model's has its instance's name."""
+    return _line.printed(text)
 
 
 def _install() -> None:

@@ -67,7 +67,7 @@ class StubServer:
         documents: of all inferences.
     """
 
-    unix_path = ""
+    unix_path, is_local = "", False
 
     def __init__(self, cupy: Any) -> None:
         self.regions: dict[str, tuple[int, int]] = {}

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 
 import shmserve.client
-from shmserve.client import Client, InferenceError
+from shmserve.client import Client, InferenceError, api
+from shmserve.client.memory import shared_memory
 from shmserve.testing.running_server import RunningServer, wait_until
 
 MODELS = Path("tests/repositories/basic")
 SMALL: dict[str, Any] = {"http_workers": 1, "grpc_processes": 0}
+NO_SOCKET = "/nonexistent/client.sock"
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 
 
@@ -76,25 +78,51 @@ def test_results_live_as_long_as_they_are_referenced(server: RunningServer) -> N
 
 def test_without_shared_memory(server: RunningServer) -> None:
     x = np.arange(100_000, dtype=np.float32)
-    for url, control, reason in (
-        (server.base_url, None, "no client socket beside a TCP address"),
-        (f"unix:{server.unix_path}", "", "switched off"),
-        (f"unix:{server.unix_path}", "/nonexistent/client.sock", "does not answer"),
+    for url, control in (
+        (server.base_url, ""),
+        (f"unix:{server.unix_path}", ""),
+        (f"unix:{server.unix_path}", NO_SOCKET),
     ):
-        with pytest.raises(InferenceError, match=reason):
-            shmserve.client.connect(url, control, strict=True)
-        told = pytest.warns(UserWarning, match=reason) if control != "" else nullcontext()
-        with told:
+        with warnings.catch_warnings(action="ignore"):
             client = shmserve.client.connect(url, control)
         with client:
             assert not client.shared_memory
-            assert reason in client.missing_memory
             place = client.empty(x.shape, x.dtype)
             place[:] = x
             result = client.infer("identity", {"INPUT0": place}, request_id="a")
             assert np.array_equal(result["OUTPUT0"], x)
             assert result["OUTPUT0"].flags.writeable
             assert (result.id, result.model) == ("a", "identity")
+
+
+def test_that_there_is_no_shared_memory_is_told_once(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_warned", set())
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(shared_memory, "_SERVICES", "/nonexistent")
+    monkeypatch.setattr(os, "getuid", lambda: 0x7FFFFFFF)  # whose server has not been started
+    for place, named, why in (
+        (server.base_url, None, "no client socket is known for this address: connect to the unix:"),
+        (f"unix:{server.unix_path}", NO_SOCKET, f"no server at the client socket {NO_SOCKET}: "),
+    ):
+        with pytest.warns(RuntimeWarning, match=f"travel over HTTP, .*: {why}"):
+            shmserve.client.connect(place, named).close()
+        with shmserve.client.connect(place, named) as client:  # a second warning would be an error
+            assert client.why_no_shared_memory.startswith(why)
+        with pytest.raises(InferenceError, match=f"no shared memory with the server at {place}"):
+            shmserve.client.connect(place, named, require_shared_memory=True)
+
+
+def test_the_client_socket_of_a_server_started_alike_is_found(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHMSERVE_RUN_DIR", server.run_dir)
+    url = f"http://127.0.0.1:{server.http_port}"
+    with shmserve.client.connect(url, require_shared_memory=True) as client:
+        x = np.arange(5000, dtype=np.float32)
+        result = client.infer("identity", {"INPUT0": x}, receipt=True)
+        assert (result.receipt or {})["copied_bytes"] == NOTHING
 
 
 def test_tcp_with_a_client_socket(server: RunningServer) -> None:
@@ -109,18 +137,18 @@ def test_a_client_socket_of_another_server(
     server: RunningServer, conformance_server: RunningServer
 ) -> None:
     control = os.path.join(conformance_server.run_dir, "client.sock")
-    with (
-        pytest.warns(UserWarning, match="does not see it"),
-        shmserve.client.connect(f"unix:{server.unix_path}", control) as client,
-    ):
+    with warnings.catch_warnings(action="ignore"):
+        client = shmserve.client.connect(f"unix:{server.unix_path}", control)
+    with client:
         assert not client.shared_memory
+        assert "is another" in client.why_no_shared_memory
     assert regions_of(conformance_server) == []
 
 
 def test_memory_is_asked_for_again(server: RunningServer, tmp_path: Path) -> None:
     """As after a start in the middle of the server's restart."""
     control = tmp_path / "client.sock"
-    with pytest.warns(UserWarning, match="does not answer"):
+    with warnings.catch_warnings(action="ignore"):
         client = shmserve.client.connect(f"unix:{server.unix_path}", str(control))
     with client:
         x = np.ones(5000, np.float32)
@@ -131,8 +159,8 @@ def test_memory_is_asked_for_again(server: RunningServer, tmp_path: Path) -> Non
         assert client.infer("identity", {"INPUT0": x}).transport == "lane"
 
 
-def test_strict_refuses_what_has_no_place(server: RunningServer) -> None:
-    with connect(server, max_bytes=1 << 20, strict=True) as client:
+def test_memory_that_is_required_and_has_no_room(server: RunningServer) -> None:
+    with connect(server, max_bytes=1 << 20, require_shared_memory=True) as client:
         x = np.ones(5000, np.float32)
         assert np.array_equal(client.infer("identity", {"INPUT0": x})["OUTPUT0"], x)
         with pytest.raises(InferenceError, match=r"'INPUT0' has no place.*max_bytes"):
@@ -167,7 +195,7 @@ def test_numbers_take_the_datatype_of_the_model(server: RunningServer) -> None:
 
 
 def test_the_address_of_grpc(server: RunningServer) -> None:
-    with pytest.raises(InferenceError, match="grpc_bind"):
+    with pytest.raises(InferenceError, match=r"does not speak HTTP/1.1; is it gRPC's port"):
         shmserve.client.connect(f"http://{server.grpc_address}")
 
 
@@ -428,7 +456,7 @@ def test_switched_off() -> None:
     explicit: dict[str, Any] = {"model_control": "explicit", "load_models": "echo,pair"}
     with RunningServer(MODELS, **SMALL, **explicit, client_shm_mode="off") as server:
         assert not os.path.exists(os.path.join(server.run_dir, "client.sock"))
-        with pytest.warns(UserWarning, match="client socket does not answer"):
+        with warnings.catch_warnings(action="ignore"):
             client = shmserve.client.connect(f"unix:{server.unix_path}")
         with client:
             assert not client.shared_memory

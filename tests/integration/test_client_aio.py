@@ -85,6 +85,11 @@ def test_all_ways(
         with pytest.raises(InferenceError) as caught:
             await client.infer("nope", {})
         assert caught.value.status == 404
+        assert await client.ready("echo")
+        assert (await client.metadata("echo"))["name"] == "echo"
+        for control in (client.load, client.unload):
+            with pytest.raises(InferenceError, match="model_control = 'explicit'"):
+                await control("echo")
         with pytest.raises(ValueError, match="complex"):
             await client.infer("echo", {"IN": np.zeros(1, np.complex64)})
 

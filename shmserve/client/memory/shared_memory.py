@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 from math import inf
 
 from shmserve.client.client_connection import ControlConnection
@@ -21,8 +22,10 @@ CONTROL_VARIABLE = "SHMSERVE_CLIENT_SOCKET"  # the server's setting of the same 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
 _LOOK_S = 1.0  # for an answer then, which a request waits for
 _STATUS_S = 10.0
-_NO_SOCKET = (
-    f"there is no client socket beside a TCP address: name it (control, {CONTROL_VARIABLE})"
+_SERVICES = "/run/shmserve"  # systemd's, where others may reach it; only root makes it
+_NOWHERE = (
+    "no client socket is known for this address: connect to the unix:/PATH of http_bind beside"
+    f" which it is, or name it (control, or {CONTROL_VARIABLE})"
 )
 
 
@@ -31,8 +34,8 @@ class SharedMemoryPools:
 
     Attributes:
         control: the client socket; None: there is none now.
-        sought: the caller has not said to do without, and there is an address.
-        missing: why there is no memory of the host's; "": there is.
+        sought: there may be one later, at least.
+        why_not: what is wrong where the server takes no memory of the host's.
     """
 
     def __init__(
@@ -46,12 +49,13 @@ class SharedMemoryPools:
         self._lock = threading.Lock()
         self._gpu_pools: dict[int, BlockPool | None] = {}
         self._off = control == ""
-        self.missing = "it is switched off (control)" if self._off else _NO_SOCKET
-        self._path = _control_path(transport.unix_path) if control is None else control
+        self.why_not = "control is empty" if self._off else _NOWHERE
+        self._named = control
         self._host: BlockPool | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._again_at = inf
-        self.sought = bool(self._path)
+        somewhere = bool(control) or transport.is_local or CONTROL_VARIABLE in os.environ
+        self.sought = somewhere and not self._off
         if self.sought:
             self._look(inf)
 
@@ -99,18 +103,24 @@ class SharedMemoryPools:
 
     def _look(self, within_s: float) -> None:
         """For the host's memory, and the server to take it."""
-        self._host, self.missing = self._host_pool(within_s)
+        for path in [self._named] if self._named else _control_paths(self._transport):
+            self._host = self._host_pool(path, within_s)
+            if self._host is not None:
+                break
         self._again_at = inf if self._host is not None else time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
 
-    def _host_pool(self, within_s: float) -> tuple[BlockPool | None, str]:
-        """If the server we talk to over HTTP sees what we register at the socket; else why not."""
+    def _host_pool(self, path: str, within_s: float) -> BlockPool | None:
+        """If the server we talk to over HTTP sees what we register at the socket."""
         try:
-            control = ControlConnection(self._path, within_s)
+            control = ControlConnection(path, within_s)
         except ShmserveError as ex:
-            return None, f"the client socket does not answer: {ex.message}"
+            self.why_not = f"no server at the client socket {path}: {ex.message}"
+            return None
+        self.why_not = (
+            f"the server at the client socket {path} takes no memory, or max_bytes is too small"
+        )
         pool = BlockPool(HostBlocks(control), self._max_bytes)
-        missing = "the server takes none, or max_bytes is too small for a first block"
         block = pool.acquire(1)
         if block is not None:
             pool.release(block)
@@ -119,13 +129,13 @@ class SharedMemoryPools:
                 reply = self._transport.request("GET", status, timeout_s=min(within_s, _STATUS_S))
                 if reply.status == 200:
                     self.control = control
-                    return pool, ""
-                missing = f"the server does not see it: {reply.error}"
+                    return pool
+                self.why_not = f"the server at the client socket {path} is another"
             except InferenceError as ex:
-                missing = f"the server does not say whether it sees it: {ex.message}"
+                self.why_not = f"the server does not say whether it sees memory: {ex.message}"
         pool.close()
         control.close()
-        return None, missing
+        return None
 
     def _gpu_pool(self, device: int) -> BlockPool | None:
         """If the server takes a first block. A refusal is for good; no answer is not."""
@@ -141,8 +151,30 @@ class SharedMemoryPools:
         return None
 
 
-def _control_path(unix_path: str) -> str:
+def _control_paths(transport: Transport) -> Iterator[str]:
+    """Where the client socket may be: it is seen whose it is, before it is used for tensors."""
     named = os.environ.get(CONTROL_VARIABLE, "")
-    if named or not unix_path:
-        return named
-    return os.path.join(os.path.dirname(unix_path), SOCKET_NAME)
+    if named:
+        yield named
+    elif transport.unix_path:
+        yield os.path.join(os.path.dirname(transport.unix_path), SOCKET_NAME)
+    elif transport.is_local:  # in the run directory of a server that was started like this program
+        runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+        folders = (
+            os.environ.get("SHMSERVE_RUN_DIR", ""),
+            os.path.join(runtime, "shmserve") if runtime else "",
+            f"/tmp/shmserve-{os.getuid()}",
+            _SERVICES,
+        )
+        for folder in filter(None, folders):
+            path = os.path.join(folder, SOCKET_NAME)
+            if _is_nobody_elses(folder) and os.path.exists(path):
+                yield path
+
+
+def _is_nobody_elses(folder: str) -> bool:
+    """Whether no other user can have put a socket there, to be given our tensors."""
+    try:
+        return folder == _SERVICES or os.lstat(folder).st_uid in (os.getuid(), 0)
+    except OSError:
+        return False

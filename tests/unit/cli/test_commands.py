@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import runpy
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 
 import shmserve
 from shmserve import cli, config
-from shmserve.cli import line_chart, made_inputs, measure, model_code, server_address, top
+from shmserve.cli import init, line_chart, made_inputs, measure, model_code, server_address, top
 from shmserve.cli.grpc_door import GrpcDoor
 from shmserve.cli.measure import Measurement
 from shmserve.config import Settings
@@ -163,6 +164,29 @@ def test_a_repository_with_examples_is_made_and_can_be_checked(
         assert f"ok    model {name} version 1" in out
     assert not (folder / "workers/digits/training").exists()
     assert "is not empty" in told(capsys, "init", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("requires", "finding", "status"),
+    [("all", "FAIL", 1), ("any", "warn", 0), ("noop", "warn", 0), ("noop,broken", "FAIL", 1)],
+)
+def test_a_broken_model_matters_where_readiness_wants_it(
+    nowhere: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    requires: str,
+    finding: str,
+    status: int,
+) -> None:
+    shutil.copytree(init.examples() / "noop", tmp_path / "r/noop")
+    (tmp_path / "r/broken/1").mkdir(parents=True)
+    monkeypatch.setenv("SHMSERVE_MODEL_REPOSITORY", str(tmp_path / "r"))
+    monkeypatch.setenv("SHMSERVE_READY_REQUIRES", requires)
+    assert cli.main(["check"]) == status
+    assert f"{finding}  model broken: " in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "r/noop")
+    assert cli.main(["check"]) == 1, "nothing is left that could be served"
 
 
 def test_where_a_server_is_found() -> None:

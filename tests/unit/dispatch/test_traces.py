@@ -323,6 +323,31 @@ def test_failures_have_spans_too(spanned: Rig, exporter: Exporter, flush: Flush)
     assert failed["InferRequest"].parent_id == ""
 
 
+def test_refused_requests_are_sampled_and_bounded_as_others(
+    spanned: Rig, exporter: Exporter, flush: Flush
+) -> None:
+    tracer, taken = spanned.dispatcher.tracer, []
+    status: dict[str, str | int] = {"http.response.status_code": 503}
+    one_of_two = TraceSettings(on=True, rate=2)
+
+    def take(model: str, wanted: int, ids: int) -> GrantedTraces:
+        taken.append((model, wanted, ids))
+        return GrantedTraces(1)
+
+    for settings in (TraceSettings(), one_of_two, one_of_two):
+        tracer.refused(Unavailable("not now"), "", status, settings)
+    flush(spanned, never)
+    (span,) = exporter.take()
+    assert (span.name, span.failed, span.error) == ("InferRequest", True, "not now")
+    assert span.attributes["http.response.status_code"] == 503
+    assert (span.parent_id, span.start_ns) == ("", span.end_ns)
+    for _ in range(3):
+        tracer.refused(Unavailable("no"), PARENT, status, TraceSettings(on=True, count=1))
+    flush(spanned, take)
+    assert [span.trace_id for span in exporter.take()] == ["a" * 32]
+    assert taken == [("", 3, 3)]
+
+
 def test_a_rate_of_0_traces_for_clients_that_say_so(
     spanned: Rig, exporter: Exporter, flush: Flush
 ) -> None:

@@ -100,6 +100,18 @@ except ValueError:
 """
 
 
+def test_what_models_print_has_their_names() -> None:
+    program = PRINTS.replace('"m", "info", "json"', '"executor 100%/1/0", "info"')
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert [line.partition(" INFO ")[2] for line in lines] == [
+        "executor 100%/1/0 stdout: printed",
+        "executor 100%/1/0 stdout: by a model",
+    ]
+
+
 def test_what_models_print_and_tracebacks_are_objects_too() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PRINTS], capture_output=True, text=True, timeout=60, check=True
