@@ -67,6 +67,7 @@ class Coordinator:
 
     def __init__(self, run_dir: Path, budget: int) -> None:
         self.budget = budget
+        self.hellos: list[Hello] = []
         self._listener = channels.listen(str(run_dir / "coordinator.sock"))
         self._stop_r, self._stop_w = socket.socketpair()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -97,6 +98,7 @@ class Coordinator:
         close_all(fds)
         message = messages.decode_to_coordinator(data)
         if isinstance(message, Hello):
+            self.hellos.append(message)
             client.send(messages.encode(Welcome(messages.VERSION, "cafe0123")))
         elif isinstance(message, Grant):
             granted = message.nbytes <= self.budget

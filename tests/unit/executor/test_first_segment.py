@@ -1,0 +1,37 @@
+"""What an executor begins with, and that the coordinator is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shmserve import repository
+from shmserve.executor.__main__ import Executor
+from shmserve.executor.monitor import app_monitor
+from tests.unit.rig import Rig
+
+MODEL = Path(__file__).resolve().parents[3] / "workers" / "identity"
+
+
+def test_the_coordinator_is_told_what_an_executor_begins_with_and_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_monitor, "publish", lambda *_: None)  # its page ends with the test
+    rig = Rig(tmp_path)
+    (instance,) = repository.read_folder(str(MODEL)).instances()
+    executor = Executor(instance, "executor-cafe0123", rig.settings)
+    memory = executor.memory
+    try:
+        executor.link.start()
+        memory.prepare()
+        (hello,) = (h for h in rig.coordinator.hellos if h.role == "executor")
+        assert hello.first_bytes == memory.held_bytes
+        memory.reclaim(memory.reserve(8 << 20))
+        memory.trim()
+        assert memory.held_bytes == hello.first_bytes
+    finally:
+        executor.link.close()
+        memory.close()
+        executor.status.close()
+        rig.close()
