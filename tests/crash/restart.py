@@ -174,7 +174,7 @@ class Drill:
         self.refused(result, before, "nothing_of_that_name")
 
     def broken_settings(self) -> None:
-        """A setting that cannot work; what reads the file does not find that, but what starts does."""
+        """A setting that cannot work, which is found by what starts."""
         before = rundir.serving(self.server.run_dir)
         path = Path(self.server.environ["SHMSERVE_CONFIG"])
         path.write_text('http_restricted_api = "x:y=z"\n')
