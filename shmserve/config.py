@@ -27,7 +27,8 @@ CONFIG_VARIABLE = "SHMSERVE_CONFIG"
 # A reload's own: which folder of the run directory its processes have (`run_dir`)
 GENERATION_VARIABLE = "SHMSERVE_GENERATION"
 GENERATION = re.compile(r"g[1-9][0-9]*")
-_NOT_SETTINGS = {CONFIG_VARIABLE, GENERATION_VARIABLE}
+COMMAND_VARIABLE = "SHMSERVE_COMMAND"  # what `shmserve serve` was called with, for a reload
+_NOT_SETTINGS = {CONFIG_VARIABLE, GENERATION_VARIABLE, COMMAND_VARIABLE}
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]

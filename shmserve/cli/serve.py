@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from shmserve import config
 from shmserve.errors import ConfigError
+from shmserve.supervisor import activation
 
 _NAME = "gunicorn.conf.py"
 
@@ -30,8 +32,21 @@ def command(extra: Sequence[str]) -> list[str]:
 
 
 def main(arguments: argparse.Namespace) -> NoReturn:
-    config.load()  # what is wrong with them is told here, before gunicorn begins to speak
+    try:
+        config.load()  # what is wrong with them is told here, before gunicorn begins to speak
+    except ConfigError as ex:
+        activation.tell(os.environ, ex.message)
+        raise
+    os.environ[config.COMMAND_VARIABLE] = shlex.join(_called())
     run(arguments.gunicorn)
+
+
+def _called() -> list[str]:
+    """This command, by the name that it was called with: a link may lead elsewhere by and by."""
+    script, *words = sys.argv
+    if os.path.basename(script) == "__main__.py":
+        return [sys.executable, "-m", "shmserve", *words]
+    return [os.path.abspath(script), *words]
 
 
 def run(extra: Sequence[str]) -> NoReturn:

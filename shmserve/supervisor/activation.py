@@ -18,6 +18,7 @@ from shmserve.errors import ConfigError
 GRPC, REPORT, BOUND = "grpc", "report", "bound"
 REGIONS = "region-"  # what systemd has kept of clients' memory: names begin so
 _FIRST = 3
+_REPORT_BYTES = 4096
 
 
 def take(environ: MutableMapping[str, str], name: str) -> tuple[int, ...]:
@@ -50,6 +51,13 @@ def take_all(environ: MutableMapping[str, str], prefix: str) -> list[tuple[str, 
     names = _names(environ, _count(environ))
     chosen = dict.fromkeys(name for name in names if name.startswith(prefix))
     return [(name, fd) for name in chosen for fd in take(environ, name)]
+
+
+def tell(environ: MutableMapping[str, str], message: str) -> None:
+    """Tell a predecessor, if there is one, why this process will not take its place."""
+    for fd in take(environ, REPORT):
+        os.write(fd, message.encode()[:_REPORT_BYTES])
+        os.close(fd)
 
 
 def exec_with(command: list[str], environ: dict[str, str], passed: list[tuple[str, int]]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import shlex
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from msgspec import Struct
 from setproctitle import setproctitle
 
 from shmserve import config
-from shmserve.config import GENERATION_VARIABLE, Settings
+from shmserve.config import COMMAND_VARIABLE, GENERATION_VARIABLE, Settings
 from shmserve.supervisor import activation
 from shmserve.transport import rundir
 from shmserve.transport.notify import Notifier
@@ -104,7 +105,8 @@ def _start(old: Old, generation: str, report: int) -> int:
         os.setsid()
         passed = [*old.http, *((activation.GRPC, fd) for fd in old.grpc_fds)]
         environ = {**old.environ, GENERATION_VARIABLE: generation}
-        command = [sys.executable, *sys.orig_argv[1:]]
+        called = shlex.split(environ.get(COMMAND_VARIABLE, ""))
+        command = called or [sys.executable, *sys.orig_argv[1:]]
         activation.exec_with(command, environ, [*passed, (activation.REPORT, report)])
     except OSError as ex:
         os.write(report, f"it cannot be started: {ex.strerror}".encode())

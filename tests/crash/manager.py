@@ -69,10 +69,10 @@ class Manager:
         passed = [(n, sock.fileno()) for n, sock in self._listeners] + self.stored
         aside = [os.dup(fd) for _, fd in passed]
         named = [f"{name}={fd}" for (name, _), fd in zip(passed, aside, strict=True)]
-        words = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn.conf.py")]
+        words = [sys.executable, "-m", "shmserve", "serve"]
         with self.server.log_path.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", _BECOME, " ".join(named), *words, "shmserve.app"],
+                [sys.executable, "-c", _BECOME, " ".join(named), *words],
                 cwd=ROOT,
                 env=self.server.environ,
                 pass_fds=aside,

@@ -173,6 +173,17 @@ class Drill:
             path.write_text(text)
         self.refused(result, before, "nothing_of_that_name")
 
+    def broken_settings(self) -> None:
+        """A setting that cannot work, which is found by what starts."""
+        before = rundir.serving(self.server.run_dir)
+        path = Path(self.server.environ["SHMSERVE_CONFIG"])
+        path.write_text('http_restricted_api = "x:y=z"\n')
+        try:
+            result = self.manager.reload()
+        finally:
+            path.write_text("")
+        self.refused(result, before, "http_restricted_api: unknown restricted api 'x'")
+
     def refused(self, result: tuple[int, str], before: str, why: str) -> None:
         """A reload that must have changed nothing, and said why: also to systemd."""
         status, said = result
@@ -211,6 +222,8 @@ def drill(
         "pool_bytes": 256 << 20,
     }
     server = RunningServer(repository(folder / "models"), http_workers=2, **settings)
+    (folder / "settings.toml").touch()
+    server.environ["SHMSERVE_CONFIG"] = str(folder / "settings.toml")
     manager = Manager(server)
     try:
         manager.start()
@@ -222,6 +235,7 @@ def drill(
         if not short:
             steps.step("kill -9 of a new generation", steps.killed_while_loading)
             steps.step("reload with a broken model", steps.broken_model)
+            steps.step("reload with broken settings", steps.broken_settings)
         manager.stop()
         left, text = server.leaks(), server.log()
         manager.close()

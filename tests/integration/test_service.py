@@ -125,7 +125,8 @@ def test_ps_shows_who_is_who_and_a_stop_leaves_nobody():
 def test_a_reload_replaces_http_workers_and_nothing_else():
     with RunningServer(**SMALL) as server:
         before = {r["process"]: r["role"] for r in show.ask(server.run_dir, "processes")}
-        server.master.send_signal(signal.SIGHUP)
+        command = [sys.executable, "-m", "shmserve", "reload"]
+        subprocess.run(command, cwd=ROOT, env=server.environ, check=True, timeout=WATCHDOG_S)
 
         def replaced():
             rows = show.ask(server.run_dir, "processes")

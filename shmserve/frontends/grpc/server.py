@@ -56,6 +56,7 @@ _LOADING_THREADS = 16  # for what waits for models to be loaded
 _LOADING_CALLS = 64
 _REFLECTIONS = 16
 _TELL_S = 0.3  # between "not ready" and refusing calls
+_LEAVE_S = 5.0  # for connections without calls: a client that lives goes at once
 _LOOK_S = 0.02
 
 
@@ -189,11 +190,19 @@ class GrpcServer:
         self._streams.draining = True
         time.sleep(min(_TELL_S, limit_s))
         self.server.stop(max(0.0, deadline - time.monotonic()))
-        while self.busy and time.monotonic() < deadline:
+        leave_by = min(deadline, time.monotonic() + _LEAVE_S)
+        while self.busy or (self._connected and time.monotonic() < leave_by):
+            if time.monotonic() >= deadline:
+                break
             time.sleep(_LOOK_S)
         if self.busy:
             _log.warning("%d calls did not end within the drain's limit", self.busy)
         self.close()
+
+    @property
+    def _connected(self) -> bool:
+        """Whether clients that were asked to go have not: a call of theirs may be on its way."""
+        return isinstance(self.server, Http2Engine) and self.server.connected
 
     @property
     def busy(self) -> int:

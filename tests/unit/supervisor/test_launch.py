@@ -68,6 +68,45 @@ def test_metrics_have_no_address_beside_sockets_of_systemd(monkeypatch: pytest.M
         launch.claim(settings, ())
 
 
+PASSED = """
+import os, socket, sys
+from shmserve.supervisor import activation
+taken = activation.take(os.environ, "grpc")
+kept = activation.take_all(os.environ, "region-")
+named = [socket.socket(fileno=fd).getsockname()[1] for fd in taken]
+print(named, [(n, os.pread(fd, 9, 0)) for n, fd in kept], os.environ["LISTEN_FDNAMES"])
+places = [("127.0.0.1", int(port)) for port in sys.argv[1:]]
+print(activation.are_bound(os.environ), activation.has_all(os.environ, places))
+print(activation.has_all(os.environ, places[:1]), activation.has_http(os.environ))
+"""
+
+
+def test_what_is_passed_is_taken_by_name() -> None:
+    """By a process that becomes another one, as the handover's does."""
+    socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    memory = os.memfd_create("test")
+    os.write(memory, b"bytes")
+    ports = [sock.getsockname()[1] for sock in socks]
+    named = [("bound", socks[0]), ("grpc", socks[1]), ("region-1", memory), ("bound", socks[2])]
+    passed = [(n, thing if isinstance(thing, int) else thing.fileno()) for n, thing in named]
+    command = [sys.executable, "-c", PASSED, str(ports[0]), str(ports[2])]
+    become = f"""
+import os
+from shmserve.supervisor.activation import exec_with
+exec_with({command!r}, dict(os.environ), {passed!r})
+"""
+    fds = [fd for _, fd in passed]
+    said = subprocess.check_output([sys.executable, "-c", become], pass_fds=fds, text=True)
+    assert said.splitlines() == [
+        f"[{ports[1]}] [('region-1', b'bytes')] bound:bound",
+        "True True",
+        "False True",
+    ]
+    os.close(memory)
+    for sock in socks:
+        sock.close()
+
+
 MASTER = """
 import sys
 from shmserve.config import Settings

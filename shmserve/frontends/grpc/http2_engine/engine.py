@@ -78,6 +78,11 @@ class Http2Engine:
         self._loop.post(partial(self._begin_stop, grace))
         return self._ended
 
+    @property
+    def connected(self) -> bool:
+        """Whether there are connections."""
+        return bool(len(self._serving.connections))
+
     def lives(self) -> bool:
         """Whether the loop has turned since this was asked the last time."""
         woke, self._woke = self._woke, False

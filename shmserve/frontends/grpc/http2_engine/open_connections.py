@@ -58,6 +58,9 @@ class OpenConnections:
     def __iter__(self) -> Iterator[OpenConnection]:
         return iter(list(self._open))
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def room_for(self, caller: int, now: float) -> bool:
         """Whether there is room for another of this caller, made by ending an idle one if need
         be: its own, where it has its share."""
