@@ -44,6 +44,10 @@ class Outcome:
     why: str = ""
 
     @property
+    def took_s(self) -> float:
+        return self.ended_at - self.sent_at
+
+    @property
     def answered(self) -> bool:
         return self.told == "answered"
 
@@ -56,7 +60,7 @@ class Outcome:
 class Tally:
     """What became of the requests of some time. `again`: those that HAProxy has sent to another
     host; `not_begun`: of the clear errors, those that no model has seen; `untrue`: those that said
-    503, which means this, and were seen."""
+    503, which means this, and were seen. `gap_s`: the longest time without any answer."""
 
     sent: int = 0
     answered: int = 0
@@ -70,6 +74,7 @@ class Tally:
     twice: list[str] = field(default_factory=list)
     gap_s: float = 0.0
     slowest_s: float = 0.0
+    slowest_error_s: float = 0.0
 
     def line(self) -> str:
         errors = ", ".join(f"{count} x {told}" for told, count in sorted(self.errors.items()))
@@ -78,7 +83,7 @@ class Tally:
             f"sent {self.sent}, answered {self.answered} ({by_host}), sent again {self.again}, "
             f"errors {self.errors.total()} ({errors or 'none'}; {self.not_begun} not begun), "
             f"lost {len(self.lost)}, run twice {len(self.twice)}, longest gap {self.gap_s:.2f} s, "
-            f"longest answer {self.slowest_s:.2f} s"
+            f"longest answer {self.slowest_s:.2f} s, longest error {self.slowest_error_s:.2f} s"
         )
 
 
@@ -148,11 +153,12 @@ class Load:
                 made.answered += 1
                 made.hosts[outcome.host] += 1
                 ends.append(outcome.ended_at)
-                made.slowest_s = max(made.slowest_s, outcome.ended_at - outcome.sent_at)
+                made.slowest_s = max(made.slowest_s, outcome.took_s)
             elif outcome.lost:
                 seen = "begun" if ran[outcome.number] else "not begun"
                 made.lost.append(f"{outcome.door} {outcome.number}, {seen}: {outcome.told}")
             else:
+                made.slowest_error_s = max(made.slowest_error_s, outcome.took_s)
                 made.errors[f"{outcome.door} {outcome.told}"] += 1
                 made.reasons[outcome.why] += 1
                 made.not_begun += not ran[outcome.number]
