@@ -21,9 +21,9 @@ from pathlib import Path
 from shmserve.testing.running_server import ROOT, WATCHDOG_S, RunningServer, wait_until
 from tests.needs import ip
 
-CONFIG = ROOT / "deploy/haproxy/haproxy.cfg"
+CONFIGS = (ROOT / "deploy/haproxy/haproxy.cfg", ROOT / "deploy/haproxy/grpc_per_call.cfg")
 NAMES = ("host1", "host2", "host3")
-BACKENDS = ("shmserve_http", "shmserve_grpc")
+BACKENDS = ("shmserve_http", "shmserve_grpc", "shmserve_grpc_per_call")
 _BALANCER = "10.0.0.1/24"
 # Tells which requests have begun here, and takes as long as the host is slow.
 _MODEL = """
@@ -121,23 +121,27 @@ class Host(RunningServer):
 
 
 class Balancer:
-    """HAProxy with the shipped configuration; `http` and `grpc` are sockets beside its ports."""
+    """HAProxy with the shipped configuration; `http`, `grpc` and `grpc_per_call` are sockets beside
+    its ports."""
 
     def __init__(self, folder: str) -> None:
         self.namespace = f"shmserve-balancer-{os.getpid()}"
         self._folder = folder
-        self.http, self.grpc, self._admin = (
-            os.path.join(folder, name) for name in ("http.sock", "grpc.sock", "admin.sock")
+        names = ("http.sock", "grpc.sock", "grpc-per-call.sock", "admin.sock")
+        self.http, self.grpc, self.grpc_per_call, self._admin = (
+            os.path.join(folder, name) for name in names
         )
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         path = Path(self._folder) / "haproxy.cfg"
-        text = CONFIG.read_text()
+        text = "".join(config.read_text() for config in CONFIGS)
         for there, here in {
             "/run/haproxy/admin.sock": self._admin,
+            "log /dev/log local0": "log stdout format raw local0",
             "    bind :8000\n": f"    bind :8000\n    bind unix@{self.http}\n",
-            "    bind :8001 proto h2\n": f"    bind :8001\n    bind unix@{self.grpc} proto h2\n",
+            "    bind :8001\n": f"    bind unix@{self.grpc}\n",
+            "    bind :8011 proto h2\n": f"    bind unix@{self.grpc_per_call} proto h2\n",
         }.items():
             assert text.count(there) == 1, there
             text = text.replace(there, here)
@@ -175,7 +179,7 @@ class Balancer:
         return {(row["pxname"], row["svname"]): row for row in made}
 
     def states(self, host: str) -> set[str]:
-        """Of a host in both backends: UP, DOWN, NOLB, DRAIN, in words."""
+        """Of a host in all backends: UP, DOWN, NOLB, DRAIN, in words."""
         table = self.table()
         return {table[backend, host]["status"] for backend in BACKENDS}
 
@@ -184,17 +188,18 @@ class Balancer:
         return self.states(host) == {"UP"}
 
     def set(self, host: str, state: str) -> None:
-        """``drain``, ``ready`` or ``maint``, in both backends."""
+        """``drain`` or ``ready``, in all backends."""
         for backend in BACKENDS:
             said = self.tell(f"set server {backend}/{host} state {state}")
             assert not said.strip(), said
 
     def wait_idle(self, host: str) -> None:
-        """Until nothing that was sent to the host is unanswered."""
+        """Until no request that was sent to the host is unanswered; connections of gRPC stay, which
+        the host tells to go elsewhere once it stops."""
 
         def idle() -> bool:
             table = self.table()
-            return not any(int(table[backend, host]["scur"]) for backend in BACKENDS)
+            return not any(int(table[backend, host]["scur"]) for backend in BACKENDS[::2])
 
         wait_until(idle, f"requests at {host} do not end")
 

@@ -23,6 +23,7 @@ from tests.grpc_client import Client, tensor
 
 Told = tuple[str, str, str]  # by `Outcome`: what was told, by which host, why
 
+PER_CALL = "gRPC per call"  # calls that their clients' libraries may send again
 _GIVE_UP_S = 30.0  # what has no answer by then is lost
 _PAD = 40_000  # elements of a large request: more than HAProxy keeps to send it again
 _CLEAR = (502, 503, 504)
@@ -43,6 +44,10 @@ class Outcome:
     why: str = ""
 
     @property
+    def took_s(self) -> float:
+        return self.ended_at - self.sent_at
+
+    @property
     def answered(self) -> bool:
         return self.told == "answered"
 
@@ -55,7 +60,7 @@ class Outcome:
 class Tally:
     """What became of the requests of some time. `again`: those that HAProxy has sent to another
     host; `not_begun`: of the clear errors, those that no model has seen; `untrue`: those that said
-    503, which means this, and were seen."""
+    503, which means this, and were seen. `gap_s`: the longest time without any answer."""
 
     sent: int = 0
     answered: int = 0
@@ -66,9 +71,10 @@ class Tally:
     untrue: list[int] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     hosts: Counter[str] = field(default_factory=Counter)
-    twice: list[int] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
     gap_s: float = 0.0
     slowest_s: float = 0.0
+    slowest_error_s: float = 0.0
 
     def line(self) -> str:
         errors = ", ".join(f"{count} x {told}" for told, count in sorted(self.errors.items()))
@@ -77,7 +83,7 @@ class Tally:
             f"sent {self.sent}, answered {self.answered} ({by_host}), sent again {self.again}, "
             f"errors {self.errors.total()} ({errors or 'none'}; {self.not_begun} not begun), "
             f"lost {len(self.lost)}, run twice {len(self.twice)}, longest gap {self.gap_s:.2f} s, "
-            f"longest answer {self.slowest_s:.2f} s"
+            f"longest answer {self.slowest_s:.2f} s, longest error {self.slowest_error_s:.2f} s"
         )
 
 
@@ -94,7 +100,8 @@ class Load:
         self._threads = [
             *self._clients(small, self._over_http, 1, self._stop),
             *self._clients(large, self._over_http, _PAD, self._stop),
-            *self._clients(rpc, self._over_grpc, self._stop),
+            *self._clients(rpc, self._over_grpc, "gRPC", balancer.grpc, self._stop),
+            *self._clients(rpc, self._over_grpc, PER_CALL, balancer.grpc_per_call, self._stop),
         ]
 
     def __enter__(self) -> Load:
@@ -146,16 +153,18 @@ class Load:
                 made.answered += 1
                 made.hosts[outcome.host] += 1
                 ends.append(outcome.ended_at)
-                made.slowest_s = max(made.slowest_s, outcome.ended_at - outcome.sent_at)
+                made.slowest_s = max(made.slowest_s, outcome.took_s)
             elif outcome.lost:
-                made.lost.append(f"{outcome.door} {outcome.number}: {outcome.told}")
+                seen = "begun" if ran[outcome.number] else "not begun"
+                made.lost.append(f"{outcome.door} {outcome.number}, {seen}: {outcome.told}")
             else:
+                made.slowest_error_s = max(made.slowest_error_s, outcome.took_s)
                 made.errors[f"{outcome.door} {outcome.told}"] += 1
                 made.reasons[outcome.why] += 1
                 made.not_begun += not ran[outcome.number]
                 if outcome.told == "503" and ran[outcome.number]:
                     made.untrue.append(outcome.number)
-        made.twice = [o.number for o in outcomes if ran[o.number] > 1]
+        made.twice = [f"{o.door} {o.number}" for o in outcomes if ran[o.number] > 1]
         made.gap_s = max((b - a for a, b in itertools.pairwise([*sorted(ends), ended_at])))
         return made
 
@@ -196,8 +205,8 @@ class Load:
         with contextlib.closing(connection):
             self._loop("HTTP" if elements == 1 else "HTTP large", send, stop)
 
-    def _over_grpc(self, stop: threading.Event) -> None:
-        with Client(f"unix:{self._balancer.grpc}") as client:
+    def _over_grpc(self, door: str, path: str, stop: threading.Event) -> None:
+        with Client(f"unix:{path}") as client:
 
             def send(number: int) -> Told:
                 array = np.array([number], np.int64)
@@ -214,7 +223,7 @@ class Load:
                 back = int(np.frombuffer(raw["ID"], np.int64)[0])
                 return _answered(number, back, raw["HOST"][4:].decode())
 
-            self._loop("gRPC", send, stop)
+            self._loop(door, send, stop)
 
 
 def _clear(told: str, clear: Iterable[str], why: str) -> Told:

@@ -14,7 +14,7 @@ from tests.balance.load import Load
 def test_no_request_is_without_an_end_whatever_befalls_hosts_behind_haproxy() -> None:
     with network() as (balancer, hosts):
         folder = hosts[0].environ["DRILL_FOLDER"]
-        with Load(balancer, folder, small=4, large=1, rpc=2) as load:
+        with Load(balancer, folder, small=4, large=1, rpc=1) as load:
             drill = Drill(balancer, hosts, load, folder, settle_s=0.5)
             drill.run("steady", drill.steady)
             drill.run("slow", drill.slowness)
