@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from shmserve.errors import ConfigError
-from shmserve.repository.remote_index import INDEX, VERSION, Index, IndexFile
+from shmserve.repository.remote_index import INDEX, VERSION, IndexFile, RemoteIndex
 from shmserve.repository.text_files import IGNORED
 
 _CHUNK = 1 << 20
@@ -29,7 +29,7 @@ def main(arguments: argparse.Namespace) -> int:
             for folder in sorted(root.iterdir())
             if folder.is_dir() and not folder.name.startswith(".") and folder.name not in IGNORED
         }
-        data = msgspec.json.format(msgspec.json.encode(Index(VERSION, models)))
+        data = msgspec.json.format(msgspec.json.encode(RemoteIndex(VERSION, models)))
         new = root / f".{INDEX}.new"
         new.write_bytes(data + b"\n")
         new.replace(root / INDEX)

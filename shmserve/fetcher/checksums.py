@@ -54,7 +54,7 @@ def matches(mark: str, path: str) -> bool:
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
-    return digest.hexdigest() == value.lower()
+    return bool(digest.hexdigest() == value.lower())
 
 
 def _md5() -> Any:

@@ -28,7 +28,7 @@ from shmserve.repository.model_folder import CONFIG_FILE, MAX_CONFIG_BYTES
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
-class Source(Protocol):
+class FileSource(Protocol):
     """Where files come from: a `stores.Store`."""
 
     @property
@@ -66,7 +66,7 @@ def files_of(cache: Cache, digest: str) -> SnapshotFiles | None:
 
 
 def fetch(
-    store: Source, cache: Cache, model: RemoteModel, earlier: str, limits: FetchLimits
+    store: FileSource, cache: Cache, model: RemoteModel, earlier: str, limits: FetchLimits
 ) -> str:
     """See that what `model` lists is in the cache; the snapshot's digest. `earlier`: one that may
     have some of it.
@@ -89,7 +89,7 @@ def fetch(
 class _Filling(Struct, frozen=True):
     """One snapshot while it is fetched into `folder`."""
 
-    store: Source
+    store: FileSource
     cache: Cache
     model: RemoteModel
     earlier: str

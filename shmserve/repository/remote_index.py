@@ -18,7 +18,7 @@ class IndexFile(Struct, frozen=True):
     sha256: str
 
 
-class Index(Struct, frozen=True):
+class RemoteIndex(Struct, frozen=True):
     """What a repository has. `models`: model -> path below its folder -> file; a path that ends
     with "/" is an empty folder."""
 
@@ -26,13 +26,13 @@ class Index(Struct, frozen=True):
     models: dict[str, dict[str, IndexFile]]
 
 
-_decode = json_decoder(Index)
+_decode = json_decoder(RemoteIndex)
 
 
-def read(data: bytes) -> Index:
+def read(data: bytes) -> RemoteIndex:
     """Raises ConfigError: it is none, or of another version."""
     try:
-        index: Index = _decode(data)
+        index: RemoteIndex = _decode(data)
     except UnreadableMessage:
         raise ConfigError(f"{INDEX} is none that 'shmserve index' has made") from None
     if index.version != VERSION:
