@@ -28,7 +28,7 @@ from shmserve.repository.model_folder import CONFIG_FILE, MAX_CONFIG_BYTES
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
-class StoreSource(Protocol):
+class FileSource(Protocol):
     """Where files come from: a `stores.Store`."""
 
     @property
@@ -66,7 +66,7 @@ def files_of(cache: Cache, digest: str) -> SnapshotFiles | None:
 
 
 def fetch(
-    store: StoreSource, cache: Cache, model: RemoteModel, earlier: str, limits: FetchLimits
+    store: FileSource, cache: Cache, model: RemoteModel, earlier: str, limits: FetchLimits
 ) -> str:
     """See that what `model` lists is in the cache; the snapshot's digest. `earlier`: one that may
     have some of it.
@@ -89,7 +89,7 @@ def fetch(
 class _Filling(Struct, frozen=True):
     """One snapshot while it is fetched into `folder`."""
 
-    store: StoreSource
+    store: FileSource
     cache: Cache
     model: RemoteModel
     earlier: str
@@ -113,33 +113,54 @@ def _fill(filling: _Filling) -> None:
         if config.size > MAX_CONFIG_BYTES:
             raise ConfigError(f"{CONFIG_FILE} has more than {MAX_CONFIG_BYTES} bytes")
         filling.cache.claim(filling.digest, config.size)
-        _get(filling, config, known_files)
+        if not _has_earlier(filling, config, known_files):
+            _get(filling, config)
         with open(filling.path(config), "rb") as file:
             policy, steps = _read_config(file.read())
     chosen = tuple(_of_versions(filling.model.files, policy))
-    filling.cache.claim(filling.digest, sum(file.size for file in chosen))
-    os.makedirs(os.path.join(filling.folder, filling.model.name), exist_ok=True)
-    _get_all(filling, chosen, known_files)
-    shutil.rmtree(os.path.join(filling.folder, "parts"), ignore_errors=True)
     made = SnapshotFiles(filling.store.url, filling.model.name, chosen, steps)
-    caches.write(os.path.join(filling.folder, FILES), msgspec.json.encode(made))
+    listed = msgspec.json.encode(made)
+    os.makedirs(os.path.join(filling.folder, filling.model.name), exist_ok=True)
+    new = [file for file in chosen if not _has_earlier(filling, file, known_files)]
+    filling.cache.claim(filling.digest, sum(file.size for file in new) + len(listed))
+    _get_all(filling, new)
+    shutil.rmtree(os.path.join(filling.folder, "parts"), ignore_errors=True)
+    caches.write(os.path.join(filling.folder, FILES), listed)
     filling.cache.publish(filling.digest)
 
 
-def _get_all(filling: _Filling, files: Iterable[RemoteFile], known: dict[str, RemoteFile]) -> None:
+def _has_earlier(filling: _Filling, file: RemoteFile, known: dict[str, RemoteFile]) -> bool:
+    """Whether a file is in the earlier snapshot as well, and is that one from here on."""
+    same = known.get(file.path)
+    if file.is_folder or not file.mark or same is None:
+        return False
+    if (same.size, same.mark) != (file.size, file.mark):
+        return False
+    path = filling.path(file)
+    earlier = filling.cache.file(SNAPSHOTS, filling.earlier, filling.model.name, file.path)
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if not os.path.lexists(path):
+            os.link(earlier, path)
+        return os.path.samefile(earlier, path)
+    except OSError:
+        return False  # gone by now, or it has too many names
+
+
+def _get_all(filling: _Filling, files: Iterable[RemoteFile]) -> None:
     """All of these; after the first that fails no further one is begun."""
     pool = ThreadPoolExecutor(filling.limits.transfers, thread_name_prefix="transfer")
     try:
-        running: list[Future[None]] = [pool.submit(_get, filling, file, known) for file in files]
+        running: list[Future[None]] = [pool.submit(_get, filling, file) for file in files]
         for future in running:
             future.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _get(filling: _Filling, file: RemoteFile, known: dict[str, RemoteFile]) -> None:
-    """One file to its place in the folder: it is there already, or in the earlier snapshot, or it
-    is fetched beside, looked at, and put there."""
+def _get(filling: _Filling, file: RemoteFile) -> None:
+    """One file to its place in the folder, unless it is there: fetched beside, looked at, and put
+    there."""
     path = filling.path(file)
     if file.is_folder:
         os.makedirs(path, exist_ok=True)
@@ -147,14 +168,6 @@ def _get(filling: _Filling, file: RemoteFile, known: dict[str, RemoteFile]) -> N
     if os.path.lexists(path):
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    same = known.get(file.path)
-    if file.mark and same is not None and (same.size, same.mark) == (file.size, file.mark):
-        earlier = filling.cache.file(SNAPSHOTS, filling.earlier, filling.model.name, file.path)
-        try:
-            os.link(earlier, path)
-            return
-        except OSError:
-            pass  # gone by now, or it has too many names
     parts = os.path.join(filling.folder, "parts")
     os.makedirs(parts, exist_ok=True)
     part = os.path.join(parts, hashlib.sha256(file.path.encode()).hexdigest())

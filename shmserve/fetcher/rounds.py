@@ -16,7 +16,7 @@ from shmserve.errors import ShmserveError
 from shmserve.fetcher import cache as caches
 from shmserve.fetcher import model_fetch, remote_files
 from shmserve.fetcher.cache import Cache
-from shmserve.fetcher.model_fetch import FetchLimits, StoreSource
+from shmserve.fetcher.model_fetch import FetchLimits, FileSource
 from shmserve.fetcher.remote_files import RemoteModel
 from shmserve.repository import catalog
 from shmserve.repository.catalog import Catalog, CatalogEntry
@@ -24,7 +24,7 @@ from shmserve.repository.catalog import Catalog, CatalogEntry
 _log = logging.getLogger(__name__)
 
 
-class ListedSource(StoreSource, Protocol):
+class ListedSource(FileSource, Protocol):
     """A store that can be listed, too: `models` raises ShmserveError if it cannot."""
 
     def models(self) -> dict[str, RemoteModel]: ...

@@ -21,11 +21,11 @@ from shmserve.fetcher.rounds import Rounds
 from shmserve.model_places import repository_paths
 from shmserve.repository import catalog
 
-MOST = 400
+MOST = 4000
 URL = "s3://bucket/models"
 MODELS = st.sampled_from(["a", "b", "c"])
 PATHS = st.sampled_from(["config.pbtxt", "1/model.py", "1/weights", "2/weights", "2/"])
-CONTENTS = st.sampled_from([b"", b"x" * 30, b"y" * 60, b"z" * 120])
+CONTENTS = st.sampled_from([b"", b"x" * 300, b"y" * 600, b"z" * 1200])
 
 
 class Killed(BaseException):

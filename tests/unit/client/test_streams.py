@@ -339,6 +339,8 @@ def test_the_server_has_time_to_say_that_it_is_late() -> None:
 class SlowServer:
     """A transport whose server takes a tenth of a second for everything."""
 
+    is_local = False
+
     def __init__(self) -> None:
         self.timeouts: list[float] = []
 
