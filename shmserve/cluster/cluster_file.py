@@ -61,7 +61,7 @@ class ModelTable(Struct, frozen=True):
     max_replicas: Positive = 1
     queue_s: Seconds = 0.05  # requests should not wait longer for an executor, on average
     up_s: Seconds = 3.0  # more replicas after they have for so long
-    down_s: Seconds = 60.0  # one less after they have hardly waited for so long
+    down_s: Seconds = 60.0  # fewer after they have hardly waited for so long
 
     def rule(self) -> ModelRule:
         scaling = ScalingRule(
