@@ -1,7 +1,8 @@
 """How many replicas a model should have: from how long its requests wait, with hysteresis.
 
 More when they wait too long for a while; one in ten less, or one, when they have not waited for a
-long while and the others can take their work. What one replica can do is learnt where requests began to wait.
+long while and the others can take their work. What one replica can do is learnt where requests
+began to wait.
 """
 
 from __future__ import annotations
