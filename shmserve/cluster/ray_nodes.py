@@ -142,10 +142,10 @@ class RayNodes:
         ).remote(self._settings, room)
 
 
-def near_the_head() -> NodeAffinitySchedulingStrategy:
+def at_the_head() -> NodeAffinitySchedulingStrategy:
     """Where the controller runs: without the head's node there is no Ray at all."""
     [head] = [n["NodeID"] for n in ray.nodes() if n["Alive"] and _HEAD in n["Resources"]]
-    return NodeAffinitySchedulingStrategy(head, soft=True)
+    return NodeAffinitySchedulingStrategy(head, soft=False)
 
 
 class ControllerActor:
@@ -153,17 +153,13 @@ class ControllerActor:
 
     def __init__(self, file: ClusterFile) -> None:
         logging.basicConfig(level=logging.INFO)
-        self._file = file
+        self._settings = file.settings
         self._controller = Controller(file, RayNodes(file.settings))
         self._controller.start()
 
-    def configure(self, file: ClusterFile) -> bool:
-        """False: nodes would have to begin anew, which is done by `down` and `up`."""
-        same = _of_nodes(file.settings) == _of_nodes(self._file.settings)
-        if same:
-            self._file = file
-            self._controller.configure(file)
-        return same
+    def has_nodes_of(self, settings: ClusterSettings) -> bool:
+        """Whether nodes and their services are as these settings have them."""
+        return _of_nodes(settings) == _of_nodes(self._settings)
 
     def status(self) -> Status:
         return self._controller.status()

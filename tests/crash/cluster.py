@@ -220,7 +220,7 @@ def _scale(rig: ClusterRig) -> dict[str, float]:
 
 
 def _restart(rig: ClusterRig) -> dict[str, Any]:
-    """Kill the controller, then a service on a node that lives: they come again, nothing moves."""
+    """Kill the controller, give `up` again, then kill a service on a node that lives: nothing moves."""
     before = {node: report.look.ready for node, report in rig.status().nodes.items()}
     victim = sorted(before)[0]
     launches = rig.status().nodes[victim].launches
@@ -228,6 +228,7 @@ def _restart(rig: ClusterRig) -> dict[str, Any]:
     rig.kill_controller()
     wait_until(lambda: bool(rig.status().decision.orders), "no other controller decides")
     controller_s = seconds_since(begun)
+    rig.up()
     kill(rig.service_pids(victim))
 
     def back() -> bool:
