@@ -220,7 +220,7 @@ def _scale(rig: ClusterRig) -> dict[str, float]:
 
 
 def _restart(rig: ClusterRig) -> dict[str, Any]:
-    """Kill the controller, give `up` again, then kill a service on a node that lives: nothing moves."""
+    """Kill the controller, say `up` again, kill a service on a node that lives: nothing moves."""
     before = {node: report.look.ready for node, report in rig.status().nodes.items()}
     victim = sorted(before)[0]
     launches = rig.status().nodes[victim].launches
