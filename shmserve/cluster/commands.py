@@ -38,7 +38,7 @@ def _connected(settings: ClusterSettings) -> Iterator[Any]:
     try:
         ray.init(
             address=settings.ray_address,
-            namespace=ray_nodes.NAMESPACE,
+            namespace=settings.name,
             log_to_driver=False,
             logging_level="ERROR",
         )
@@ -51,12 +51,12 @@ def _connected(settings: ClusterSettings) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _controller(ray_nodes: Any) -> Any:
+def _controller(ray_nodes: Any, name: str) -> Any:
     """Its handle. Raises Unavailable: none runs."""
     try:
-        return ray_nodes.ray.get_actor(ray_nodes.CONTROLLER, ray_nodes.NAMESPACE)
+        return ray_nodes.ray.get_actor(ray_nodes.CONTROLLER, name)
     except ValueError as ex:
-        raise Unavailable("no cluster of shmserve is up in this Ray") from ex
+        raise Unavailable(f"no cluster called {name} is up in this Ray") from ex
 
 
 def _answer(ray_nodes: Any, ref: Any, timeout_s: float = _ANSWER_S) -> Any:
@@ -95,7 +95,7 @@ def up(file: ClusterFile) -> Status:
 
 def _end_other(ray_nodes: Any, file: ClusterFile) -> None:
     """Raises Unavailable: there is none that could be asked."""
-    actor = _controller(ray_nodes)
+    actor = _controller(ray_nodes, file.settings.name)
     if not _answer(ray_nodes, actor.has_nodes_of.remote(file.settings)):
         raise ConfigError(
             "[service] or [nodes] differs from what runs: `shmserve cluster down` first"
@@ -109,7 +109,7 @@ def _begin(ray_nodes: Any, file: ClusterFile, deadline: float) -> Any:
         try:
             return ray_nodes.CONTROLLING.options(
                 name=ray_nodes.CONTROLLER,
-                namespace=ray_nodes.NAMESPACE,
+                namespace=file.settings.name,
                 lifetime="detached",
                 scheduling_strategy=ray_nodes.at_the_head(),
             ).remote(file)
@@ -141,14 +141,16 @@ def _why(status: Status, lacking: list[str]) -> str:
 def status(file: ClusterFile) -> Status:
     """How things are. Raises Unavailable: no Ray, or nothing is up."""
     with _connected(file.settings) as ray_nodes:
-        found: Status = _answer(ray_nodes, _controller(ray_nodes).status.remote())
+        found: Status = _answer(
+            ray_nodes, _controller(ray_nodes, file.settings.name).status.remote()
+        )
         return found
 
 
 def down(file: ClusterFile) -> None:
     """End all services, their requests first. Raises Unavailable: no Ray, or nothing is up."""
     with _connected(file.settings) as ray_nodes:
-        actor = _controller(ray_nodes)
+        actor = _controller(ray_nodes, file.settings.name)
         limit_s = file.settings.service_stop_timeout_s + file.settings.drain_s + _DOWN_MORE_S
         try:
             _answer(ray_nodes, actor.stop.remote(), limit_s)

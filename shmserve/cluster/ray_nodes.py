@@ -21,7 +21,6 @@ from shmserve.cluster.controller import Controller, Status
 from shmserve.cluster.node_service import NodeReport, NodeService
 from shmserve.observe import gpu_use, nvml
 
-NAMESPACE = "shmserve"
 CONTROLLER = "controller"
 ROOM_RESOURCE = "model_memory_mib"  # of `ray start --resources`: what models may take of a node
 _HEAD = "node:__internal_head__"  # the resource that Ray gives it
@@ -43,7 +42,7 @@ class NodeActor:
             settings,
             ray.util.get_node_ip_address(),
             room or _gpu_room(),
-            os.path.join(base, f"shmserve-{node[:12]}"),
+            os.path.join(base, f"{settings.name}-{node[:12]}"),
         )
 
     def update(self, orders: frozenset[str] | None) -> NodeReport:
@@ -134,7 +133,7 @@ class RayNodes:
             room = int(resources.get("memory", 0))
         return _NODE.options(
             name=f"node-{node}",
-            namespace=NAMESPACE,
+            namespace=self._settings.name,
             lifetime="detached",
             get_if_exists=True,
             num_gpus=resources.get("GPU", 0),
