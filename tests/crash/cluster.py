@@ -135,7 +135,9 @@ def drill(seconds: float, run_s: float = 0.002, clients: int = 4) -> dict[str, A
             report["second_node"] = _second_node(rig)
             report["over_grpc"] = _over_grpc(rig)
             report["scaled"] = _scale(rig)
-            report["restart"] = _restart(rig)
+            report["controller"] = _replace_controller(rig)
+            if seconds:
+                report["service"] = _restart_service(rig)
             end = time.monotonic() + seconds
             while True:
                 report["events"].append(_kill_one(rig))
@@ -219,32 +221,34 @@ def _scale(rig: ClusterRig) -> dict[str, float]:
     return {"replicas": rig.ready()["grows"], "s": seconds_since(begun), **load.counts}
 
 
-def _restart(rig: ClusterRig) -> dict[str, Any]:
-    """Kill the controller, say `up` again, kill a service on a node that lives: nothing moves."""
+def _replace_controller(rig: ClusterRig) -> dict[str, Any]:
+    """Kill the controller, then say `up` again: each next one leaves everything where it is."""
     before = {node: report.look.ready for node, report in rig.status().nodes.items()}
-    victim = sorted(before)[0]
-    launches = rig.status().nodes[victim].launches
     begun = time.monotonic()
     rig.kill_controller()
     wait_until(lambda: bool(rig.status().decision.orders), "no other controller decides")
-    controller_s = seconds_since(begun)
-    rig.up()
+    seconds = seconds_since(begun)
+    killed = rig.status().decision.orders
+    upped = rig.up().decision.orders
+    moved = [node for node in before if not before[node] == killed[node] == upped[node]]
+    return {"s": seconds, "moved": moved}
+
+
+def _restart_service(rig: ClusterRig) -> dict[str, Any]:
+    """Kill a service on a node that lives: its node starts it again, with its models."""
+    before = rig.status().nodes
+    victim = sorted(before)[0]
+    begun = time.monotonic()
     kill(rig.service_pids(victim))
 
     def back() -> bool:
         report = rig.status().nodes.get(victim)
-        return report is not None and report.launches > launches and bool(report.look.ready)
+        again = report is not None and report.launches > before[victim].launches
+        return again and bool(report.look.ready)
 
     wait_until(back, "the service does not come again")
-    rig.wait_ready({name: sum(name in models for models in before.values()) for name in BOTH_NODES})
-    after = {node: report.look.ready for node, report in rig.status().nodes.items()}
-    moved = [node for node in before if before[node] != after.get(node)]
-    return {
-        "killed_with": sorted(before[victim]),
-        "moved": moved,
-        "controller_s": controller_s,
-        "s": seconds_since(begun),
-    }
+    rig.wait_ready(BOTH_NODES)
+    return {"killed_with": sorted(before[victim].look.ready), "s": seconds_since(begun)}
 
 
 def _kill_one(rig: ClusterRig) -> dict[str, Any]:
