@@ -26,8 +26,8 @@ def draw(
 
 
 def _sheet(given: Assumptions, rows: int):
-    figure, axes = plt.subplots(rows, 1, figsize=(10, 2.6 * rows + 0.6), sharex=rows > 1)
-    figure.subplots_adjust(left=0.08, right=0.68, top=0.92, bottom=0.12)
+    figure, axes = plt.subplots(rows, 1, figsize=(10, 2.6 * rows + 1), sharex=rows > 1)
+    figure.subplots_adjust(left=0.08, right=0.68, top=0.9, bottom=0.18 / rows)
     figure.text(0.71, 0.9, _words(given), va="top", fontsize=8, family="monospace")
     return figure, axes
 
@@ -64,9 +64,9 @@ def _words(given: Assumptions) -> str:
 def _waits(folder: Path, given: Assumptions, runs: dict[str, Series]) -> None:
     figure, axis = _sheet(given, 1)
     for how, series in runs.items():
-        for part, style in ((50, ":"), (99, "-")):
+        for part, style in ((95, ":"), (99, "-")):
             points = [
-                (bucket * BUCKET_S, sorted(waits)[len(waits) * part // 100])
+                (bucket * BUCKET_S, max(0.01, sorted(waits)[len(waits) * part // 100]))
                 for bucket, waits in sorted(series.waits.items())
                 if waits
             ]

@@ -28,6 +28,7 @@ ModelName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")]
 class ClusterSettings(Struct, frozen=True):
     """What stands in the file beside its models. Sizes are bytes, times are seconds."""
 
+    name: ModelName = "shmserve"  # of the cluster: one Ray may have several, on different nodes
     ray_address: str = "auto"
     interval_s: Seconds = 1.0  # between two looks at all nodes
     node_timeout_s: Seconds = 10.0  # a node that has not been heard for so long is gone
@@ -61,7 +62,7 @@ class ModelTable(Struct, frozen=True):
     max_replicas: Positive = 1
     queue_s: Seconds = 0.05  # requests should not wait longer for an executor, on average
     up_s: Seconds = 3.0  # more replicas after they have for so long
-    down_s: Seconds = 60.0  # one less after they have hardly waited for so long
+    down_s: Seconds = 60.0  # fewer after they have hardly waited for so long
 
     def rule(self) -> ModelRule:
         scaling = ScalingRule(

@@ -38,7 +38,7 @@ def _connected(settings: ClusterSettings) -> Iterator[Any]:
     try:
         ray.init(
             address=settings.ray_address,
-            namespace=ray_nodes.NAMESPACE,
+            namespace=settings.name,
             log_to_driver=False,
             logging_level="ERROR",
         )
@@ -51,42 +51,71 @@ def _connected(settings: ClusterSettings) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _controller(ray_nodes: Any) -> Any:
+def _controller(ray_nodes: Any, name: str) -> Any:
     """Its handle. Raises Unavailable: none runs."""
     try:
-        return ray_nodes.ray.get_actor(ray_nodes.CONTROLLER, ray_nodes.NAMESPACE)
+        return ray_nodes.ray.get_actor(ray_nodes.CONTROLLER, name)
     except ValueError as ex:
-        raise Unavailable("no cluster of shmserve is up in this Ray") from ex
+        raise Unavailable(f"no cluster called {name} is up in this Ray") from ex
 
 
-def up(file: ClusterFile, wait: bool = True) -> Status:
-    """Start the cluster, or give the one that runs other models and rules.
+def _answer(ray_nodes: Any, ref: Any, timeout_s: float = _ANSWER_S) -> Any:
+    """What the controller answers. Raises Unavailable: nothing, in this time."""
+    errors = ray_nodes.ray.exceptions
+    try:
+        return ray_nodes.ray.get(ref, timeout=timeout_s)
+    except (errors.ActorUnavailableError, errors.ActorDiedError, errors.GetTimeoutError) as ex:
+        raise Unavailable(
+            "the cluster's controller does not answer; Ray may start it again"
+        ) from ex
+
+
+def up(file: ClusterFile) -> Status:
+    """Start the cluster, or have the one that runs serve other models by other rules: a controller
+    that knows them takes the place of the one before, and finds nodes and services as they are.
 
     Raises:
         ConfigError: what it says of nodes and their services differs from what runs.
         Unavailable: no Ray, or not every model had a replica in time.
     """
     with _connected(file.settings) as ray_nodes:
-        ray = ray_nodes.ray
-        actor = ray_nodes.CONTROLLING.options(
-            name=ray_nodes.CONTROLLER,
-            namespace=ray_nodes.NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            scheduling_strategy=ray_nodes.near_the_head(),
-        ).remote(file)
-        if not ray.get(actor.configure.remote(file), timeout=_ANSWER_S):
-            raise ConfigError(
-                "[service] or [nodes] differs from what runs: `shmserve cluster down` first"
-            )
+        with contextlib.suppress(Unavailable):
+            _end_other(ray_nodes, file)
         deadline = time.monotonic() + file.settings.start_timeout_s
+        actor = _begin(ray_nodes, file, deadline)
         while True:
-            status: Status = ray.get(actor.status.remote(), timeout=_ANSWER_S)
+            status: Status = _answer(ray_nodes, actor.status.remote())
             lacking = [name for name in file.models if not ready(status).get(name)]
-            if not lacking or not wait:
+            if not lacking:
                 return status
             if time.monotonic() > deadline:
                 raise Unavailable(_why(status, lacking))
+            time.sleep(_POLL_S)
+
+
+def _end_other(ray_nodes: Any, file: ClusterFile) -> None:
+    """Raises Unavailable: there is none that could be asked."""
+    actor = _controller(ray_nodes, file.settings.name)
+    if not _answer(ray_nodes, actor.has_nodes_of.remote(file.settings)):
+        raise ConfigError(
+            "[service] or [nodes] differs from what runs: `shmserve cluster down` first"
+        )
+    ray_nodes.ray.kill(actor)
+
+
+def _begin(ray_nodes: Any, file: ClusterFile, deadline: float) -> Any:
+    """A controller's handle. Raises Unavailable: the one before does not go."""
+    while True:
+        try:
+            return ray_nodes.CONTROLLING.options(
+                name=ray_nodes.CONTROLLER,
+                namespace=file.settings.name,
+                lifetime="detached",
+                scheduling_strategy=ray_nodes.at_the_head(),
+            ).remote(file)
+        except ValueError as ex:  # its name is taken
+            if time.monotonic() > deadline:
+                raise Unavailable("another controller of this cluster does not end") from ex
             time.sleep(_POLL_S)
 
 
@@ -112,19 +141,18 @@ def _why(status: Status, lacking: list[str]) -> str:
 def status(file: ClusterFile) -> Status:
     """How things are. Raises Unavailable: no Ray, or nothing is up."""
     with _connected(file.settings) as ray_nodes:
-        found: Status = ray_nodes.ray.get(_controller(ray_nodes).status.remote(), timeout=_ANSWER_S)
+        found: Status = _answer(
+            ray_nodes, _controller(ray_nodes, file.settings.name).status.remote()
+        )
         return found
 
 
 def down(file: ClusterFile) -> None:
     """End all services, their requests first. Raises Unavailable: no Ray, or nothing is up."""
     with _connected(file.settings) as ray_nodes:
-        ray = ray_nodes.ray
-        actor = _controller(ray_nodes)
+        actor = _controller(ray_nodes, file.settings.name)
         limit_s = file.settings.service_stop_timeout_s + file.settings.drain_s + _DOWN_MORE_S
         try:
-            ray.get(actor.stop.remote(), timeout=limit_s)
-        except ray.exceptions.GetTimeoutError as ex:
-            raise Unavailable(f"the cluster has not ended within {limit_s:g} s") from ex
+            _answer(ray_nodes, actor.stop.remote(), limit_s)
         finally:
-            ray.kill(actor)
+            ray_nodes.ray.kill(actor)

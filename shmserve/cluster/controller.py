@@ -64,16 +64,11 @@ class Controller:
         self._heard: dict[str, _Heard] = {}
         self._decision = _EMPTY
         self._problems: tuple[str, ...] = ()
-        self.configure(file)
+        self._settings = file.settings
+        self._plan = ClusterPlan(file.rules(), file.settings.drain_s)
+        self._balancers = [Balancer(address) for address in file.settings.haproxy_sockets]
         self._begun = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
-
-    def configure(self, file: ClusterFile) -> None:
-        """Go on with other models or rules; what is where stays as far as they allow."""
-        with self._lock:
-            self._settings = file.settings
-            self._plan = ClusterPlan(file.rules(), file.settings.drain_s)
-            self._balancers = [Balancer(a) for a in file.settings.haproxy_sockets]
 
     def start(self) -> None:
         self._thread.start()

@@ -25,7 +25,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class BackendSlot:
+class ServerSlot:
     """One server of a backend. `taken`: it gets requests, if it is healthy."""
 
     backend: str
@@ -41,7 +41,7 @@ def backend(door: str, model: str) -> str:
     return f"{door}_nodes" if model == NODES else f"{door}_model_{model}"
 
 
-def slots(text: str) -> list[BackendSlot]:
+def slots(text: str) -> list[ServerSlot]:
     """Read the answer to ``show servers state``.
 
     Raises:
@@ -55,9 +55,9 @@ def slots(text: str) -> list[BackendSlot]:
     return [_slot(row) for row in rows if row]
 
 
-def _slot(row: Mapping[str, str]) -> BackendSlot:
+def _slot(row: Mapping[str, str]) -> ServerSlot:
     try:
-        return BackendSlot(
+        return ServerSlot(
             row["be_name"],
             row["srv_name"],
             row["srv_addr"],
@@ -70,7 +70,7 @@ def _slot(row: Mapping[str, str]) -> BackendSlot:
 
 
 def changes(
-    found: list[BackendSlot], wanted: Mapping[str, Mapping[Address, int]]
+    found: list[ServerSlot], wanted: Mapping[str, Mapping[Address, int]]
 ) -> tuple[list[str], list[str]]:
     """Commands that make the slots what is wanted: weights of addresses, by backend. And what
     cannot be: problems in words. Backends that are not in `wanted` are left alone."""
@@ -83,7 +83,7 @@ def changes(
 
 
 def _of_backend(
-    own: list[BackendSlot], wanted: dict[Address, int], problems: list[str], name: str
+    own: list[ServerSlot], wanted: dict[Address, int], problems: list[str], name: str
 ) -> Iterator[str]:
     by_place = {(address.host, address.port): address for address in wanted}
     free = []

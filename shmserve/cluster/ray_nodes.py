@@ -21,7 +21,6 @@ from shmserve.cluster.controller import Controller, Status
 from shmserve.cluster.node_service import NodeReport, NodeService
 from shmserve.observe import gpu_use, nvml
 
-NAMESPACE = "shmserve"
 CONTROLLER = "controller"
 ROOM_RESOURCE = "model_memory_mib"  # of `ray start --resources`: what models may take of a node
 _HEAD = "node:__internal_head__"  # the resource that Ray gives it
@@ -43,7 +42,7 @@ class NodeActor:
             settings,
             ray.util.get_node_ip_address(),
             room or _gpu_room(),
-            os.path.join(base, f"shmserve-{node[:12]}"),
+            os.path.join(base, f"{settings.name}-{node[:12]}"),
         )
 
     def update(self, orders: frozenset[str] | None) -> NodeReport:
@@ -134,7 +133,7 @@ class RayNodes:
             room = int(resources.get("memory", 0))
         return _NODE.options(
             name=f"node-{node}",
-            namespace=NAMESPACE,
+            namespace=self._settings.name,
             lifetime="detached",
             get_if_exists=True,
             num_gpus=resources.get("GPU", 0),
@@ -142,10 +141,10 @@ class RayNodes:
         ).remote(self._settings, room)
 
 
-def near_the_head() -> NodeAffinitySchedulingStrategy:
+def at_the_head() -> NodeAffinitySchedulingStrategy:
     """Where the controller runs: without the head's node there is no Ray at all."""
     [head] = [n["NodeID"] for n in ray.nodes() if n["Alive"] and _HEAD in n["Resources"]]
-    return NodeAffinitySchedulingStrategy(head, soft=True)
+    return NodeAffinitySchedulingStrategy(head, soft=False)
 
 
 class ControllerActor:
@@ -153,17 +152,13 @@ class ControllerActor:
 
     def __init__(self, file: ClusterFile) -> None:
         logging.basicConfig(level=logging.INFO)
-        self._file = file
+        self._settings = file.settings
         self._controller = Controller(file, RayNodes(file.settings))
         self._controller.start()
 
-    def configure(self, file: ClusterFile) -> bool:
-        """False: nodes would have to begin anew, which is done by `down` and `up`."""
-        same = _of_nodes(file.settings) == _of_nodes(self._file.settings)
-        if same:
-            self._file = file
-            self._controller.configure(file)
-        return same
+    def has_nodes_of(self, settings: ClusterSettings) -> bool:
+        """Whether nodes and their services are as these settings have them."""
+        return _of_nodes(settings) == _of_nodes(self._settings)
 
     def status(self) -> Status:
         return self._controller.status()

@@ -135,12 +135,15 @@ def drill(seconds: float, run_s: float = 0.002, clients: int = 4) -> dict[str, A
             report["second_node"] = _second_node(rig)
             report["over_grpc"] = _over_grpc(rig)
             report["scaled"] = _scale(rig)
-            report["restart"] = _restart(rig)
+            report["controller"] = _replace_controller(rig)
+            if seconds:
+                report["service"] = _restart_service(rig)
             end = time.monotonic() + seconds
             while True:
                 report["events"].append(_kill_one(rig))
                 if time.monotonic() > end:
                     break
+                report["events"][-1]["whole_again_s"] = _replace(rig)
             time.sleep(1)
         report |= {
             "counts": dict(load.counts),
@@ -218,35 +221,44 @@ def _scale(rig: ClusterRig) -> dict[str, float]:
     return {"replicas": rig.ready()["grows"], "s": seconds_since(begun), **load.counts}
 
 
-def _restart(rig: ClusterRig) -> dict[str, Any]:
-    """Kill the controller, then a service on a node that lives: they come again, nothing moves."""
+def _replace_controller(rig: ClusterRig) -> dict[str, Any]:
+    """Kill the controller, then say `up` again: each next one leaves everything where it is."""
     before = {node: report.look.ready for node, report in rig.status().nodes.items()}
-    victim = sorted(before)[0]
-    launches = rig.status().nodes[victim].launches
     begun = time.monotonic()
     rig.kill_controller()
-    wait_until(lambda: bool(rig.status().decision.orders), "no other controller decides")
-    controller_s = seconds_since(begun)
+    first = _first_orders(rig)
+    seconds = seconds_since(begun)
+    rig.up()
+    second = _first_orders(rig)
+    moved = [node for node in before if not before[node] <= first[node] & second[node]]
+    return {"s": seconds, "moved": moved}
+
+
+def _first_orders(rig: ClusterRig) -> dict[str, frozenset[str]]:
+    """Of a controller that has just begun."""
+    wait_until(lambda: bool(rig.status().decision.orders), "no controller decides")
+    return rig.status().decision.orders
+
+
+def _restart_service(rig: ClusterRig) -> dict[str, Any]:
+    """Kill a service on a node that lives: its node starts it again, with its models."""
+    before = rig.status().nodes
+    victim = sorted(before)[0]
+    begun = time.monotonic()
     kill(rig.service_pids(victim))
 
     def back() -> bool:
         report = rig.status().nodes.get(victim)
-        return report is not None and report.launches > launches and bool(report.look.ready)
+        again = report is not None and report.launches > before[victim].launches
+        return again and bool(report.look.ready)
 
     wait_until(back, "the service does not come again")
-    rig.wait_ready({name: sum(name in models for models in before.values()) for name in BOTH_NODES})
-    after = {node: report.look.ready for node, report in rig.status().nodes.items()}
-    moved = [node for node in before if before[node] != after.get(node)]
-    return {
-        "killed_with": sorted(before[victim]),
-        "moved": moved,
-        "controller_s": controller_s,
-        "s": seconds_since(begun),
-    }
+    rig.wait_ready(BOTH_NODES)
+    return {"killed_with": sorted(before[victim].look.ready), "s": seconds_since(begun)}
 
 
 def _kill_one(rig: ClusterRig) -> dict[str, Any]:
-    """Kill a node, wait until the other has all models; then a new one comes."""
+    """Kill a node, and wait until the other has all models."""
     victim = random.choice(sorted(rig.status().nodes))
     held = sorted(rig.status().nodes[victim].look.ready)
     begun = time.monotonic()
@@ -254,15 +266,19 @@ def _kill_one(rig: ClusterRig) -> dict[str, Any]:
     wait_until(lambda: victim not in rig.status().nodes, "a dead node counts still")
     noticed_s = seconds_since(begun)
     rig.wait_ready(dict.fromkeys(BOTH_NODES, 1))
-    moved_s = seconds_since(begun)
-    rig.add_node()
-    rig.wait_ready(BOTH_NODES)
     return {
         "killed_with": held,
         "noticed_s": noticed_s,
-        "all_served_again_s": moved_s,
-        "whole_s": seconds_since(begun),
+        "all_served_again_s": seconds_since(begun),
     }
+
+
+def _replace(rig: ClusterRig) -> float:
+    """Seconds until a new node has what the dead one had."""
+    begun = time.monotonic()
+    rig.add_node()
+    rig.wait_ready(BOTH_NODES)
+    return seconds_since(begun)
 
 
 def main() -> int:

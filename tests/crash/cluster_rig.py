@@ -29,6 +29,7 @@ os.environ["SPT_NOENV"] = "1"
 from shmserve.cluster import cluster_file, commands
 from shmserve.cluster.controller import Status
 from shmserve.cluster.haproxy_socket import Balancer
+from shmserve.errors import Unavailable
 from shmserve.testing.running_server import ROOT, free_port, wait_until
 
 _HOST = "127.0.0.1"
@@ -195,7 +196,15 @@ class ClusterRig:
         return commands.up(self.file)
 
     def status(self) -> Status:
-        return commands.status(self.file)
+        """Also of a controller that is being started again."""
+        deadline = time.monotonic() + _END_S
+        while True:
+            try:
+                return commands.status(self.file)
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def ready(self) -> dict[str, int]:
         return commands.ready(self.status())

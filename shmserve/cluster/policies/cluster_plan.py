@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,7 +47,7 @@ class ClusterPlan:
         self._scalers: dict[str, ReplicaScaler] = {}
         self._target: dict[str, set[str]] = {}
         self._load = MeasuredLoad()
-        self._moved_at = -math.inf
+        self._moved_at: float | None = None
         self._weights: dict[str, dict[str, int]] = {}
         self._leaving: dict[Replica, float] = {}
         self._barred: dict[Replica, float] = {}
@@ -102,6 +101,7 @@ class ClusterPlan:
             for name, rule in self._rules.items()
         ]
         room = {node: look.room for node, look in looks.items()}
+        self._moved_at = now if self._moved_at is None else self._moved_at
         rested = now - self._moved_at >= REST_S
         layout = place(room, wanted, current, self._barred.keys(), balance=rested)
         moves = sum(len(layout.on[node] - current[node]) for node in layout.on)

@@ -1,7 +1,8 @@
 """How many replicas a model should have: from how long its requests wait, with hysteresis.
 
-More when they wait too long for a while; one less when they have not waited for a long while and
-the others can take its work. What one replica can do is learnt where requests began to wait.
+More when they wait too long for a while; one in ten less, or one, when they have not waited for a
+long while and the others can take their work. What one replica can do is learnt where requests
+began to wait.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+SHRINKAGE = 10  # one of so many goes at once, but one at least
 GROWTH = 2.0  # at most so many times as many at once
 BUSY = 0.3  # of what a replica has done at most: with less, more replicas would not help
 QUIET = 0.25  # of the longest wait: below it a replica may be one too many
@@ -59,7 +61,7 @@ class ReplicaScaler:
             self._long_since = None
             self._quiet_since = now if self._quiet_since is None else self._quiet_since
             if now - self._quiet_since >= self.rule.down_s:
-                self.wanted = max(self.rule.least, self.wanted - 1)
+                self.wanted = self._fewer()
                 self._quiet_since = None
         else:
             self._long_since = self._quiet_since = None
@@ -72,5 +74,8 @@ class ReplicaScaler:
         self._long_since = None
 
     def _others_can(self, demand: float) -> bool:
-        others = self.wanted - 1
-        return others >= max(1, self.rule.least) and demand <= SPARE * self._limit * others
+        others = self._fewer()
+        return others < self.wanted and demand <= SPARE * self._limit * others
+
+    def _fewer(self) -> int:
+        return max(1, self.rule.least, self.wanted - max(1, self.wanted // SHRINKAGE))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shmserve import cli
 from shmserve.cluster import cluster_file, haproxy_config
+from shmserve.cluster.cluster_file import ClusterSettings
 from shmserve.errors import ConfigError
 
+ROOT = Path(__file__).parents[3]
 GOOD = """
 ray_address = "127.0.0.1:6379"
 [service]
@@ -109,6 +112,16 @@ def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [line] = problems(tmp_path, "[models")
     assert "is not TOML" in line
     assert "models: there are none" in problems(tmp_path, "")[0]
+
+
+def test_the_one_in_the_document_is_read_and_has_the_defaults_it_says(tmp_path: Path) -> None:
+    text = (ROOT / "docs/cluster.md").read_text().split("```toml\n")[1].split("```")[0]
+    file = cluster_file.read(written(tmp_path, text))
+    assert file.models.keys() == {"resnet"}
+    shown = msgspec.structs.asdict(file.settings)
+    for name, default in msgspec.structs.asdict(ClusterSettings()).items():
+        given = name in ("service_model_repository", "service_config", "haproxy_sockets")
+        assert given or shown[name] == default, name
 
 
 def test_the_balancers_configuration_has_a_backend_for_each_model(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -101,9 +102,10 @@ def test_other_models_take_the_place_of_those_before() -> None:
     made = controller(nodes, one=60)
     made.tick()
     made.tick()
-    made.configure(ClusterFile(ClusterSettings(drain_s=0.0), {"two": ModelTable(60)}))
+    later = controller(nodes, two=60)
     for _ in range(6):
-        made.tick()
+        later.tick()
+        time.sleep(0.01)
     assert nodes.held == {"a": {"two"}}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shmserve.cluster.haproxy_slots import Address, BackendSlot, changes, slots
+from shmserve.cluster.haproxy_slots import Address, ServerSlot, changes, slots
 from shmserve.errors import Unavailable
 
 STATE = """1
@@ -16,7 +16,7 @@ STATE = """1
 A, B, C, D = (Address(f"10.0.0.{i}", 8000, 8000) for i in range(1, 5))
 
 
-def obeyed(found: list[BackendSlot], commands: list[str]) -> list[BackendSlot]:
+def obeyed(found: list[ServerSlot], commands: list[str]) -> list[ServerSlot]:
     """What the slots are after the commands."""
     state = {f"{s.backend}/{s.server}": s for s in found}
     for command in commands:
@@ -30,11 +30,11 @@ def obeyed(found: list[BackendSlot], commands: list[str]) -> list[BackendSlot]:
                 weight = int(value)
             case "state":
                 taken = value == "ready"
-        state[name] = BackendSlot(slot.backend, slot.server, host, port, weight, taken)
+        state[name] = ServerSlot(slot.backend, slot.server, host, port, weight, taken)
     return list(state.values())
 
 
-def serving(found: list[BackendSlot]) -> dict[str, int]:
+def serving(found: list[ServerSlot]) -> dict[str, int]:
     return {slot.host: slot.weight for slot in found if slot.taken}
 
 
