@@ -143,7 +143,7 @@ def kind_of(facts: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """Of the CUDA that is here."""
     if facts["cupy"] == "0-fake":
         return "fake"
-    return "stand-in" if environ.get("FAKE_CUDA_VERSION") else "real"
+    return "stand-in" if environ.get("FAKE_CUDA_STANDIN") else "real"
 
 
 def _read_bench(name: str) -> Callable[[Evidence, Path], None]:
