@@ -73,9 +73,7 @@ def test_threads_of_a_block_wait_for_each_other(fake_cupy: Any) -> None:
 
 def test_a_program_with_an_error_is_refused_with_its_line(fake_cupy: Any) -> None:
     wrong = fake_cupy.RawKernel('extern "C" __global__ void f(int *x) { *x = y; }', "f")
-    with pytest.raises(
-        fake_cupy.cuda.compiler.CompileException, match=r"program.cu:1.*'y' was not"
-    ):
+    with pytest.raises(fake_cupy.cuda.compiler.CompileException, match=r"program.cu:1:45: error"):
         wrong((1,), (1,), (fake_cupy.zeros(1, "i4"),))
 
 
@@ -190,9 +188,9 @@ def test_memory_that_goes_back_to_the_pool_too_early(
 
 
 def test_what_is_not_given_back(fake_cupy: Any, found: Callable[[], str]) -> None:
-    assert fake_cupy._fake.leaks() == 0
+    before = fake_cupy._fake.leaks()  # modules: CuPy keeps them
     fake_cupy.cuda.runtime.malloc(64)
-    assert fake_cupy._fake.leaks() == 1
+    assert fake_cupy._fake.leaks() == before + 1
     assert found() == "leak"
 
 
