@@ -103,13 +103,14 @@ def _over_the_standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     cupy = standin.imported()
     for name in ("_fake", "_queues"):
         monkeypatch.setattr(cupy, name, books, raising=False)
+    monkeypatch.setattr(cupy.cuda, "_available", None)  # asked for once, too
+    # What an earlier test still holds must not come back here.
+    cupy._default_memory_pool = cupy.cuda.MemoryPool()
+    cupy.cuda.set_allocator(cupy._default_memory_pool.malloc)
     yield cupy
     monkeypatch.undo()  # faults must not meet what is given back
     books.reset()
     gc.collect()
-    for device in range(cupy.cuda.runtime.getDeviceCount()):
-        with cupy.cuda.Device(device):
-            cupy.get_default_memory_pool().free_all_blocks()
     cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 

@@ -38,7 +38,7 @@ def test_arrays_of_the_client_are_passed_in_place(
     source = fake_cupy.asarray(NUMBERS)
     fake_cupy.cuda.Stream.null.synchronize()
     with fake_cupy.cuda.Stream(non_blocking=True):
-        x[:] = source
+        fake_cupy.add(source, 0, out=x)
     before = moved(fake_cupy)
     result = stub_client.infer("double", {"IN": x}, device=0)
     y = result["OUT"]

@@ -3,7 +3,6 @@
 #include "standin.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum { SUCCESS, INVALID = 7, FAILED = 13, UNSUPPORTED = 15 };
 enum { F32 = 0, F64 = 1 }; /* cudaDataType */
@@ -56,34 +55,50 @@ struct product {
     double alpha, beta;
 };
 
-static double get(int type, uint64_t base, long long place)
-{
-    return type == F64 ? ((double *)(uintptr_t)base)[place] : (double)((float *)(uintptr_t)base)[place];
-}
+/* Rows of A and columns of B are brought together first: what is added up lies side by side. */
+#define MULTIPLY(name, type)                                                                       \
+    static __attribute__((optimize("O3", "fast-math"))) type dot_##name(const type *a,             \
+                                                                        const type *b, int count)  \
+    {                                                                                              \
+        type sum = 0;                                                                              \
+        for (int k = 0; k < count; k++) sum += a[k] * b[k];                                        \
+        return sum;                                                                                \
+    }                                                                                              \
+    static type *packed_##name(const type *from, int lines, int count, long long line,             \
+                               long long step)                                                     \
+    {                                                                                              \
+        type *made = malloc(sizeof(type) * (size_t)lines * (size_t)count + 1), *at = made;         \
+        for (int row = 0; row < lines; row++)                                                      \
+            for (int k = 0; k < count; k++) *at++ = from[row * line + k * step];                   \
+        return made;                                                                               \
+    }                                                                                              \
+    static void name(const struct product *p, int number)                                          \
+    {                                                                                              \
+        const type *a = (const type *)(uintptr_t)p->at[0] + number * p->strides[0];                \
+        const type *b = (const type *)(uintptr_t)p->at[1] + number * p->strides[1];                \
+        type *c = (type *)(uintptr_t)p->at[2] + number * p->strides[2];                            \
+        bool ta = p->transposed[0], tb = p->transposed[1];                                         \
+        int lda = p->leading[0], ldb = p->leading[1];                                              \
+        type *rows = packed_##name(a, p->m, p->k, ta ? lda : 1, ta ? 1 : lda);                     \
+        type *columns = packed_##name(b, p->n, p->k, tb ? 1 : ldb, tb ? ldb : 1);                  \
+        for (int column = 0; column < p->n; column++)                                              \
+            for (int row = 0; row < p->m; row++) {                                                 \
+                type *at = &c[row + (long long)column * p->leading[2]];                            \
+                type sum = dot_##name(&rows[(size_t)row * p->k], &columns[(size_t)column * p->k],  \
+                                      p->k);                                                       \
+                *at = (type)p->alpha * sum + (p->beta != 0 ? (type)p->beta * *at : 0);             \
+            }                                                                                      \
+        free(rows);                                                                                \
+        free(columns);                                                                             \
+    }
+MULTIPLY(multiply_f32, float)
+MULTIPLY(multiply_f64, double)
 
 static void multiply(void *argument)
 {
     const struct product *p = argument;
-    for (long long b = 0; b < p->batch; b++)
-        for (int column = 0; column < p->n; column++)
-            for (int row = 0; row < p->m; row++) {
-                double sum = 0;
-                for (int k = 0; k < p->k; k++) {
-                    long long a = p->transposed[0] ? k + (long long)row * p->leading[0]
-                                                   : row + (long long)k * p->leading[0];
-                    long long c = p->transposed[1] ? column + (long long)k * p->leading[1]
-                                                   : k + (long long)column * p->leading[1];
-                    sum += get(p->type, p->at[0], b * p->strides[0] + a) *
-                           get(p->type, p->at[1], b * p->strides[1] + c);
-                }
-                long long place = b * p->strides[2] + row + (long long)column * p->leading[2];
-                double result = p->alpha * sum;
-                if (p->beta != 0) result += p->beta * get(p->type, p->at[2], place);
-                if (p->type == F64)
-                    ((double *)(uintptr_t)p->at[2])[place] = result;
-                else
-                    ((float *)(uintptr_t)p->at[2])[place] = (float)result;
-            }
+    for (int number = 0; number < p->batch; number++)
+        (p->type == F64 ? multiply_f64 : multiply_f32)(p, number);
 }
 
 static struct span extent(const struct product *p, int matrix, int rows, int columns)
@@ -100,8 +115,8 @@ static int queue(struct handle *handle, struct product *p, int a, int b, const v
     if (!p->m || !p->n || !p->batch) return SUCCESS;
     p->transposed[0] = a != 0;
     p->transposed[1] = b != 0;
-    p->alpha = get(p->type, (uint64_t)(uintptr_t)alpha, 0);
-    p->beta = get(p->type, (uint64_t)(uintptr_t)beta, 0);
+    p->alpha = p->type == F64 ? *(const double *)alpha : *(const float *)alpha;
+    p->beta = p->type == F64 ? *(const double *)beta : *(const float *)beta;
     struct product *kept = malloc(sizeof *kept);
     *kept = *p;
     const struct span spans[] = {
