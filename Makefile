@@ -121,6 +121,7 @@ test-gpu: $(GPU_DEPS)  ## pass the tests of CUDA on the machine's GPU; PYTEST_GP
 		$(PYTEST_GPU) $(GPU_TESTS)
 
 test-cupy: $(DEV_DEPS) $(CUPY_BUILDS:%=.cupy%/.installed)  ## pass the tests of CUDA with the real CuPy, without a GPU: CUPY_BUILDS="12 13"
+	@command -v g++ >/dev/null || { echo "test-cupy: g++ compiles what NVRTC would" >&2; exit 1; }
 	set -e; for build in $(CUPY_BUILDS); do \
 		$(BIN)/python -m tests.cuda.standin --cupy .cupy$$build $(BIN)/python $(PYTEST) -W default \
 			--disable-warnings -m 'not torch' $(PYTEST_CUPY) tests/cuda; \
@@ -224,7 +225,7 @@ $(TORCH_DEPS): $(DEV_DEPS)
 	$(INSTALL) $(TORCH)
 	@touch $@
 
-.cupy%/.installed:
+.cupy%/.installed: | $(VENV)/bin/python
 	$(INSTALL) --target .cupy$* --no-deps cupy-cuda$*x==$(CUPY_VERSION) 'cuda-pathfinder>=1.3.4,<2'
 	@touch $@
 

@@ -52,6 +52,9 @@ def pytest_terminal_summary(
     if FAKED in config.stash:
         why = "need the fake of CUDA (faults, its inside): `make test` runs them"
         terminalreporter.write_line(f"{config.stash.get(FAKED, 0)} tests were left out: they {why}")
+    if standin.active():
+        why = "kernels that were compiled for devices cannot run here"
+        terminalreporter.write_line(f"not run: torch and ONNX Runtime on CUDA, {why}")
 
 
 @pytest.fixture(scope="session")

@@ -190,12 +190,8 @@ static void caught(int number, siginfo_t *info, void *context)
         fault_address = (uint64_t)(uintptr_t)info->si_addr;
         siglongjmp(*rescue, 1);
     }
-    struct sigaction *old = &before[number == SIGBUS];
-    if (old->sa_flags & SA_SIGINFO) {
-        old->sa_sigaction(number, info, context);
-    } else {
-        signal(number, SIG_DFL); /* it happens again at once */
-    }
+    (void)context;
+    sigaction(number, &before[number == SIGBUS], NULL); /* it happens again at once */
 }
 
 bool survives(void (*function)(void *), void *argument, uint64_t *fault)
