@@ -62,6 +62,7 @@ PYTEST_GPU ?=
 PYTEST_CUPY ?=
 BENCH_GPU ?=
 GPU_DAY ?=
+CALLS := -n $(JOBS) --dist loadfile --ignore tests/cuda/test_gpu_day.py tests/cuda
 
 # What of tests/needs.py `make test` may count on: a test that wants more is not run where it is
 # missing, one that wants some of this fails.
@@ -90,7 +91,7 @@ APP ?= /opt/shmserve
 UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
-.PHONY: install wheel serve test coverage test-pythons test-ends test-torch test-kserve test-node test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day cuda-calls wheels gpu-site fuzz \
+.PHONY: install wheel serve test coverage test-pythons test-ends test-torch test-kserve test-node test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day gpu-day-standin cuda-calls cuda-mistakes wheels gpu-site fuzz \
 	chaos reload-drill restart-drill balance-drill cluster-drill soak rounds scale clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
@@ -167,8 +168,17 @@ bench-gpu: $(GPU_DEPS)  ## measure the machine's GPU; BENCH_GPU="--quick --outpu
 gpu-day: $(GPU_DAY_DEPS)  ## all that waits for a GPU, in ten minutes, and one report; status 3: some was not run
 	$(GPU_PYTHON) -m bench.gpu_day $(GPU_DAY)
 
-cuda-calls: $(DEV_DEPS)  ## measure which of the product's uses of CUDA the tests run, and write the table of them
-	$(BIN)/python -m tests.cuda_calls run fake -q tests/cuda
+gpu-day-standin: $(DEV_DEPS) .cupy12/.installed  ## the same over the stand-in for CUDA: it comes to its end, nothing is timed
+	$(BIN)/python -m tests.cuda.standin --cupy .cupy12 $(BIN)/python -m bench.gpu_day $(GPU_DAY)
+
+cuda-mistakes: $(DEV_DEPS) .cupy12/.installed  ## make mistakes in a copy of the tree; fail if nothing catches one
+	$(BIN)/python -m tests.cuda_mistakes || true
+	$(BIN)/python -m tests.cuda_mistakes --cupy .cupy12
+
+cuda-calls: $(DEV_DEPS) .cupy12/.installed  ## measure which of the product's uses of CUDA the tests run, and write the table of them
+	$(BIN)/python -m tests.cuda_calls run fake -q $(CALLS)
+	$(BIN)/python -m tests.cuda.standin --cupy .cupy12 $(BIN)/python -m tests.cuda_calls run stand-in -q \
+		-W default --disable-warnings -m 'not torch' $(CALLS)
 	$(BIN)/python -m tests.cuda_calls table
 
 wheels:  ## fetch what a GPU host without network lacks, for its PYTHON_VERSION (and MACHINE)

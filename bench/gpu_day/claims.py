@@ -194,10 +194,7 @@ CLAIMS = (
     Claim(
         "G48",
         "the request gets 500, the executor ends and another is started",
-        both(
-            figure(figures.executor_deaths),
-            _tests("server::an_executor_whose_device_is_lost_is_replaced"),
-        ),
+        _tests("server::an_executor_whose_device_is_lost_is_replaced"),
     ),
     Claim(
         "G49",

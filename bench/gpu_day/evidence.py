@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 Status = Literal["pass", "fail", "not run"]
 NO_TIMING = "no timing"
+NO_FAULT = "a fault that no device shows on demand: tested on the fake of CUDA alone"
 
 
 class NotRun(Exception):
@@ -102,7 +103,7 @@ def _absent(evidence: Evidence, names: tuple[str, ...]) -> str:
     if step in evidence.missing:
         return evidence.missing[step]
     if evidence.kind == "real":
-        return "a fault that no device shows on demand: tested on the fake of CUDA alone"
+        return NO_FAULT
     return "its tests were not reached"
 
 
@@ -128,10 +129,12 @@ def never(reason: str) -> Decision:
 
 
 def both(first: Decision, second: Decision) -> Decision:
-    """Fails if one fails, and passes if both do. Numbers of both."""
+    """Fails if one fails, and passes if both do; what no device shows on demand does not count.
+    Numbers of both."""
 
     def decide(evidence: Evidence) -> Verdict:
-        verdicts = [decided(first, evidence), decided(second, evidence)]
+        found = [decided(first, evidence), decided(second, evidence)]
+        verdicts = [verdict for verdict in found if verdict.reason != NO_FAULT] or found
         order: tuple[Status, ...] = ("fail", "not run", "pass")
         status = next(s for s in order if s in {v.status for v in verdicts})
         number = ", ".join(filter(None, (v.number for v in verdicts)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import signal
@@ -29,14 +30,13 @@ _TAIL = 4000  # characters
 
 @dataclass(frozen=True)
 class Step:
-    """`command`: Python's arguments. `reads`: takes what it has left into the evidence; raises
-    what it likes if that is nothing. `on`: the kinds of CUDA it can run on. `statuses`: those
-    of a command that has done its work, whatever it found."""
+    """`command`: Python's arguments, for so many seconds. `reads`: takes what it has left into the
+    evidence; raises what it likes if that is nothing. `on`: the kinds of CUDA it can run on."""
 
     name: str
     what: str
     limit_s: float
-    command: Callable[[Evidence, Path], list[str]]
+    command: Callable[[Evidence, Path, float], list[str]]
     reads: Callable[[Evidence, Path], None]
     on: tuple[str, ...] = ("real", "stand-in", "fake")
     why_not: str = ""
@@ -87,7 +87,7 @@ def _run(step: Step, evidence: Evidence, folder: Path, outcome: Outcome) -> None
     log = folder / f"{step.name}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, *step.command(evidence, folder)],
+            [sys.executable, *step.command(evidence, folder, outcome.limit_s)],
             cwd=ROOT, env={**os.environ, _MARK: mark}, stdin=subprocess.DEVNULL,
             stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
@@ -143,7 +143,7 @@ def kind_of(facts: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """Of the CUDA that is here."""
     if facts["cupy"] == "0-fake":
         return "fake"
-    return "stand-in" if environ.get("FAKE_CUDA_VERSION") else "real"
+    return "stand-in" if environ.get("FAKE_CUDA_STANDIN") else "real"
 
 
 def _read_bench(name: str) -> Callable[[Evidence, Path], None]:
@@ -197,8 +197,8 @@ def _read_onnxruntime(evidence: Evidence, folder: Path) -> None:
 # ------------------------------------------------------------------------------ the commands
 
 
-def _bench(name: str, *parts: str) -> Callable[[Evidence, Path], list[str]]:
-    def command(_: Evidence, folder: Path) -> list[str]:
+def _bench(name: str, *parts: str) -> Callable[[Evidence, Path, float], list[str]]:
+    def command(_: Evidence, folder: Path, __: float) -> list[str]:
         output = ["--output", str(folder / f"{name}.json")]
         return ["-m", "bench.gpu", "--quick", "--only", ",".join(parts), *output]
 
@@ -206,17 +206,27 @@ def _bench(name: str, *parts: str) -> Callable[[Evidence, Path], list[str]]:
 
 
 def _pytest(
-    name: str, marks: str, path: str, limit_s: float
-) -> Callable[[Evidence, Path], list[str]]:
-    def command(evidence: Evidence, folder: Path) -> list[str]:
+    name: str, marks: str, path: str, *leaving: str
+) -> Callable[[Evidence, Path, float], list[str]]:
+    """`leaving`: files that are left out."""
+
+    def command(evidence: Evidence, folder: Path, limit_s: float) -> list[str]:
         plain = ["-m", "pytest", "-p", "pytest_timeout", "-q", "-W", "default", "-m", marks]
-        real = ["--real-cuda"] if evidence.kind == "real" else []
-        report = [f"--junitxml={folder / name}.xml", f"--session-timeout={limit_s:g}"]
-        return [*plain, *real, *report, "-o", "faulthandler_timeout=60", path]
+        how = ["--real-cuda"] if evidence.kind == "real" else _side_by_side()
+        ends = f"--session-timeout={max(5.0, limit_s - 15):g}"  # in time to tell what was found
+        report = [f"--junitxml={folder / name}.xml", ends, "-o", "faulthandler_timeout=60"]
+        return [*plain, *how, *report, *(f"--ignore={file}" for file in leaving), path]
 
     return command
 
 
+def _side_by_side() -> list[str]:
+    if importlib.util.find_spec("xdist") is None:
+        return []
+    return ["-p", "xdist.plugin", "-n", "2", "--dist", "loadfile"]
+
+
+OF_THEMSELVES = "tests/cuda/test_bench.py", "tests/cuda/test_gpu_day.py"
 PRECOMPILED = "its kernels are precompiled CUDA code, which no stand-in can run"
 STEPS = (
     Step("devices", "devices, and trials of each", 60,
@@ -234,8 +244,8 @@ STEPS = (
          lambda *_: ["-m", "bench.gpu_day.onnx_model"], _read_onnxruntime,
          on=("real",), why_not=PRECOMPILED),
     Step("torch", "the pytorch backend's tests", 60,
-         _pytest("torch", "torch and gpu", "tests/torch", 50), _read_torch,
+         _pytest("torch", "torch and gpu", "tests/torch"), _read_torch,
          on=("real",), why_not=PRECOMPILED),
-    Step("tests", "the tests of CUDA", 300,
-         _pytest("tests", "not torch", "tests/cuda", 280), _read_tests("tests")),
+    Step("tests", "the tests of CUDA", 420,
+         _pytest("tests", "not torch", "tests/cuda", *OF_THEMSELVES), _read_tests("tests")),
 )  # fmt: skip

@@ -47,6 +47,7 @@ def test_memory_that_a_client_cannot_have_or_share(
         assert stub_client.infer("double", {"IN": x}, device=0)["OUT"].get()[0] == 2
     del x
     stub_client.close()
+    fake_cupy.get_default_memory_pool().free_all_blocks()
     assert fake_cupy._fake.used(0) == 0
 
 

@@ -9,12 +9,16 @@ Arrays and events that come in as `Any` cannot be followed: `ARRAYS` and `EVENTS
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shmserve"
+MENTIONS = re.compile(
+    r"cupy|cuda|nvml|torch|onnxruntime|\bxp\b|on_device"
+)  # others need not be read
 NOT_SERVED = ("shmserve/_generated", "shmserve/testing")
 
 LIBRARIES = ("cupy", "libcuda", "pynvml", "torch", "onnxruntime")
@@ -101,6 +105,7 @@ class Known:
     results: dict[tuple[str, str], str] = field(default_factory=dict)
     parameters: dict[tuple[str, str, str], str] = field(default_factory=dict)
     functions: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    homes: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by a function's name
 
     def size(self) -> int:
         return len(self.attributes) + len(self.results) + len(self.parameters)
@@ -272,16 +277,13 @@ class Reader(ast.NodeVisitor):
     ) -> None:
         name = dotted(function).rpartition(".")[2]
         own = (self.file, name)
-        homes = [own] if own in self.known.functions else self._elsewhere(name)
+        homes = [own] if own in self.known.functions else self.known.homes.get(name, [])
         for home in homes:
             names = self.known.functions[home]
             given = [*zip(names, args, strict=False), *((k.arg or "", k.value) for k in keywords)]
             for parameter, value in given:
                 if (path := self.path(value)) in (*ONLY_WAYS, STREAM):
                     self.known.parameters.setdefault((*home, parameter), path)
-
-    def _elsewhere(self, name: str) -> list[tuple[str, str]]:
-        return [home for home in self.known.functions if home[1] == name]
 
     def _found(self, path: str) -> None:
         name = path.replace("()", "")
@@ -300,9 +302,9 @@ class Reader(ast.NodeVisitor):
 
 def files() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(PACKAGE.rglob("*.py")):
-        name = str(path.relative_to(ROOT))
-        if not name.startswith(NOT_SERVED):
-            yield name, ast.parse(path.read_text())
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        if not name.startswith(NOT_SERVED) and MENTIONS.search(text):
+            yield name, ast.parse(text)
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
@@ -322,7 +324,9 @@ def sites() -> list[Site]:
     trees = dict(files())
     known = Known(dict.fromkeys(OWN_ARRAYS, ARRAY))
     for file, tree in trees.items():
-        known.functions |= {(file, name): names for name, names in functions(tree)}
+        for name, names in functions(tree):
+            known.functions[file, name] = names
+            known.homes.setdefault(name, []).append((file, name))
     size = -1
     while size != known.size():
         size = known.size()

@@ -1,0 +1,28 @@
+"""Every mistake of the catalogue can still be made, and something has caught it.
+
+`make cuda-mistakes` makes them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cuda_mistakes import table
+from tests.cuda_mistakes.catalogue import MISTAKES
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_each_can_be_made() -> None:
+    """Else it would not be tried any more, when the code has changed."""
+    texts = {mistake.file: (ROOT / mistake.file).read_text() for mistake in MISTAKES}
+    assert [m.name for m in MISTAKES if texts[m.file].count(m.before) != 1] == []
+    tests = {name for mistake in MISTAKES for name in mistake.tests}
+    assert [name for name in tests if not (ROOT / f"tests/cuda/test_{name}.py").exists()] == []
+
+
+def test_each_is_caught() -> None:
+    rows = table.rows()
+    assert [row.name for row in rows] == [mistake.name for mistake in MISTAKES]
+    assert [row.name for row in rows if not row.fake and not row.stand_in] == []
+    assert len(rows) >= 10
