@@ -1,9 +1,9 @@
 """Lets CuPy run over the stand-in: found by Python itself, since its folder is on PYTHONPATH.
 
-CuPy's modules bring CUDA's runtime with them, linked statically, where no library of ours could take
-its place. So each `cuda...` function in them is made to jump to the stand-in's of that name when the
-module is loaded, before it runs; CuPy's own code is as it was. Functions that the stand-in lacks
-answer "not supported".
+CuPy's modules bring CUDA's runtime with them, linked statically, where no library of ours could
+take its place. So each `cuda...` function in them is made to jump to the stand-in's of that name
+when the module is loaded, before it runs; CuPy's own code is as it was. Functions that the
+stand-in lacks answer "not supported".
 """
 
 from __future__ import annotations
