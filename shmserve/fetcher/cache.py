@@ -154,12 +154,11 @@ class Cache:
 
     def _claimed(self, digest: str) -> int:
         """What an unfinished snapshot will take; leftovers of nobody take what is there of them."""
-        with open(self.file(INCOMING, f"{digest}.lock"), "rb") as file:
-            if not _try_lock(file.fileno()):
-                return int(file.read() or b"0")
         found: dict[int, int] = {}
         _add_files(self.file(INCOMING, digest), found)
-        return sum(found.values())
+        there = sum(found.values())
+        with open(self.file(INCOMING, f"{digest}.lock"), "rb") as file:
+            return there if _try_lock(file.fileno()) else max(there, int(file.read() or b"0"))
 
     def _make_room(self, nbytes: int, digest: str) -> None:
         self._empty_doomed()
