@@ -13,6 +13,7 @@ from shmserve.errors import Unavailable
 
 NODES = "nodes"  # the backend of what asks for no model
 _MAINTENANCE = 0x01 | 0x20  # forced, and after it: admin states of `show servers state`
+_DRAINS = 0x08  # forced
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Address:
 
 @dataclass(frozen=True)
 class ServerSlot:
-    """One server of a backend. `taken`: it gets requests, if it is healthy."""
+    """One server of a backend. `taken`: it gets requests, if it is healthy; `drains`: it only ends
+    those that it has. Neither: it is in maintenance."""
 
     backend: str
     server: str
@@ -34,6 +36,7 @@ class ServerSlot:
     port: int
     weight: int
     taken: bool
+    drains: bool = False
 
 
 def backend(door: str, model: str) -> str:
@@ -63,7 +66,8 @@ def _slot(row: Mapping[str, str]) -> ServerSlot:
             row["srv_addr"],
             int(row["srv_port"]),
             int(row["srv_uweight"]),
-            not int(row["srv_admin_state"]) & _MAINTENANCE,
+            not int(row["srv_admin_state"]) & (_MAINTENANCE | _DRAINS),
+            bool(int(row["srv_admin_state"]) & _DRAINS),
         )
     except (KeyError, ValueError) as ex:
         raise Unavailable("the balancer's list of servers cannot be read") from ex
@@ -85,21 +89,29 @@ def changes(
 def _of_backend(
     own: list[ServerSlot], wanted: dict[Address, int], problems: list[str], name: str
 ) -> Iterator[str]:
+    """Who goes drains: maintenance would end the requests it still has."""
     by_place = {(address.host, address.port): address for address in wanted}
     free = []
-    for slot in own:
-        address = by_place.pop((slot.host, slot.port), None) if slot.taken else None
+    for slot in sorted(own, key=lambda slot: not slot.taken):
+        address = by_place.pop((slot.host, slot.port), None) if _known(slot) else None
         if address is None:
             free.append(slot)
             if slot.taken:
-                yield f"set server {name}/{slot.server} state maint"
+                yield f"set server {name}/{slot.server} state drain"
+        elif not slot.taken:
+            yield from _fill(f"{name}/{slot.server}", address, wanted[address])
         elif slot.weight != wanted[address]:
             yield f"set server {name}/{slot.server} weight {wanted[address]}"
-    free.sort(key=lambda slot: slot.taken)  # one whose last requests still run comes last
+    free.sort(key=lambda slot: (slot.taken, slot.drains))  # who may have requests comes last
     for address, slot in zip(by_place.values(), free, strict=False):
         yield from _fill(f"{name}/{slot.server}", address, wanted[address])
     if len(by_place) > len(free):
         problems.append(f"backend {name}: {len(by_place) - len(free)} nodes more than it has slots")
+
+
+def _known(slot: ServerSlot) -> bool:
+    """Whether its address is one that was put there."""
+    return slot.taken or slot.drains
 
 
 def _fill(server: str, address: Address, weight: int) -> Iterator[str]:

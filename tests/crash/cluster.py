@@ -249,8 +249,9 @@ def _restart_service(rig: ClusterRig) -> dict[str, Any]:
 
     def back() -> bool:
         report = rig.status().nodes.get(victim)
-        again = report is not None and report.launches > before[victim].launches
-        return again and bool(report.look.ready)
+        if report is None or report.launches == before[victim].launches:
+            return False
+        return bool(report.look.ready)
 
     wait_until(back, "the service does not come again")
     rig.wait_ready(BOTH_NODES)
