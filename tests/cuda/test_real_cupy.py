@@ -14,7 +14,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from shmserve.cuda.device import Device
+from shmserve.cuda.ipc import Handles
+from shmserve.errors import Internal
+from shmserve.shm.mappings import Mappings
 from tests.cuda import standin
+from tests.cuda.exporting import exported
 
 pytestmark = [
     pytest.mark.fake_cuda,
@@ -192,6 +197,20 @@ def test_what_is_not_given_back(fake_cupy: Any, found: Callable[[], str]) -> Non
     fake_cupy.cuda.runtime.malloc(64)
     assert fake_cupy._fake.leaks() == before + 1
     assert found() == "leak"
+
+
+@pytest.mark.parametrize("call", ["cudaPointerGetAttributes", "cudaIpcOpenMemHandle"])
+def test_a_handle_of_a_lost_device_is_not_to_blame(
+    fake_cupy: Any, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    device = Device(0, Mappings())
+    handles = Handles(device)
+    with exported({}) as (handle, _):
+        monkeypatch.setenv("FAKE_CUDA_FAIL", f"{call}=700")
+        with pytest.raises(Internal, match="cudaErrorIllegalAddress"):
+            handles.open(handle, "r")
+    assert device.lost
+    assert len(handles) == 0
 
 
 EXPORTER = """

@@ -22,7 +22,8 @@ MAGIC = b"standin\0"
 # No contraction: a device would give other bits, but the same everywhere.
 OPTIONS = (
     "-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-fpermissive",
-    "-fno-strict-aliasing", "-ffp-contract=off", "-include", "standin_device.h", f"-I{INCLUDE}",
+    "-fno-strict-aliasing", "-ffp-contract=off", "-U_FORTIFY_SOURCE",  # it forbids longjmp
+    "-include", "standin_device.h", f"-I{INCLUDE}",
 )  # fmt: skip
 KEPT = ("-I", "-D", "-U", "--include-path=", "--define-macro=")
 KERNEL = re.compile(

@@ -1,5 +1,5 @@
 /* CUDA C++ for g++: what programs find before their first line. Threads of a block run one after the
- * other; those of a kernel with __syncthreads() are contexts of their own, and take turns there. */
+ * other; those of a kernel with __syncthreads() have stacks of their own, and take turns there. */
 #pragma once
 
 #include <assert.h>
@@ -60,9 +60,12 @@ using std::isnan;
 using std::signbit;
 using std::abs;
 template <class A, class B> using standin_common = typename std::common_type<A, B>::type;
-template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B> && !std::is_same_v<A, B>>>
+template <class A, class B>
+using standin_mixed = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B> &&
+                                       !std::is_same_v<A, B>>;
+template <class A, class B, class = standin_mixed<A, B>>
 static inline standin_common<A, B> max(A a, B b) { return a > b ? a : b; }
-template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B> && !std::is_same_v<A, B>>>
+template <class A, class B, class = standin_mixed<A, B>>
 static inline standin_common<A, B> min(A a, B b) { return a < b ? a : b; }
 
 static inline float rsqrtf(float x) { return 1 / sqrtf(x); }
@@ -107,20 +110,27 @@ template <class T> static inline T atomicCAS(T *at, T compare, T value) {
 
 /* ------------------------------------------------------------------------------------- running */
 
+#include <setjmp.h>
+#include <stdlib.h>
 #include <ucontext.h>
 
-#include <stdlib.h>
+enum { STANDIN_STACK = (1 << 16) + 320 }; /* no power of 2: they would meet in the cache */
 
-enum { STANDIN_STACK = 1 << 16 };
-
-struct standin_block {
-    ucontext_t here, *threads;
-    bool *ended;
-    unsigned count, current, waiting;
+/* The threads of a block, one after the other on stacks of their own, used again for each block.
+ * `_setjmp` changes to another without a system call; ucontext only makes the stacks. */
+struct standin_threads {
+    struct one {
+        ucontext_t context;
+        jmp_buf place;
+        bool started, ended;
+    } *all;
+    char *stacks;
+    unsigned count, current;
+    jmp_buf scheduler;
     void (*body)(void *);
     void *argument;
 };
-static standin_block *standin_now;
+static standin_threads *standin_now;
 
 static inline standin_index standin_place(unsigned k) {
     return {k % blockDim.x, k / blockDim.x % blockDim.y, k / blockDim.x / blockDim.y};
@@ -128,38 +138,40 @@ static inline standin_index standin_place(unsigned k) {
 
 /* The block's other threads go on up to theirs. */
 inline void standin_barrier() {
-    standin_block *block = standin_now;
-    if (!block) return;
-    unsigned own = block->current;
-    swapcontext(&block->threads[own], &block->here);
+    standin_threads *now = standin_now;
+    if (now && !_setjmp(now->all[now->current].place)) _longjmp(now->scheduler, 1);
 }
 
-static inline void standin_begin_thread() {
-    standin_block *block = standin_now;
-    block->body(block->argument);
-    block->ended[block->current] = true;
-}
-
-static inline void standin_run_contexts(standin_block *block) {
-    char *stacks = (char *)malloc((size_t)block->count * STANDIN_STACK);
-    for (unsigned k = 0; k < block->count; k++) {
-        block->ended[k] = false;
-        getcontext(&block->threads[k]);
-        block->threads[k].uc_stack.ss_sp = stacks + (size_t)k * STANDIN_STACK;
-        block->threads[k].uc_stack.ss_size = STANDIN_STACK;
-        block->threads[k].uc_link = &block->here;
-        makecontext(&block->threads[k], standin_begin_thread, 0);
+static void standin_begin_thread() {
+    for (;;) {
+        standin_now->body(standin_now->argument);
+        standin_now->all[standin_now->current].ended = true;
+        standin_barrier();
     }
-    for (unsigned left = block->count; left;) {
-        for (unsigned k = 0; k < block->count; k++) {
-            if (block->ended[k]) continue;
-            block->current = k;
-            threadIdx = standin_place(k);
-            swapcontext(&block->here, &block->threads[k]);
-            left -= block->ended[k];
+}
+
+static __attribute__((noinline)) void standin_resume(standin_threads *now, unsigned k) {
+    standin_threads::one *one = &now->all[k];
+    now->current = k;
+    threadIdx = standin_place(k);
+    if (_setjmp(now->scheduler)) return;
+    if (one->started) _longjmp(one->place, 1);
+    one->started = true;
+    getcontext(&one->context);
+    one->context.uc_stack.ss_sp = now->stacks + (size_t)k * STANDIN_STACK;
+    one->context.uc_stack.ss_size = STANDIN_STACK;
+    makecontext(&one->context, standin_begin_thread, 0);
+    setcontext(&one->context);
+}
+
+static inline void standin_run_block(standin_threads *now) {
+    for (unsigned k = 0; k < now->count; k++) now->all[k].ended = false;
+    for (unsigned left = now->count; left;)
+        for (unsigned k = 0; k < now->count; k++) {
+            if (now->all[k].ended) continue;
+            standin_resume(now, k);
+            left -= now->all[k].ended;
         }
-    }
-    free(stacks);
 }
 
 static inline void standin_run_grid(void (*body)(void *), void *argument, const unsigned *grid,
@@ -168,21 +180,21 @@ static inline void standin_run_grid(void (*body)(void *), void *argument, const 
     blockDim = {block[0], block[1], block[2]};
     unsigned count = block[0] * block[1] * block[2];
     standin_shared = (char *)aligned_alloc(64, (shared + 64) / 64 * 64);
-    standin_block contexts = {};
+    standin_threads threads = {};
     if (barriers) {
-        contexts.threads = (ucontext_t *)calloc(count, sizeof(ucontext_t));
-        contexts.ended = (bool *)calloc(count, sizeof(bool));
-        contexts.count = count;
-        contexts.body = body;
-        contexts.argument = argument;
-        standin_now = &contexts;
+        threads.all = (standin_threads::one *)calloc(count, sizeof *threads.all);
+        threads.stacks = (char *)malloc((size_t)count * STANDIN_STACK);
+        threads.count = count;
+        threads.body = body;
+        threads.argument = argument;
+        standin_now = &threads;
     }
     for (unsigned z = 0; z < grid[2]; z++)
         for (unsigned y = 0; y < grid[1]; y++)
             for (unsigned x = 0; x < grid[0]; x++) {
                 blockIdx = {x, y, z};
                 if (barriers) {
-                    standin_run_contexts(&contexts);
+                    standin_run_block(&threads);
                     continue;
                 }
                 for (unsigned k = 0; k < count; k++) {
@@ -191,8 +203,8 @@ static inline void standin_run_grid(void (*body)(void *), void *argument, const 
                 }
             }
     standin_now = nullptr;
-    free(contexts.threads);
-    free(contexts.ended);
+    free(threads.all);
+    free(threads.stacks);
     free(standin_shared);
 }
 
