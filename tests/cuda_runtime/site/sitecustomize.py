@@ -1,9 +1,9 @@
 """Lets CuPy run over the stand-in: found by Python itself, since its folder is on PYTHONPATH.
 
-CuPy's modules bring CUDA's runtime with them, linked statically, where no library of ours could take
-its place. So each `cuda...` function in them is made to jump to the stand-in's of that name when the
-module is loaded, before it runs; CuPy's own code is as it was. Functions that the stand-in lacks
-answer "not supported".
+CuPy's modules bring CUDA's runtime with them, linked statically, where no library of ours could
+take its place. So each `cuda...` function in them is made to jump to the stand-in's of that name
+when the module is loaded, before it runs; CuPy's own code is as it was. Functions that the stand-
+in lacks answer "not supported".
 """
 
 from __future__ import annotations
@@ -37,14 +37,21 @@ _FUNCTION, _SYMBOLS = 2, 2  # STT_FUNC, SHT_SYMTAB
 def functions(path: str) -> dict[str, int]:
     """The functions called cuda... in a library's table of symbols, and their offsets."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as elf:
-        start, size, count = (*struct.unpack_from("<Q", elf, 40), *struct.unpack_from("<HH", elf, 58))
+        start, size, count = (
+            *struct.unpack_from("<Q", elf, 40),
+            *struct.unpack_from("<HH", elf, 58),
+        )
         sections = [struct.unpack_from("<IIQQQQIIQQ", elf, start + k * size) for k in range(count)]
         found: dict[str, int] = {}
         for section in (one for one in sections if one[1] == _SYMBOLS):
             names = sections[section[6]][4]
             table = elf[section[4] : section[4] + section[5]]
             for name, info, _, index, value, _ in struct.iter_unpack("<IBBHQQ", table):
-                if info & 15 == _FUNCTION and index and elf[names + name : names + name + 4] == b"cuda":
+                if (
+                    info & 15 == _FUNCTION
+                    and index
+                    and elf[names + name : names + name + 4] == b"cuda"
+                ):
                     text = elf[names + name : elf.find(b"\0", names + name)].decode()
                     if text[4:5].isupper():
                         found[text] = value
