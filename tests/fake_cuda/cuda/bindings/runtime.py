@@ -14,7 +14,6 @@ _runtime = cupy.cuda.runtime
 CUDA_IPC_HANDLE_SIZE = 64
 
 
-
 class cudaError_t(IntEnum):
     cudaSuccess = 0
 
