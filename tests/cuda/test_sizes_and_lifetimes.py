@@ -72,3 +72,13 @@ def test_a_client_has_its_memory_on_the_device_it_names(
     assert fake_cupy._fake.used(1) >= BLOCK
     assert fake_cupy._fake.used(0) == 0
     del x
+
+
+@pytest.mark.fake_cuda
+def test_work_is_done_on_the_device_itself(fake_cupy: Any) -> None:
+    """Whatever device the calling thread has chosen; it has it again afterwards."""
+    device = Device(1, Mappings())
+    with fake_cupy.cuda.Device(0):
+        array = device.empty((4,), FLOAT)
+        assert fake_cupy.cuda.runtime.getDevice() == 0
+    assert array.device.id == 1

@@ -129,7 +129,7 @@ MISTAKES = (
     Mistake(
         "work goes to whatever device the thread has", "wrong device", DEVICE,
         "        with cuda.Device(self.ordinal):\n", "        with contextlib.nullcontext():\n",
-        ("device", "running", "native_dialect"),
+        ("sizes_and_lifetimes", "device", "running"),
     ),
     Mistake(
         "a client allocates on whatever device it has", "wrong device",
