@@ -1,6 +1,7 @@
 # Everything a developer or operator types; each target sets up what it needs in .venv, and for a Python
 # that is named (`make test PYTHON=python3.12`) in .venv-3.12.
 PYTHON ?= python3
+EXECUTABLE := -c 'import os, sys; print(os.path.realpath(sys.executable))'
 VERSION_OF := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) $(VERSION_OF)))
 BIN := $(VENV)/bin
@@ -22,9 +23,6 @@ DISTRIBUTIONS := pyproject.toml client/pyproject.toml
 PYTHONS ?= $(foreach version,3.11 3.12 3.13 3.14,$(firstword $(wildcard \
 	$(shell python$(version) -c 'import sys; print(sys.executable)' 2>/dev/null) \
 	$(HOME)/.pyenv/versions/$(version).*/bin/python)))
-
-# What of the unit part `make test-ends` runs: all that is done by Python and the packages, not by processes.
-ENDS_TESTS ?= $(foreach part,core protocol tensor repository shm transport executor,tests/unit/$(part))
 
 # What pip installs for test-torch. The default build of torch brings CUDA, several GB of it: name a
 # wheel, or an index of builds for the CPU, as in `make test-torch TORCH=./torch-2.13.0+cpu-….whl`.
@@ -91,7 +89,7 @@ APP ?= /opt/shmserve
 UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 CONFIG_DIR = $(DESTDIR)$(SYSCONFDIR)/shmserve
 
-.PHONY: install wheel serve test coverage test-pythons test-ends test-torch test-kserve test-node test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day gpu-day-standin cuda-calls cuda-mistakes wheels gpu-site fuzz \
+.PHONY: install wheel serve test coverage coverage-ends test-pythons test-torch test-kserve test-node test-gpu test-cupy lint proto proto-check docs site bench bench-gpu gpu-day gpu-day-standin cuda-calls cuda-mistakes wheels gpu-site fuzz \
 	chaos reload-drill restart-drill balance-drill cluster-drill soak rounds scale clean
 
 serve: $(SERVE_DEPS) $(BYTECODE)  ## set up and run the server with the shipped workers
@@ -109,10 +107,10 @@ coverage: $(DEV_DEPS)  ## run COVERAGE_TESTS; fail if they run less of shmserve 
 test-pythons:  ## the unit part on each of PYTHONS, in environments of their own
 	set -e; for python in $(PYTHONS); do $(MAKE) --no-print-directory test PYTHON=$$python TESTS=tests/unit; done
 
-test-ends:  ## ENDS_TESTS on the oldest and the newest of PYTHONS, where `make test` has run on neither
-	set -e; for python in $(sort $(firstword $(PYTHONS)) $(lastword $(PYTHONS))); do \
-		test $$($$python $(VERSION_OF)) = $$($(PYTHON) $(VERSION_OF)) || \
-			$(MAKE) --no-print-directory test PYTHON=$$python TESTS="$(ENDS_TESTS)"; \
+coverage-ends:  ## coverage, on the oldest and the newest of PYTHONS instead, where there are others than PYTHON
+	set -e; for python in $(or $(sort $(filter-out $(shell $(PYTHON) $(EXECUTABLE)),\
+			$(firstword $(PYTHONS)) $(lastword $(PYTHONS)))),$(PYTHON)); do \
+		$(MAKE) --no-print-directory coverage PYTHON=$$python; \
 	done
 
 test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the pytorch backend
