@@ -157,8 +157,19 @@ class Cache:
         found: dict[int, int] = {}
         _add_files(self.file(INCOMING, digest), found)
         there = sum(found.values())
-        with open(self.file(INCOMING, f"{digest}.lock"), "rb") as file:
-            return there if _try_lock(file.fileno()) else max(there, int(file.read() or b"0"))
+        try:
+            with open(self.file(INCOMING, f"{digest}.lock"), "rb") as file:
+                return there if _try_lock(file.fileno()) else max(there, int(file.read() or b"0"))
+        except FileNotFoundError:  # it was complete all the time
+            return there
+
+    def _leftover(self, digest: str) -> bool:
+        """Whether nobody goes on with an unfinished snapshot."""
+        try:
+            with open(self.file(INCOMING, f"{digest}.lock"), "rb") as file:
+                return _try_lock(file.fileno())
+        except FileNotFoundError:
+            return False
 
     def _make_room(self, nbytes: int, digest: str) -> None:
         self._empty_doomed()
@@ -181,10 +192,8 @@ class Cache:
         """What may go first: leftovers, then the snapshot that was used longest ago; "": none."""
         for name in os.listdir(self.file(INCOMING)):
             digest = name.removesuffix(".lock")
-            if name.endswith(".lock") and digest != own:
-                with open(self.file(INCOMING, name), "rb") as file:
-                    if _try_lock(file.fileno()):
-                        return os.path.join(INCOMING, digest)
+            if name.endswith(".lock") and digest != own and self._leftover(digest):
+                return os.path.join(INCOMING, digest)
         ages = {}
         for digest in set(os.listdir(self.file(SNAPSHOTS))) - used:
             try:
@@ -245,7 +254,10 @@ def _add_files(root: str, seen: dict[int, int]) -> None:
     """Sizes of the files below a folder, by inode: some have several names."""
     for folder, _, names in os.walk(root):
         for name in names:
-            info = os.lstat(os.path.join(folder, name))
+            try:
+                info = os.lstat(os.path.join(folder, name))
+            except FileNotFoundError:  # its fetcher has put it elsewhere
+                continue
             seen[info.st_ino] = info.st_size
 
 
