@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeReport:
-    """`look`: for the plan. `http`, `grpc`: where it listens (None: it is not up); `launches`: how
+    """`look`: for the plan. `http`, `grpc`: where it listens (None: not there); `launches`: how
     often the service was started; `problem`: what was wrong last, in words."""
 
     look: NodeLook
@@ -64,6 +64,7 @@ class _State:
     failed: dict[str, tuple[str, float]] = field(default_factory=dict)
     counts: dict[str, ReplicaCounts] = field(default_factory=dict)
     up: bool = False
+    grpc_up: bool = False  # its process listens later than those of HTTP
     launches: int = 0
     problem: str = ""
 
@@ -113,7 +114,8 @@ class NodeService:
             return NodeReport(look, launches=state.launches, problem=state.problem)
         http, grpc = (Address(self._host, port, self._ports[0]) for port in self._ports)
         pid = process.pid if process is not None else 0
-        return NodeReport(look, http, grpc, pid, state.launches, state.problem)
+        there = grpc if state.grpc_up else None
+        return NodeReport(look, http, there, pid, state.launches, state.problem)
 
     # ------------------------------------------------------------- the process
 
@@ -135,6 +137,7 @@ class NodeService:
         self._ports = tuple(port or _free_port(self._host) for port in wanted)  # type: ignore[assignment]
         with self._lock:
             self._state.launches += 1
+            self._state.grpc_up = False
         return subprocess.Popen(
             [sys.executable, "-m", "shmserve.cluster.service_child", str(os.getpid())],
             env=self._environment(),
@@ -185,6 +188,8 @@ class NodeService:
         transport = Transport(f"unix:{self._socket}", _ASK_S)
         while not self._end.wait(_LOOK_S):
             changes = self._state.changes
+            if self._state.up and not self._state.grpc_up:
+                self._state.grpc_up = _accepts(self._host, self._ports[1])
             try:
                 ready = _ready(_ask(transport, "POST", "/v2/repository/index", {"ready": True}))
                 counts = _counts(_ask(transport, "GET", "/v2/models/stats")) if ready else {}
@@ -270,6 +275,14 @@ def _counts(document: Any) -> dict[str, ReplicaCounts]:
             before.busy_s + busy / 1e9,
         )
     return found
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), _ASK_S):
+            return True
+    except OSError:
+        return False
 
 
 def _free_port(host: str) -> int:

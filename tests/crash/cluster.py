@@ -20,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 
 from shmserve._generated import grpc_service_pb2 as pb
@@ -207,10 +208,22 @@ def _over_grpc(rig: ClusterRig) -> dict[str, list[float]]:
             inputs=[grpc_client.tensor(array, "IN")],
             raw_input_contents=[array.tobytes()],
         )
-        answer = client.call("ModelInfer", message, metadata=(("x-model", name),))
+        answer = _called(client, message, name)
         found[name] = np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
     client.channel.close()
     return found
+
+
+def _called(client: grpc_client.Client, message: Any, model: str) -> Any:
+    """Sent again while it is refused, as the clients over HTTP do."""
+    deadline = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            return client.call("ModelInfer", message, metadata=(("x-model", model),))
+        except grpc.RpcError as ex:
+            if ex.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_S)
 
 
 def _scale(rig: ClusterRig) -> dict[str, float]:

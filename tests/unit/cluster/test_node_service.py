@@ -45,6 +45,7 @@ def wait_ready(node: NodeService, models: set[str]) -> NodeReport:
 def test_it_holds_what_it_is_told_and_comes_again(node: NodeService) -> None:
     wait_until(lambda: node.update(None).http is not None, "it is not up")
     assert node.update(None).look.held == frozenset(), "nothing without orders"
+    wait_until(lambda: node.update(None).grpc is not None, "gRPC is not there")
     node.update(frozenset({"echo", "pair"}))
     wait_ready(node, {"echo", "pair"})
     node.update(frozenset({"pair", "broken"}))
