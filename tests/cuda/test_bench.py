@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda import fake
+from tests.cuda import fake, standin
 
 ROOT = Path(__file__).parents[2]
 PARTS = "copies", "regions", "overlap", "deaths", "executors", "rounds"
 NOTHING = {"in": 0, "batch": 0, "out": 0, "device": 0}
 
-pytestmark = pytest.mark.fake_cuda  # on a GPU it is to be run by itself
+pytestmark = [
+    pytest.mark.fake_cuda,  # on a GPU it is to be run by itself
+    pytest.mark.skipif(standin.active(), reason="with kernels of g++ it takes minutes"),
+]
 
 
 def run(environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
