@@ -6,7 +6,8 @@ torch on the GPU, and the tests of CUDA. One that fails, hangs or is not possibl
 other. The report, report.json and report.html, says of every claim of docs/gpu.md whether it
 passed, failed or was not run, and why, with its number.
 
-Exit status: 0 all claims passed; 1 one has failed; 3 none has failed, but some were not run.
+Exit status: 0 all claims passed; 1 one, or a step, has failed; 3 neither, but some were
+not run.
 On the fake of CUDA, and on the stand-in for its runtime, all that can run does, and nothing is
 timed.
 """

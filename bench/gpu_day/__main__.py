@@ -81,7 +81,8 @@ def main() -> int:
         print(f"{claim['status']:7}  {claim['id']:4} {claim['words']}: {told}")
     print(", ".join(f"{count} {name}" for name, count in report["counts"].items()))
     print(f"the report: {options.output / 'report.html'}")
-    if report["counts"]["fail"]:
+    broken = any(outcome.status in ("failed", "stopped") for outcome in outcomes)
+    if report["counts"]["fail"] or broken:
         return SOME_FAILED
     return SOME_NOT_RUN if report["counts"]["not run"] else 0
 

@@ -88,7 +88,7 @@ def _run(step: Step, evidence: Evidence, folder: Path, outcome: Outcome) -> None
     with log.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, *step.command(evidence, folder, outcome.limit_s)],
-            cwd=ROOT, env={**os.environ, _MARK: mark}, stdin=subprocess.DEVNULL,
+            cwd=ROOT, env={**os.environ, **_PYTEST, _MARK: mark}, stdin=subprocess.DEVNULL,
             stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
