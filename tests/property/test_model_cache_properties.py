@@ -21,11 +21,11 @@ from shmserve.fetcher.rounds import Rounds
 from shmserve.model_places import repository_paths
 from shmserve.repository import catalog
 
-MOST = 4000
+MOST = 2600
 URL = "s3://bucket/models"
 MODELS = st.sampled_from(["a", "b", "c"])
 PATHS = st.sampled_from(["config.pbtxt", "1/model.py", "1/weights", "2/weights", "2/"])
-CONTENTS = st.sampled_from([b"", b"x" * 300, b"y" * 600, b"z" * 1200])
+CONTENTS = st.sampled_from([b"", b"x" * 300, b"y" * 900, b"z" * 1000])
 
 
 class Killed(BaseException):
