@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shmserve.config import Settings
 from shmserve.errors import Unavailable
@@ -21,11 +21,11 @@ from shmserve.fetcher.rounds import Rounds
 from shmserve.model_places import repository_paths
 from shmserve.repository import catalog
 
-MOST = 4000
+MOST = 3200
 URL = "s3://bucket/models"
 MODELS = st.sampled_from(["a", "b", "c"])
 PATHS = st.sampled_from(["config.pbtxt", "1/model.py", "1/weights", "2/weights", "2/"])
-CONTENTS = st.sampled_from([b"", b"x" * 300, b"y" * 600, b"z" * 1200])
+CONTENTS = st.sampled_from([b"", b"x" * 300, b"y" * 900, b"z" * 1000])
 
 
 class Killed(BaseException):
@@ -96,6 +96,14 @@ class CacheMachine(RuleBasedStateMachine):
         self.remote = Remote()
         self.numbers = iter(range(10**6))
         self.services = [self.service(), self.service()]
+
+    @initialize(crowded=st.booleans())
+    def begin(self, crowded):
+        """Where it is crowded, what runs leaves no room for a third model."""
+        for model in ("a", "b", "c") if crowded else ():
+            self.put(model, "1/weights", b"w" * 1000)
+        for model in ("a", "b") if crowded else ():
+            self.load(0, model)
 
     def service(self):
         return Service(self.folder, next(self.numbers), self.remote)
