@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -46,7 +47,8 @@ def _connected(settings: ClusterSettings) -> Iterator[Any]:
         reason = str(ex).splitlines()[0]
         raise Unavailable(f"no Ray at ray_address = {settings.ray_address}: {reason}") from ex
     try:
-        yield ray_nodes
+        with contextlib.redirect_stdout(sys.stderr):  # Ray tells of dead nodes where we print
+            yield ray_nodes
     finally:
         ray.shutdown()
 
