@@ -44,6 +44,11 @@ def _files(model: Path) -> dict[str, IndexFile]:
     for folder, subfolders, names in os.walk(model):
         subfolders[:] = sorted(s for s in subfolders if s not in IGNORED)
         path = Path(folder)
+        for name in subfolders:
+            if (path / name).is_symlink():
+                raise ConfigError(
+                    f"{path / name}: a link to a folder; put the folder there instead"
+                )
         for name in sorted(names):
             found[str((path / name).relative_to(model))] = _described(path / name)
         if not names and not subfolders and path != model:

@@ -85,6 +85,8 @@ class AgentCheck:
 
     def ready(self, connection: AgentConnection) -> None:
         """A peer has said something, which does not matter, or has closed."""
+        if connection not in self._connections:  # ended for another, in the same turn of the loop
+            return
         try:
             if connection.sock.recv(_READ_BYTES):
                 return

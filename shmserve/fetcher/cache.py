@@ -4,7 +4,7 @@
     leases/<process>          a service's: the snapshots it uses, one a line; locked while its
                               fetcher lives
     repositories/<…>.catalog  what remote repositories have (`shmserve.repository.catalog`)
-    snapshots/<digest>/       a model that is complete: <model>/…, and `files.json`, what it is of
+    snapshots/<digest>/       a model that is complete: <model>/…, and `.files.json`, what it is of
     incoming/<digest>/        one that is being fetched, with what has come
     incoming/<digest>.lock    locked by who fetches it; in it the bytes it will have
     doomed/                   what is being removed
@@ -26,7 +26,7 @@ from shmserve.errors import DeadlineExceeded, ResourceExhausted
 from shmserve.repository.catalog import SNAPSHOTS
 
 INCOMING, LEASES, REPOSITORIES, DOOMED = "incoming", "leases", "repositories", "doomed"
-FILES = "files.json"
+FILES, PARTS = ".files.json", ".parts"  # beside the model, whose name cannot begin so
 _FOLDERS = (SNAPSHOTS, INCOMING, LEASES, REPOSITORIES, DOOMED)
 _LOCK_S = 30.0  # for the lock that is held for moments
 _AGAIN_S = 0.05

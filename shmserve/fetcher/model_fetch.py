@@ -18,7 +18,7 @@ from msgspec import Struct
 from shmserve._generated import model_config_pb2 as pb
 from shmserve.errors import ConfigError, UnreadableMessage
 from shmserve.fetcher import cache as caches
-from shmserve.fetcher.cache import FILES, Cache
+from shmserve.fetcher.cache import FILES, PARTS, Cache
 from shmserve.fetcher.remote_files import RemoteFile, RemoteModel
 from shmserve.protocol.decoding import json_decoder
 from shmserve.protocol.triton_config.config_parts import VersionPolicy
@@ -124,7 +124,7 @@ def _fill(filling: _Filling) -> None:
     new = [file for file in chosen if not _has_earlier(filling, file, known_files)]
     filling.cache.claim(filling.digest, sum(file.size for file in new) + len(listed))
     _get_all(filling, new)
-    shutil.rmtree(os.path.join(filling.folder, "parts"), ignore_errors=True)
+    shutil.rmtree(os.path.join(filling.folder, PARTS), ignore_errors=True)
     caches.write(os.path.join(filling.folder, FILES), listed)
     filling.cache.publish(filling.digest)
 
@@ -168,7 +168,7 @@ def _get(filling: _Filling, file: RemoteFile) -> None:
     if os.path.lexists(path):
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    parts = os.path.join(filling.folder, "parts")
+    parts = os.path.join(filling.folder, PARTS)
     os.makedirs(parts, exist_ok=True)
     part = os.path.join(parts, hashlib.sha256(file.path.encode()).hexdigest())
     try:

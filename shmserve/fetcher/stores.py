@@ -40,6 +40,25 @@ def quiet() -> None:
         logger.handlers, logger.propagate = [logging.NullHandler()], False
 
 
+def _bound_hub(silence_s: float) -> None:
+    """Have Hugging Face's library wait no longer than this: it lists without a deadline."""
+    # Read when the library is imported; whole seconds
+    os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", str(max(1, round(silence_s))))
+    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(max(1, round(silence_s))))
+    try:
+        from huggingface_hub import set_client_factory
+        from huggingface_hub.utils import _http
+    except ImportError:  # fsspec says what is missing
+        return
+
+    def client() -> Any:
+        made = _http.default_client_factory()
+        made.timeout = silence_s
+        return made
+
+    set_client_factory(client)
+
+
 class Store:
     """One remote repository. Methods may be called by several threads at a time.
 
@@ -52,9 +71,8 @@ class Store:
         self.url = url.rstrip("/")
         self._scheme = self.url.partition("://")[0]
         self._silence_s = settings.repository_silence_s
-        # read when the library is imported; it takes whole seconds
-        os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", str(max(1, round(self._silence_s))))
-        os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(max(1, round(self._silence_s))))
+        if self._scheme == "hf":
+            _bound_hub(self._silence_s)
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, **self._options(settings))
         except Exception as ex:

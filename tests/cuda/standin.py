@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import hashlib
 import os
 import subprocess
 import sys
@@ -40,7 +41,8 @@ def environment(libraries: Path, cupy: Path | None = None, **faults: object) -> 
     if cupy is not None:
         paths.append(cupy.resolve())
         cuda = 13 if list(cupy.glob("cupy_cuda13x-*")) else 12
-    kernels = (cupy or libraries) / "kernels"
+    made_for = hashlib.sha256((libraries / "libcuda.so.1").read_bytes()).hexdigest()[:8]
+    kernels = (cupy or libraries) / "kernels" / made_for
     told = {
         "LD_LIBRARY_PATH": _before("LD_LIBRARY_PATH", libraries),
         "PYTHONPATH": _before("PYTHONPATH", *paths),

@@ -290,6 +290,10 @@ def test_a_web_server_has_an_index(
     fetcher = Fetcher(program, f"{web.url}/web", tmp_path / "cache", **key)
     fetcher.ask("*")
     assert fetcher.answer() == ({}, [f"{web.url}/web: it is not there"])
+    link = tmp_path / "web/m/2"
+    link.symlink_to(tmp_path / "web/m/1")
+    assert command(["index", str(tmp_path / "web")]) == 2  # a server may not follow it, or loop
+    link.unlink()
     assert command(["index", str(tmp_path / "web")]) == 0
     assert "1 models, 3 files" in capsys.readouterr().out
     assert fetcher.round() == {}

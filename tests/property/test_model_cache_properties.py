@@ -23,7 +23,7 @@ from shmserve.repository import catalog
 
 MOST = 3200
 URL = "s3://bucket/models"
-MODELS = st.sampled_from(["a", "b", "c"])
+MODELS = st.sampled_from(["a", "parts", "files.json"])
 PATHS = st.sampled_from(["config.pbtxt", "1/model.py", "1/weights", "2/weights", "2/"])
 CONTENTS = st.sampled_from([b"", b"x" * 300, b"y" * 900, b"z" * 1000])
 

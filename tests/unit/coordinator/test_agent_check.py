@@ -72,6 +72,24 @@ def agent() -> Iterator[Agent]:
     made.selector.close()
 
 
+def test_one_that_is_ended_for_another_may_have_closed_in_the_same_turn(agent: Agent) -> None:
+    agent.turn()
+    peers = []
+    for _ in range(agent_check._MOST):
+        peers.append(socket.create_connection(("127.0.0.1", agent.port), 5))
+        agent.turn()
+    (listener,) = (key for key in agent.selector.get_map().values() if key.data is agent.check)
+    oldest = next(iter(agent.check._connections))
+    peers.append(socket.create_connection(("127.0.0.1", agent.port), 5))
+    peers[0].close()
+    agent.check.accept(listener.fileobj, agent.now)  # type: ignore[arg-type]
+    agent.check.ready(oldest)
+    for peer in peers:
+        peer.close()
+    while agent.open:
+        agent.turn()
+
+
 def test_one_line_is_told_and_the_connection_ends(agent: Agent) -> None:
     agent.turn()
     assert agent.ask() == b"75%\n"
