@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from bench.gpu_day.evidence import Evidence
+from bench.gpu_day.evidence import Evidence, NotRun
 
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = "GPU_DAY_STEP"  # in the environment of everything that a step starts
@@ -68,6 +68,8 @@ def take(step: Step, evidence: Evidence, folder: Path, limit_s: float) -> Outcom
         _run(step, evidence, folder, outcome)
         try:
             step.reads(evidence, folder)
+        except NotRun as ex:
+            outcome.reason, outcome.status = str(ex), "not run"
         except Exception as ex:
             found = f"{type(ex).__name__}: {ex}"
             outcome.reason = outcome.reason or f"it left nothing that can be read ({found})"
@@ -181,7 +183,7 @@ def _read_torch(evidence: Evidence, folder: Path) -> None:
     _read_tests("torch")(evidence, folder)
     found = [o for n, outcomes in evidence.tests.items() for o in outcomes[before.get(n, 0) :]]
     if "passed" not in found and "failed" not in found:
-        raise ValueError(next(iter(found), "no test of it can run here"))
+        raise NotRun(next(iter(found), "no test of it can run here"))
     number = f"{found.count('passed')} of {len(found)} tests"
     failed = ["tests failed"] if "failed" in found else []
     evidence.documents["torch"] = {"number": number, "problems": failed}
@@ -191,7 +193,7 @@ def _read_onnxruntime(evidence: Evidence, folder: Path) -> None:
     told = _json_line(evidence, folder, "onnxruntime")
     if told.get("not_run"):
         del evidence.documents["onnxruntime"]
-        raise ValueError(told["not_run"])
+        raise NotRun(told["not_run"])
 
 
 # ------------------------------------------------------------------------------ the commands

@@ -1,7 +1,7 @@
 """Measures which of the product's uses of CUDA the tests run, and writes the table of them.
 
     python -m tests.cuda_calls run fake tests/cuda        # pytest's arguments, as often as wanted
-    python -m tests.cuda_calls run stand-in --cupy-runtime=… tests/cuda
+    python -m tests.cuda.standin --cupy .cupy12 python -m tests.cuda_calls run stand-in tests/cuda
     python -m tests.cuda_calls table                          # tests/cuda_calls/README.md
 
 A run is done under coverage.py, child processes included, and what it has run is added to what
