@@ -14,6 +14,7 @@ import uuid
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,8 @@ def _run(step: Step, evidence: Evidence, folder: Path, outcome: Outcome) -> None
             [sys.executable, *step.command(evidence, folder, outcome.limit_s)],
             cwd=ROOT, env={**os.environ, **_PYTEST, _MARK: mark}, stdin=subprocess.DEVNULL,
             stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            # A shell ignores it for what it runs in the background, and so would Python
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         try:
             outcome.exit_status = process.wait(outcome.limit_s)

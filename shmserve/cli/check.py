@@ -11,7 +11,7 @@ from shmserve.cli import model_code, try_load
 from shmserve.config import Settings
 from shmserve.coordinator import pool_sizing
 from shmserve.coordinator.models import desired_models
-from shmserve.core.registry import ALL
+from shmserve.core.registry import ALL, ANY
 from shmserve.errors import ConfigError
 from shmserve.frontends.oip.restricted_apis import check_settings
 from shmserve.observe import otlp_extra
@@ -94,8 +94,13 @@ def _models_would_do(settings: Settings, desired: desired_models.DesiredModels, 
     for name, reason in sorted(desired.failures.items()):
         finding = _finding(settings, name.partition("/")[0])
         print(f"{finding}  model {name}: {reason}{_where(settings, name)}")
-    none_left = bool(broken) and not fine
-    return not none_left and not any(_is_required(settings, name) for name in broken)
+    if broken and not fine:
+        print("FAIL  none of the models can be served")
+        return False
+    absent = [name for name in settings.ready_requires if name not in (*ALL, *ANY, *broken, *fine)]
+    for name in absent:
+        print(f"FAIL  ready_requires: '{name}' is no model of the repository")
+    return not absent and not any(_is_required(settings, name) for name in broken)
 
 
 def _is_required(settings: Settings, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -34,8 +35,8 @@ def main(arguments: argparse.Namespace) -> int:
             print(f"{place} stays as it is")
             continue
         text = (templates() / name).read_text(encoding="utf-8")
-        text = text.replace(f"{_ENVIRONMENT}/bin", str(programs))
-        _write(place, text.replace(_ENVIRONMENT, str(app)))
+        found = re.compile(rf"{re.escape(_ENVIRONMENT)}(/bin)?\b")
+        _write(place, found.sub(lambda it: str(programs if it[1] else app), text))
         print(place)
     hidden = next((folder for folder in _HIDDEN if app.is_relative_to(folder)), "")
     if hidden:

@@ -93,6 +93,11 @@ class AsyncClient:
         """Whether tensors go through shared memory; else they travel over HTTP."""
         return self._client.shared_memory
 
+    @property
+    def why_no_shared_memory(self) -> str:
+        """As `Client.why_no_shared_memory`."""
+        return self._client.why_no_shared_memory
+
     async def device_memory(self, device: int = 0) -> bool:
         """Whether arrays of a GPU stay there; raises as `Client.device_memory`."""
         return await self._calls.run(

@@ -30,7 +30,8 @@ from shmserve.client.tensors import ClientTensor
 Array = np.ndarray[Any, Any]
 
 _LARGEST = 1 << 20
-_warned: set[str] = set()  # why there is no shared memory: each is told once
+_warned: set[str] = set()  # addresses: of each it is told once
+_LEAST_S = 0.001
 _PLAIN = frozenset({list, tuple, int, float, bool})  # what has no dtype of its own
 
 
@@ -72,10 +73,14 @@ def connect(
     if why and require_shared_memory:
         client.close()
         raise InferenceError(0, f"no shared memory with the server at {url}: {why}")
-    if why and control != "" and transport.is_local and why not in _warned:
-        _warned.add(why)
+    if why and control != "" and transport.is_local and url not in _warned:
+        _warned.add(url)
         text = f"tensors travel over HTTP, and not through shared memory: {why}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        except RuntimeWarning:
+            client.close()
+            raise
     return client
 
 
@@ -91,7 +96,6 @@ class Client(ServiceCalls):
         lanes: bool,
         require_shared_memory: bool,
     ) -> None:
-        self._pid = os.getpid()
         super().__init__(transport)
         transport.request("GET", "/v2/health/live")
         pools = SharedMemoryPools(transport, control, max_bytes, max_device_bytes)
@@ -103,7 +107,7 @@ class Client(ServiceCalls):
 
     @property
     def shared_memory(self) -> bool:
-        """Whether tensors go through shared memory; else they travel over HTTP."""
+        """Whether tensors go through shared memory now; else they travel over HTTP."""
         return self._pools.on(None) is not None
 
     @property
@@ -275,16 +279,34 @@ class Client(ServiceCalls):
         """What `infer` and `stream` were asked; raises what is wrong with it by itself."""
         self._check(device)
         timeout_s = timeout or self._transport.timeout_s
-        plain = any(type(value) in _PLAIN for value in inputs.values())
         until = time.monotonic() + timeout_s
-        known = self._requester.input_types(model, version, until) if plain else {}
-        tensors = [ClientTensor(name, value, known.get(name)) for name, value in inputs.items()]
+        tensors = self._tensors(model, version, inputs, until)
         names = None if outputs is None else tuple(outputs)
+        timeout_s = max(until - time.monotonic(), _LEAST_S)
         asked = (parameters, request_id, timeout_s, receipt, device)
         return ClientCall(model, version, tensors, names, *asked)
 
+    def _tensors(
+        self, model: str, version: str, inputs: Mapping[str, Any], until: float
+    ) -> list[ClientTensor]:
+        """What has no datatype of its own gets the one that the model says."""
+        plain = {name for name, value in inputs.items() if type(value) in _PLAIN}
+        if not plain:
+            return [ClientTensor(name, value) for name, value in inputs.items()]
+        for again in (True, False):
+            types = self._requester.input_types(model, version, until)
+            try:
+                return [
+                    ClientTensor(name, value, types.get(name) if name in plain else None)
+                    for name, value in inputs.items()
+                ]
+            except ValueError:
+                if not again or not types:
+                    raise
+                self._requester.forget(model, version)  # it may have been loaded anew
+        raise AssertionError("unreachable")
+
     def _check(self, device: int | None = None) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError("a client cannot be used across a fork: connect in the child")
+        self._check_process()
         if device is not None:
             device_arrays.check(device)

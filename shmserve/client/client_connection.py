@@ -36,7 +36,7 @@ class ControlConnection:
         has_lanes: the server knows of lanes.
     """
 
-    def __init__(self, path: str, within_s: float = inf) -> None:
+    def __init__(self, path: str) -> None:
         """Connect.
 
         Raises:
@@ -46,7 +46,7 @@ class ControlConnection:
         self.has_lanes = False
         self._lock = threading.Lock()
         self._patience_s = _RETRY_S  # none while nobody is there, so that nobody waits each time
-        self._channel: Channel | None = self._connect(time.monotonic() + within_s)
+        self._channel: Channel | None = self._connect(inf)
 
     def register(self, name: str, byte_size: int, fd: int) -> None:
         """Register a sealed memfd from its start.

@@ -22,7 +22,7 @@ from shmserve.client.result import Result
 from shmserve.client.result_reader import ResultReader
 from shmserve.client.service_calls import model_path
 from shmserve.client.streams import AnswerSource
-from shmserve.protocol.control.lane_messages import LaneAnswer
+from shmserve.protocol.control.lane_messages import INLINE_BYTES, LaneAnswer
 from shmserve.protocol.decoding import json_decoder
 
 _REPEATS = 4
@@ -111,6 +111,11 @@ class Requester:
         except InferenceError:
             return {}
 
+    def forget(self, model: str, version: str) -> None:
+        """What is remembered of a model may be of before it was loaded anew."""
+        self._models.pop((model, version), None)
+        self._decoupled.pop((model, version), None)
+
     def begin(self, call: ClientCall, largest: int) -> AnswerSource:
         """Have a model answer any number of times.
 
@@ -127,6 +132,8 @@ class Requester:
         answers = self._begin_on_lane(call, described, largest, until)
         if answers is not None:
             return answers
+        if self._shared and (large := [t.name for t in call.inputs if t.nbytes >= INLINE_BYTES]):
+            raise InferenceError(0, f"input '{large[0]}' has no place in shared memory: no lane")
         body = generate_request(call, described)
         path = model_path(call.model, call.version) + "/generate_stream"
         try:
@@ -149,6 +156,8 @@ class Requester:
             answers = None
             attempt = RequestAttempt(self._pool_of(barred), call.inputs, sizes, None, inline=True)
             try:
+                if self._shared:
+                    self._check_shared(attempt)
                 request = attempt.lane_request(call.parameters, call.request_id, True)
                 if request is None:
                     return None
@@ -255,8 +264,7 @@ class Requester:
     def _forget(self, call: ClientCall, status: int) -> None:
         """A request was refused, perhaps for what we remember of its model."""
         if 400 <= status < 500 or status == 501:
-            self._models.pop((call.model, call.version), None)
-            self._decoupled.pop((call.model, call.version), None)
+            self.forget(call.model, call.version)
 
     def _model(self, key: tuple[str, str], until: float) -> DescribedModel:
         described = self._models.get(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
@@ -22,10 +23,12 @@ class ServiceCalls:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._pid = os.getpid()
 
     def ready(self, model: str = "", version: str = "", *, timeout: float | None = None) -> bool:
         """Whether the server, with all that it requires, or a model takes requests now; False as
         well where no server answers."""
+        self._check_process()
         path = f"{model_path(model, version)}/ready" if model else "/v2/health/ready"
         try:
             reply = self._transport.request("GET", path, timeout_s=timeout or 0.0)
@@ -71,6 +74,10 @@ class ServiceCalls:
     def unload(self, model: str, *, timeout: float | None = None) -> None:
         """Unload a model; what it has begun ends first."""
         self._post(f"models/{_quoted(model)}/unload", {}, timeout)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("a client cannot be used across a fork: connect in the child")
 
     def _get(self, path: str, timeout: float | None) -> Any:
         return self._ask("GET", path, [], timeout)

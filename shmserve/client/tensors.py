@@ -40,7 +40,7 @@ class ClientTensor:
         """
         array, device = (value, None) if type(value) is np.ndarray else _array(name, value)
         if datatype is not None and not hasattr(value, "dtype"):
-            array = _as(datatype, array, name)
+            array = _as(datatype, array, value, name)
         self.name = name
         self.datatype = datatype_of(array.dtype, name)
         self.shape: tuple[int, ...] = array.shape
@@ -89,19 +89,32 @@ def _array(name: str, value: Any) -> tuple[Any, int | None]:
     return array, int(array.device.id)
 
 
-def _as(datatype: str, array: Array, name: str) -> Array:
+def _as(datatype: str, array: Array, value: Any, name: str) -> Array:
     """Numbers of a list in the model's datatype; what is of another kind is left to the server."""
-    if datatype == BYTES or array.dtype.kind not in "iuf" or datatype not in (*_BY_NAME, "BF16"):
+    if array.dtype.kind not in "iuf" or datatype not in (*_BY_NAME, "BF16"):
         return array
     dtype = dtype_of(datatype)
-    if dtype.kind in "iu" and array.dtype.kind == "f" and array.size:
-        raise ValueError(f"input '{name}': fractions are no {datatype}, which the model wants")
-    if dtype.kind not in "iufV":
+    if datatype == "BF16" and dtype == np.uint16:
+        raise ValueError(f"input '{name}': the model wants BF16, for which ml_dtypes is missing")
+    if dtype.kind in "iu":
+        return _integers(datatype, dtype, value, name)
+    if dtype.kind == "b":
         return array
     with np.errstate(over="ignore"):
         fit = array.astype(dtype)
-    if dtype.kind in "iu" and not np.array_equal(fit, array):
+    if not np.array_equal(np.isinf(fit.astype(np.float64)), np.isinf(array)):
         raise ValueError(f"input '{name}': numbers beyond {datatype}, which the model wants")
+    return fit
+
+
+def _integers(datatype: str, dtype: np.dtype[Any], value: Any, name: str) -> Array:
+    exact: Any = np.asarray(value, np.object_)  # beyond 2**63 numpy would make floats of them
+    if any(isinstance(number, float) for number in exact.flat):
+        raise ValueError(f"input '{name}': fractions are no {datatype}, which the model wants")
+    limits = np.iinfo(dtype)
+    if any(not limits.min <= number <= limits.max for number in exact.flat):
+        raise ValueError(f"input '{name}': numbers beyond {datatype}, which the model wants")
+    fit: Array = exact.astype(dtype)
     return fit
 
 

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings
 from shmserve.cluster.controller import Controller, Status
 from shmserve.cluster.node_service import NodeReport, NodeService
-from shmserve.observe import gpu_use, nvml
+from shmserve.observe import gpu_use
 
 CONTROLLER = "controller"
 ROOM_RESOURCE = "model_memory_mib"  # of `ray start --resources`: what models may take of a node
@@ -41,7 +41,7 @@ class NodeActor:
         self._service = NodeService(
             settings,
             ray.util.get_node_ip_address(),
-            room or _gpu_room(),
+            room or gpu_use.least_memory(),
             os.path.join(base, f"{settings.name}-{node[:12]}"),
         )
 
@@ -53,16 +53,6 @@ class NodeActor:
 
 
 _NODE: Any = ray.remote(num_cpus=0, max_restarts=-1)(NodeActor)
-
-
-def _gpu_room() -> int:
-    """Bytes of this node's smallest GPU: a model is on all of them, an instance each."""
-    module = nvml.bindings()
-    if module is None:
-        return 0
-    visible = gpu_use.visible_uuids() or ()
-    reports = nvml.bounded(lambda: gpu_use.read(module, visible)) or ()
-    return min((report.memory_total or 0 for report in reports), default=0)
 
 
 class RayNodes:

@@ -81,6 +81,10 @@ class LaneDesk:
         if not lanes.owners:
             del self._lanes[process]
 
+    def has(self, process: str) -> bool:
+        """Whether an executor has lanes: what is asked over them nobody else sees."""
+        return process in self._lanes
+
     def gone(self, process: str) -> None:
         self._lanes.pop(process, None)
 

@@ -189,7 +189,8 @@ class MessageRouter:
         busy_ms = self._introspection.counters.busy_ms(process)
         if busy_ms is not None and (effects := self._reconciler.busy(process, busy_ms, now)):
             self._perform(effects)
-        match self._watchdog.looked(process, busy_ms, self._introspection.rests(process)):
+        rests = self._introspection.rests(process) and not self._lanes.has(process)
+        match self._watchdog.looked(process, busy_ms, rests):
             case Verdict.ASK:
                 self._send(process, link.AskStats(0, "busy"))
             case Verdict.REPLACE:

@@ -161,7 +161,11 @@ class CustomMetrics:
     ) -> MetricRow:
         try:
             family = self.open(name, description, kind)
-            return self.add(family, list((labels or {}).items()), list(map(float, buckets)), ())
+            try:
+                return self.add(family, list((labels or {}).items()), list(map(float, buckets)), ())
+            except ShmserveError:
+                self.let_go(family, ())
+                raise
         except ShmserveError as ex:  # the model's fault, not that of whose request it serves
             raise Internal(f"metric '{name[:80]}': {ex.message}") from None
 
@@ -322,6 +326,8 @@ class CustomMetrics:
 
     def _check_text(self, what: str, text: str) -> None:
         most = self._settings.max_metric_text
+        if not isinstance(text, str):
+            raise InvalidArgument(f"the {what} is no text")
         if text.encode(errors="replace").decode() != text:
             raise InvalidArgument(f"the {what} is no UTF-8")
         if len(text) > most:

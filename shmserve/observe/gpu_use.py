@@ -110,6 +110,15 @@ def read(module: ModuleType, wanted: Collection[str]) -> tuple[GpuReport, ...]:
     return tuple(report for report in reports if report is not None)
 
 
+def least_memory() -> int:
+    """Bytes of the smallest of the visible GPUs; 0: there is none."""
+    module = nvml.bindings()
+    if module is None:
+        return 0
+    reports = nvml.bounded(lambda: read(module, visible_uuids() or ())) or ()
+    return min((report.memory_total or 0 for report in reports), default=0)
+
+
 def _gpu(module: ModuleType, index: int, wanted: Collection[str]) -> GpuReport | None:
     """One GPU; None: it is lost, or not wanted."""
 

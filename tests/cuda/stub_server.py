@@ -67,7 +67,7 @@ class StubServer:
         documents: of all inferences.
     """
 
-    unix_path, is_local = "", False
+    unix_path, is_local, timeout_s = "", False, 30.0
 
     def __init__(self, cupy: Any) -> None:
         self.regions: dict[str, tuple[int, int]] = {}

@@ -194,6 +194,15 @@ def test_numbers_take_the_datatype_of_the_model(server: RunningServer) -> None:
             client.infer("nope", {"INPUT0": [1]})
 
 
+def test_a_model_that_was_loaded_anew_has_other_datatypes(server: RunningServer) -> None:
+    with connect(server) as client:
+        client.infer("identity", {"INPUT0": [1.5]})
+        (key,) = client._requester._models
+        known = client._requester._models[key]
+        client._requester._models[key] = type(known)(known.outputs, {"INPUT0": "INT64"})
+        assert client.infer("identity", {"INPUT0": [1.5]})["OUTPUT0"].tolist() == [1.5]
+
+
 def test_the_address_of_grpc(server: RunningServer) -> None:
     with pytest.raises(InferenceError, match=r"does not speak HTTP/1.1; is it gRPC's port"):
         shmserve.client.connect(f"http://{server.grpc_address}")

@@ -271,7 +271,8 @@ def test_lanes_are_limited_and_come_back(server: RunningServer, program: Program
     many = open_fds(pid)
     for lane in lanes:
         lane.close()
-    wait_until(lambda: open_fds(pid) == many - 9, "the executor keeps lanes that have ended")
+    # Memory of the client above may still be about to go
+    wait_until(lambda: open_fds(pid) <= many - 9, "the executor keeps lanes that have ended")
     with program.lane("echo") as lane:
         assert lane.ask(request(1, floats(1))).status == 200
 

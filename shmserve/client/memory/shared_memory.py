@@ -20,7 +20,6 @@ from shmserve.protocol.control.client_messages import SOCKET_NAME
 CONTROL_VARIABLE = "SHMSERVE_CLIENT_SOCKET"  # the server's setting of the same meaning
 # The server may have been restarting: it is asked again, ever less often
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
-_LOOK_S = 1.0  # for an answer then, which a request waits for
 _STATUS_S = 10.0
 _SERVICES = "/run/shmserve"  # systemd's, where others may reach it; only root makes it
 _NOWHERE = (
@@ -57,13 +56,14 @@ class SharedMemoryPools:
         somewhere = bool(control) or transport.is_local or CONTROL_VARIABLE in os.environ
         self.sought = somewhere and not self._off
         if self.sought:
-            self._look(inf)
+            self._look()
 
     def on(self, device: int | None) -> BlockPool | None:
         """The memory of a GPU, None: of the host. None: the server takes none of it now."""
         if device is None:
             if self._host is None and time.monotonic() >= self._again_at:
-                self._look_again()
+                self._again_at = inf
+                threading.Thread(target=self._look, daemon=True).start()  # no request waits for it
             return self._host
         with self._lock:
             if self._off:
@@ -81,58 +81,65 @@ class SharedMemoryPools:
         return self._host is None or self._host.register_again()
 
     def close(self, unregister: bool = True) -> None:
-        with self._lock:
-            for pool in self._gpu_pools.values():
-                if pool is not None:
-                    pool.close(unregister)
-            self._gpu_pools.clear()
-            self._off = True
-            self._again_at = inf
+        """`unregister`: not in a fork, which has no other thread and undoes nothing."""
+        if unregister:
+            with self._lock:
+                self._end()
+        else:
+            self._end()
+        for pool in self._gpu_pools.values():
+            if pool is not None:
+                pool.close(unregister)
+        self._gpu_pools.clear()
         if self._host is not None:
             self._host.close(unregister)
         if self.control is not None:
             self.control.close()
 
-    def _look_again(self) -> None:
-        if self._lock.acquire(blocking=False):  # else another thread is at it, or at the end
-            try:
-                if time.monotonic() >= self._again_at:
-                    self._look(_LOOK_S)
-            finally:
-                self._lock.release()
+    def _end(self) -> None:
+        self._off = True
+        self._again_at = inf
 
-    def _look(self, within_s: float) -> None:
+    def _look(self) -> None:
         """For the host's memory, and the server to take it."""
+        found = None
         for path in [self._named] if self._named else _control_paths(self._transport):
-            self._host = self._host_pool(path, within_s)
-            if self._host is not None:
+            found = self._host_pool(path)
+            if found is not None:
                 break
-        self._again_at = inf if self._host is not None else time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
+        with self._lock:
+            if found is not None and self._off:
+                pool, control = found
+                pool.close()
+                control.close()
+            elif found is not None:
+                self._host, self.control = found
+            elif not self._off:
+                self._again_at = time.monotonic() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
 
-    def _host_pool(self, path: str, within_s: float) -> BlockPool | None:
+    def _host_pool(self, path: str) -> tuple[BlockPool, ControlConnection] | None:
         """If the server we talk to over HTTP sees what we register at the socket."""
         try:
-            control = ControlConnection(path, within_s)
+            control = ControlConnection(path)
         except ShmserveError as ex:
             self.why_not = f"no server at the client socket {path}: {ex.message}"
             return None
-        self.why_not = (
-            f"the server at the client socket {path} takes no memory, or max_bytes is too small"
-        )
+        why_not = f"the server at the client socket {path} takes no memory"
         pool = BlockPool(HostBlocks(control), self._max_bytes)
         block = pool.acquire(1)
         if block is not None:
             pool.release(block)
             status = f"/v2/systemsharedmemory/region/{block.name}/status"
             try:
-                reply = self._transport.request("GET", status, timeout_s=min(within_s, _STATUS_S))
+                reply = self._transport.request("GET", status, timeout_s=_STATUS_S)
                 if reply.status == 200:
-                    self.control = control
-                    return pool
-                self.why_not = f"the server at the client socket {path} is another"
+                    self.why_not = ""
+                    return pool, control
+                why_not = f"the server at the client socket {path} is another"
             except InferenceError as ex:
-                self.why_not = f"the server does not say whether it sees memory: {ex.message}"
+                why_not = f"the server does not say whether it sees memory: {ex.message}"
+        self.why_not = why_not
         pool.close()
         control.close()
         return None

@@ -18,7 +18,9 @@ class CallContext:
         self._callers = callers
         self._caller: Caller | None = None
         self._calls: set[InferenceCall] = set()
-        self._gone = not context.add_callback(self._end)
+        self._gone = False
+        if not context.add_callback(self._end):
+            self._gone = True
 
     def caller(self) -> Caller:
         """Who it is, looked up when first asked."""

@@ -37,7 +37,7 @@ def written(folder: Path) -> dict[str, str]:
 
 
 def test_the_command_writes_what_make_installs(tmp_path: Path) -> None:
-    app = tmp_path / "app"
+    app = tmp_path / "opt/shmserve-0.1"  # the name of the environment in the templates is a part
     (app / "bin").mkdir(parents=True)
     (app / "bin/shmserve").touch()
     made, told = tmp_path / "made", tmp_path / "told"
@@ -45,6 +45,8 @@ def test_the_command_writes_what_make_installs(tmp_path: Path) -> None:
     assert main(["units", str(told), "--prefix", "/usr", "--app", str(app)]) == 0
     assert written(told) == written(made)
     assert len(written(told)) == 5
+    service = (told / "usr/lib/systemd/system/shmserve.service").read_text()
+    assert f"ExecStart={app}/bin/shmserve serve\n" in service
 
 
 def test_the_settings_of_an_installation_stay(tmp_path: Path) -> None:

@@ -147,7 +147,8 @@ def test_sizes_are_guessed_from_shapes_or_earlier_answers() -> None:
         ([1.5], "FP16", "float16"),
         (7, "INT64", "int64"),
         ([1.5], "BF16", "bfloat16"),
-        ([], "INT32", "int32"),
+        ([2**63, 1], "UINT64", "uint64"),
+        ([float("inf"), float("nan")], "FP32", "float32"),
         ([True], "BOOL", "bool"),
         ([True], "INT32", "bool"),  # what is of another kind is left to the server
         ([1], "BOOL", "int64"),
@@ -166,6 +167,8 @@ def test_lists_take_a_datatype(value: object, datatype: str, dtype: str) -> None
         ([1.5], "INT32", "fractions are no INT32"),
         ([256], "UINT8", "beyond UINT8"),
         ([-1], "UINT16", "beyond UINT16"),
+        ([70000], "FP16", "beyond FP16"),
+        ([1.0, 1e300], "FP32", "beyond FP32"),
     ],
 )
 def test_numbers_that_do_not_fit(value: object, datatype: str, reason: str) -> None:

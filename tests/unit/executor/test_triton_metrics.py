@@ -111,6 +111,11 @@ def test_what_native_models_do_wrong_is_no_clients_fault(published: Published) -
         with pytest.raises(Internal) as told:
             wrong()
         assert told.value.message.startswith(text)
+    for _ in range(2):  # one that is refused leaves no family, and costs no place
+        with pytest.raises(Internal, match="the model has 1 of them"):
+            own.counter("m", "")
+    with pytest.raises(Internal, match="metric 'n': the value of label 'shard' is no text"):
+        own.counter("n", "", {"shard": 1})  # type: ignore[dict-item]
     for less in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="counter 'n' cannot grow by"):
             rows.increment(less)
