@@ -50,6 +50,13 @@ class Old(Struct, frozen=True):
     environ: dict[str, str]
 
 
+def given_up(report: int) -> bool:
+    """In a new generation: whether nobody waits any more for what it says there."""
+    poll = select.poll()
+    poll.register(report, 0)
+    return bool(poll.poll(0))
+
+
 def run(old: Old) -> NoReturn:
     """Hand over, in a fork of the master. Does not return."""
     status = 1
@@ -82,7 +89,8 @@ def _hand_over(old: Old) -> bool:
     _log.info("reload begun generation=%s pid=%d", generation, pid)
     said = _await(reading, pidfd, old, notifier)
     if said == rundir.SERVES:
-        rundir.serve(base, generation)
+        said = _let_serve(base, generation)
+    if said == rundir.SERVES:
         notifier.send(f"MAINPID={pid}")
         _log.info("reload done: generation=%s serves", generation)
         rundir.hand_over(base, f"{generation} {rundir.SERVES}")
@@ -95,6 +103,15 @@ def _hand_over(old: Old) -> bool:
     _end(base, generation, pid, pidfd)
     rundir.hand_over(base, f"{generation} failed: {said}")
     return False
+
+
+def _let_serve(base: str, generation: str) -> str:
+    """`SERVES`, or why it cannot."""
+    try:
+        rundir.serve(base, generation)
+    except OSError as ex:
+        return f"run_dir: {ex.strerror}"
+    return rundir.SERVES
 
 
 def _start(old: Old, generation: str, report: int) -> int:

@@ -102,13 +102,14 @@ def supervisor_lock(settings: Settings) -> FileLock:
 
 def beat() -> None:
     """The master's sign of life. Ends this generation if its run directory is not its own any more,
-    or another one serves in its place."""
+    another one serves in its place, or who was to let it serve is gone."""
     lock = _state.lock
     if lock is None or not lock.held or _state.ending or _state.settings is None:
         return
     for awaited in _state.also:
         if not awaited.held:
             awaited.acquire()
+    given_up = any(map(handover.given_up, _state.report))  # first: it may have been let serve
     if serves(_state.settings):
         for fd in _state.report:  # nobody waits there any more
             os.close(fd)
@@ -116,6 +117,9 @@ def beat() -> None:
     elif not _state.report:
         _state.ending = True
         _log.info("another generation serves: ending")
+    elif given_up:
+        _state.ending = True
+        _log.error("the reload has been given up: ending")
     if not lock.beat():
         _state.ending = True
         _log.critical(
