@@ -40,11 +40,13 @@ _REPORT_BYTES = 4096
 
 
 class Old(Struct, frozen=True):
-    """The generation that serves, as its master knows it: its HTTP sockets by name and descriptor,
-    those of gRPC, and the environment that it was started with."""
+    """The generation that serves, as its master knows it: an eventfd that it writes when it stops,
+    its HTTP sockets by name and descriptor, those of gRPC, and the environment that it was started
+    with."""
 
     settings: Settings
     master_fd: int
+    stopping_fd: int
     http: Sequence[tuple[str, int]]
     grpc_fds: Sequence[int]
     environ: dict[str, str]
@@ -94,8 +96,8 @@ def _hand_over(old: Old) -> bool:
         notifier.send(f"MAINPID={pid}")
         _log.info("reload done: generation=%s serves", generation)
         rundir.hand_over(base, f"{generation} {rundir.SERVES}")
-        # Not before it has ended: gunicorn looks for us to know whose its sockets' files are.
         send_signal(old.master_fd, signal.SIGTERM)
+        # Another reload waits for that by this process's lock
         has_ended(old.master_fd, 3 * old.settings.drain_timeout_s + _END_S)
         return True
     _log.error("reload failed, the generation before serves on reason=%s", said)
@@ -136,18 +138,18 @@ def _await(reading: int, pidfd: int, old: Old, notifier: Notifier) -> str:
     limit_s = old.settings.load_timeout_s + _BEYOND_LOAD_S
     deadline = time.monotonic() + limit_s
     poll = select.poll()
-    for fd in (reading, pidfd, old.master_fd):
+    for fd in (reading, pidfd, old.master_fd, old.stopping_fd):
         poll.register(fd, select.POLLIN)
     while time.monotonic() < deadline:
         notifier.send(_EXTENSION, "STATUS=reloading: the next generation loads its models")
         ready = {fd for fd, _ in poll.poll(_EXTEND_EVERY_S * 1000)}
+        if ready & {old.master_fd, old.stopping_fd}:
+            return "the service ends"
         said = os.read(reading, _REPORT_BYTES).decode(errors="replace") if reading in ready else ""
         if said:
             return " ".join(said.split())
         if pidfd in ready or reading in ready:
             return "its master ended before it served; the log says more"
-        if old.master_fd in ready:
-            return "the service ends"
     return f"it did not serve within {limit_s:g} s (load_timeout_s)"
 
 

@@ -196,3 +196,29 @@ def test_a_generation_that_serves_outlives_its_handover(beating: Beating) -> Non
     rundir.serve(beating.base, "g2")
     launch.beat()
     assert beating.ends == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    ("serves", "passed", "bound", "stays"),
+    [
+        (True, False, False, False),
+        (True, True, True, False),
+        (False, True, True, True),
+        (True, True, False, True),
+    ],
+    ids=["the first", "after a reload", "a reload failed", "systemd's"],
+)
+def test_files_of_http_sockets_go_with_the_generation_that_serves(
+    beating: Beating, tmp_path: Path, serves: bool, passed: bool, bound: bool, stays: bool
+) -> None:
+    beating.state.passed, beating.state.bound = passed, bound
+    beating.state.stopping_fd = os.eventfd(0)
+    if serves:
+        rundir.serve(beating.base, "g1")
+    path = tmp_path / "http"
+    with socket.create_server(str(path), family=socket.AF_UNIX) as sock:
+        launch.stopping(beating.settings, [sock.getsockname(), ("127.0.0.1", 1)])
+        assert path.exists() is stays
+    assert os.eventfd_read(beating.state.stopping_fd) == 1
+    os.close(beating.state.stopping_fd)
+    os.close(beating.reading)
