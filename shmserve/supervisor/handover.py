@@ -10,6 +10,7 @@ reported.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import select
@@ -123,10 +124,13 @@ def _start(old: Old, generation: str, report: int) -> int:
     try:
         os.setsid()
         passed = [*old.http, *((activation.GRPC, fd) for fd in old.grpc_fds)]
+        passed.append((activation.REPORT, report))
+        # Where none of these is moved to, to tell of an exec that fails
+        report = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, 3 + len(passed))
         environ = {**old.environ, GENERATION_VARIABLE: generation}
         called = shlex.split(environ.get(COMMAND_VARIABLE, ""))
         command = called or [sys.executable, *sys.orig_argv[1:]]
-        activation.exec_with(command, environ, [*passed, (activation.REPORT, report)])
+        activation.exec_with(command, environ, passed)
     except OSError as ex:
         os.write(report, f"it cannot be started: {ex.strerror}".encode())
     finally:

@@ -49,3 +49,15 @@ def test_a_service_that_stops_is_not_taken_over(pipe: Pipe) -> None:
         assert handover._await(reading, alive, old(alive, stopping), Notifier("")) == said
     os.close(alive)
     os.close(stopping)
+
+
+def test_what_cannot_be_started_is_told_whatever_number_the_pipe_has(pipe: Pipe) -> None:
+    """Descriptors from 3 on become those that are passed."""
+    reading, writing = pipe()
+    http = [("http", pipe()[1])] * (writing + 1)
+    pid = handover._start(
+        old(-1, http=http, environ={COMMAND_VARIABLE: "/nowhere/at-all"}), "g1", writing
+    )
+    os.waitpid(pid, 0)
+    os.set_blocking(reading, False)
+    assert os.read(reading, 100) == b"it cannot be started: No such file or directory"
