@@ -260,6 +260,9 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
     wrong: list[str] = []
     for setting, place in _wanted(settings, http):
         try:
+            if _state.report and setting == "grpc_bind" and place.path:
+                why = "in a reload it has to be a socket that systemd passes"
+                raise ConfigError(f"grpc_bind: {place.text} cannot change hands: {why}")
             if not _state.report:  # else the predecessor listens there
                 listen_addresses.require_free(setting, place)
             if setting in ("grpc_bind", "agent_bind"):

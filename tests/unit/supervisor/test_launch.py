@@ -222,3 +222,12 @@ def test_files_of_http_sockets_go_with_the_generation_that_serves(
     assert os.eventfd_read(beating.state.stopping_fd) == 1
     os.close(beating.state.stopping_fd)
     os.close(beating.reading)
+
+
+def test_a_reload_says_at_once_that_a_unix_socket_of_grpc_cannot_follow(beating: Beating) -> None:
+    settings = Settings(grpc_bind=("127.0.0.1:0", "unix:/run/grpc"), client_shm_mode="off")
+    with pytest.raises(ConfigError, match=r"^grpc_bind: unix:/run/grpc cannot change hands: "):
+        launch.claim(settings, ())
+    beating.state.grpc_fds = (0,)
+    launch.claim(settings, ())
+    os.close(beating.reading)
