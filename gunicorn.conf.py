@@ -64,7 +64,14 @@ def on_starting(server):
 
 
 def when_ready(server):
-    server.systemd = server.systemd and not launch.bound()  # else their files are ours to remove
+    server.systemd = True  # leaves the sockets' files, which may be another generation's by then
+    stop = server.stop
+
+    def tell_and_stop(graceful=True):
+        launch.stopping(_settings, [s.getsockname() for s in server.LISTENERS])
+        stop(graceful)
+
+    server.stop = tell_and_stop
     launch.begin(_settings, map(str, server.LISTENERS))
 
 
@@ -74,7 +81,7 @@ def on_reload(server):
 
 
 def pre_exec(server):  # SIGUSR2: in a fork of the master
-    launch.hand_over([s.fileno() for s in server.LISTENERS], server.systemd, server.cfg.env_orig)
+    launch.hand_over([s.fileno() for s in server.LISTENERS], server.cfg.env_orig)
 
 
 def pre_fork(server, worker):

@@ -20,6 +20,8 @@ _BEYOND_LOAD_S = 90.0  # more than the handover itself takes
 def main(arguments: argparse.Namespace) -> int:
     settings = config.load()
     base = config.base_dir(settings)
+    if settings.reload == "handover":
+        _await_earlier(settings, base)  # first: another master serves after it
     holder = rundir.lock(rundir.serving(base), "master").holder_pidfd()
     if holder is None:
         raise Unavailable(
@@ -42,7 +44,6 @@ def main(arguments: argparse.Namespace) -> int:
 def _hand_over(settings: Settings, base: str, master: int) -> str:
     """Ask for it, and wait; what came of it."""
     lock = rundir.lock(base, "handover")
-    _await_earlier(settings, base)
     before = rundir.handed_over(base)
     send_signal(master, signal.SIGUSR2)
     begun = time.monotonic()
@@ -62,8 +63,9 @@ def _hand_over(settings: Settings, base: str, master: int) -> str:
 
 
 def _await_earlier(settings: Settings, base: str) -> None:
-    """An earlier handover lasts until the generation before has ended."""
-    deadline = time.monotonic() + 3 * settings.drain_timeout_s + _BEGIN_S
+    """An earlier handover lasts until one of its generations has ended."""
+    limit_s = settings.load_timeout_s + _BEYOND_LOAD_S + 3 * settings.drain_timeout_s + _BEGIN_S
+    deadline = time.monotonic() + limit_s
     while (pid := rundir.lock(base, "handover").holder()) is not None:
         if time.monotonic() > deadline:
             raise Unavailable(f"an earlier reload does not end (pid {pid})")

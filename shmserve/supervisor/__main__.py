@@ -41,6 +41,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from shmserve.supervisor.announce import Announcer
     from shmserve.supervisor.greeting import Doors, StartReport
     from shmserve.supervisor.service import Commands, Inherited, Supervisor
+    from shmserve.transport import rundir
     from shmserve.transport.notify import Notifier
 
     settings = config.load()
@@ -62,9 +63,12 @@ def _run(arguments: argparse.Namespace) -> int:
         doors = Doors(tuple(arguments.http), tuple(arguments.grpc), settings.dashboard)
         report = StartReport(arguments.begun, doors)
     watchdog_s = arguments.watchdog_usec / 1e6
-    announcer = Announcer(
-        notifier, RegistryReader(run_dir), watchdog_s, report, partial(launch.serves, settings)
-    )
+    speaks = partial(launch.serves, settings)
+    main_pid = 0  # the first generation's is known
+    if run_dir != config.base_dir(settings):
+        main_pid = rundir.lock(run_dir, "master").holder() or 0
+    reader = RegistryReader(run_dir)
+    announcer = Announcer(notifier, reader, watchdog_s, report, speaks, main_pid)
     inherited = Inherited(
         *(arguments.master_fd, arguments.lock_fd, tuple(arguments.grpc_fds)),
         *(arguments.report_fd, arguments.patient_until, _named(arguments.stored)),

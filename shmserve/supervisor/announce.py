@@ -25,6 +25,7 @@ class Announcer:
 
     `report`: what else hears of each snapshot, in the first life of a service. `speaks`: whether
     this is the generation that speaks for the service; while it is not, nothing is told.
+    `main_pid`: the service's main process from then on; 0: the one that was started as that.
 
     Attributes:
         healthy: there is a sign of life to give.
@@ -39,11 +40,13 @@ class Announcer:
         watchdog_s: float,
         report: StartReport | None = None,
         speaks: Callable[[], bool] = lambda: True,
+        main_pid: int = 0,
     ) -> None:
         self.notifier = notifier
         self._reader = reader
         self._report = report
         self.speaks = speaks
+        self._main_pid = main_pid
         self.healthy = True
         self._watchdog_s = watchdog_s / 2  # twice as often as asked for
         self._generation = -1
@@ -66,6 +69,9 @@ class Announcer:
         self._silent, self._looked_at = not self.speaks(), now
         if self._silent:
             return
+        if self._main_pid:  # the handover says it as well, if it lives until then
+            self.notifier.send(f"MAINPID={self._main_pid}")
+            self._main_pid = 0
         if self.healthy and self._watchdog_s and now - self._alive_at >= self._watchdog_s:
             self._alive_at = now
             self.notifier.send("WATCHDOG=1")

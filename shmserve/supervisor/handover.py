@@ -10,6 +10,7 @@ reported.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import select
@@ -40,14 +41,23 @@ _REPORT_BYTES = 4096
 
 
 class Old(Struct, frozen=True):
-    """The generation that serves, as its master knows it: its HTTP sockets by name and descriptor,
-    those of gRPC, and the environment that it was started with."""
+    """The generation that serves, as its master knows it: an eventfd that it writes when it stops,
+    its HTTP sockets by name and descriptor, those of gRPC, and the environment that it was started
+    with."""
 
     settings: Settings
     master_fd: int
+    stopping_fd: int
     http: Sequence[tuple[str, int]]
     grpc_fds: Sequence[int]
     environ: dict[str, str]
+
+
+def given_up(report: int) -> bool:
+    """In a new generation: whether nobody waits any more for what it says there."""
+    poll = select.poll()
+    poll.register(report, 0)
+    return bool(poll.poll(0))
 
 
 def run(old: Old) -> NoReturn:
@@ -82,12 +92,13 @@ def _hand_over(old: Old) -> bool:
     _log.info("reload begun generation=%s pid=%d", generation, pid)
     said = _await(reading, pidfd, old, notifier)
     if said == rundir.SERVES:
-        rundir.serve(base, generation)
+        said = _let_serve(base, generation)
+    if said == rundir.SERVES:
         notifier.send(f"MAINPID={pid}")
         _log.info("reload done: generation=%s serves", generation)
         rundir.hand_over(base, f"{generation} {rundir.SERVES}")
-        # Not before it has ended: gunicorn looks for us to know whose its sockets' files are.
         send_signal(old.master_fd, signal.SIGTERM)
+        # Another reload waits for that by this process's lock
         has_ended(old.master_fd, 3 * old.settings.drain_timeout_s + _END_S)
         return True
     _log.error("reload failed, the generation before serves on reason=%s", said)
@@ -97,6 +108,15 @@ def _hand_over(old: Old) -> bool:
     return False
 
 
+def _let_serve(base: str, generation: str) -> str:
+    """`SERVES`, or why it cannot."""
+    try:
+        rundir.serve(base, generation)
+    except OSError as ex:
+        return f"run_dir: {ex.strerror}"
+    return rundir.SERVES
+
+
 def _start(old: Old, generation: str, report: int) -> int:
     pid = os.fork()
     if pid:
@@ -104,10 +124,13 @@ def _start(old: Old, generation: str, report: int) -> int:
     try:
         os.setsid()
         passed = [*old.http, *((activation.GRPC, fd) for fd in old.grpc_fds)]
+        passed.append((activation.REPORT, report))
+        # Where none of these is moved to, to tell of an exec that fails
+        report = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, 3 + len(passed))
         environ = {**old.environ, GENERATION_VARIABLE: generation}
         called = shlex.split(environ.get(COMMAND_VARIABLE, ""))
         command = called or [sys.executable, *sys.orig_argv[1:]]
-        activation.exec_with(command, environ, [*passed, (activation.REPORT, report)])
+        activation.exec_with(command, environ, passed)
     except OSError as ex:
         os.write(report, f"it cannot be started: {ex.strerror}".encode())
     finally:
@@ -119,18 +142,18 @@ def _await(reading: int, pidfd: int, old: Old, notifier: Notifier) -> str:
     limit_s = old.settings.load_timeout_s + _BEYOND_LOAD_S
     deadline = time.monotonic() + limit_s
     poll = select.poll()
-    for fd in (reading, pidfd, old.master_fd):
+    for fd in (reading, pidfd, old.master_fd, old.stopping_fd):
         poll.register(fd, select.POLLIN)
     while time.monotonic() < deadline:
         notifier.send(_EXTENSION, "STATUS=reloading: the next generation loads its models")
         ready = {fd for fd, _ in poll.poll(_EXTEND_EVERY_S * 1000)}
+        if ready & {old.master_fd, old.stopping_fd}:
+            return "the service ends"
         said = os.read(reading, _REPORT_BYTES).decode(errors="replace") if reading in ready else ""
         if said:
             return " ".join(said.split())
         if pidfd in ready or reading in ready:
             return "its master ended before it served; the log says more"
-        if old.master_fd in ready:
-            return "the service ends"
     return f"it did not serve within {limit_s:g} s (load_timeout_s)"
 
 

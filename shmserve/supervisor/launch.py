@@ -12,6 +12,7 @@ before anything is launched.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -60,6 +61,7 @@ class _LaunchState:
     bound: bool = False  # gunicorn's sockets are what a predecessor has bound
     supervisor: FileLock | None = None  # whose file stays the one of the service's start
     master_fd: int = -1
+    stopping_fd: int = -1  # eventfd, for a handover: this master has begun to stop
     notify_socket: str = ""
     ending: bool = False
     run_dir_fd: int = -1
@@ -102,13 +104,14 @@ def supervisor_lock(settings: Settings) -> FileLock:
 
 def beat() -> None:
     """The master's sign of life. Ends this generation if its run directory is not its own any more,
-    or another one serves in its place."""
+    another one serves in its place, or who was to let it serve is gone."""
     lock = _state.lock
     if lock is None or not lock.held or _state.ending or _state.settings is None:
         return
     for awaited in _state.also:
         if not awaited.held:
             awaited.acquire()
+    given_up = any(map(handover.given_up, _state.report))  # first: it may have been let serve
     if serves(_state.settings):
         for fd in _state.report:  # nobody waits there any more
             os.close(fd)
@@ -116,6 +119,9 @@ def beat() -> None:
     elif not _state.report:
         _state.ending = True
         _log.info("another generation serves: ending")
+    elif given_up:
+        _state.ending = True
+        _log.error("the reload has been given up: ending")
     if not lock.beat():
         _state.ending = True
         _log.critical(
@@ -180,6 +186,7 @@ def prepare(settings: Settings) -> None:
     own = pidfd_open(os.getpid())
     assert own is not None
     _state.master_fd = own
+    _state.stopping_fd = os.eventfd(0, os.EFD_CLOEXEC)
 
 
 def _lock_folders(settings: Settings, run_dir: str) -> None:
@@ -207,11 +214,6 @@ def follows() -> bool:
     return bool(_state.report)
 
 
-def bound() -> bool:
-    """Whether gunicorn's sockets were bound by a predecessor, and not by systemd."""
-    return _state.bound
-
-
 def await_turn(settings: Settings, waits: Callable[[], bool]) -> None:
     """In an HTTP worker: accept nothing before this generation serves. On sockets of systemd's
     clients wait for the models, too, instead of being refused. Ends when `waits` says no."""
@@ -229,14 +231,19 @@ def failed(message: str) -> NoReturn:
     sys.exit("\n".join(f"shmserve: {line}" for line in message.splitlines()))
 
 
-def hand_over(http: Sequence[int], passed: bool, environ: dict[str, str]) -> NoReturn:
+def hand_over(http: Sequence[int], environ: dict[str, str]) -> NoReturn:
     """In a fork of the master: have a new generation take its place. `http`: gunicorn's sockets;
-    `passed`: by systemd; `environ`: what the master was started with."""
+    `environ`: what the master was started with."""
     assert _state.settings is not None
-    name = "http" if passed else activation.BOUND
+    name = activation.BOUND if _has_bound() else "http"
     named = [(name, fd) for fd in http]
-    old = (_state.settings, _state.master_fd, named, _state.grpc_fds, environ)
-    handover.run(handover.Old(*old))
+    fds = (_state.master_fd, _state.stopping_fd)
+    handover.run(handover.Old(_state.settings, *fds, named, _state.grpc_fds, environ))
+
+
+def _has_bound() -> bool:
+    """Whether gunicorn's sockets were bound by this service, now or before a reload."""
+    return _state.bound or not _state.passed
 
 
 def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> None:
@@ -253,6 +260,9 @@ def claim(settings: Settings, http: Iterable[tuple[str, int] | str | int]) -> No
     wrong: list[str] = []
     for setting, place in _wanted(settings, http):
         try:
+            if _state.report and setting == "grpc_bind" and place.path:
+                why = "in a reload it has to be a socket that systemd passes"
+                raise ConfigError(f"grpc_bind: {place.text} cannot change hands: {why}")
             if not _state.report:  # else the predecessor listens there
                 listen_addresses.require_free(setting, place)
             if setting in ("grpc_bind", "agent_bind"):
@@ -358,6 +368,18 @@ def ensure(settings: Settings, master_pidfd: int, more: Sequence[str] = ()) -> b
     if status != 0:
         _log.error("the supervisor could not be started status=%d", status)
     return status == 0
+
+
+def stopping(settings: Settings, http: Iterable[object]) -> None:
+    """The master stops, whose sockets are `http`: a handover must let no other generation serve any
+    more. Files of sockets that are the service's own are removed, unless another serves on them."""
+    os.eventfd_write(_state.stopping_fd, 1)
+    if not _has_bound() or not serves(settings):
+        return
+    for path in http:
+        if isinstance(path, str):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def end(settings: Settings) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import time
 from collections.abc import Callable
 
 from shmserve.core.registry import ModelState, Snapshot
 from shmserve.errors import Unavailable
 from shmserve.shm.registry_page import RegistryReader
+from shmserve.supervisor.handover import given_up
 from shmserve.transport.rundir import SERVES
 
 _log = logging.getLogger(__name__)
@@ -45,12 +45,14 @@ class TakeOver:
     """Of one supervisor; `report` -1: there is no predecessor that waits, or it has gone already.
 
     Attributes:
-        turn_fd: ends (as a pipe) when gRPC processes may begin to listen, or with this process.
+        turn_fd: of a pipe, has a byte when gRPC processes may begin to listen; its end, when it
+            has none, is that of this process.
     """
 
     def __init__(self, report: int, readiness: LoadingWatch) -> None:
         self._report = report
         self._readiness = readiness
+        self._over = False  # it will not serve
         self.turn_fd, self._holding = os.pipe()
 
     @property
@@ -60,22 +62,25 @@ class TakeOver:
 
     def _let_listen(self) -> None:
         if self._holding >= 0:
+            os.write(self._holding, b"\0")
             os.close(self._holding)
             self._holding = -1
 
     @property
     def pending(self) -> bool:
         """Whether there is something to look for."""
-        return self._report >= 0 or not self.may_listen
+        return not self._over and (self._report >= 0 or not self.may_listen)
 
     def turn(self, listening: Callable[[], bool]) -> str:
         """Tell what is to be told; why this generation is to end, if it is. `listening`: whether
         all gRPC processes do."""
+        if self._over:
+            return ""
         if self._report < 0:
             if not self.may_listen and self._readiness.settled():
                 self._let_listen()
             return ""
-        if _has_no_reader(self._report):
+        if given_up(self._report):
             return self._done("the reload has been given up")
         snapshot = self._readiness.snapshot()
         if snapshot is None:
@@ -93,6 +98,7 @@ class TakeOver:
     def _done(self, why: str) -> str:
         os.close(self._report)
         self._report = -1
+        self._over = bool(why)
         return why
 
 
@@ -114,9 +120,3 @@ def obstacle(snapshot: Snapshot) -> str:
 def _loading(snapshot: Snapshot) -> bool:
     versions = (entry for model in snapshot.models.values() for entry in model.values())
     return any(entry.state is ModelState.LOADING for entry in versions)
-
-
-def _has_no_reader(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, 0)
-    return bool(poll.poll(0))

@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, required=True)
     parser.add_argument("--master-fd", type=int, required=True)
     parser.add_argument("--listen-fds", type=int, nargs="*", default=[])
-    parser.add_argument("--turn-fd", type=int, default=-1, help="ends when it may listen")
+    parser.add_argument("--turn-fd", type=int, default=-1, help="has a byte when it may listen")
     arguments = parser.parse_args()
     settings = config.load()
     setproctitle(f"shmserve: grpc {arguments.number}")
@@ -60,14 +60,16 @@ def _serve(
     number: int,
     sockets: list[socket.socket],
     stop: threading.Event,
-    await_turn: Callable[[], None],
+    await_turn: Callable[[], bool],
 ) -> int:
     dispatcher = Dispatcher(settings, "grpc")
     try:
         run_dir = config.run_dir(settings)
         listening = Listening(settings, run_dir, number, () if sockets else None)
         server = GrpcServer(dispatcher, settings, _callers(settings, listening))
-        await_turn()
+        if not await_turn():
+            _log.info("ending before it was to listen")
+            return 0
         bound = listening.bind(server.server)
         bound += server.adopt(sockets, listening.credentials)
     except AlreadyRuns:
@@ -93,15 +95,18 @@ def _serve(
     return 0
 
 
-def _await_turn(fd: int, stop: threading.Event) -> None:
-    """Until this process may listen, which is when what the descriptor is of ends."""
+def _await_turn(fd: int, stop: threading.Event) -> bool:
+    """Until this process may listen; False: it is to end instead, as it is told, or as the pipe
+    has, with a supervisor whose successor starts processes of its own."""
     if fd < 0:
-        return
+        return True
     poll = select.poll()
-    poll.register(fd, 0)
-    while not stop.is_set() and not poll.poll(_TURN_S * 1000):
-        continue
+    poll.register(fd, select.POLLIN)
+    seen: list[tuple[int, int]] = []
+    while not stop.is_set() and not seen:
+        seen = poll.poll(_TURN_S * 1000)
     os.close(fd)
+    return not stop.is_set() and any(what & select.POLLIN for _, what in seen)
 
 
 def _beat(server: GrpcServer, listening: Listening, stop: threading.Event, every_s: float) -> None:

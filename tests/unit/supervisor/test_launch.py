@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from shmserve.config import Settings
+from shmserve.config import GENERATION_VARIABLE, Settings
 from shmserve.errors import ConfigError
 from shmserve.supervisor import launch
 from shmserve.testing.running_server import free_port
-from shmserve.transport import listen_addresses
+from shmserve.transport import listen_addresses, rundir
 
 
 @pytest.mark.parametrize("setting", ["http_bind", "metrics_bind", "agent_bind"])
@@ -143,3 +145,89 @@ def test_a_state_directory_is_one_services_alone(tmp_path: Path) -> None:
         first.communicate(timeout=30)
     said, _ = master(b, state).communicate(timeout=30)
     assert said == "prepared\n"
+
+
+class Beating:
+    """A master that lives, of generation `g1` in a run directory; a predecessor may wait."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
+        (base / "g1").mkdir()
+        self.base = str(base)
+        self.ends: list[int] = []
+        self.reading, writing = os.pipe()
+        monkeypatch.setenv(GENERATION_VARIABLE, "g1")
+        monkeypatch.setattr(os, "kill", lambda pid, number: self.ends.append(number))
+        state = launch._LaunchState()
+        state.settings = self.settings = Settings(run_dir=self.base)
+        state.lock = rundir.lock(str(base / "g1"), "master")
+        assert state.lock.acquire()
+        state.report = (writing,)
+        monkeypatch.setattr(launch, "_state", state)
+        self.state = state
+
+    def close(self) -> None:
+        assert self.state.lock is not None
+        self.state.lock.release()
+        for fd in self.state.report:
+            os.close(fd)
+
+
+@pytest.fixture
+def beating(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Beating]:
+    made = Beating(monkeypatch, tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_generation_ends_with_a_handover_that_did_not_let_it_serve(beating: Beating) -> None:
+    launch.beat()
+    assert beating.ends == []
+    os.close(beating.reading)
+    launch.beat()
+    assert beating.ends == [signal.SIGTERM]
+
+
+def test_a_generation_that_serves_outlives_its_handover(beating: Beating) -> None:
+    rundir.serve(beating.base, "g1")
+    os.close(beating.reading)
+    launch.beat()
+    launch.beat()
+    assert beating.ends == []
+    rundir.serve(beating.base, "g2")
+    launch.beat()
+    assert beating.ends == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    ("serves", "passed", "bound", "stays"),
+    [
+        (True, False, False, False),
+        (True, True, True, False),
+        (False, True, True, True),
+        (True, True, False, True),
+    ],
+    ids=["the first", "after a reload", "a reload failed", "systemd's"],
+)
+def test_files_of_http_sockets_go_with_the_generation_that_serves(
+    beating: Beating, tmp_path: Path, serves: bool, passed: bool, bound: bool, stays: bool
+) -> None:
+    beating.state.passed, beating.state.bound = passed, bound
+    beating.state.stopping_fd = os.eventfd(0)
+    if serves:
+        rundir.serve(beating.base, "g1")
+    path = tmp_path / "http"
+    with socket.create_server(str(path), family=socket.AF_UNIX) as sock:
+        launch.stopping(beating.settings, [sock.getsockname(), ("127.0.0.1", 1)])
+        assert path.exists() is stays
+    assert os.eventfd_read(beating.state.stopping_fd) == 1
+    os.close(beating.state.stopping_fd)
+    os.close(beating.reading)
+
+
+def test_a_reload_says_at_once_that_a_unix_socket_of_grpc_cannot_follow(beating: Beating) -> None:
+    settings = Settings(grpc_bind=("127.0.0.1:0", "unix:/run/grpc"), client_shm_mode="off")
+    with pytest.raises(ConfigError, match=r"^grpc_bind: unix:/run/grpc cannot change hands: "):
+        launch.claim(settings, ())
+    beating.state.grpc_fds = (0,)
+    launch.claim(settings, ())
+    os.close(beating.reading)

@@ -88,6 +88,9 @@ def test_it_does_not_take_over_while_models_load_that_it_could_do_without(
 def test_a_model_that_cannot_be_loaded_is_told_and_ends_it(generation: Generation) -> None:
     assert generation.turn(snapshot(a=READY, b=UNAVAILABLE)) == "b/1: why"
     assert generation.heard() == "b/1: why"
+    assert generation.turn() == ""
+    assert not generation.side.may_listen
+    assert not generation.side.pending
 
 
 def test_a_shortage_of_memory_is_told(generation: Generation) -> None:
@@ -99,6 +102,8 @@ def test_it_ends_with_whoever_waits_for_it(tmp_path: Path) -> None:
     generation = Generation(str(tmp_path))
     os.close(generation.reading)
     assert generation.turn() == "the reload has been given up"
+    assert generation.turn() == ""
+    assert not generation.side.may_listen
     generation.writer.close()
 
 

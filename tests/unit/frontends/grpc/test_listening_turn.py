@@ -1,0 +1,36 @@
+"""When a gRPC process may listen: what its supervisor says, and what its end says."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from shmserve.frontends.grpc.__main__ import _await_turn
+
+
+@pytest.mark.parametrize(
+    ("said", "stopped", "listens"),
+    [(b"\0", False, True), (b"", False, False), (b"\0", True, False)],
+    ids=["told to", "supervisor gone", "to end"],
+)
+def test_it_listens_when_it_is_told_to_and_never_because_somebody_is_gone(
+    said: bytes, stopped: bool, listens: bool
+) -> None:
+    reading, writing = os.pipe()
+    if said:
+        os.write(writing, said)
+    os.close(writing)
+    stop = threading.Event()
+    if stopped:
+        stop.set()
+    assert _await_turn(reading, stop) is listens
+
+
+def test_it_ends_while_it_waits() -> None:
+    reading, writing = os.pipe()
+    stop = threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    assert not _await_turn(reading, stop)
+    os.close(writing)
