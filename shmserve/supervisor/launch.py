@@ -12,6 +12,7 @@ before anything is launched.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -108,7 +109,8 @@ def beat() -> None:
         return
     for awaited in _state.also:
         if not awaited.held:
-            awaited.acquire()
+            with contextlib.suppress(OSError):  # as `rundir.lock_state` has it
+                awaited.acquire()
     if serves(_state.settings):
         for fd in _state.report:  # nobody waits there any more
             os.close(fd)
