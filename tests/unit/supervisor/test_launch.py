@@ -87,6 +87,7 @@ def test_what_is_passed_is_taken_by_name() -> None:
     memory = os.memfd_create("test")
     os.write(memory, b"bytes")
     ports = [sock.getsockname()[1] for sock in socks]
+    named: list[tuple[str, socket.socket | int]]
     named = [("region-2", memory), ("bound", socks[0]), ("grpc", socks[1]), ("region-1", memory)]
     named += [("region-2", memory), ("bound", socks[2])]
     passed = [(n, thing if isinstance(thing, int) else thing.fileno()) for n, thing in named]
