@@ -277,7 +277,9 @@ class Supervisor:
             _log.error("this generation will not serve: %s", why)
             send_signal(self._master_fd, signal.SIGTERM)
         self._announcer.turn(now)
-        if self._announcer.speaks() and not self._drain_reason:
+        # A supervisor that was started again knows no region before its coordinator tells it.
+        known = self._link.connected and not self._drain_reason
+        if known and self._announcer.speaks():
             self._lasting.turn(self._regions, self._store.fds)
 
     def _look(self, now: float) -> None:
