@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from shmserve.errors import ConfigError
@@ -29,28 +29,35 @@ def take(environ: MutableMapping[str, str], name: str) -> tuple[int, ...]:
     Raises:
         ConfigError: LISTEN_FDS is no number.
     """
+    return tuple(fd for _, fd in _take(environ, lambda given: given == name))
+
+
+def take_all(environ: MutableMapping[str, str], prefix: str) -> list[tuple[str, int]]:
+    """As `take`, of all names that begin so; raises as that."""
+    return _take(environ, lambda given: given.startswith(prefix))
+
+
+def _take(
+    environ: MutableMapping[str, str], wanted: Callable[[str], bool]
+) -> list[tuple[str, int]]:
     passed = range(_FIRST, _FIRST + _count(environ))
     if not passed:
-        return ()
-    names = _names(environ, len(passed))
-    ours = [fd for fd, given in zip(passed, names, strict=True) if given == name]
-    taken = tuple(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, passed.stop) for fd in ours)
-    left = [(fd, given) for fd, given in zip(passed, names, strict=True) if given != name]
-    for place, (fd, _) in zip(passed, left, strict=False):
+        return []
+    named = list(zip(_names(environ, len(passed)), passed, strict=True))
+    taken = [
+        (given, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, passed.stop))
+        for given, fd in named
+        if wanted(given)
+    ]
+    left = [(given, fd) for given, fd in named if not wanted(given)]
+    for place, (_, fd) in zip(passed, left, strict=False):
         if place != fd:
             os.dup2(fd, place)
     for fd in passed[len(left) :]:
         os.close(fd)
     environ["LISTEN_FDS"] = str(len(left))
-    environ["LISTEN_FDNAMES"] = ":".join(given for _, given in left)
+    environ["LISTEN_FDNAMES"] = ":".join(given for given, _ in left)
     return taken
-
-
-def take_all(environ: MutableMapping[str, str], prefix: str) -> list[tuple[str, int]]:
-    """As `take`, of all names that begin so; raises as that."""
-    names = _names(environ, _count(environ))
-    chosen = dict.fromkeys(name for name in names if name.startswith(prefix))
-    return [(name, fd) for name in chosen for fd in take(environ, name)]
 
 
 def tell(environ: MutableMapping[str, str], message: str) -> None:

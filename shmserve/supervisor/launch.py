@@ -110,7 +110,8 @@ def beat() -> None:
         return
     for awaited in _state.also:
         if not awaited.held:
-            awaited.acquire()
+            with contextlib.suppress(OSError):  # as `rundir.lock_state` has it
+                awaited.acquire()
     given_up = any(map(handover.given_up, _state.report))  # first: it may have been let serve
     if serves(_state.settings):
         for fd in _state.report:  # nobody waits there any more

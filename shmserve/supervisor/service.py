@@ -23,7 +23,7 @@ from math import inf
 from msgspec import Struct
 
 from shmserve import ids
-from shmserve.config import Settings
+from shmserve.config import Settings, base_dir
 from shmserve.core.control.lifecycle import Restarts
 from shmserve.observe import flight_recorder
 from shmserve.protocol.control.link_messages import (
@@ -277,7 +277,9 @@ class Supervisor:
             _log.error("this generation will not serve: %s", why)
             send_signal(self._master_fd, signal.SIGTERM)
         self._announcer.turn(now)
-        if self._announcer.speaks() and not self._drain_reason:
+        # A supervisor that was started again knows no region before its coordinator tells it.
+        known = self._link.connected and not self._drain_reason
+        if known and self._announcer.speaks():
             self._lasting.turn(self._regions, self._store.fds)
 
     def _look(self, now: float) -> None:
@@ -285,7 +287,7 @@ class Supervisor:
         self._lock.beat()
         if now - self._touched_at >= _TOUCH_S:
             self._touched_at = now
-            rundir.touch(self._run_dir)
+            rundir.touch(base_dir(self._settings))  # with all generations
         if self._coordinator is not None:
             self._life.look("coordinator", self._coordinator, now)
         frontends = self._frontends.running() if self._take_over.may_listen else []

@@ -15,14 +15,17 @@ class Notifier:
     def __init__(self, address: str) -> None:
         self.address = "\0" + address[1:] if address.startswith("@") else address
 
-    def send(self, *lines: str, fds: Sequence[int] = ()) -> None:
-        """Tell it this; descriptors ride along (FDSTORE=1)."""
+    def send(self, *lines: str, fds: Sequence[int] = (), patience_s: float = 0.0) -> bool:
+        """Tell it this; descriptors ride along (FDSTORE=1). Whether it was told: it may take
+        nothing for longer than `patience_s`."""
         if not self.address:
-            return
+            return False
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-                sock.setblocking(False)
+                sock.settimeout(patience_s)
                 sock.connect(self.address)
                 socket.send_fds(sock, ["\n".join(lines).encode()], list(fds))
         except OSError as ex:
             _log.debug("the service manager was not reached error=%s", ex)
+            return False
+        return True

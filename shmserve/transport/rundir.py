@@ -184,8 +184,8 @@ def keep_from_cleaners(run_dir: str) -> int:
 
 def touch(run_dir: str) -> None:
     """Make all that is there young, for cleaners that heed no lock."""
-    for folder, _, names in os.walk(run_dir):
-        for path in (folder, *(os.path.join(folder, name) for name in names)):
+    for folder, folders, files in os.walk(run_dir):  # a link to a folder is one of those
+        for path in (folder, *(os.path.join(folder, name) for name in (*folders, *files))):
             with contextlib.suppress(OSError):  # it has just gone
                 os.utime(path, follow_symlinks=False)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Callable
 
 from shmserve.coordinator.regions.registrations import RegionRegistrations
+from shmserve.protocol.control.link_messages import Welcome
 from shmserve.protocol.control.messages import FromCoordinator
 from shmserve.protocol.control.region_messages import RegionsTaken, SharedRegions
 from shmserve.transport import rundir
 from shmserve.transport.channel import close_all
 from shmserve.transport.link import Link, LinkHandlers
+from shmserve.transport.processes import has_ended
 
 _ROLE = "successor"
 
@@ -21,7 +24,9 @@ class Predecessor:
     def __init__(
         self, run_dir: str, process: str, regions: RegionRegistrations, wake: Callable[[], None]
     ) -> None:
-        self._run_dir = run_dir
+        # The process itself: its lock may be the next master's as soon as it has ended.
+        holder = rundir.lock(run_dir, "master").holder_pidfd()
+        self._master_fd = holder[1] if holder is not None else -1
         self._regions = regions
         self._wake = wake
         self._inbox: queue.SimpleQueue[tuple[FromCoordinator, list[int]]] = queue.SimpleQueue()
@@ -37,7 +42,6 @@ class Predecessor:
                 on_fds=self._came,
             ),
         )
-        regions.sharing.begin(self._link.send, False)
         self._link.start()
 
     def turn(self, now: float) -> None:
@@ -50,7 +54,11 @@ class Predecessor:
             close_all(fds)
             if isinstance(message, RegionsTaken):
                 self._regions.sharing.confirmed(message)
-        if self._link is not None and rundir.lock(self._run_dir, "master").holder() is None:
+            elif isinstance(message, Welcome) and self._link is not None:
+                # With another coordinator, perhaps, or ours is another one. The very first time
+                # numbers are theirs to give.
+                self._regions.sharing.begin(self._link.send, bool(self._regions.book.regions))
+        if self._link is not None and (self._master_fd < 0 or has_ended(self._master_fd)):
             self.close()
 
     def close(self) -> None:
@@ -59,6 +67,8 @@ class Predecessor:
             self._regions.sharing.end()
             self._link.close()
             self._link = None
+            if self._master_fd >= 0:
+                os.close(self._master_fd)
         while not self._inbox.empty():
             close_all(self._inbox.get()[1])
 

@@ -15,6 +15,7 @@ from shmserve.protocol.control.region_messages import RegionAnswer, RegionsTaken
 from shmserve.transport.channel import MAX_FDS
 
 _PATIENCE_S = 1.0  # for the other one to publish
+_MANY = 4096  # numbers in one message, and most that are remembered
 
 Answers = list[tuple[str, RegionAnswer]]
 Say = Callable[[SharedRegions | RegionsTaken, "tuple[int, ...]"], None]
@@ -26,11 +27,15 @@ class RegionSharing:
     Attributes:
         theirs: numbers of regions that are only to be told to others than them.
         first: nothing has been heard of the other one yet.
+        gone: numbers of regions that the other one may still have, oldest first, by the ticket of
+            the message that told it (0: none yet). It is told again when it has a new connection,
+            and what it says of them meanwhile is out of date.
     """
 
     def __init__(self) -> None:
         self.theirs: set[int] = set()
         self.first = True
+        self.gone: dict[int, int] = {}
         self._say: Say | None = None
         self._all = False
         self._told = self._confirmed = 0  # tickets
@@ -38,8 +43,10 @@ class RegionSharing:
         self._heard: list[RegionsTaken] = []
 
     def begin(self, say: Say, told_all: bool) -> None:
-        """There is another one. `told_all`: it is to hear of everything that is known here."""
+        """There is another one, or another connection to it. `told_all`: it is to hear of
+        everything that is known here."""
         self._say, self._all = say, told_all
+        self._heard.clear()
 
     def end(self) -> None:
         """It is gone."""
@@ -58,6 +65,8 @@ class RegionSharing:
     def confirmed(self, message: RegionsTaken) -> None:
         """The other one has published what it was told."""
         self._confirmed = max(self._confirmed, message.ticket)
+        for number in [n for n, told in self.gone.items() if 0 < told <= message.ticket]:
+            del self.gone[number]
 
     def tell(
         self, book: RegionBook, fds: Mapping[int, int], come: Iterable[int], gone: Sequence[int]
@@ -65,24 +74,33 @@ class RegionSharing:
         """What has been published now."""
         say = self._say
         heard, self._heard = self._heard, []
+        whole = self._all and say is not None
+        if say is not None or self._told:  # else there never was another one
+            self.gone.update(dict.fromkeys(gone, 0))
+        for number in list(self.gone)[: -_MANY - len(gone)]:
+            del self.gone[number]
         if say is None:
             self.theirs.clear()
             return
         for confirmation in heard:
             say(confirmation, ())
-        numbers = [region.number for region in book.regions.values()] if self._all else list(come)
+        numbers = [region.number for region in book.regions.values()] if whole else list(come)
         news = [n for n in dict.fromkeys(numbers) if n not in self.theirs]
         self.theirs.clear()
         regions = [region for n in news if (region := book.get(n)) is not None]
         regions = [region for region in regions if region.cuda or region.number in fds]
-        whole = self._all
         self._all = False
-        for start in range(0, max(len(regions), 1 if whole or gone else 0), MAX_FDS):
+        for start in range(0, max(len(regions), 1 if whole else 0), MAX_FDS):
             part = tuple(regions[start : start + MAX_FDS])
             riding = tuple(fds[region.number] for region in part if not region.cuda)
             self._told += 1
-            last = () if start else tuple(gone)
-            say(SharedRegions(self._told, part, last, book.next_number), riding)
+            say(SharedRegions(self._told, part, (), book.next_number), riding)
+        lost = list(self.gone) if whole else list(gone)
+        for start in range(0, len(lost), _MANY):
+            some = tuple(lost[start : start + _MANY])
+            self._told += 1
+            self.gone.update(dict.fromkeys(some, self._told))
+            say(SharedRegions(self._told, (), some, book.next_number), ())
 
     def released(self, answers: Answers) -> Answers:
         """What clients can be told now, of these and those before."""

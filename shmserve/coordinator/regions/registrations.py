@@ -104,11 +104,15 @@ class RegionRegistrations:
         """What another generation's coordinator tells; the fds are of those that have any."""
         left = iter(fds)
         for region in message.regions:
-            self._adopt(region, None if region.cuda else next(left, None), now)
+            fd = None if region.cuda else next(left, None)
+            if region.number not in self.sharing.gone:
+                self._adopt(region, fd, now)
+            elif fd is not None:
+                os.close(fd)
         close_all(list(left))
         self._drop(list(message.gone), "the other generation's clients took it back", now)
         if self.sharing.first and message.next_number:  # theirs and ours must differ
-            self.book.next_number = message.next_number + _APART
+            self.book.next_number = max(self.book.next_number, message.next_number + _APART)
         self.sharing.taken(message)
 
     def _adopt(self, region: Region, fd: int | None, now: float) -> None:

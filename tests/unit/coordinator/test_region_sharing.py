@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import msgspec
@@ -13,10 +16,14 @@ import pytest
 from shmserve.config import Settings
 from shmserve.coordinator.regions import region_sharing
 from shmserve.coordinator.regions.owners import Owners
+from shmserve.coordinator.regions.predecessor import Predecessor
 from shmserve.coordinator.regions.registrations import RegionRegistrations
 from shmserve.core.control.reconciler import Reconciler
 from shmserve.core.memory.budget import Ledger
 from shmserve.core.regions.region_book import Caller
+from shmserve.core.registry import Snapshot
+from shmserve.protocol.control import messages
+from shmserve.protocol.control.link_messages import Welcome
 from shmserve.protocol.control.region_messages import (
     RegionAnswer,
     RegionsTaken,
@@ -26,6 +33,8 @@ from shmserve.protocol.control.region_messages import (
     StoreRegions,
     UnregisterRegions,
 )
+from shmserve.testing.running_server import open_fds
+from shmserve.transport.channel import MAX_MESSAGE, close_all
 from tests.integration.region_client import Memory
 from tests.integration.test_client_socket import memfd
 
@@ -168,6 +177,108 @@ def test_nobody_waits_for_one_that_ends_or_hangs(
     old.settle()
     assert old.answers == [1, 2]
     carry(old, new)
+
+
+def reconnect(old: Coordinator, new: Coordinator) -> None:
+    """Nothing arrives that was told before."""
+    for one in (old, new):
+        for _, fds in one.told:
+            close_all(fds)
+        one.told.clear()
+    old.regions.sharing.begin(old.say, True)
+    new.regions.sharing.begin(new.say, True)
+
+
+def test_after_a_new_connection_both_know_what_has_come_and_gone_without_one(
+    old: Coordinator, new: Coordinator, memory: Memory
+) -> None:
+    talk(old, new)
+    old.regions.sharing.end()
+    old.unregister(2, "named")
+    old.register(3, "named", memory.name)
+    new.unregister(4, "sealed")
+    new.register(5, "early", memory.name)
+    old.settle()
+    new.settle()
+    reconnect(old, new)
+    talk(old, new)
+    assert new.names() == old.names() == {"named", "early"}
+    assert new.regions.book.regions == old.regions.book.regions
+    assert old.regions.sharing.gone == new.regions.sharing.gone == {}, "nothing is left to tell"
+
+
+def test_a_coordinator_that_was_started_again_hears_what_went_without_it(
+    old: Coordinator, new: Coordinator, tmp_path: Path, memory: Memory
+) -> None:
+    talk(old, new)
+    regions = dict(old.regions.book.regions)
+    new.unregister(4, "named")
+    new.register(5, "early", memory.name)
+    new.settle()
+    again = Coordinator(tmp_path)
+    before = Snapshot("cafe0123", 0, regions=regions, next_region=3)
+    again.regions.restore(before, 0.0)
+    for number, fd in old.regions._fds.items():
+        assert again.regions.stored(StoredRegions((number,), True), [os.dup(fd)], 0.0) == []
+    reconnect(again, new)
+    talk(again, new)
+    assert new.names() == again.names() == {"sealed", "early"}
+    again.register(6, "late", memory.name)
+    assert len({r.number for r in again.regions.book.regions.values()}) == 3
+    again.regions.close()
+
+
+def test_many_that_go_at_once_are_told_in_parts(old: Coordinator, new: Coordinator) -> None:
+    talk(old, new)
+    sharing = old.regions.sharing
+    sharing.tell(old.regions.book, {}, [], list(range(1 << 30, (1 << 30) + 50_000)))
+    assert sum(len(message.gone) for message, _ in old.told) == 50_000
+    assert all(len(messages.encode(message)) < MAX_MESSAGE for message, _ in old.told)
+    carry(old, new)
+    new.settle()
+    carry(new, old)
+    assert sharing.gone == {}
+
+
+WITH_LOCK = """
+import sys
+from shmserve.transport import rundir
+lock = rundir.lock(sys.argv[1], "master")
+print(lock.acquire(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_link_ends_with_the_generation_before_whoever_has_its_lock_then(
+    tmp_path: Path, new: Coordinator
+) -> None:
+    """The next master takes it at once."""
+    before = open_fds(os.getpid())
+    command = [sys.executable, "-c", WITH_LOCK, str(tmp_path)]
+
+    def master() -> subprocess.Popen[str]:
+        made = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True)
+        assert made.stdout is not None
+        assert made.stdout.readline() == "True\n"
+        return made
+
+    with master() as first:
+        link = Predecessor(str(tmp_path), "coordinator-2", new.regions, lambda: None)
+        link._came(Welcome(messages.VERSION, "cafe0123"), [])
+        link.turn(0.0)
+        new.regions.sharing.tell(new.regions.book, {}, [], [1])
+        assert new.regions.sharing.gone, "it is told"
+        first.communicate(timeout=30)
+    with master() as second:
+        link.turn(0.0)
+        new.answers.clear()
+        new.unregister(7, "unknown")
+        new.settle()
+        assert new.answers == [7], "nobody is waited for"
+        second.communicate(timeout=30)
+    link.close()
+    del link
+    assert open_fds(os.getpid()) == before
 
 
 def test_a_name_that_both_have_given_is_the_later_ones(

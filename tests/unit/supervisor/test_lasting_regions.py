@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shmserve.core.registry import Region
+from shmserve.supervisor import lasting_regions
 from shmserve.supervisor.lasting_regions import LastingRegions, restored
 from shmserve.testing.running_server import open_fds
 from shmserve.transport.notify import Notifier
-
-REGIONS = {n: Region(f"r{n}", n, f"/key{n}", 0, 64, 1000) for n in (1, 2, 3)}
 
 
 class Store:
@@ -25,19 +26,26 @@ class Store:
         self.sock.setblocking(False)
         self.kept: dict[str, list[int]] = {}
 
-    def settle(self) -> set[str]:
-        """Take what has been sent; the names that are kept."""
+    def settle(self) -> list[bytes]:
+        """Take what has been sent; what the objects that are kept begin with, but for the list."""
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self.sock, 1000, 8)
+                data, fds, _, _ = socket.recv_fds(self.sock, 1000, 64)
             except BlockingIOError:
-                return set(self.kept)
+                break
             said = dict(line.split("=", 1) for line in data.decode().splitlines())
             if "FDSTORE" in said:
                 self.kept.setdefault(said["FDNAME"], []).extend(fds)
             else:
                 for fd in self.kept.pop(said["FDNAME"], []):
                     os.close(fd)
+        objects = [fd for name, fds in self.kept.items() if name != "region-list" for fd in fds]
+        return sorted(os.pread(fd, 9, 0) for fd in objects)
+
+    def passed(self) -> list[tuple[str, int]]:
+        """What the next start gets."""
+        kept, self.kept = self.kept, {}
+        return [(name, fd) for name, fds in kept.items() for fd in fds]
 
     def close(self) -> None:
         self.sock.close()
@@ -49,27 +57,100 @@ def memory(number: int) -> int:
     return fd
 
 
-def test_what_is_stored_comes_back(tmp_path: Path) -> None:
+def region(number: int, fd: int) -> Region:
+    info = os.fstat(fd)
+    return Region(f"r{number}", number, "", 0, 64, 1000, 0, 0, info.st_dev, info.st_ino)
+
+
+class Clients:
+    """Those of a service, with one memory for each number; the last two have the same."""
+
+    def __init__(self, count: int) -> None:
+        self.fds = {number: memory(number) for number in range(1, count)}
+        self.fds[count] = os.dup(self.fds[count - 1])
+        self.regions = {number: region(number, fd) for number, fd in self.fds.items()}
+
+    def without(self, *gone: int) -> dict[int, Region]:
+        return {number: region for number, region in self.regions.items() if number not in gone}
+
+    def close(self) -> None:
+        for fd in self.fds.values():
+            os.close(fd)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(lasting_regions, "_PATIENCE_S", 0.0)
     before = open_fds(os.getpid())
-    store = Store(tmp_path / "notify")
-    fds = {number: memory(number) for number in REGIONS}
-    lasting = LastingRegions(Notifier(str(tmp_path / "notify")))
-    lasting.turn(REGIONS, fds)
-    assert store.settle() == {"region-1", "region-2", "region-3", "region-list"}
-    lasting.turn({1: REGIONS[1], 2: REGIONS[2]}, fds)
-    assert store.settle() == {"region-1", "region-2", "region-list"}
-    LastingRegions(Notifier(str(tmp_path / "notify"))).turn(REGIONS, fds)  # the next generation
-    assert store.settle() == {"region-1", "region-2", "region-3", "region-list"}
-    passed = [(name, fd) for name, kept in store.kept.items() for fd in kept]
-    assert len(passed) == 4, "nothing is stored twice"
-    extra = memory(9)
-    regions, back = restored([*passed, ("region-9", extra)])
-    assert regions == REGIONS
-    assert {n: os.pread(fd, 9, 0) for n, fd in back.items()} == {1: b"1", 2: b"2", 3: b"3"}
-    for fd in (*fds.values(), *back.values()):
-        os.close(fd)
-    store.close()
+    made = Store(tmp_path / "notify")
+    yield made
+    made.close()
     assert open_fds(os.getpid()) == before
+
+
+@pytest.fixture
+def clients(store: Store) -> Iterator[Clients]:
+    made = Clients(4)
+    yield made
+    made.close()
+
+
+class OneLife:
+    """Of a supervisor. systemd's queue is often full, so that it takes several turns to tell."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lasting = LastingRegions(Notifier(store.sock.getsockname()))
+
+    def tell(self, regions: dict[int, Region], fds: dict[int, int]) -> list[bytes]:
+        """What is kept then."""
+        for _ in range(20):
+            self._lasting.turn(regions, fds)
+            kept = self._store.settle()
+        return kept
+
+
+def test_what_is_stored_comes_back(store: Store, clients: Clients) -> None:
+    supervisor = OneLife(store)
+    assert supervisor.tell(clients.regions, clients.fds) == [b"1", b"2", b"3", b"3"]
+    assert supervisor.tell(clients.without(1), clients.fds) == [b"2", b"3", b"3"]
+    assert supervisor.tell(clients.without(1, 3), clients.fds) == [b"2", b"3"]
+    next_generation = OneLife(store)
+    assert next_generation.tell(clients.regions, clients.fds) == [b"1", b"2", b"3", b"3"]
+    regions, back = restored([*store.passed(), ("region-9", memory(9))])
+    assert regions == clients.regions
+    assert {n: os.pread(back[n], 9, 0) for n in back} == {1: b"1", 2: b"2", 3: b"3", 4: b"3"}
+    for fd in back.values():
+        os.close(fd)
+
+
+def test_one_description_that_two_regions_have_comes_back_for_both(clients: Clients) -> None:
+    """systemd keeps no descriptor twice."""
+    listed = os.memfd_create("test-list")
+    os.write(listed, msgspec.msgpack.encode(tuple(clients.regions.values())))
+    passed = [(f"region-{n}", os.dup(clients.fds[n])) for n in (1, 2, 3)]
+    regions, back = restored([*passed, ("region-list", listed)])
+    assert regions == clients.regions
+    assert {os.fstat(back[n]).st_ino for n in (3, 4)} == {os.fstat(clients.fds[3]).st_ino}
+    for fd in back.values():
+        os.close(fd)
+
+
+def test_what_went_while_there_was_no_supervisor_is_removed(store: Store, clients: Clients) -> None:
+    OneLife(store).tell(clients.regions, clients.fds)
+    assert OneLife(store).tell(clients.without(1, 2), clients.fds) == [b"3", b"3"]
+    assert OneLife(store).tell({}, {}) == []
+    assert restored(store.passed()) == ({}, {})
+
+
+def test_of_many_none_is_lost(store: Store) -> None:
+    clients = Clients(200)
+    assert len(OneLife(store).tell(clients.regions, clients.fds)) == 200
+    regions, back = restored(store.passed())
+    assert regions == clients.regions
+    for fd in back.values():
+        os.close(fd)
+    clients.close()
 
 
 def test_without_a_list_nothing_is_known_and_nothing_stays_open() -> None:
@@ -83,5 +164,5 @@ def test_without_a_list_nothing_is_known_and_nothing_stays_open() -> None:
 @pytest.mark.parametrize("address", ["", "@nobody-listens-here"])
 def test_without_systemd_nothing_happens(address: str) -> None:
     fd = memory(1)
-    LastingRegions(Notifier(address)).turn({1: REGIONS[1]}, {1: fd})
+    LastingRegions(Notifier(address)).turn({1: region(1, fd)}, {1: fd})
     os.close(fd)

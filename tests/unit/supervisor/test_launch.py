@@ -89,7 +89,9 @@ def test_what_is_passed_is_taken_by_name() -> None:
     memory = os.memfd_create("test")
     os.write(memory, b"bytes")
     ports = [sock.getsockname()[1] for sock in socks]
-    named = [("bound", socks[0]), ("grpc", socks[1]), ("region-1", memory), ("bound", socks[2])]
+    named: list[tuple[str, socket.socket | int]]
+    named = [("region-2", memory), ("bound", socks[0]), ("grpc", socks[1]), ("region-1", memory)]
+    named += [("region-2", memory), ("bound", socks[2])]
     passed = [(n, thing if isinstance(thing, int) else thing.fileno()) for n, thing in named]
     command = [sys.executable, "-c", PASSED, str(ports[0]), str(ports[2])]
     become = f"""
@@ -99,14 +101,31 @@ exec_with({command!r}, dict(os.environ), {passed!r})
 """
     fds = [fd for _, fd in passed]
     said = subprocess.check_output([sys.executable, "-c", become], pass_fds=fds, text=True)
+    kept = [(f"region-{number}", b"bytes") for number in (2, 1, 2)]
     assert said.splitlines() == [
-        f"[{ports[1]}] [('region-1', b'bytes')] bound:bound",
+        f"[{ports[1]}] {kept} bound:bound",
         "True True",
         "False True",
     ]
     os.close(memory)
     for sock in socks:
         sock.close()
+
+
+def test_a_folder_that_cannot_be_locked_does_not_keep_the_master_from_its_beat(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is a following generation's, that awaits the lock of the one before."""
+    (tmp_path / "state" / "master.lock").mkdir(parents=True)
+    lock = rundir.lock(str(tmp_path), "master")
+    assert lock.acquire()
+    settings = Settings(grpc_processes=0, run_dir=str(tmp_path))
+    monkeypatch.setattr(launch._state, "lock", lock)
+    monkeypatch.setattr(launch._state, "settings", settings)
+    monkeypatch.setattr(launch._state, "also", (rundir.lock(str(tmp_path / "state"), "master"),))
+    launch.beat()
+    assert lock.last_beat() is not None
+    lock.release()
 
 
 MASTER = """

@@ -180,6 +180,18 @@ def test_cleaning_leaves_the_locks(tmp_path):
     rundir.clean_endpoint(run_dir, "executor-1-aaaa")
 
 
+def test_all_that_is_there_becomes_young(tmp_path):
+    """Cleaners go by each name, a link's own time included."""
+    (tmp_path / "g1").mkdir()
+    (tmp_path / "g1" / "epoch").touch()
+    rundir.serve(str(tmp_path), "g1")
+    paths = [tmp_path, tmp_path / "g1", tmp_path / "g1" / "epoch", tmp_path / "serving"]
+    for path in paths:
+        os.utime(path, (0, 0), follow_symlinks=False)
+    rundir.touch(str(tmp_path))
+    assert all(os.lstat(path).st_mtime > 0 for path in paths)
+
+
 @pytest.mark.parametrize("abstract", [False, True])
 def test_the_service_manager_is_told(tmp_path, abstract):
     address = f"@shmserve-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
