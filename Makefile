@@ -116,8 +116,8 @@ coverage-ends:  ## coverage, on the oldest and the newest of PYTHONS instead, wh
 test-torch: $(TORCH_DEPS)  ## set up torch for the CPU and pass the tests of the pytorch backend
 	$(BIN)/python -m pytest -m 'torch and not gpu' tests/torch
 
-test-kserve: $(DEV_DEPS) $(KSERVE)/.kserve  ## set up KServe's Python client and try it
-	$(BIN)/python -m pytest --require=kserve -k kserve tests/e2e/test_public.py
+test-kserve: $(DEV_DEPS) $(KSERVE)/.kserve  ## set up KServe's Python client, try it, and hold deploy/kserve against it
+	$(BIN)/python -m pytest --require=kserve -k kserve tests/e2e/test_public.py tests/unit/test_kserve_files.py
 
 test-node: $(DEV_DEPS) $(NODE)/.grpc-js  ## set up grpc-js, with npm, and try it
 	$(BIN)/python -m pytest --require=grpc-js -k grpc_js tests/e2e/test_public.py
