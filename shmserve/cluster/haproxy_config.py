@@ -56,7 +56,7 @@ backend {name}
     {retry}
     option httpchk
     http-check send meth GET uri {path} ver HTTP/1.1 hdr Host localhost
-    http-check expect status 200
+    http-check expect error-status L7OKC status 200
     server-template s 1-{slots} 127.0.0.1:1 check{check} inter {ms}ms fall 2 rise 1{proto} {down}
 """
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,13 +23,18 @@ pytestmark = pytest.mark.needs("haproxy")
 
 
 @pytest.fixture
-def balancer(tmp_path: Path) -> Iterator[Balancer]:
-    settings = ClusterSettings(
+def settings(tmp_path: Path) -> ClusterSettings:
+    return ClusterSettings(
         haproxy_sockets=(str(tmp_path / "h.sock"),),
         haproxy_slots=3,
+        haproxy_check_s=0.05,
         haproxy_http_bind=f"127.0.0.1:{free_port()}",
         haproxy_grpc_bind=f"127.0.0.1:{free_port()}",
     )
+
+
+@pytest.fixture
+def balancer(tmp_path: Path, settings: ClusterSettings) -> Iterator[Balancer]:
     file = ClusterFile(settings, {"digits": ModelTable(1), "a.b-c_D": ModelTable(1)})
     (tmp_path / "haproxy.cfg").write_text(haproxy_config.text(file))
     process = subprocess.Popen(
@@ -74,3 +83,62 @@ def test_one_that_is_not_there_is_named(tmp_path: Path) -> None:
         Balancer(str(tmp_path / "none.sock")).route({})
     with pytest.raises(Unavailable, match=r"balancer 127\.0\.0\.1:1: "):
         Balancer("127.0.0.1:1").route({})
+
+
+class OneModel(BaseHTTPRequestHandler):
+    """A service's model: it is ready until its only request has begun, which waits to be let go."""
+
+    begun, not_ready_seen, may_end = threading.Event(), threading.Semaphore(0), threading.Event()
+
+    def do_GET(self) -> None:
+        ready = not self.begun.is_set()
+        self.send_response(200 if ready else 503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        if not ready:
+            self.not_ready_seen.release()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.begun.set()
+        self.may_end.wait(60)
+        self.send_response(200)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"done")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def one_model() -> Iterator[Address]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), OneModel)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield Address("127.0.0.1", server.server_port, server.server_port)
+    finally:
+        OneModel.may_end.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_who_goes_ends_the_request_it_has_when_its_model_is_not_ready_any_more(
+    settings: ClusterSettings, balancer: Balancer
+) -> None:
+    name = "http_model_digits"
+    with one_model() as address:
+        balancer.route({name: {address: 1}})
+        host, _, port = settings.haproxy_http_bind.rpartition(":")
+        client = http.client.HTTPConnection(host, int(port), timeout=60)
+        client.request("POST", "/v2/models/digits/infer", b"{}")
+        assert OneModel.begun.wait(60)
+        balancer.route({name: {}})
+        for _ in range(6):  # checks: `fall` of them and more
+            assert OneModel.not_ready_seen.acquire(timeout=60)
+        OneModel.may_end.set()
+        response = client.getresponse()
+        assert (response.status, response.read()) == (200, b"done")
+        client.close()
