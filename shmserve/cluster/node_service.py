@@ -30,6 +30,7 @@ from shmserve.errors import UnreadableMessage
 from shmserve.protocol.decoding import json_decoder
 
 _LOOK_S = 0.25
+_ABSENT_S = 30.0  # without a service for so long, a node has room for nothing
 _ASK_S = 5.0
 _LAUNCH_AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # after the first end of the service, the second, …
 _LIVED_S = 60.0  # after which an end is a first one again
@@ -64,6 +65,8 @@ class _State:
     failed: dict[str, tuple[str, float]] = field(default_factory=dict)
     counts: dict[str, ReplicaCounts] = field(default_factory=dict)
     up: bool = False
+    up_at: float = field(default_factory=time.monotonic)  # for the last time, or its beginning
+    unseen: str = ""  # why the last look failed
     grpc_up: bool = False  # its process listens later than those of HTTP
     launches: int = 0
     problem: str = ""
@@ -109,9 +112,12 @@ class NodeService:
         state, process = self._state, self._process
         changing = {state.changing} if state.changing else set()
         failed = {name: why for name, (why, _) in state.failed.items()}
-        look = NodeLook(self._room, state.ready | changing, state.ready, failed, dict(state.counts))
+        absent = not state.up and time.monotonic() - state.up_at > _ABSENT_S
+        room = 0 if absent else self._room  # so that its models are placed on others
+        look = NodeLook(room, state.ready | changing, state.ready, failed, dict(state.counts))
         if not state.up:
-            return NodeReport(look, launches=state.launches, problem=state.problem)
+            problem = state.problem or state.unseen
+            return NodeReport(look, launches=state.launches, problem=problem)
         http, grpc = (Address(self._host, port, self._ports[0]) for port in self._ports)
         pid = process.pid if process is not None else 0
         there = grpc if state.grpc_up else None
@@ -193,11 +199,13 @@ class NodeService:
             try:
                 ready = _ready(_ask(transport, "POST", "/v2/repository/index", {"ready": True}))
                 counts = _counts(_ask(transport, "GET", "/v2/models/stats")) if ready else {}
-            except (InferenceError, UnreadableMessage, KeyError, TypeError):
+            except (InferenceError, UnreadableMessage, KeyError, TypeError) as ex:
                 with self._lock:
                     self._state.up, self._state.ready = False, frozenset()
+                    self._state.unseen = f"the service does not answer as it should: {ex}"
                 continue
             with self._lock:
+                self._state.up_at = time.monotonic()
                 if not self._state.up and not self._state.failed:
                     self._state.problem = ""
                 if changes == self._state.changes:  # else it may be older than the last change

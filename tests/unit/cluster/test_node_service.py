@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shmserve.cluster import node_service
 from shmserve.cluster.cluster_file import ClusterSettings
 from shmserve.cluster.node_service import NodeReport, NodeService
 from shmserve.testing.running_server import ROOT, segments_left, wait_until
@@ -59,3 +60,16 @@ def test_it_holds_what_it_is_told_and_comes_again(node: NodeService) -> None:
     assert again.pid != report.pid
     node.stop()
     assert not Path(f"/proc/{again.pid}").exists()
+
+
+def test_a_node_whose_service_does_not_come_up_has_no_room_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_service, "_ABSENT_S", 0.1)
+    settings = ClusterSettings(service_config=str(tmp_path / "none.toml"))
+    service = NodeService(settings, "127.0.0.1", 100, str(tmp_path / "run"))
+    try:
+        wait_until(lambda: service.update(frozenset({"echo"})).look.room == 0, "it has room")
+        wait_until(lambda: "status 2" in service.update(None).problem, "nothing is said")
+    finally:
+        service.stop()
