@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from shmserve.cluster import haproxy_config
+from shmserve.cluster import haproxy_config, haproxy_socket
 from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings, ModelTable
 from shmserve.cluster.haproxy_slots import Address, slots
-from shmserve.cluster.haproxy_socket import Balancer
+from shmserve.cluster.haproxy_socket import Balancer, ToldBalancer
 from shmserve.errors import Unavailable
 from shmserve.testing.running_server import free_port, wait_until
 
@@ -59,23 +60,42 @@ def test_servers_come_change_and_go(balancer: Balancer) -> None:
     name = "grpc_model_a.b-c_D"
     one, two = Address("127.0.0.2", 8001, 8000), Address("127.0.0.3", 8001, 8000)
     assert taken(balancer, name) == {}
-    assert balancer.route({name: {one: 256, two: 7}}) > 0
+    assert balancer.route({name: {one: 256, two: 7}})[0] > 0
     assert taken(balancer, name) == {("127.0.0.2", 8001): 256, ("127.0.0.3", 8001): 7}
-    assert balancer.route({name: {one: 256, two: 7}}) == 0, "all is as it should be"
-    assert balancer.route({name: {one: 256, two: 8}}) == 1
+    assert balancer.route({name: {one: 256, two: 7}}) == (0, []), "all is as it should be"
+    assert balancer.route({name: {one: 256, two: 8}}) == (1, [])
     balancer.route({name: {two: 8}})
     assert taken(balancer, name) == {("127.0.0.3", 8001): 8}
     assert taken(balancer, "http_model_digits") == {}
 
 
-def test_what_it_has_no_place_for_is_told(
-    balancer: Balancer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_it_has_no_place_for_is_told(balancer: Balancer) -> None:
     nodes = {Address(f"127.0.0.{i}", 80, 80): 1 for i in range(2, 7)}
-    balancer.route({"http_model_digits": nodes, "http_model_other": {}})
-    assert "backend http_model_digits: 2 nodes more than it has slots" in caplog.text
-    assert "it has no backend http_model_other" in caplog.text
+    assert balancer.route({"http_model_digits": nodes, "http_model_other": {}})[1] == [
+        "backend http_model_digits: 2 nodes more than it has slots",
+        "it has no backend http_model_other",
+    ]
     assert len(taken(balancer, "http_model_digits")) == 3
+
+
+def test_what_it_refuses_is_told_in_its_words(balancer: Balancer) -> None:
+    _, problems = balancer.route({"http_model_digits": {Address("127.0.0.2", 80, 80): 300}})
+    assert problems == ["Absolute weight can only be between 0 and 256 inclusive."]
+
+
+def test_one_that_says_nothing_is_a_problem_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy_socket, "_TIMEOUT_S", 0.3)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "h.sock"))
+        silent.listen(8)
+        told = ToldBalancer(str(tmp_path / "h.sock"))
+        told.start()
+        told.tell({})
+        wait_until(lambda: told.problems != (), "nobody knows")
+        told.stop()
+        assert "timed out" in told.problems[0]
 
 
 def test_one_that_is_not_there_is_named(tmp_path: Path) -> None:
