@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -103,10 +104,12 @@ class NodeService:
             return self._report()
 
     def stop(self) -> None:
-        """End the service, its requests first; returns when it is gone."""
+        """End the service, its requests first; returns when it is gone, and its run directory."""
         self._end.set()
         for thread in self._threads:
             thread.join(self._settings.service_stop_timeout_s + _GONE_S)
+        if self._process is None or self._process.poll() is not None:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def _report(self) -> NodeReport:
         state, process = self._state, self._process
@@ -164,6 +167,7 @@ class NodeService:
             "grpc_bind": f"{self._host}:{self._ports[1]}",
             "http_workers": own.service_http_workers,
             "load_timeout_s": own.service_load_timeout_s,
+            "max_caller_share": 1,  # the balancer is one caller that stands for all
         }
         environ.update({f"SHMSERVE_{name.upper()}": str(value) for name, value in values.items()})
         return environ
@@ -176,12 +180,18 @@ class NodeService:
             try:
                 process.wait(self._settings.service_stop_timeout_s)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(_GONE_S)
+                self._kill(process)
         else:
             self._note(f"the service ended with status {process.returncode}")
         with self._lock:
             self._state.up, self._state.ready, self._state.counts = False, frozenset(), {}
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        try:
+            process.wait(_GONE_S)
+        except subprocess.TimeoutExpired:
+            self._note(f"the service, process {process.pid}, does not end")
 
     def _note(self, problem: str) -> None:
         _log.warning("%s", problem)
@@ -217,7 +227,8 @@ class NodeService:
         transport = Transport(f"unix:{self._socket}", wait_s)
         while not self._end.wait(_LOOK_S):
             while (change := self._next_change()) and not self._end.is_set():
-                self._change(transport, *change)
+                if not self._change(transport, *change):
+                    break  # not again at once
         transport.close()
 
     def _next_change(self) -> tuple[str, str] | None:
@@ -236,13 +247,14 @@ class NodeService:
                 return "load", name
             return None
 
-    def _change(self, transport: Transport, what: str, name: str) -> None:
+    def _change(self, transport: Transport, what: str, name: str) -> bool:
+        """Load or unload a model; whether that went well."""
         path = f"/v2/repository/models/{urllib.parse.quote(name, safe='')}/{what}"
         problem, status = "", 0
         try:
             _ask(transport, "POST", path, {})
-        except InferenceError as ex:
-            problem, status = f"{what} {name}: {ex}", ex.status
+        except (InferenceError, UnreadableMessage) as ex:
+            problem, status = f"{what} {name}: {ex}", getattr(ex, "status", 0)
             _log.warning("%s", problem)
         with self._lock:
             state = self._state
@@ -256,6 +268,7 @@ class NodeService:
                 state.ready |= {name}
             else:
                 state.ready -= {name}
+        return not problem
 
 
 def _ask(transport: Transport, method: str, path: str, body: object = None) -> Any:
