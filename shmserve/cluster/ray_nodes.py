@@ -104,13 +104,14 @@ class RayNodes:
         """See `controller.Nodes`. Also of nodes that this process has never looked at."""
         actors = self._named()
         ends = [actor.stop.remote() for actor in actors]
-        if ends:
-            timeout_s = self._settings.service_stop_timeout_s + _STOP_MORE_S
-            _, late = ray.wait(ends, num_returns=len(ends), timeout=timeout_s)
-            if late:
-                raise Unavailable(f"{len(late)} of {len(ends)} services have not ended in time")
-        for actor in actors:
+        timeout_s = self._settings.service_stop_timeout_s + _STOP_MORE_S
+        late = ray.wait(ends, num_returns=len(ends), timeout=timeout_s)[1] if ends else []
+        for actor in actors:  # late ones as well: their services get SIGTERM, and some have none
             ray.kill(actor)
+        if late:
+            raise Unavailable(
+                f"{len(late)} of {len(ends)} nodes have not told in time of their end"
+            )
 
     def _named(self) -> list[Any]:
         """The actors of this cluster's nodes that live, whoever has started them."""

@@ -79,13 +79,19 @@ def _in_the_way(target: ModelSets, held: Held, busy: AbstractSet[str]) -> set[Re
     on those that its models wait for, nor on those that these wait for, and so on."""
     lacking = {node for node, models in target.items() if models - held.all.get(node, set())}
     surplus = _surplus(target, held)
-    goals: dict[str, set[str]] = {node: set() for node in held.all}
-    for node, name in surplus:
-        goals[node] |= {
-            goal
-            for goal, models in target.items()
-            if name in models and name not in held.ready.get(goal, set())
+    if not lacking or not surplus:
+        return set()
+    homes = {
+        name: {
+            node
+            for node, models in target.items()
+            if name in models and name not in held.ready.get(node, set())
         }
+        for name in {name for _, name in surplus}
+    }
+    goals: dict[str, set[str]] = {node: set() for node, _ in surplus}
+    for node, name in surplus:
+        goals[node] |= homes[name]
     waiting = _reaching(busy, goals)
     return {replica for replica in surplus if replica[0] in lacking - waiting}
 

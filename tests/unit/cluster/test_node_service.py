@@ -76,6 +76,7 @@ def test_a_node_whose_service_does_not_come_up_has_no_room_and_says_why(
     service = NodeService(settings, "127.0.0.1", 100, str(tmp_path / "run"))
     try:
         wait_until(lambda: service.update(frozenset({"echo"})).look.room == 0, "it has room")
+        assert service._environment()["SHMSERVE_MAX_CALLER_SHARE"] == "1", "all come through one"
         wait_until(lambda: "status 2" in service.update(None).problem, "nothing is said")
     finally:
         service.stop()
