@@ -117,7 +117,7 @@ def _balancer(models: int, slots: int) -> dict[str, Any]:
                 for name in tables
             }
             begun = time.perf_counter()
-            commands = balancer.route(wanted)
+            commands, _ = balancer.route(wanted)
             filled = time.perf_counter()
             balancer.route(wanted)
             return {

@@ -22,6 +22,7 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Bind = Annotated[str, Meta(pattern=r"^[^ ]*:[1-9][0-9]{0,4}$")]
+Place = Annotated[str, Meta(pattern=r"^(/[^ ]+|[^ /]+:[1-9][0-9]{0,4})$")]
 ModelName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
@@ -47,7 +48,7 @@ class ClusterSettings(Struct, frozen=True):
     nodes_resource: str = ""  # only those with this Ray resource
     nodes_room_bytes: Annotated[int, Meta(ge=0)] = 0  # for models; 0: what the node says
     # The balancers
-    haproxy_sockets: tuple[str, ...] = ()  # paths, or HOST:PORT
+    haproxy_sockets: tuple[Place, ...] = ()  # paths, or HOST:PORT
     haproxy_http_bind: Bind = ":8080"
     haproxy_grpc_bind: Bind = ":8081"
     haproxy_slots: Annotated[int, Meta(ge=1, le=4096)] = 32  # servers of one model at most
@@ -94,7 +95,10 @@ def read(path: str) -> ClusterFile:
     names = _model_names(path)
     known = _declared("", ClusterSettings)
     for name in names:
-        known |= _declared(f"models_{name}_", ModelTable)
+        own = _declared(f"models_{name}_", ModelTable)
+        if both := known.keys() & own.keys():
+            raise ConfigError(f"models: {min(both)} in {path} would be of {name} and of another")
+        known |= own
     source = Sources(known, {})
     source.take_file(path, "the command")
     values = source.converted()

@@ -14,7 +14,7 @@ from shmserve.cluster.controller import Status
 from shmserve.errors import ConfigError, Unavailable
 
 _ANSWER_S = 30.0
-_DOWN_MORE_S = 60.0
+_DOWN_MORE_S = 90.0
 _POLL_S = 0.2
 
 
@@ -70,6 +70,8 @@ def _answer(ray_nodes: Any, ref: Any, timeout_s: float = _ANSWER_S) -> Any:
         raise Unavailable(
             "the cluster's controller does not answer; Ray may start it again"
         ) from ex
+    except errors.RayTaskError as ex:
+        raise Unavailable(f"the cluster's controller failed: {ex.cause}") from ex
 
 
 def up(file: ClusterFile) -> Status:
@@ -106,14 +108,15 @@ def _end_other(ray_nodes: Any, file: ClusterFile) -> None:
 
 
 def _begin(ray_nodes: Any, file: ClusterFile, deadline: float) -> Any:
-    """A controller's handle. Raises Unavailable: the one before does not go."""
+    """A controller's handle. Raises Unavailable: the one before does not go, or Ray has no head."""
+    head = ray_nodes.at_the_head()
     while True:
         try:
             return ray_nodes.CONTROLLING.options(
                 name=ray_nodes.CONTROLLER,
                 namespace=file.settings.name,
                 lifetime="detached",
-                scheduling_strategy=ray_nodes.at_the_head(),
+                scheduling_strategy=head,
             ).remote(file)
         except ValueError as ex:  # its name is taken
             if time.monotonic() > deadline:
@@ -150,11 +153,14 @@ def status(file: ClusterFile) -> Status:
 
 
 def down(file: ClusterFile) -> None:
-    """End all services, their requests first. Raises Unavailable: no Ray, or nothing is up."""
+    """End all services, their requests first.
+
+    Raises:
+        Unavailable: no Ray, nothing is up, or not all has ended: the controller is still there, so
+            that this can be tried again.
+    """
     with _connected(file.settings) as ray_nodes:
         actor = _controller(ray_nodes, file.settings.name)
         limit_s = file.settings.service_stop_timeout_s + file.settings.drain_s + _DOWN_MORE_S
-        try:
-            _answer(ray_nodes, actor.stop.remote(), limit_s)
-        finally:
-            ray_nodes.ray.kill(actor)
+        _answer(ray_nodes, actor.stop.remote(), limit_s)
+        ray_nodes.ray.kill(actor)

@@ -9,19 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from shmserve.cluster.cluster_file import ClusterFile
 from shmserve.cluster.haproxy_slots import NODES, Address, backend
-from shmserve.cluster.haproxy_socket import Balancer
+from shmserve.cluster.haproxy_socket import ToldBalancer
 from shmserve.cluster.node_service import NodeReport
 from shmserve.cluster.policies.cluster_plan import ClusterPlan, Decision
 from shmserve.cluster.policies.traffic_weights import UNKNOWN
 from shmserve.errors import Unavailable
 
 _EMPTY = Decision({}, {}, {}, {})
+_END_S = 20.0  # for the round that is under way
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Nodes(Protocol):
         a node that has not answered. Those that are not there any more are not in it."""
 
     def stop(self) -> None:
-        """End all services, their requests first."""
+        """End all services, their requests first. Raises Unavailable: not all have ended."""
 
 
 @dataclass
@@ -63,32 +64,40 @@ class Controller:
         self._end = threading.Event()
         self._heard: dict[str, _Heard] = {}
         self._decision = _EMPTY
-        self._problems: tuple[str, ...] = ()
+        self._nothing = Decision({}, {name: {} for name in file.models}, {}, {})
         self._settings = file.settings
         self._plan = ClusterPlan(file.rules(), file.settings.drain_s)
-        self._balancers = [Balancer(address) for address in file.settings.haproxy_sockets]
+        self._balancers = [ToldBalancer(address) for address in file.settings.haproxy_sockets]
         self._begun = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
 
     def start(self) -> None:
+        for balancer in self._balancers:
+            balancer.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """No more requests to any node, then the end of their services."""
+        """No more requests to any node, then the end of their services.
+
+        Raises:
+            Unavailable: the last round does not end, or not all services have; to be called again.
+        """
         self._end.set()
-        self._thread.join()
-        with self._lock:
-            empty: dict[str, dict[Address, int]] = {
-                name: {} for name in self._backends(self._decision)
-            }
-            self._tell(self._balancers, empty)
+        self._thread.join(_END_S)
+        if self._thread.is_alive():
+            raise Unavailable("the controller's last look at its nodes does not end")
+        for balancer in self._balancers:
+            balancer.tell({name: {} for name in self._backends(self._nothing)})
+        for balancer in self._balancers:
+            balancer.stop()
         time.sleep(self._settings.drain_s)
         self._nodes.stop()
 
     def status(self) -> Status:
         with self._lock:
             nodes = {name: heard.report for name, heard in self._heard.items()}
-            return Status(nodes, self._decision, self._problems)
+            problems = tuple(what for each in self._balancers for what in each.problems)
+            return Status(nodes, self._decision, problems)
 
     def _run(self) -> None:
         while not self._end.is_set():
@@ -110,7 +119,8 @@ class Controller:
             looks = {name: heard.report.look for name, heard in self._heard.items()}
             before, self._decision = self._decision, self._plan.step(now, looks)
             self._log(before, self._decision)
-            self._tell(self._balancers, self._backends(self._decision))
+            for balancer in self._balancers:
+                balancer.tell(self._backends(self._decision))
 
     def _hear(self, now: float, reports: Mapping[str, NodeReport | None]) -> None:
         for name, report in reports.items():
@@ -134,7 +144,8 @@ class Controller:
     def _backends(self, decision: Decision) -> dict[str, dict[Address, int]]:
         """Weights of addresses, by backend."""
         up = {name: heard.report for name, heard in self._heard.items() if heard.report.http}
-        routes = {**decision.routes, NODES: dict.fromkeys(up, UNKNOWN)}
+        some = sorted(up)[: self._settings.haproxy_slots]  # of all, who asks for no model needs few
+        routes = {**decision.routes, NODES: dict.fromkeys(some, UNKNOWN)}
         found: dict[str, dict[Address, int]] = {}
         for model, weights in routes.items():
             for door in ("http", "grpc"):
@@ -145,20 +156,6 @@ class Controller:
                     if address is not None:
                         addresses[address] = weight
         return found
-
-    def _tell(
-        self, balancers: Sequence[Balancer], wanted: Mapping[str, Mapping[Address, int]]
-    ) -> None:
-        problems = []
-        for balancer in balancers:
-            try:
-                balancer.route(wanted)
-            except Unavailable as ex:
-                problems.append(ex.message)
-        for problem in problems:
-            if problem not in self._problems:
-                _log.warning("%s", problem)
-        self._problems = tuple(problems)
 
     @staticmethod
     def _log(before: Decision, after: Decision) -> None:

@@ -13,8 +13,11 @@ _HEAD = """\
 # Made by `shmserve cluster haproxy`. Servers are put into the slots while it runs.
 # What is decided here, and why: docs/load_balancing.md.
 global
-    stats socket {socket} mode 600 level admin
     log /dev/log local0
+    user haproxy
+    group haproxy
+    # For whom Ray runs as, in this group. An address and port has no such guard.
+    stats socket {socket} level admin
     # What a request may have to be sent again after a 503
     tune.bufsize 65536
 
@@ -56,7 +59,7 @@ backend {name}
     {retry}
     option httpchk
     http-check send meth GET uri {path} ver HTTP/1.1 hdr Host localhost
-    http-check expect status 200
+    http-check expect error-status L7OKC status 200
     server-template s 1-{slots} 127.0.0.1:1 check{check} inter {ms}ms fall 2 rise 1{proto} {down}
 """
 
@@ -90,7 +93,7 @@ def text(file: ClusterFile) -> str:
     """For the first of its `haproxy_sockets`."""
     settings = file.settings
     place = (settings.haproxy_sockets or ("/run/haproxy/admin.sock",))[0]
-    parts = [_HEAD.format(socket=place if "/" in place else f"ipv4@{place}")]
+    parts = [_HEAD.format(socket=f"{place} group haproxy mode 660" if "/" in place else place)]
     for words, bind in ((_HTTP, settings.haproxy_http_bind), (_GRPC, settings.haproxy_grpc_bind)):
         door, port = words["door"], bind.rpartition(":")[2]
         parts.append(_DOOR.format(**words, bind=bind, port=port, nodes=backend(door, NODES)))

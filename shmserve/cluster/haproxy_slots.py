@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shmserve.errors import Unavailable
 
-NODES = "nodes"  # the backend of what asks for no model
+NODES = ""  # for a model's name: the backend of what asks for none
 _MAINTENANCE = 0x01 | 0x20  # forced, and after it: admin states of `show servers state`
 _DRAINS = 0x08  # forced
 
@@ -41,7 +41,7 @@ class ServerSlot:
 
 def backend(door: str, model: str) -> str:
     """The name of a backend. `door`: http or grpc; `model`: or NODES, for all nodes."""
-    return f"{door}_nodes" if model == NODES else f"{door}_model_{model}"
+    return f"{door}_model_{model}" if model else f"{door}_nodes"
 
 
 def slots(text: str) -> list[ServerSlot]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from shmserve.errors import UnreadableMessage
 from shmserve.protocol.decoding import json_decoder
 
 _LOOK_S = 0.25
+_ABSENT_S = 30.0  # without a service for so long, a node has room for nothing
 _ASK_S = 5.0
 _LAUNCH_AGAIN_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # after the first end of the service, the second, …
 _LIVED_S = 60.0  # after which an end is a first one again
@@ -64,6 +66,8 @@ class _State:
     failed: dict[str, tuple[str, float]] = field(default_factory=dict)
     counts: dict[str, ReplicaCounts] = field(default_factory=dict)
     up: bool = False
+    up_at: float = field(default_factory=time.monotonic)  # for the last time, or its beginning
+    unseen: str = ""  # why the last look failed
     grpc_up: bool = False  # its process listens later than those of HTTP
     launches: int = 0
     problem: str = ""
@@ -100,18 +104,23 @@ class NodeService:
             return self._report()
 
     def stop(self) -> None:
-        """End the service, its requests first; returns when it is gone."""
+        """End the service, its requests first; returns when it is gone, and its run directory."""
         self._end.set()
         for thread in self._threads:
             thread.join(self._settings.service_stop_timeout_s + _GONE_S)
+        if self._process is None or self._process.poll() is not None:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def _report(self) -> NodeReport:
         state, process = self._state, self._process
         changing = {state.changing} if state.changing else set()
         failed = {name: why for name, (why, _) in state.failed.items()}
-        look = NodeLook(self._room, state.ready | changing, state.ready, failed, dict(state.counts))
+        absent = not state.up and time.monotonic() - state.up_at > _ABSENT_S
+        room = 0 if absent else self._room  # so that its models are placed on others
+        look = NodeLook(room, state.ready | changing, state.ready, failed, dict(state.counts))
         if not state.up:
-            return NodeReport(look, launches=state.launches, problem=state.problem)
+            problem = state.problem or state.unseen
+            return NodeReport(look, launches=state.launches, problem=problem)
         http, grpc = (Address(self._host, port, self._ports[0]) for port in self._ports)
         pid = process.pid if process is not None else 0
         there = grpc if state.grpc_up else None
@@ -158,6 +167,7 @@ class NodeService:
             "grpc_bind": f"{self._host}:{self._ports[1]}",
             "http_workers": own.service_http_workers,
             "load_timeout_s": own.service_load_timeout_s,
+            "max_caller_share": 1,  # the balancer is one caller that stands for all
         }
         environ.update({f"SHMSERVE_{name.upper()}": str(value) for name, value in values.items()})
         return environ
@@ -170,12 +180,18 @@ class NodeService:
             try:
                 process.wait(self._settings.service_stop_timeout_s)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(_GONE_S)
+                self._kill(process)
         else:
             self._note(f"the service ended with status {process.returncode}")
         with self._lock:
             self._state.up, self._state.ready, self._state.counts = False, frozenset(), {}
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        try:
+            process.wait(_GONE_S)
+        except subprocess.TimeoutExpired:
+            self._note(f"the service, process {process.pid}, does not end")
 
     def _note(self, problem: str) -> None:
         _log.warning("%s", problem)
@@ -193,11 +209,13 @@ class NodeService:
             try:
                 ready = _ready(_ask(transport, "POST", "/v2/repository/index", {"ready": True}))
                 counts = _counts(_ask(transport, "GET", "/v2/models/stats")) if ready else {}
-            except (InferenceError, UnreadableMessage, KeyError, TypeError):
+            except (InferenceError, UnreadableMessage, KeyError, TypeError) as ex:
                 with self._lock:
                     self._state.up, self._state.ready = False, frozenset()
+                    self._state.unseen = f"the service does not answer as it should: {ex}"
                 continue
             with self._lock:
+                self._state.up_at = time.monotonic()
                 if not self._state.up and not self._state.failed:
                     self._state.problem = ""
                 if changes == self._state.changes:  # else it may be older than the last change
@@ -209,7 +227,8 @@ class NodeService:
         transport = Transport(f"unix:{self._socket}", wait_s)
         while not self._end.wait(_LOOK_S):
             while (change := self._next_change()) and not self._end.is_set():
-                self._change(transport, *change)
+                if not self._change(transport, *change):
+                    break  # not again at once
         transport.close()
 
     def _next_change(self) -> tuple[str, str] | None:
@@ -228,13 +247,14 @@ class NodeService:
                 return "load", name
             return None
 
-    def _change(self, transport: Transport, what: str, name: str) -> None:
+    def _change(self, transport: Transport, what: str, name: str) -> bool:
+        """Load or unload a model; whether that went well."""
         path = f"/v2/repository/models/{urllib.parse.quote(name, safe='')}/{what}"
         problem, status = "", 0
         try:
             _ask(transport, "POST", path, {})
-        except InferenceError as ex:
-            problem, status = f"{what} {name}: {ex}", ex.status
+        except (InferenceError, UnreadableMessage) as ex:
+            problem, status = f"{what} {name}: {ex}", getattr(ex, "status", 0)
             _log.warning("%s", problem)
         with self._lock:
             state = self._state
@@ -248,6 +268,7 @@ class NodeService:
                 state.ready |= {name}
             else:
                 state.ready -= {name}
+        return not problem
 
 
 def _ask(transport: Transport, method: str, path: str, body: object = None) -> Any:

@@ -19,9 +19,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shmserve.cluster.cluster_file import ClusterFile, ClusterSettings
 from shmserve.cluster.controller import Controller, Status
 from shmserve.cluster.node_service import NodeReport, NodeService
+from shmserve.errors import Unavailable
 from shmserve.observe import gpu_use
 
 CONTROLLER = "controller"
+_NODE_NAME = "node-"  # and the node's: the name of its actor
 ROOM_RESOURCE = "model_memory_mib"  # of `ray start --resources`: what models may take of a node
 _HEAD = "node:__internal_head__"  # the resource that Ray gives it
 _MIB = 1 << 20
@@ -89,13 +91,27 @@ class RayNodes:
         return reports
 
     def stop(self) -> None:
-        """See `controller.Nodes`."""
-        ends = [actor.stop.remote() for actor in self._actors.values()]
-        if ends:
-            timeout_s = self._settings.service_stop_timeout_s + _STOP_MORE_S
-            ray.wait(ends, num_returns=len(ends), timeout=timeout_s)
-        for actor in self._actors.values():
+        """See `controller.Nodes`. Also of nodes that this process has never looked at."""
+        actors = self._named()
+        ends = [actor.stop.remote() for actor in actors]
+        timeout_s = self._settings.service_stop_timeout_s + _STOP_MORE_S
+        late = ray.wait(ends, num_returns=len(ends), timeout=timeout_s)[1] if ends else []
+        for actor in actors:  # late ones as well: their services get SIGTERM, and some have none
             ray.kill(actor)
+        if late:
+            raise Unavailable(
+                f"{len(late)} of {len(ends)} nodes have not told in time of their end"
+            )
+
+    def _named(self) -> list[Any]:
+        """The actors of this cluster's nodes that live, whoever has started them."""
+        names = {_NODE_NAME + row["NodeID"] for row in ray.nodes() if row["Alive"]}
+        actors = []
+        for row in ray.util.list_named_actors(all_namespaces=True):
+            if row["namespace"] == self._settings.name and row["name"] in names:
+                with contextlib.suppress(ValueError):  # it has just ended
+                    actors.append(ray.get_actor(row["name"], row["namespace"]))
+        return actors
 
     def _follow_ray(self) -> None:
         """Actors for nodes that have come, none any more for those that went."""
@@ -122,7 +138,7 @@ class RayNodes:
         if not room and not resources.get("GPU"):
             room = int(resources.get("memory", 0))
         return _NODE.options(
-            name=f"node-{node}",
+            name=_NODE_NAME + node,
             namespace=self._settings.name,
             lifetime="detached",
             get_if_exists=True,
@@ -132,9 +148,12 @@ class RayNodes:
 
 
 def at_the_head() -> NodeAffinitySchedulingStrategy:
-    """Where the controller runs: without the head's node there is no Ray at all."""
-    [head] = [n["NodeID"] for n in ray.nodes() if n["Alive"] and _HEAD in n["Resources"]]
-    return NodeAffinitySchedulingStrategy(head, soft=False)
+    """Where the controller runs: without the head's node there is no Ray at all. Raises
+    Unavailable: there is none."""
+    heads = [n["NodeID"] for n in ray.nodes() if n["Alive"] and _HEAD in n["Resources"]]
+    if not heads:
+        raise Unavailable("this Ray has no head's node that lives")
+    return NodeAffinitySchedulingStrategy(heads[0], soft=False)
 
 
 class ControllerActor:

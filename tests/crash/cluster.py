@@ -154,6 +154,8 @@ def drill(seconds: float, run_s: float = 0.002, clients: int = 4) -> dict[str, A
         }
         report["status"] = rig.command("status")
         services = {node: rig.service_pids(node) for node in rig.status().nodes}
+        rig.kill_controller()  # the next one may not yet have looked at any node
+        rig.status()
         report["down"] = rig.command("down").strip()
         report["left"] = [node for node in services if rig.service_pids(node)]
     return report

@@ -14,6 +14,7 @@ SMOOTH_S = 10.0  # over which demand is averaged
 STEADY_S = 60.0  # the same, for what is dear to follow
 FEWEST = 50  # requests after which the speed of a replica is known: times of runs differ
 MOST = 500  # requests that count for it
+RUNS = 2.0  # mean ones; who has ended no request for longer has none
 
 Replica = tuple[str, str]  # node, model
 
@@ -57,6 +58,7 @@ class MeasuredLoad:
         self._at: float | None = None
         self._counts: dict[Replica, ReplicaCounts] = {}
         self._recent: dict[Replica, ReplicaCounts] = {}  # of the last MOST requests or so
+        self._last: dict[Replica, tuple[float, float]] = {}  # when requests ended, their mean wait
         self._waits: dict[str, list[float]] = {}
         self._demand: dict[str, float] = {}
         self._steady: dict[str, float] = {}
@@ -84,14 +86,25 @@ class MeasuredLoad:
         self._at = now
         waits: dict[str, list[float]] = defaultdict(list)
         busy: dict[str, float] = defaultdict(float)
-        for (_, name), change in changes.items():
-            waits[name].append(change.waited_s / change.requests if change.requests else 0.0)
-            busy[name] += change.busy_s
+        for replica, change in changes.items():
+            if change.requests:
+                self._last[replica] = (now, change.waited_s / change.requests)
+            waits[replica[1]].append(self._wait_s(now, replica))
+            busy[replica[1]] += change.busy_s
+        self._last = {replica: last for replica, last in self._last.items() if replica in changes}
         self._waits = {name: sorted(found) for name, found in waits.items()}
         if passed:
             now_busy = {name: seconds / passed for name, seconds in busy.items()}
             self._demand = _averaged(self._demand, now_busy, math.exp(-passed / SMOOTH_S))
             self._steady = _averaged(self._steady, now_busy, math.exp(-passed / STEADY_S))
+
+    def _wait_s(self, now: float, replica: Replica) -> float:
+        """Mean wait of the requests that a replica has ended last. None may end from one look to
+        the next while it works: runs may take longer than that."""
+        at, wait_s = self._last.get(replica, (-math.inf, 0.0))
+        recent = self._recent[replica]
+        working = (now - at) * recent.requests <= RUNS * recent.busy_s
+        return wait_s if at == now or working else 0.0
 
     def wait_s(self, model: str) -> float:
         """Mean wait at the middle one of a model's replicas: what new requests meet. A mean of all

@@ -41,11 +41,9 @@ def next_steps(target: ModelSets, held: Held, drained: AbstractSet[Replica]) -> 
     """What to do now. `drained`: replicas that have been leaving for long enough. No order needs
     more than a node's room, unless what it holds already does."""
     leaving = _replaced(target, held)
-    steps = Steps(_orders(target, held, leaving & drained), frozenset(leaving))
-    if not leaving and _stuck(target, held, steps.orders):
-        leaving = _in_the_way(target, held)
-        steps = Steps(_orders(target, held, leaving & drained), frozenset(leaving))
-    return steps
+    orders = _orders(target, held, leaving & drained)
+    leaving |= _in_the_way(target, held, _under_way(held, orders, leaving))
+    return Steps(_orders(target, held, leaving & drained), frozenset(leaving))
 
 
 def _surplus(target: ModelSets, held: Held) -> set[Replica]:
@@ -64,9 +62,46 @@ def _replaced(target: ModelSets, held: Held) -> set[Replica]:
     return {replica for replica in _surplus(target, held) if replica[1] not in waited_for}
 
 
-def _in_the_way(target: ModelSets, held: Held) -> set[Replica]:
-    blocked = {node for node, models in target.items() if models - held.all.get(node, set())}
-    return {replica for replica in _surplus(target, held) if replica[0] in blocked}
+def _under_way(
+    held: Held, orders: Mapping[str, AbstractSet[str]], leaving: AbstractSet[Replica]
+) -> set[str]:
+    """Nodes that have something to do."""
+    busy = {
+        node
+        for node, models in held.all.items()
+        if orders[node] != models or models - held.ready.get(node, set())
+    }
+    return busy | {node for node, _ in leaving}
+
+
+def _in_the_way(target: ModelSets, held: Held, busy: AbstractSet[str]) -> set[Replica]:
+    """What is not wanted on nodes that lack something, where nothing is under way on the node nor
+    on those that its models wait for, nor on those that these wait for, and so on."""
+    lacking = {node for node, models in target.items() if models - held.all.get(node, set())}
+    surplus = _surplus(target, held)
+    if not lacking or not surplus:
+        return set()
+    homes = {
+        name: {
+            node
+            for node, models in target.items()
+            if name in models and name not in held.ready.get(node, set())
+        }
+        for name in {name for _, name in surplus}
+    }
+    goals: dict[str, set[str]] = {node: set() for node, _ in surplus}
+    for node, name in surplus:
+        goals[node] |= homes[name]
+    waiting = _reaching(busy, goals)
+    return {replica for replica in surplus if replica[0] in lacking - waiting}
+
+
+def _reaching(ends: AbstractSet[str], goals: Mapping[str, AbstractSet[str]]) -> set[str]:
+    """Nodes from which goals, goals of goals, and so on, lead to any of `ends`; and these."""
+    found = set(ends)
+    while more := {node for node, ahead in goals.items() if ahead & found} - found:
+        found |= more
+    return found
 
 
 def _orders(target: ModelSets, held: Held, gone: AbstractSet[Replica]) -> dict[str, frozenset[str]]:
@@ -81,14 +116,3 @@ def _orders(target: ModelSets, held: Held, gone: AbstractSet[Replica]) -> dict[s
                 kept.add(name)
         orders[node] = frozenset(kept)
     return orders
-
-
-def _stuck(target: ModelSets, held: Held, orders: Mapping[str, AbstractSet[str]]) -> bool:
-    """Whether nothing is under way, and not all is as it should be."""
-    under_way = any(
-        orders[node] != models or models - held.ready.get(node, set())
-        for node, models in held.all.items()
-    )
-    return not under_way and any(
-        target.get(node, set()) != models for node, models in held.all.items()
-    )

@@ -89,6 +89,18 @@ def test_it_is_read_with_units(tmp_path: Path) -> None:
             "models: 'up scale' is no name: letters, digits, '_', '.' and '-'",
         ),
         (
+            "/run/haproxy/admin.sock",
+            "10.0.0.1",
+            "bad setting haproxy_sockets[0] = '10.0.0.1' (/cluster.toml, line 7): wants a list: a "
+            "text that matches `^(/[^ ]+|[^ /]+:[1-9][0-9]{0,4})$`; default: nothing",
+        ),
+        (
+            '"up.scale-2"',
+            "digits_max",
+            "models: models_digits_max_replicas in /cluster.toml would be of digits_max and of "
+            "another",
+        ),
+        (
             'model_repository = ["/srv/models"]',
             "",
             "service_model_repository is missing in /cluster.toml: wants a list of one or more",
@@ -131,3 +143,18 @@ def test_the_balancers_configuration_has_a_backend_for_each_model(tmp_path: Path
         assert f"backend {door}_model_up.scale-2\n" in text
         assert f"backend {door}_nodes\n" in text
     assert text.count("server-template s 1-32 ") == 6
+    assert "stats socket /run/haproxy/admin.sock group haproxy mode 660 level admin\n" in text
+
+
+def test_the_balancers_socket_may_be_an_address(tmp_path: Path) -> None:
+    text = GOOD.replace("/run/haproxy/admin.sock", "[::1]:9")
+    made = haproxy_config.text(cluster_file.read(written(tmp_path, text)))
+    assert "stats socket [::1]:9 level admin\n" in made
+
+
+def test_a_model_may_be_called_as_the_backend_of_all_nodes(tmp_path: Path) -> None:
+    text = haproxy_config.text(
+        cluster_file.read(written(tmp_path, GOOD.replace("digits", "nodes")))
+    )
+    for name in ("http_nodes", "http_model_nodes"):
+        assert text.count(f"\nbackend {name}\n") == 1

@@ -86,6 +86,23 @@ def test_the_faster_node_gets_more() -> None:
     assert routes["m"] == {"slow": 128, "fast": 256}
 
 
+def test_a_model_whose_runs_are_longer_than_a_look_gets_replicas() -> None:
+    plan = ClusterPlan({"m": ModelRule(1, ScalingRule(1, 2, queue_s=0.05, up_s=3.0))})
+    held = frozenset({"m"})
+
+    def looks(now: int, ends: int) -> dict[str, NodeLook]:
+        done = min(now, ends) // 5  # one run of 5 s after the other, looked at each second
+        counts = {"m": ReplicaCounts(done, waited_s=done * 9.0, busy_s=done * 5.0)}
+        return {"a": NodeLook(1, held, held, counts=counts), "b": NodeLook(1)}
+
+    wanted = [plan.step(float(now), looks(now, ends=99)).replicas["m"] for now in range(20)]
+    assert wanted[0] == 1
+    assert wanted[-1] == 2
+    idle = ClusterPlan({"m": ModelRule(1, ScalingRule(1, 2, queue_s=0.05, up_s=15.0))})
+    for now in range(60):  # the only request there is says nothing for longer than two runs
+        assert idle.step(float(now), looks(now, ends=5)).replicas["m"] == 1
+
+
 @pytest.fixture(scope="module")
 def simulated() -> Simulation:
     simulation = Simulation(SHORT)

@@ -14,6 +14,7 @@ from shmserve.cluster.controller import Controller, Status
 from shmserve.cluster.haproxy_slots import Address
 from shmserve.cluster.node_service import NodeReport
 from shmserve.cluster.policies.measured_load import NodeLook
+from shmserve.testing.running_server import wait_until
 
 ROOM = 100
 
@@ -82,11 +83,20 @@ def test_a_balancer_that_is_not_there_is_a_problem_and_nothing_else(tmp_path: Pa
     nodes = ObedientNodes("a")
     settings = ClusterSettings(haproxy_sockets=(f"{tmp_path}/h.sock",), drain_s=0.01)
     made = Controller(ClusterFile(settings, {"one": ModelTable(10)}), nodes)
-    made.tick()
-    made.tick()
-    assert nodes.held == {"a": {"one"}}
+    made.start()
+    wait_until(lambda: made.status().problems != (), "nobody is told")
+    wait_until(lambda: nodes.held == {"a": {"one"}}, "it has no model")
+    made.stop()
     [problem] = made.status().problems
     assert "h.sock: No such file" in problem
+
+
+def test_who_asks_for_no_model_is_given_as_many_nodes_as_there_are_slots() -> None:
+    nodes = ObedientNodes("a", "b", "c")
+    settings = ClusterSettings(haproxy_slots=2)
+    made = Controller(ClusterFile(settings, {"one": ModelTable(10)}), nodes)
+    made.tick()
+    assert len(made._backends(made.status().decision)["http_nodes"]) == 2
 
 
 def test_it_runs_until_it_is_stopped() -> None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socketserver
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from shmserve.cluster import node_service
 from shmserve.cluster.cluster_file import ClusterSettings
 from shmserve.cluster.node_service import NodeReport, NodeService
 from shmserve.testing.running_server import ROOT, segments_left, wait_until
@@ -29,11 +35,12 @@ def node(tmp_path: Path) -> Iterator[NodeService]:
         service_http_workers=1,
     )
     with tempfile.TemporaryDirectory() as run_dir:  # a short path, for the sockets in it
-        service = NodeService(settings, "127.0.0.1", 100, run_dir)
+        service = NodeService(settings, "127.0.0.1", 100, f"{run_dir}/n")
         try:
             yield service
         finally:
             service.stop()
+        assert os.listdir(run_dir) == []
     assert segments_left() == []
 
 
@@ -59,3 +66,68 @@ def test_it_holds_what_it_is_told_and_comes_again(node: NodeService) -> None:
     assert again.pid != report.pid
     node.stop()
     assert not Path(f"/proc/{again.pid}").exists()
+
+
+def test_a_node_whose_service_does_not_come_up_has_no_room_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_service, "_ABSENT_S", 0.1)
+    settings = ClusterSettings(service_config=str(tmp_path / "none.toml"))
+    service = NodeService(settings, "127.0.0.1", 100, str(tmp_path / "run"))
+    try:
+        wait_until(lambda: service.update(frozenset({"echo"})).look.room == 0, "it has room")
+        assert service._environment()["SHMSERVE_MAX_CALLER_SHARE"] == "1", "all come through one"
+        wait_until(lambda: "status 2" in service.update(None).problem, "nothing is said")
+    finally:
+        service.stop()
+
+
+class StubbornService(BaseHTTPRequestHandler):
+    """It is up, has a model, and never does what it is told."""
+
+    told: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.endswith("/index"):
+            self._answer(200, b'[{"name": "old", "state": "READY"}]')
+        else:
+            self.told.append(self.path)
+            self._answer(503, b"{")
+
+    def do_GET(self) -> None:
+        self._answer(200, b'{"model_stats": []}')
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_what_fails_is_tried_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NodeService, "_keep_alive", lambda self: None)
+    monkeypatch.setattr(node_service, "_LOOK_S", 0.2)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    with socketserver.ThreadingUnixStreamServer(str(run_dir / "http.sock"), StubbornService) as up:
+        thread = threading.Thread(target=up.serve_forever)
+        thread.start()
+        service = NodeService(ClusterSettings(), "127.0.0.1", 100, str(run_dir))
+        begun = time.monotonic()
+        service.update(frozenset())
+        wait_until(lambda: len(StubbornService.told) >= 4, "it is not told again")
+        passed = time.monotonic() - begun
+        service.stop()
+        up.shutdown()
+        thread.join()
+    assert passed >= 3 * 0.2, "a pause after each"
+    assert "unload old" in service.update(None).problem
