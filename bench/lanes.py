@@ -42,7 +42,7 @@ def caller(client, nbytes):
 def bare_caller(client, nbytes):
     """A function that sends one message and awaits its answer, in memory of the client's."""
     x = produced(client, nbytes)
-    place, offset = client._pools.host.find(x)
+    place, offset = client._pools.on(None).find(x)
     window = wire.LaneWindow(place.name, offset, x.nbytes)
     tensor = wire.LaneTensor("IN", "FP32", x.shape, window)
     data = wire.encode(wire.LaneRequest(1, (tensor,), (wire.LaneOutput("OUT", window),)))
