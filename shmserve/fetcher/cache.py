@@ -19,7 +19,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from shmserve.errors import DeadlineExceeded, ResourceExhausted
@@ -121,16 +121,20 @@ class Cache:
         finally:
             os.close(descriptor)
 
-    def claim(self, digest: str, nbytes: int) -> None:
+    def claim(self, digest: str, nbytes: int, kept: Collection[str] = ()) -> None:
         """Have room for a snapshot of so many bytes, at the expense of what nobody uses.
+
+        Args:
+            kept: its files that are there already: links to those of a snapshot that may go.
 
         Raises:
             ResourceExhausted: there is not enough.
         """
         with self.locked():
-            self._make_room(nbytes, digest)
+            self._make_room(nbytes, digest, kept)
+            total = nbytes + sum(map(os.path.getsize, kept))
             with open(self.file(INCOMING, f"{digest}.lock"), "r+b") as file:
-                file.write(b"%020d" % nbytes)
+                file.write(b"%020d" % total)
 
     def publish(self, digest: str) -> None:
         """What is incoming is complete, and on the disk. With `incoming`."""
@@ -140,8 +144,9 @@ class Cache:
             os.unlink(self.file(INCOMING, f"{digest}.lock"))
         sync(self.file(SNAPSHOTS))
 
-    def usage(self, but: str = "") -> int:
-        """Bytes that are there, or will be; without what is incoming as `but`. With the lock."""
+    def usage(self, but: str = "", kept: Collection[str] = ()) -> int:
+        """Bytes that are there, or will be; of what is incoming as `but`, the `kept` files alone.
+        With the lock."""
         seen: dict[int, int] = {}
         claimed = 0
         for name in os.listdir(self.file(SNAPSHOTS)):
@@ -149,19 +154,22 @@ class Cache:
         for name in os.listdir(self.file(INCOMING)):
             digest = name.removesuffix(".lock")
             if digest != but and name.endswith(".lock"):
-                claimed += self._claimed(digest)
+                found: dict[int, int] = {}
+                _add_files(self.file(INCOMING, digest), found)
+                claimed += max(0, self._claimed(digest) - sum(found.values()))
+                seen |= found
+        for path in kept:
+            info = os.lstat(path)
+            seen[info.st_ino] = info.st_size
         return sum(seen.values()) + claimed
 
     def _claimed(self, digest: str) -> int:
-        """What an unfinished snapshot will take; leftovers of nobody take what is there of them."""
-        found: dict[int, int] = {}
-        _add_files(self.file(INCOMING, digest), found)
-        there = sum(found.values())
+        """What an unfinished snapshot will take in the end; 0: nobody goes on with it."""
         try:
             with open(self.file(INCOMING, f"{digest}.lock"), "rb") as file:
-                return there if _try_lock(file.fileno()) else max(there, int(file.read() or b"0"))
+                return 0 if _try_lock(file.fileno()) else int(file.read() or b"0")
         except FileNotFoundError:  # it was complete all the time
-            return there
+            return 0
 
     def _leftover(self, digest: str) -> bool:
         """Whether nobody goes on with an unfinished snapshot."""
@@ -171,10 +179,10 @@ class Cache:
         except FileNotFoundError:
             return False
 
-    def _make_room(self, nbytes: int, digest: str) -> None:
+    def _make_room(self, nbytes: int, digest: str, kept: Collection[str]) -> None:
         self._empty_doomed()
         used = self.leased()
-        while (usage := self.usage(digest)) + nbytes > self._most or self._disk_lacks(nbytes):
+        while (usage := self.usage(digest, kept)) + nbytes > self._most or self._disk_lacks(nbytes):
             victim = self._least_used(used, digest)
             if not victim:
                 what = f"{nbytes} bytes do not fit beside {usage} bytes that are in use"

@@ -122,7 +122,8 @@ def _fill(filling: _Filling) -> None:
     listed = msgspec.json.encode(made)
     os.makedirs(os.path.join(filling.folder, filling.model.name), exist_ok=True)
     new = [file for file in chosen if not _has_earlier(filling, file, known_files)]
-    filling.cache.claim(filling.digest, sum(file.size for file in new) + len(listed))
+    kept = [filling.path(file) for file in chosen if file not in new and file.path[-1:] != "/"]
+    filling.cache.claim(filling.digest, sum(file.size for file in new) + len(listed), kept)
     _get_all(filling, new)
     shutil.rmtree(os.path.join(filling.folder, PARTS), ignore_errors=True)
     caches.write(os.path.join(filling.folder, FILES), listed)
